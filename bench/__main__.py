@@ -24,7 +24,7 @@ from bench import (
     submit_latency,
     submit_rate,
 )
-from bench.engine import NotHere
+from bench.engine import MissingRequirement
 from bench.machine import facts
 from bench.measure import Result, Size
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         load = os.getloadavg()[0]
         try:
             result = BENCHES[name](size)
-        except NotHere as error:
+        except MissingRequirement as error:
             print(f"  NOT RUN: {error}", file=sys.stderr, flush=True)
             report["benches"][name] = {"notRun": str(error)}
             continue

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.floors.processes import run_to_end
 from bench.measure import Result, Series, Size, ratio_goal
-from bench.service import environment, serving, submit
+from bench.service import environment, run_server, submit
 
 HELP_LIMIT = 3.0
 LIST_LIMIT = 8.0
@@ -18,7 +18,7 @@ def run(size: Size) -> Result:
     shown = Series("gradient-cli --help", "ms")
     listed = Series("gradient-cli jobs list", "ms")
     commands = ((nothing, [sys.executable, "-c", "pass"]), (shown, [_CLI, "--help"]), (listed, [_CLI, "jobs", "list"]))
-    with serving("api") as api:
+    with run_server("api") as api:
         with api.connect() as connection:
             for _ in range(10):
                 submit(connection, "python main.py")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.engine import engine
 from bench.measure import Result, Series, Size
-from bench.service import Service, serving, submit, submit_alone, wait_for, working
+from bench.service import Service, run_server, run_worker, submit, submit_alone, wait_for
 
 _COMMAND = "echo up; exec sleep 3600"
 _SETTLED_SECONDS = 300.0
@@ -21,32 +21,32 @@ def run(size: Size) -> Result:
     for _ in range(size.rounds):
         for one in (*rss, each):
             one.begin_round()
-        for one, mib in zip(rss, _measured(counts), strict=True):
+        for one, mib in zip(rss, _measure(counts), strict=True):
             one.add(mib)
         each.add((rss[-1].samples[-1] - rss[0].samples[-1]) * 1024 / counts[-1])
     return Result([*rss, each], [])
 
 
-def _measured(counts: tuple[int, ...]) -> list[float]:
+def _measure(counts: tuple[int, ...]) -> list[float]:
     """Return the MiB of a new worker with so many jobs at a time."""
     settings = engine().environment | {"GRADIENT_WORKER__SLOTS": str(counts[-1])}
     found: list[float] = []
     jobs: list[str] = []
-    with serving("api", **settings) as service, working(service, **settings) as pid:
+    with run_server("api", **settings) as service, run_worker(service, **settings) as pid:
         service.wait(submit_alone(service, "true"))  # what the first job loads is not a cost of the others
         try:
             for count in counts:
                 with service.connect() as connection:
                     jobs += [submit(connection, _COMMAND) for _ in range(count - len(jobs))]
                 for job_id in jobs:
-                    wait_for(lambda one=job_id: _settled(service, one), f"job {job_id} to run", _SETTLED_SECONDS)
+                    wait_for(lambda one=job_id: _has_settled(service, one), f"job {job_id} to run", _SETTLED_SECONDS)
                 found.append(_rss_mib(pid))
         finally:
             _stop(service, jobs)
     return found
 
 
-def _settled(service: Service, job_id: str) -> bool | None:
+def _has_settled(service: Service, job_id: str) -> bool | None:
     """Return True once the job has run for some samples, else None."""
     with service.get(f"/jobs/{job_id}/metrics?name=memory_bytes") as answer:
         series = json.load(answer)["series"]

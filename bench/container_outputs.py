@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.engine import Engine, engine
 from bench.measure import Result, Series, Size
-from bench.service import Service, follow, serving, submit_alone
+from bench.service import Service, follow, run_server, submit_alone
 
 _LINE = "step 1234/99999 loss 0.123456 accuracy 0.987654 time 12.34 s"
 _MIB = 1024**2
@@ -24,14 +24,14 @@ def run(size: Size) -> Result:
     hashed = Series("cp, flushed, and sha256sum", "MiB/s")
     series = [printed, by_hand, kept, copied, hashed]
     found = engine()
-    with serving("up", **found.environment) as service:
+    with run_server("up", **found.environment) as service:
         for _ in range(size.rounds):
             for one in series:
                 one.begin_round()
-            printed.add(lines / _printed(service, lines))
-            by_hand.add(lines / _printed_by_hand(found, lines))
-            kept.add(mib / _kept(service, mib))
-            copy, digest = _copied(mib)
+            printed.add(lines / _measure_output(service, lines))
+            by_hand.add(lines / _measure_output_by_hand(found, lines))
+            kept.add(mib / _measure_artifact(service, mib))
+            copy, digest = _measure_copy(mib)
             copied.add(mib / copy)
             hashed.add(mib / (copy + digest))
     return Result(series, [])
@@ -41,7 +41,7 @@ def _command(lines: int) -> str:
     return f"yes '{_LINE}' | head -n {lines}"
 
 
-def _printed(service: Service, lines: int) -> float:
+def _measure_output(service: Service, lines: int) -> float:
     """Return the seconds from the submission to the end of the job's record."""
     began = time.perf_counter()
     job = service.wait(submit_alone(service, _command(lines)), seconds=600)
@@ -52,12 +52,12 @@ def _printed(service: Service, lines: int) -> float:
     return seconds
 
 
-def _printed_by_hand(found: Engine, lines: int) -> float:
+def _measure_output_by_hand(found: Engine, lines: int) -> float:
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         return found.write_by_hand(_command(lines), Path(folder) / "log")
 
 
-def _kept(service: Service, mib: int) -> float:
+def _measure_artifact(service: Service, mib: int) -> float:
     """Return the seconds from the job's last line to the end of its record.
 
     The file is written and flushed before that line.
@@ -79,7 +79,7 @@ def _kept(service: Service, mib: int) -> float:
     raise RuntimeError("the job printed nothing")
 
 
-def _copied(mib: int) -> tuple[float, float]:
+def _measure_copy(mib: int) -> tuple[float, float]:
     """Return the seconds of a copy until it is on disk, and of hashing it."""
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         file = Path(folder) / "model"

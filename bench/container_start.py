@@ -4,7 +4,7 @@ import time
 
 from bench.engine import engine
 from bench.measure import Result, Series, Size, ratio_goal
-from bench.service import Service, follow, serving, submit_alone
+from bench.service import Service, follow, run_server, submit_alone
 
 LIMIT = 1.15
 _REST_SECONDS = 0.25  # the worker still cleans up after a job when its end is visible
@@ -17,26 +17,26 @@ def run(size: Size) -> Result:
     sdk = Series("SDK: create → first line read", "ms"), Series("SDK: last line read → removed", "ms")
     hand = Series("docker run: → first line read", "ms"), Series("docker run: last line read → end", "ms")
     found = engine()
-    with serving("up", **found.environment) as service, found.client() as client:
-        _job(service)
+    with run_server("up", **found.environment) as service, found.client() as client:
+        _measure_job(service)
         for _ in range(size.rounds):
             for one in (*ours, *sdk, *hand):
                 one.begin_round()
             for _ in range(size.pick(10, 2)):
                 time.sleep(_REST_SECONDS)
-                _note(ours, _job(service))
-                _note(sdk, found.run_by_sdk(client, _COMMAND))
-                _note(hand, found.run_by_hand(_COMMAND))
+                _record(ours, _measure_job(service))
+                _record(sdk, found.run_by_sdk(client, _COMMAND))
+                _record(hand, found.run_by_hand(_COMMAND))
     goal = ratio_goal("container: submit → first line, p50, times create and start by the SDK", ours[0], sdk[0], LIMIT)
     return Result([*ours, *sdk, *hand], [goal])
 
 
-def _note(series: tuple[Series, Series], seconds: tuple[float, float]) -> None:
+def _record(series: tuple[Series, Series], seconds: tuple[float, float]) -> None:
     for one, value in zip(series, seconds, strict=True):
         one.add(value * 1000)
 
 
-def _job(service: Service) -> tuple[float, float]:
+def _measure_job(service: Service) -> tuple[float, float]:
     """Return the seconds from the submission to the first line read, and from the last line read to the end."""
     began = time.perf_counter()
     job_id = submit_alone(service, _COMMAND)

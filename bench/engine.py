@@ -17,7 +17,7 @@ from core.settings.docker import DockerSettings
 _SHELL = "/bin/sh"
 
 
-class NotHere(Exception):
+class MissingRequirement(Exception):
     """This machine lacks something that a measurement needs."""
 
 
@@ -67,7 +67,9 @@ class Engine:
     def run_by_hand(self, command: str) -> tuple[float, float]:
         """Return the seconds of `docker run --rm` to the first line read, and from the last line read to its end."""
         began = time.perf_counter()
-        with subprocess.Popen(self.words(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        with subprocess.Popen(
+            self.docker_command(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        ) as process:
             assert process.stdout is not None  # noqa: S101 - a pipe was asked for
             process.stdout.readline()
             first = last = time.perf_counter()
@@ -80,15 +82,15 @@ class Engine:
         """Return the seconds until the output of `docker run` is in a file, and on disk."""
         began = time.perf_counter()
         with file.open("wb") as out:
-            subprocess.run(self.words(command), stdin=subprocess.DEVNULL, stdout=out, check=True)
+            subprocess.run(self.docker_command(command), stdin=subprocess.DEVNULL, stdout=out, check=True)
         subprocess.run(["sync", "-d", str(file)], check=True)
         return time.perf_counter() - began
 
-    def words(self, command: str) -> list[str]:
+    def docker_command(self, command: str) -> list[str]:
         """Build the `docker run` command for a shell command."""
         program = shutil.which("docker")
         if program is None:
-            raise NotHere("the docker client is not installed")
+            raise MissingRequirement("the docker client is not installed")
         run = [program, "--host", self.settings.url, "run", "--rm", "--init", "--network", "none"]
         return [*run, self.settings.default_image, _SHELL, "-c", command]
 
@@ -105,7 +107,9 @@ def engine() -> Engine:
         with found.client() as client:
             client.inspect_image(settings.default_image)
     except ImageNotFound as error:
-        raise NotHere(f"{settings.default_image} is not on the engine: docker pull {settings.default_image}") from error
+        raise MissingRequirement(
+            f"{settings.default_image} is not on the engine: docker pull {settings.default_image}"
+        ) from error
     except DockerException as error:
-        raise NotHere(f"no container engine at {settings.url} (GRADIENT_DOCKER__URL)") from error
+        raise MissingRequirement(f"no container engine at {settings.url} (GRADIENT_DOCKER__URL)") from error
     return found

@@ -6,7 +6,7 @@ import time
 
 from bench.floors.processes import run_and_read
 from bench.measure import Result, Series, Size, ratio_goal
-from bench.service import Connection, Service, follow, serving, submit
+from bench.service import Connection, Service, follow, run_server, submit
 
 LIMIT = 1.5
 _WARM_UP = 3
@@ -25,15 +25,15 @@ def run(size: Size) -> Result:
     ended = Series("submit → end seen", "ms")
     ours = (submitted, started, first, ended)
     bare = (Series("bare: first line read", "ms"), Series("bare: end seen", "ms"))
-    with serving("up") as service, service.connect() as connection:
+    with run_server("up") as service, service.connect() as connection:
         for _ in range(_WARM_UP):
-            _job(service, connection)
+            _measure_job(service, connection)
         for _ in range(size.rounds):
             for one in (*ours, *bare):
                 one.begin_round()
             for _ in range(size.pick(20, 3)):
                 time.sleep(_REST_SECONDS)
-                for one, value in zip(ours, _job(service, connection), strict=True):
+                for one, value in zip(ours, _measure_job(service, connection), strict=True):
                     one.add(value)
                 for one, seconds in zip(bare, run_and_read([sys.executable, "-c", _PROGRAM])[1:], strict=True):
                     one.add(seconds * 1000)
@@ -41,7 +41,7 @@ def run(size: Size) -> Result:
     return Result([*ours, *bare], [goal])
 
 
-def _job(service: Service, connection: Connection) -> tuple[float, float, float, float]:
+def _measure_job(service: Service, connection: Connection) -> tuple[float, float, float, float]:
     """Return the milliseconds from the submission to: its answer, the print, the line read, the end."""
     wall, began = time.time(), time.perf_counter()
     job_id = submit(connection, shlex.join([sys.executable, "-c", _PROGRAM]))

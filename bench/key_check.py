@@ -28,12 +28,12 @@ def run(size: Size) -> Result:
         start, chance = f"gj_{key.id}", secret.split("_")[2]
         pairs = {
             "key": (
-                _refusal(database, api_keys.authenticate, _signed(f"{start}_{_turned(chance, 0)}")),
-                _refusal(database, api_keys.authenticate, _signed(f"{start}_{_turned(chance, len(chance) - 1)}")),
+                _refusal(database, api_keys.authenticate, _sign(f"{start}_{_invert_part(chance, 0)}")),
+                _refusal(database, api_keys.authenticate, _sign(f"{start}_{_invert_part(chance, len(chance) - 1)}")),
             ),
             "id of a key": (
-                _refusal(database, api_keys.authenticate, _signed(f"gj_{key.id[::-1]}_{chance}")),
-                _refusal(database, api_keys.authenticate, _signed(f"{start}_{_turned(chance, 0)}")),
+                _refusal(database, api_keys.authenticate, _sign(f"gj_{key.id[::-1]}_{chance}")),
+                _refusal(database, api_keys.authenticate, _sign(f"{start}_{_invert_part(chance, 0)}")),
             ),
             "address": (
                 _refusal(database, users.sign_in, "bob@example.org", _PASSWORD),
@@ -77,9 +77,9 @@ def _refusal(database: Database, check: Callable[..., object], *given: str) -> C
     return refuse
 
 
-def _turned(chance: str, right: int) -> str:
+def _invert_part(chance: str, right: int) -> str:
     return chance[:right] + "".join("b" if letter == "a" else "a" for letter in chance[right:])
 
 
-def _signed(start: str) -> str:
+def _sign(start: str) -> str:
     return f"{start}_{api_keys._checksum(start)}"  # noqa: SLF001 - a wrong key that reads like one

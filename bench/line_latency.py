@@ -6,7 +6,7 @@ import time
 
 from bench.floors.processes import each_line
 from bench.measure import Goal, Result, Series, Size
-from bench.service import Service, follow, serving, submit
+from bench.service import Service, follow, run_server, submit
 
 P50_LIMIT_MS = 20.0
 P99_LIMIT_MS = 150.0
@@ -24,9 +24,9 @@ def run(size: Size) -> Result:
     ours = Series("line printed → read", "ms")
     pipe = Series("line printed → read from a pipe", "ms")
     program = _PROGRAM.format(lines=size.pick(200, 20) + _WARM_UP_LINES)
-    with serving("up") as service:
+    with run_server("up") as service:
         for _ in range(size.rounds):
-            for series, ages in ((ours, _followed(service, program)), (pipe, _piped(program))):
+            for series, ages in ((ours, _measure_follow(service, program)), (pipe, _measure_pipe(program))):
                 series.begin_round()
                 for age in ages[_WARM_UP_LINES:]:
                     series.add(age)
@@ -37,13 +37,13 @@ def run(size: Size) -> Result:
     return Result([ours, pipe], goals)
 
 
-def _followed(service: Service, program: str) -> list[float]:
+def _measure_follow(service: Service, program: str) -> list[float]:
     with service.connect() as connection:
         job_id = submit(connection, shlex.join([sys.executable, "-c", program]))
     return [_age(data["message"]) for name, data in follow(service, job_id) if name == "line"]
 
 
-def _piped(program: str) -> list[float]:
+def _measure_pipe(program: str) -> list[float]:
     ages: list[float] = []
     each_line([sys.executable, "-c", program], lambda line: ages.append(_age(line)))
     return ages

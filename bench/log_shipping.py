@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.floors.processes import run_to_end
 from bench.measure import Goal, Result, Series, Size
-from bench.service import Service, serving, submit
+from bench.service import Service, run_server, submit
 
 LIMIT_MB_PER_S = 200.0
 _MB = 1_000_000
@@ -22,22 +22,22 @@ def run(size: Size) -> Result:
     tail = Series("of it, after the last byte", "ms")
     floor = Series("cat > file, flushed", "MB/s")
     peak = Series("service: peak RSS so far", "MiB")
-    with serving("up") as service:
+    with run_server("up") as service:
         for _ in range(size.rounds):
             for one in (ours, tail, floor, peak):
                 one.begin_round()
-            seconds, after = _shipped(service, command, megabytes * _MB)
+            seconds, after = _measure_shipping(service, command, megabytes * _MB)
             ours.add(megabytes / seconds)
             tail.add(after * 1000)
             peak.add(_peak_mib(service.pid))
-            floor.add(megabytes / _written(command))
+            floor.add(megabytes / _measure_writing(command))
     return Result(
         [ours, tail, floor, peak],
         [Goal("log shipping, MB/s", ours.p50, LIMIT_MB_PER_S, at_most=False)],
     )
 
 
-def _shipped(service: Service, command: str, size: int) -> tuple[float, float]:
+def _measure_shipping(service: Service, command: str, size: int) -> tuple[float, float]:
     """Return the seconds from the command's start, and from its end, to the end of the job's record."""
     with service.connect() as connection:
         job = service.wait(submit(connection, command), seconds=600)
@@ -52,7 +52,7 @@ def _time(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def _written(command: str) -> float:
+def _measure_writing(command: str) -> float:
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         file = Path(folder) / "log"
         began = time.perf_counter()

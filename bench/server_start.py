@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from bench.measure import Goal, Result, Series, Size, ratio_goal
-from bench.service import SERVER, free_port, make_tables, running, wait_for
+from bench.service import SERVER, create_tables, free_port, run_program, wait_for
 
 SECONDS_LIMIT = 2.0
 FLOOR_LIMIT = 3.0
@@ -24,7 +24,7 @@ def run(size: Size) -> Result:
     """Measure each in turn, after one start of each that is not counted (unless it has to be quick)."""
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         home = Path(folder)
-        make_tables(home)
+        create_tables(home)
         kinds = {"bare FastAPI": _floor, "gradient-server api": _api, "gradient-server worker": _worker}
         wall = {name: Series(f"{name}: until it serves", "s") for name in kinds}
         spent = {name: Series(f"{name}: CPU until then", "s") for name in kinds}
@@ -51,12 +51,12 @@ def run(size: Size) -> Result:
 
 def _floor(home: Path) -> tuple[float, float]:
     port = free_port()
-    return _measure(home, [sys.executable, "-m", "bench.floors.hello", str(port)], lambda: _answers(port))
+    return _measure(home, [sys.executable, "-m", "bench.floors.hello", str(port)], lambda: _is_serving(port))
 
 
 def _api(home: Path) -> tuple[float, float]:
     port = free_port()
-    return _measure(home, [str(SERVER), "api", "--port", str(port)], lambda: _answers(port))
+    return _measure(home, [str(SERVER), "api", "--port", str(port)], lambda: _is_serving(port))
 
 
 def _worker(home: Path) -> tuple[float, float]:
@@ -70,13 +70,13 @@ def _measure(home: Path, arguments: Sequence[str], serves: Callable[[], bool | N
     began = time.perf_counter()
     # In a separate cache that is kept: only the first start compiles what it imports, as an installation does.
     bytecode = {"PYTHONPYCACHEPREFIX": str(home / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
-    with running(list(arguments), home, **bytecode) as process:
+    with run_program(list(arguments), home, **bytecode) as process:
         wait_for(serves, f"{arguments} to serve")
         seconds, used = time.perf_counter() - began, psutil.Process(process.pid).cpu_times()
         return seconds, used.user + used.system
 
 
-def _answers(port: int) -> bool | None:
+def _is_serving(port: int) -> bool | None:
     connection = HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         connection.request("GET", "/health")

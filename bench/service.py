@@ -19,26 +19,26 @@ ENDED = frozenset({"Stopped", "Failed", "Error", "Cancelled"})
 
 _ROOT = Path(__file__).parent.parent
 _READY_SECONDS = 30.0
-_ANSWER_SECONDS = 120.0
+_RESPONSE_SECONDS = 120.0
 IDLE_SECONDS = 600
 """For which a server keeps a connection while others are measured."""
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _BLOCK = 65536
 
 T = TypeVar("T")
 
 
-def wait_for(look: Callable[[], T | None], what: str, seconds: float = _READY_SECONDS) -> T:
+def wait_for(poll: Callable[[], T | None], what: str, seconds: float = _READY_SECONDS) -> T:
     """Return the first value other than None that `look` returns.
 
     Raises:
         TimeoutError: There was none in time.
     """
     deadline = time.monotonic() + seconds
-    while (value := look()) is None:
+    while (value := poll()) is None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds:.0f} s for {what}")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return value
 
 
@@ -51,7 +51,7 @@ class Connection:
     """
 
     def __init__(self, port: int, headers: dict[str, str]) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_SECONDS)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=_RESPONSE_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
@@ -67,14 +67,14 @@ class Connection:
         self._socket.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         data = b""
         while (end := data.find(b"\r\n\r\n")) < 0:
-            data += self._more()
+            data += self._receive()
         status, _, fields = data[:end].partition(b"\r\n")
         length = next(int(f.split(b":")[1]) for f in fields.lower().split(b"\r\n") if f.startswith(b"content-length:"))
         while len(data) < end + 4 + length:
-            data += self._more()
+            data += self._receive()
         return int(status.split()[1]), data[end + 4 :]
 
-    def _more(self) -> bytes:
+    def _receive(self) -> bytes:
         data = self._socket.recv(_BLOCK)
         if not data:
             raise ConnectionError("the server closed the connection in the middle of an answer")
@@ -103,7 +103,7 @@ class Service:
 
     def get(self, path: str, accept: str = "application/json") -> HTTPResponse:
         """Send a GET request over a new connection; return the answer for reading."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_SECONDS)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=_RESPONSE_SECONDS)
         connection.request("GET", path, headers={**self.headers, "accept": accept})
         answer = connection.getresponse()
         if answer.status >= 400:  # noqa: PLR2004 - HTTP's errors begin there
@@ -116,7 +116,7 @@ class Service:
             found: dict[str, Any] = json.load(answer)
         return found
 
-    def wait(self, job_id: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any]:
+    def wait(self, job_id: str, seconds: float = _RESPONSE_SECONDS) -> dict[str, Any]:
         """Wait for the end of the job, and return it."""
 
         def ended() -> dict[str, Any] | None:
@@ -158,11 +158,11 @@ def follow(service: Service, job_id: str) -> Iterator[tuple[str, dict[str, Any]]
 
 
 @contextmanager
-def serving(command: str, **settings: str) -> Iterator[Service]:
+def run_server(command: str, **settings: str) -> Iterator[Service]:
     """Run `gradient-server COMMAND` (up or api) in a new folder, with these settings besides its defaults."""
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         home = Path(folder)
-        with running([str(SERVER), command, "--port", "0"], home, **settings) as process:
+        with run_program([str(SERVER), command, "--port", "0"], home, **settings) as process:
 
             def told() -> dict[str, str] | None:
                 _check_alive(process, home)
@@ -172,19 +172,19 @@ def serving(command: str, **settings: str) -> Iterator[Service]:
             local = wait_for(told, "the server's address")
             port = int(local["url"].rpartition(":")[2])
             service = Service(home, port, {"x-api-key": local["apiKey"]}, process.pid)
-            wait_for(lambda: _answers(service), "the server to answer")
+            wait_for(lambda: _is_ready(service), "the server to answer")
             yield service
 
 
 @contextmanager
-def working(service: Service, **settings: str) -> Iterator[int]:
+def run_worker(service: Service, **settings: str) -> Iterator[int]:
     """Run a separate worker for a service; yields its pid."""
-    with running([str(SERVER), "worker", "--name", "bench"], service.home, "worker-output", **settings) as process:
+    with run_program([str(SERVER), "worker", "--name", "bench"], service.home, "worker-output", **settings) as process:
         yield process.pid
 
 
 @contextmanager
-def serving_floor(commit: str) -> Iterator[Service]:
+def run_floor(commit: str) -> Iterator[Service]:
     """Run the floor's HTTP server on its own database with the service's tables.
 
     Args:
@@ -192,16 +192,16 @@ def serving_floor(commit: str) -> Iterator[Service]:
     """
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         home = Path(folder)
-        make_tables(home)
+        create_tables(home)
         port = free_port()
         arguments = [sys.executable, "-m", "bench.floors.http_insert", str(home / "gradient.db"), str(port), commit]
-        with running(arguments, home) as process:
+        with run_program(arguments, home) as process:
             service = Service(home, port, {}, process.pid)
-            wait_for(lambda: _answers(service), "the floor to answer")
+            wait_for(lambda: _is_ready(service), "the floor to answer")
             yield service
 
 
-def make_tables(home: Path) -> None:
+def create_tables(home: Path) -> None:
     """Create `gradient.db` in a folder, with the service's own tables and indexes."""
     subprocess.run([str(SERVER), "migrate"], env=environment(home), check=True, capture_output=True)
 
@@ -218,7 +218,7 @@ def environment(home: Path, **settings: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(
+def run_program(
     arguments: list[str], home: Path, output_name: str = "output", **settings: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program until the block ends; its output goes to a file in its home."""
@@ -239,7 +239,7 @@ def _check_alive(process: subprocess.Popen[bytes], home: Path) -> None:
         raise ConnectionError(f"the server ended: {(home / 'output').read_text('utf-8', 'replace')}")
 
 
-def _answers(service: Service) -> bool | None:
+def _is_ready(service: Service) -> bool | None:
     try:
         service.get("/health").close()
     except ConnectionRefusedError:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from bench.measure import Goal, Result, Series, Size
-from bench.service import Service, serving
+from bench.service import Service, run_server
 
 LIMIT = 2.0
 _SILENT = 1000
@@ -30,14 +30,14 @@ def run(size: Size) -> Result:
     }
     series = {(path, load): Series(f"GET {path}, {load}", "ms") for load in loads for path in _PATHS}
     with ExitStack() as stack:
-        service = stack.enter_context(serving("api"))
+        service = stack.enter_context(run_server("api"))
         for _ in range(size.rounds):
             for load, apply in loads.items():
                 with contextmanager(apply)(service):
                     for path in _PATHS:
                         series[path, load].begin_round()
                         for _ in range(count):
-                            series[path, load].add(_ask(service, path))
+                            series[path, load].add(_get(service, path))
     goals = [
         Goal(f"p99 of GET {path}, {load}, of idle", series[path, load].p99 / series[path, "idle"].p99, LIMIT)
         for (path, load) in series
@@ -46,7 +46,7 @@ def run(size: Size) -> Result:
     return Result(list(series.values()), goals)
 
 
-def _ask(service: Service, path: str) -> float:
+def _get(service: Service, path: str) -> float:
     began = time.perf_counter()
     with service.get(path) as answer:
         answer.read()
@@ -67,7 +67,7 @@ def _silent(service: Service) -> Iterator[None]:
 
 def _bodies(service: Service) -> Iterator[None]:
     head = b"POST /users/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\n"
-    with _repeated(lambda number: _send(service, number, head, 400), at_once=4):
+    with _repeat(lambda number: _send(service, number, head, 400), at_once=4):
         yield
 
 
@@ -79,7 +79,7 @@ def _sign_ins(service: Service) -> Iterator[None]:
             one.sendall(head + body)
             one.recv(_MIB)
 
-    with _repeated(sign_in, at_once=_SIGN_INS_A_SECOND, seconds=1.0):
+    with _repeat(sign_in, at_once=_SIGN_INS_A_SECOND, seconds=1.0):
         yield
 
 
@@ -97,7 +97,7 @@ def _connect(service: Service, number: int) -> socket.socket:
 
 
 @contextmanager
-def _repeated(act: Callable[[int], None], *, at_once: int, seconds: float = 0.0) -> Iterator[None]:
+def _repeat(act: Callable[[int], None], *, at_once: int, seconds: float = 0.0) -> Iterator[None]:
     """Repeat an action in so many threads, each at most once in so many seconds."""
     ended, numbers = threading.Event(), itertools.count()
 

@@ -4,7 +4,7 @@ import json
 import time
 
 from bench.measure import Result, Series, Size, ratio_goal
-from bench.service import Connection, serving, serving_floor
+from bench.service import Connection, run_floor, run_server
 
 LIMIT = 2.0
 _BLOCK = 20
@@ -16,7 +16,7 @@ def run(size: Size) -> Result:
     """Send blocks of requests in turn, so that work after an answer delays the service's own next request."""
     ours = Series("POST /jobs", "ms")
     floor = Series("raw insert, same stack", "ms")
-    with serving("api") as api, serving_floor("each") as raw, api.connect() as subject, raw.connect() as bare:
+    with run_server("api") as api, run_floor("each") as raw, api.connect() as subject, raw.connect() as bare:
         for connection in (subject, bare):
             for _ in range(_WARM_UP):
                 _post(connection)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.floors.inserts import connect, insert
 from bench.measure import Result, Series, Size, ratio_goal
-from bench.service import Service, make_tables, serving, serving_floor
+from bench.service import Service, create_tables, run_floor, run_server
 
 LIMIT = 0.5
 CLIENTS = (1, 8, 16)
@@ -21,12 +21,12 @@ def run(size: Size) -> Result:
     seconds = size.pick(30, 3) / 10
     with ExitStack() as stack:
         servers = {
-            "POST /jobs": stack.enter_context(serving("api")),
-            "group commit, same stack": stack.enter_context(serving_floor("group")),
-            "commit each, same stack": stack.enter_context(serving_floor("each")),
+            "POST /jobs": stack.enter_context(run_server("api")),
+            "group commit, same stack": stack.enter_context(run_floor("group")),
+            "commit each, same stack": stack.enter_context(run_floor("each")),
         }
         loop = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradient-bench-")))
-        make_tables(loop)
+        create_tables(loop)
         series = {(what, n): Series(f"{what}, {n} clients", "1/s") for n in CLIENTS for what in servers}
         bare = Series("bare insert loop, commit each", "1/s")
         for _ in range(size.rounds):

@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # the name type checkers know; importing typing for it wo
 if TYPE_CHECKING:
     from typing import Any
 
-_REMEMBERED_FOLDERS = 200
+_MAX_FOLDERS = 200
 
 
 class Settings:
@@ -53,14 +53,14 @@ def resolve(url: str | None, key: str | None) -> Settings:
     url = url or os.environ.get("GRADIENT_URL") or ""
     key = key or os.environ.get("GRADIENT_API_KEY") or ""
     if url and key:
-        return Settings(url, clean_key(key), "flags or environment")
+        return Settings(url, strip_key(key), "flags or environment")
     for path in (login_file(), server_file()):
         saved = read_json(path)
         saved_url = str(saved.get("url") or "").rstrip("/")
         if saved_url and url.rstrip("/") in {"", saved_url}:
-            return Settings(saved_url, clean_key(key or str(saved.get("apiKey") or "")), path)
+            return Settings(saved_url, strip_key(key or str(saved.get("apiKey") or "")), path)
     if url:
-        return Settings(url, clean_key(key), "flags or environment")
+        return Settings(url, strip_key(key), "flags or environment")
     raise ClientError(
         "no server is configured",
         hint="Start one on this machine with `gradient-server up`, or name one: "
@@ -69,7 +69,7 @@ def resolve(url: str | None, key: str | None) -> Settings:
     )
 
 
-def clean_key(key: str) -> str:
+def strip_key(key: str) -> str:
     """Strip the white space that copying adds to a key.
 
     Raises:
@@ -143,7 +143,7 @@ def remember_job(folder: str, url: str, job_id: str) -> None:
         known = {}
     known.pop(folder, None)
     known[folder] = {"id": job_id, "url": url}
-    write_json(path, dict(list(known.items())[-_REMEMBERED_FOLDERS:]))
+    write_json(path, dict(list(known.items())[-_MAX_FOLDERS:]))
 
 
 def last_job(folder: str, url: str) -> str | None:

@@ -15,8 +15,8 @@ REFUSED = 4
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-_DENIED = (401, 403)
-_PASSING = (502, 503, 504)
+_AUTH_STATUSES = (401, 403)
+_TRANSIENT_STATUSES = (502, 503, 504)
 
 
 class ClientError(Exception):
@@ -43,14 +43,14 @@ class UsageError(ClientError):
         super().__init__(message, hint=hint, code=USAGE)
 
 
-class LinkError(ClientError):
+class ConnectionFailed(ClientError):
     """The server could not be reached, or the connection broke."""
 
     def __init__(self, message: str, *, hint: str = "", transient: bool = True) -> None:
         super().__init__(message, hint=hint, code=UNREACHABLE, transient=transient)
 
 
-class RefusedError(ClientError):
+class ServerError(ClientError):
     """The server answered with an error.
 
     Attributes:
@@ -63,14 +63,14 @@ class RefusedError(ClientError):
     def __init__(
         self, message: str, *, status: int, name: str = "", field: str = "", hint: str = "", retry_after: float = 0.0
     ) -> None:
-        code = UNREACHABLE if status in _DENIED or status >= 500 else REFUSED  # noqa: PLR2004  the server's own failures start at 500
-        super().__init__(_about(field, message), hint=hint, code=code, transient=status in _PASSING)
+        code = UNREACHABLE if status in _AUTH_STATUSES or status >= 500 else REFUSED  # noqa: PLR2004  the server's own failures start at 500
+        super().__init__(_prefix_field(field, message), hint=hint, code=code, transient=status in _TRANSIENT_STATUSES)
         self.status = status
         self.name = name
         self.field = field
         self.retry_after = retry_after
 
 
-def _about(field: str, message: str) -> str:
+def _prefix_field(field: str, message: str) -> str:
     """Prefix a message with its field, unless it has the prefix already or users do not type that field's name."""
     return message if field in {"", "jobId"} or message.startswith(f"{field}:") else f"{field}: {message}"

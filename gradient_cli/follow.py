@@ -8,9 +8,17 @@ import sys
 import time
 
 from gradient_cli import terminal
-from gradient_cli.api.transport import jittered
+from gradient_cli.api.transport import jitter
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, ClientError
-from gradient_cli.formatting import count, duration, money, price, removed_line, size, starting
+from gradient_cli.formatting import (
+    describe_removed,
+    format_count,
+    format_duration,
+    format_money,
+    format_price,
+    format_size,
+    format_start,
+)
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -19,9 +27,9 @@ if TYPE_CHECKING:
     from gradient_cli.api.client import Api
 
 _SUCCEEDED = "Stopped"  # the original service's word for a command that ran and exited with 0
-_LARGEST_CODE = 255
-_FIRST_POLL = 0.2
-_LAST_POLL = 2.0
+_MAX_EXIT_CODE = 255
+_MIN_POLL_SECONDS = 0.2
+_MAX_POLL_SECONDS = 2.0
 _SAME_REASON_SECONDS = 10.0
 _NEAR = 3
 
@@ -38,7 +46,7 @@ class LogPrinter:
         self._raw = raw
         self._timestamps = timestamps
         self._tty = terminal.is_tty(sys.stdout)
-        self._colours = terminal.coloured(sys.stdout)
+        self._colours = terminal.supports_colour(sys.stdout)
         self._drawn = False
         self._phase = ""
         self._reason: tuple[object, object] = (None, None)
@@ -55,8 +63,8 @@ class LogPrinter:
         if not self._tty:
             return
         # Without colours: their codes would count as width, and a cut line would stay coloured.
-        text = terminal.safe_line(str(row.get("message", "")), colours=False)
-        sys.stdout.write(f"\r\x1b[K{terminal.fit(text, terminal.width() - 1)}")
+        text = terminal.sanitize_line(str(row.get("message", "")), colours=False)
+        sys.stdout.write(f"\r\x1b[K{terminal.truncate(text, terminal.width() - 1)}")
         sys.stdout.flush()
         self._drawn = True
 
@@ -65,23 +73,23 @@ class LogPrinter:
 
         A job without a phase has ended; the summary describes the end.
         """
-        phase = terminal.plain(row.get("phase") or "")
+        phase = terminal.sanitize(row.get("phase") or "")
         if not phase:
             return
-        message = terminal.plain(row.get("message") or "")
+        message = terminal.sanitize(row.get("message") or "")
         if phase == "collecting":  # how the command ended: printed before the phase that follows
             self._ended, message = message, ""
         text = f"{phase}: {message}" if message else phase
-        if text != self._phase and not self._moves_on(row):
+        if text != self._phase and not self._is_only_queue_progress(row):
             self._phase = text
             self.clear()
             if self._ended and phase != "collecting":
-                terminal.note(self._ended)
+                terminal.print_message(self._ended)
                 self._ended = ""
-            starts = starting(row.get("estimatedStartAt"))
-            terminal.note(terminal.style(f"{text} Starts {starts}." if starts else text, "dim", sys.stderr))
+            starts = format_start(row.get("estimatedStartAt"))
+            terminal.print_message(terminal.style(f"{text} Starts {starts}." if starts else text, "dim", sys.stderr))
 
-    def _moves_on(self, row: dict[str, Any]) -> bool:
+    def _is_only_queue_progress(self, row: dict[str, Any]) -> bool:
         """Return whether only the position far back in the queue has changed: printed only now and then."""
         reason, now = (row.get("phase"), row.get("reason")), time.monotonic()
         far = (row.get("queuePosition") or 0) > _NEAR
@@ -93,7 +101,7 @@ class LogPrinter:
     def removed(self, row: dict[str, Any]) -> None:
         """Print that the log was deleted, and by which policy."""
         self.clear()
-        terminal.note(removed_line(row))
+        terminal.print_message(describe_removed(row))
 
     def clear(self) -> None:
         """Erase an unfinished line from the terminal."""
@@ -104,7 +112,7 @@ class LogPrinter:
 
     def _text(self, row: dict[str, Any]) -> str:
         message = str(row["message"])
-        shown = message if self._raw else terminal.safe_line(message, colours=self._colours)
+        shown = message if self._raw else terminal.sanitize_line(message, colours=self._colours)
         return f"{row.get('timestamp', '')} {shown}" if self._timestamps else shown
 
 
@@ -134,7 +142,7 @@ def attach(api: Api, job_id: str, printer: LogPrinter, *, line: int = 0) -> int:
                 show(data)
         printer.clear()
         job = api.job(job_id)
-        summarise(api, job)
+        print_summary(api, job)
     except KeyboardInterrupt:
         printer.clear()
         return detach(job_id)
@@ -143,7 +151,7 @@ def attach(api: Api, job_id: str, printer: LogPrinter, *, line: int = 0) -> int:
 
 def detach(job_id: str) -> int:
     """Print how to follow or stop a job that keeps running, and return the exit code of Ctrl-C."""
-    terminal.note(
+    terminal.print_message(
         f"\ndetached; the job goes on\n"
         f"  come back  gradient-cli jobs logs {job_id} --follow\n"
         f"  stop it    gradient-cli jobs stop {job_id}"
@@ -157,32 +165,32 @@ def wait(api: Api, job_id: str, timeout: float | None) -> dict[str, Any]:
     Raises:
         ClientError: The job has not ended within `timeout`.
     """
-    began, delay = time.monotonic(), _FIRST_POLL
+    began, delay = time.monotonic(), _MIN_POLL_SECONDS
     job = api.job(job_id)
     while not job.get("finishedAt"):
         left = None if timeout is None else timeout - (time.monotonic() - began)
         if left is not None and left <= 0:
             raise ClientError(
-                f"job {job_id} has not ended within {duration(timeout)}: {sentence(job)}",
+                f"job {job_id} has not ended within {format_duration(timeout)}: {describe_state(job)}",
                 hint=f"It goes on: `gradient-cli jobs logs {job_id} --follow` shows what it does.",
             )
         time.sleep(delay if left is None else min(delay, left))
-        delay = min(delay * 1.5, _LAST_POLL)
-        job = _patiently(api, job_id)
+        delay = min(delay * 1.5, _MAX_POLL_SECONDS)
+        job = _get_job_with_retry(api, job_id)
     return job
 
 
-def _patiently(api: Api, job_id: str) -> dict[str, Any]:
-    delay = _FIRST_POLL
+def _get_job_with_retry(api: Api, job_id: str) -> dict[str, Any]:
+    delay = _MIN_POLL_SECONDS
     while True:
         try:
             return api.job(job_id)
         except ClientError as error:
             if not error.transient:
                 raise
-            if delay == _FIRST_POLL:
-                terminal.note(terminal.style("connection lost, trying again…", "yellow", sys.stderr))
-        time.sleep(jittered(delay))
+            if delay == _MIN_POLL_SECONDS:
+                terminal.print_message(terminal.style("connection lost, trying again…", "yellow", sys.stderr))
+        time.sleep(jitter(delay))
         delay = min(delay * 2, 10.0)
 
 
@@ -191,17 +199,17 @@ def exit_code(job: dict[str, Any]) -> int:
     code = job.get("exitCode")
     if job.get("state") == _SUCCEEDED:
         return OK
-    return code if isinstance(code, int) and 0 < code <= _LARGEST_CODE else FAILED
+    return code if isinstance(code, int) and 0 < code <= _MAX_EXIT_CODE else FAILED
 
 
-def sentence(job: dict[str, Any]) -> str:
+def describe_state(job: dict[str, Any]) -> str:
     """Return the state of a job and its reason in one line."""
-    state = terminal.plain(job.get("state") or "")
-    why = terminal.plain(job.get("message") or job.get("reason") or "")
+    state = terminal.sanitize(job.get("state") or "")
+    why = terminal.sanitize(job.get("message") or job.get("reason") or "")
     return f"{state}: {why}" if why else state
 
 
-def _exit_fact(job: dict[str, Any]) -> str:
+def _describe_exit_code(job: dict[str, Any]) -> str:
     """Return the exit code as text, or nothing if the job's message names it already."""
     if job.get("exitCode") is None:
         return ""
@@ -209,24 +217,24 @@ def _exit_fact(job: dict[str, Any]) -> str:
     return "" if fact in str(job.get("message") or "").casefold() else fact
 
 
-def summarise(api: Api, job: dict[str, Any]) -> None:
+def print_summary(api: Api, job: dict[str, Any]) -> None:
     """Print a job's result to stderr, with the command that downloads its artifacts."""
     job_id = job["id"]
     tone = "green" if exit_code(job) == OK else "red"
-    terminal.note(terminal.style(sentence(job), tone, sys.stderr))
+    terminal.print_message(terminal.style(describe_state(job), tone, sys.stderr))
     # A simulated machine costs nothing; the cost shown is that of the real one for the same time.
     machine = f"{job.get('machineType')} (simulated)" if job.get("simulated") else job.get("machineType")
     would = "would cost " if job.get("simulated") else "cost "
     facts = [
-        _exit_fact(job),
-        f"ran {duration(job['durationSeconds'])} on {machine}" if job.get("durationSeconds") else "",
-        f"{would}{money(job['cost'])} at {price(job)}" if job.get("cost") is not None else "",
+        _describe_exit_code(job),
+        f"ran {format_duration(job['durationSeconds'])} on {machine}" if job.get("durationSeconds") else "",
+        f"{would}{format_money(job['cost'])} at {format_price(job)}" if job.get("cost") is not None else "",
     ]
     if any(facts):
-        terminal.note(terminal.plain(", ".join(fact for fact in facts if fact)))
+        terminal.print_message(terminal.sanitize(", ".join(fact for fact in facts if fact)))
     left = api.artifacts(job_id, limit=1)
     if left.get("totalFiles"):
-        terminal.note(
-            f"{count(left['totalFiles'], 'artifact')}, {size(left.get('totalBytes') or 0)}: "
+        terminal.print_message(
+            f"{format_count(left['totalFiles'], 'artifact')}, {format_size(left.get('totalBytes') or 0)}: "
             f"gradient-cli jobs artifacts get {job_id}"
         )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _GAP = "  "
-_NARROWEST = 8
+_MIN_WIDTH = 8
 _KILO = 1000
 _TENTHS_BELOW = 10
 _MINUTE = 60
@@ -35,7 +35,7 @@ def print_table(
     The first column is never cut, because people copy from it; nor are the columns in `whole`. Columns in `spare` are
     left out, one after another, if the terminal is too narrow for all of them.
     """
-    lines = [list(heads), *([terminal.plain(cell) for cell in row] for row in rows)]
+    lines = [list(heads), *([terminal.sanitize(cell) for cell in row] for row in rows)]
     widths = _widths(lines)
     if terminal.is_tty(sys.stdout):
         left_out = list(spare)
@@ -45,12 +45,12 @@ def print_table(
                 del line[column]
             widths = _widths(lines)
     for index, line in enumerate(lines):
-        text = _GAP.join(_pad(terminal.fit(cell, room), room) for cell, room in zip(line, widths, strict=True))
+        text = _GAP.join(_pad(terminal.truncate(cell, room), room) for cell, room in zip(line, widths, strict=True))
         text = text.rstrip()
         print(terminal.style(text, "bold", sys.stdout) if index == 0 else text)
 
 
-def port_words(port: Mapping[str, Any]) -> str:
+def describe_port(port: Mapping[str, Any]) -> str:
     """Describe a job's port: `http://host:20001 (its port 8080)`, before it runs `any free port (its port 8080)`."""
     external = port.get("external")
     where = port.get("url") or (f"port {external}" if external else "any free port")
@@ -63,11 +63,11 @@ def print_fields(fields: Mapping[str, str]) -> None:
     room = max((len(name) for name in shown), default=0)
     for name, text in shown.items():
         label = terminal.style(f"{name:<{room}}", "dim", sys.stdout)
-        print(f"{label}{_GAP}{terminal.plain(text)}")
+        print(f"{label}{_GAP}{terminal.sanitize(text)}")
 
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(terminal.cells, column)) for column in zip(*lines, strict=True)]
+    return [max(map(terminal.display_width, column)) for column in zip(*lines, strict=True)]
 
 
 def _shrink(widths: list[int], heads: Sequence[str], whole: Sequence[str]) -> bool:
@@ -76,19 +76,19 @@ def _shrink(widths: list[int], heads: Sequence[str], whole: Sequence[str]) -> bo
     columns = [column for column in range(1, len(widths)) if heads[column] not in whole]
     while sum(widths) > room:
         widest = max(columns, key=widths.__getitem__, default=0)
-        if not widest or widths[widest] <= _NARROWEST:
+        if not widest or widths[widest] <= _MIN_WIDTH:
             return False
         widths[widest] -= 1  # one by one: wide columns end up equally wide
     return True
 
 
 def _pad(text: str, room: int) -> str:
-    return text + " " * (room - terminal.cells(text))
+    return text + " " * (room - terminal.display_width(text))
 
 
-def size(count: int) -> str:
+def format_size(size: int) -> str:
     """Format a number of bytes in powers of ten: `12.3 MB`."""
-    value = float(count)
+    value = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if value < _KILO:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
@@ -96,7 +96,7 @@ def size(count: int) -> str:
     return f"{value:.1f} TB"
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Format a duration: `4.2s` (`4s` of whole seconds), `3m 05s`, `2h 10m`, `1d 3h`."""
     if seconds is None:
         return ""
@@ -112,50 +112,50 @@ def duration(seconds: float | None) -> str:
     return f"{whole // _DAY}d {whole % _DAY // _HOUR}h"
 
 
-def money(dollars: float | None) -> str:
+def format_money(dollars: float | None) -> str:
     """Format dollars; small amounts keep their significant digits: `$3.06`, `$0.0012`."""
     if dollars is None:
         return ""
     return f"${dollars:.2f}" if dollars == 0 or dollars >= 1 else f"${dollars:.4f}"
 
 
-def price(job_or_machine: Mapping[str, Any]) -> str:
+def format_price(job_or_machine: Mapping[str, Any]) -> str:
     """Format the hourly price of a job or a machine type; empty if it has none."""
     hourly = job_or_machine.get("pricePerHour")
     return "" if hourly is None else f"${hourly:,.2f}/hour"
 
 
-def ago(moment: str | None) -> str:
+def format_past(moment: str | None) -> str:
     """Format a past time, given as the server writes it: `3m ago`."""
     if not moment:
         return ""
-    seconds = _since(moment)
+    seconds = _seconds_since(moment)
     if seconds is None:
         return moment
-    return "just now" if seconds < _MINUTE else f"{_roughly(seconds)} ago"
+    return "just now" if seconds < _MINUTE else f"{_format_roughly(seconds)} ago"
 
 
-def ahead(moment: str | None) -> str:
+def format_future(moment: str | None) -> str:
     """Format the time left until an estimated time, given as the server writes it: `~4m`; `soon` if it has passed."""
-    seconds = _since(moment) if moment else None
+    seconds = _seconds_since(moment) if moment else None
     if seconds is None:
         return ""
-    return "soon" if seconds > -1 else f"~{_roughly(-seconds)}"
+    return "soon" if seconds > -1 else f"~{_format_roughly(-seconds)}"
 
 
-def starting(moment: str | None) -> str:
+def format_start(moment: str | None) -> str:
     """Format the time left for use inside a sentence: `in about 4m`."""
-    left = ahead(moment)
+    left = format_future(moment)
     return f"in about {left[1:]}" if left.startswith("~") else left
 
 
-def ordinal(number: int) -> str:
+def format_ordinal(number: int) -> str:
     """Format an ordinal number: `1st`, `2nd`, `3rd`, `11th`."""
     ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number:,}{ending}"
 
 
-def _since(moment: str) -> float | None:
+def _seconds_since(moment: str) -> float | None:
     from datetime import UTC, datetime
 
     try:
@@ -164,19 +164,19 @@ def _since(moment: str) -> float | None:
         return None
 
 
-def _roughly(seconds: float) -> str:
+def _format_roughly(seconds: float) -> str:
     for length, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "m")):
         if seconds >= length:
             return f"{int(seconds // length)}{unit}"
     return f"{int(seconds)}s"
 
 
-def removed_line(removed: Mapping[str, Any]) -> str:
+def describe_removed(removed: Mapping[str, Any]) -> str:
     """Describe what a retention policy deleted, and how long ago."""
-    return terminal.plain(f"{removed['message']} ({ago(removed.get('at'))})")
+    return terminal.sanitize(f"{removed['message']} ({format_past(removed.get('at'))})")
 
 
-def count(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Format a number with its noun: `1 file`, `3 files`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
@@ -190,7 +190,7 @@ def describe_gpus(job: Mapping[str, Any]) -> str:
     indexes = " and ".join(str(gpu.get("index")) for gpu in job.get("gpus") or [])
     parts = [
         f"{number} x {name}" if name else f"{number} of unknown model",
-        f"{size(memory)}{' each' * (number > 1)}" if memory else "",
+        f"{format_size(memory)}{' each' * (number > 1)}" if memory else "",
         f"driver {driver}" + (f" (CUDA {cuda})" if cuda else "") if driver else "",
         f"GPU{'s' * (number > 1)} {indexes} there" if indexes else "",
     ]
@@ -210,9 +210,9 @@ def describe_usage(job: Mapping[str, Any]) -> str:
     """Describe the peak usage: `memory 1.2 GB; CPU 180%, 95% on average; GPU 100%, 71% on average, …`."""
     usage = job.get("usage") or {}
     memory, gpu_memory = usage.get("peakMemoryBytes"), usage.get("peakGpuMemoryBytes")
-    gpu = [_percent(usage, "Gpu"), f"{size(gpu_memory)} of its memory" if gpu_memory is not None else ""]
+    gpu = [_percent(usage, "Gpu"), f"{format_size(gpu_memory)} of its memory" if gpu_memory is not None else ""]
     parts = {
-        "memory": size(memory) if memory is not None else "",
+        "memory": format_size(memory) if memory is not None else "",
         "CPU": _percent(usage, "Cpu"),
         "GPU": ", ".join(part for part in gpu if part),
     }

@@ -79,7 +79,7 @@ def build_parser(argv: Sequence[str]) -> ArgumentParser:
         prog="gradient-cli",
         usage="gradient-cli COMMAND [options]",
         description="Submit machine-learning jobs to a Gradient Jobs server.",
-        epilog=f"{_menu('')}\n{_EXIT_CODES}",
+        epilog=f"{_format_commands('')}\n{_EXIT_CODES}",
     )
     add_option(root, "--url", metavar="URL", help=SERVER_HELP)
     add_option(root, "--apiKey", metavar="KEY", help=KEY_HELP)
@@ -100,7 +100,7 @@ def build_parser(argv: Sequence[str]) -> ArgumentParser:
             prog=f"gradient-cli {path}",
             usage=f"gradient-cli {path} [options]" if place else f"gradient-cli {path} COMMAND [options]",
             description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=None if place else _menu(path),
+            epilog=None if place else _format_commands(path),
         )
         if place and name in argv:
             module, _, function = place.partition(":")
@@ -109,7 +109,7 @@ def build_parser(argv: Sequence[str]) -> ArgumentParser:
     return root
 
 
-def _menu(group: str) -> str:
+def _format_commands(group: str) -> str:
     shown = {path: text for path, (place, text) in _COMMANDS.items() if place and path.startswith(group)}
     room = max(map(len, shown))
     return "\n".join(["commands:", *(f"  {path:<{room}}  {text}" for path, text in shown.items()), ""])
@@ -123,21 +123,21 @@ def main() -> int:
         code = _run(sys.argv[1:])
         sys.stdout.flush()
     except ClientError as error:
-        _complain(str(error), error.hint)
+        _print_error(str(error), error.hint)
         return error.code
     except KeyboardInterrupt:
-        terminal.note("\ninterrupted")
+        terminal.print_message("\ninterrupted")
         return INTERRUPTED
     except BrokenPipeError:
         _silence_stdout()
         return BROKEN_PIPE
     except UnicodeError as error:
-        _complain(f"text that cannot be sent: {error}", "Write it as UTF-8.")
+        _print_error(f"text that cannot be sent: {error}", "Write it as UTF-8.")
         return USAGE
     except OSError as error:
         _silence_stdout()
         where = f"{error.filename}: " if error.filename else ""
-        _complain(f"{where}{error.strerror or error}", "Check space and permissions, then try again.")
+        _print_error(f"{where}{error.strerror or error}", "Check space and permissions, then try again.")
         return FAILED
     return code
 
@@ -146,11 +146,11 @@ def _run(argv: list[str]) -> int:
     parser = build_parser(argv)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        raise _not_understood(unknown[0], args.menu.prog)
+        raise _unknown_command(unknown[0], args.menu.prog)
     if args.version is True:
-        from gradient_cli.commands.version import own_version
+        from gradient_cli.commands.version import client_version
 
-        print(own_version())
+        print(client_version())
         return OK
     if args.run is None:
         args.menu.print_help(sys.stderr)
@@ -159,16 +159,16 @@ def _run(argv: list[str]) -> int:
     return code
 
 
-def _not_understood(word: str, command: str) -> UsageError:
+def _unknown_command(word: str, command: str) -> UsageError:
     lists = f"`{command} --help` lists the options."
     if word.startswith("-"):
         return UsageError(f"unknown option {word}", hint=lists)
     return UsageError(f"unexpected argument {word!r}", hint=f"A value with spaces needs quotes; {lists}")
 
 
-def _complain(message: str, hint: str) -> None:
+def _print_error(message: str, hint: str) -> None:
     label = terminal.style("error:", "red", sys.stderr)
-    terminal.note(f"{label} {terminal.plain(message)}" + (f"\n{terminal.plain(hint)}" if hint else ""))
+    terminal.print_message(f"{label} {terminal.sanitize(message)}" + (f"\n{terminal.sanitize(hint)}" if hint else ""))
 
 
 def _silence_stdout() -> None:

@@ -84,7 +84,7 @@ def is_job_id(text: str) -> bool:
     return _JOB_ID.fullmatch(text) is not None
 
 
-def this_folder() -> str:
+def current_folder() -> str:
     """Return the folder that the last job is stored under: that of the project file, else the current one."""
     from gradient_cli.workspace import project_file
 
@@ -92,7 +92,7 @@ def this_folder() -> str:
     return os.path.dirname(found) if found else os.path.realpath(os.getcwd())
 
 
-def chosen_job(given: str | None, url: str) -> str:
+def resolve_job_id(given: str | None, url: str) -> str:
     """Return the given id, else that of this folder's last job, which is printed to stderr.
 
     Raises:
@@ -102,11 +102,11 @@ def chosen_job(given: str | None, url: str) -> str:
         return given
     from gradient_cli import config
 
-    remembered = config.last_job(this_folder(), url)
+    remembered = config.last_job(current_folder(), url)
     if not remembered:
         raise UsageError(
             "which job? None was submitted from this folder yet",
             hint="Name one: `gradient-cli jobs list` shows them.",
         )
-    terminal.note(terminal.style(f"job {remembered} (the last one of this folder)", "dim", sys.stderr))
+    terminal.print_message(terminal.style(f"job {remembered} (the last one of this folder)", "dim", sys.stderr))
     return remembered

@@ -4,7 +4,7 @@ import sys
 import time
 
 from gradient_cli import terminal
-from gradient_cli.formatting import size
+from gradient_cli.formatting import format_size
 
 _REDRAW_SECONDS = 0.1
 _LINE_SECONDS = 10.0
@@ -35,10 +35,10 @@ class Progress:
             return
         self._next = now + (_REDRAW_SECONDS if self._tty else _LINE_SECONDS)
         if self._tty:
-            sys.stderr.write(f"\r\x1b[K{terminal.fit(self._bar(done, now), terminal.width(sys.stderr) - 1)}")
+            sys.stderr.write(f"\r\x1b[K{terminal.truncate(self._bar(done, now), terminal.width(sys.stderr) - 1)}")
             sys.stderr.flush()
         else:
-            terminal.note(self._words(done, now))
+            terminal.print_message(self._format_line(done, now))
 
     def close(self) -> None:
         """Erase the bar, so that later output starts on a clean line."""
@@ -46,11 +46,11 @@ class Progress:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
-    def _words(self, done: int, now: float) -> str:
+    def _format_line(self, done: int, now: float) -> str:
         share = f"{done * 100 // self._total}%" if self._total else ""
         rate = done / max(now - self._began, 1e-3)
-        return f"{self._label} {size(done)} of {size(self._total)} {share} {size(int(rate))}/s"
+        return f"{self._label} {format_size(done)} of {format_size(self._total)} {share} {format_size(int(rate))}/s"
 
     def _bar(self, done: int, now: float) -> str:
         filled = _BAR_CELLS * done // self._total if self._total else _BAR_CELLS
-        return f"{'█' * filled}{'░' * (_BAR_CELLS - filled)} {self._words(done, now)}"
+        return f"{'█' * filled}{'░' * (_BAR_CELLS - filled)} {self._format_line(done, now)}"

@@ -45,17 +45,17 @@ def width(stream: TextIO | None = None) -> int:
         return 80
 
 
-def coloured(stream: TextIO) -> bool:
+def supports_colour(stream: TextIO) -> bool:
     """Return whether to write colours: the stream is a terminal that has them, and NO_COLOR is not set."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and is_tty(stream)
 
 
 def style(text: str, kind: str, stream: TextIO) -> str:
     """Return the text in a colour or weight if the stream takes colours, else unchanged."""
-    return f"\x1b[{_CODES[kind]}m{text}\x1b[0m" if coloured(stream) else text
+    return f"\x1b[{_CODES[kind]}m{text}\x1b[0m" if supports_colour(stream) else text
 
 
-def safe_line(text: str, *, colours: bool) -> str:
+def sanitize_line(text: str, *, colours: bool) -> str:
     """Strip control sequences from one line of a job's output.
 
     Args:
@@ -70,22 +70,22 @@ def safe_line(text: str, *, colours: bool) -> str:
     return f"{cleaned}\x1b[0m" if "\x1b[" in cleaned else cleaned
 
 
-def plain(value: object) -> str:
+def sanitize(value: object) -> str:
     """Make a server's text safe inside a sentence or a table: one line, no control characters."""
     text = str(value)
-    return text if text.isprintable() else safe_line(re.sub(r"\s+", " ", text), colours=False)
+    return text if text.isprintable() else sanitize_line(re.sub(r"\s+", " ", text), colours=False)
 
 
-def cells(text: str) -> int:
+def display_width(text: str) -> int:
     """Return the number of columns that the text takes on a terminal."""
     if text.isascii():
         return len(text)
     import unicodedata
 
-    return sum(_char_cells(char, unicodedata.east_asian_width(char), unicodedata.combining(char)) for char in text)
+    return sum(_char_width(char, unicodedata.east_asian_width(char), unicodedata.combining(char)) for char in text)
 
 
-def _char_cells(char: str, east_asian: str, combining: int) -> int:
+def _char_width(char: str, east_asian: str, combining: int) -> int:
     if ord(char) < _ASCII_END:
         return 1
     if combining or char in "\u200b\u200c\u200d\ufe0e\ufe0f":
@@ -93,19 +93,19 @@ def _char_cells(char: str, east_asian: str, combining: int) -> int:
     return 2 if east_asian in "WF" else 1
 
 
-def fit(text: str, columns: int) -> str:
+def truncate(text: str, columns: int) -> str:
     """Return the text, cut with an ellipsis if it takes more than `columns`."""
-    if cells(text) <= columns:
+    if display_width(text) <= columns:
         return text
     kept, used = [], 0
     for char in text:
-        used += cells(char)
+        used += display_width(char)
         if used > columns - 1:
             break
         kept.append(char)
     return "".join(kept) + "…"
 
 
-def note(text: str) -> None:
+def print_message(text: str) -> None:
     """Print a message to stderr: it is not part of the command's result."""
     print(text, file=sys.stderr, flush=True)

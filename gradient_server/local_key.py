@@ -18,9 +18,9 @@ def ensure_local_key(path: Path, url: str, database: Database) -> str:
     Returns:
         The key's id.
     """
-    secret = _stored(path).get("apiKey")
+    secret = _read_file(path).get("apiKey")
     with database.write() as session:
-        key_id = _id_of(session, secret)
+        key_id = _key_id(session, secret)
         if key_id is None:
             key, secret = api_keys.create(session, "this machine")
             key_id = key.id
@@ -28,7 +28,7 @@ def ensure_local_key(path: Path, url: str, database: Database) -> str:
     return key_id
 
 
-def _id_of(session: Session, secret: object) -> str | None:
+def _key_id(session: Session, secret: object) -> str | None:
     """Return the id of a valid key; None if the secret is not one."""
     if not isinstance(secret, str):
         return None
@@ -38,7 +38,7 @@ def _id_of(session: Session, secret: object) -> str | None:
         return None
 
 
-def _stored(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for command in (up, api):
         command.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
-        command.add_argument("--port", type=_port, help="port to listen on (default: 8780; 0: any free one)")
+        command.add_argument("--port", type=_parse_port, help="port to listen on (default: 8780; 0: any free one)")
     worker = commands.add_parser(
         "worker",
         help="run only a worker: it claims jobs and runs them on this machine",
@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     health = commands.add_parser("alive", help="say by the exit code whether a worker's heart beats, for health checks")
     for command in (up, worker, health):
         command.add_argument("--name", help="the worker's name (default: the machine's name)")
-    _add_upkeep(commands)
+    _add_maintenance(commands)
     _add_workers(commands)
     _add_migrate(commands)
     _add_keys(commands)
@@ -72,7 +72,9 @@ def _add_simulator(
         ("--storage-port", 9471, "Cloud Storage"),
         ("--device-port", 8470, "device"),
     ):
-        simulator.add_argument(name, type=_port, default=port, help=f"port of the {what} (default: {port}; 0: any)")
+        simulator.add_argument(
+            name, type=_parse_port, default=port, help=f"port of the {what} (default: {port}; 0: any)"
+        )
     simulator.add_argument(
         "--create-seconds", type=float, default=2.0, metavar="SECONDS", help="time until a node is READY (default: 2)"
     )
@@ -97,7 +99,7 @@ def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         command.add_argument("--name", help="the worker's name (default: the machine's name)")
 
 
-def _add_upkeep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     doctor = commands.add_parser(
         "doctor",
         help="check this installation, and say what to do about what is wrong",
@@ -200,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = Settings()
         # The doctor prints its findings itself.
         configure(settings.log_format, "critical" if parsed.command == "doctor" else settings.log_level)
-        return _run(parsed, settings)
+        return _run_command(parsed, settings)
     except GradientError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 1
@@ -215,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run(parsed: argparse.Namespace, settings: Settings) -> int:
+def _run_command(parsed: argparse.Namespace, settings: Settings) -> int:
     """Run the chosen command; each imports only its own modules."""
     if parsed.command in {"keys", "users", "sessions"}:
         from gradient_server.commands import keys, sessions, users
@@ -230,7 +232,7 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
 
         return doctor.run(settings, as_json=parsed.json, tpu=parsed.tpu)
     if parsed.command == "prune":
-        return _prune(parsed, settings)
+        return _run_prune(parsed, settings)
     if parsed.command == "alive":
         from gradient_server.commands import worker_health
 
@@ -238,7 +240,7 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
     return _run_process(parsed, settings)
 
 
-def _prune(parsed: argparse.Namespace, settings: Settings) -> int:
+def _run_prune(parsed: argparse.Namespace, settings: Settings) -> int:
     if parsed.images:
         from gradient_server.commands import prune_images
 
@@ -259,11 +261,11 @@ def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
         signing = parsed.command == "signing"
         return secrets.rotate_signing(settings, forget=parsed.forget) if signing else secrets.rotate(settings)
     from gradient_server import processes
-    from gradient_server.tracing import traced
+    from gradient_server.tracing import export_spans
 
     if parsed.command == "migrate":
         return processes.migrate(settings, parsed.back_to)
-    with traced(settings.tracing):
+    with export_spans(settings.tracing):
         return _serve(parsed, settings)
 
 
@@ -278,11 +280,13 @@ def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
     if parsed.command == "api":
         return processes.api(settings)
     return (
-        processes.up_with_tpus(settings, parsed.name) if parsed.tpu_simulator else processes.up(settings, parsed.name)
+        processes.up_with_tpu_simulator(settings, parsed.name)
+        if parsed.tpu_simulator
+        else processes.up(settings, parsed.name)
     )
 
 
-def _port(text: str) -> int:
+def _parse_port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:  # noqa: PLR2004 - TCP's
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: a number from 0 to 65535")
     return int(text)

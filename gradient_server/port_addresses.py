@@ -9,7 +9,7 @@ from core.system.hosts import EVERY_ADDRESS
 def are_ports_at_dashboard(settings: Settings) -> bool:
     """Return whether jobs' ports are opened at an address of this machine that the dashboard's name resolves to."""
     bind, own = settings.ports.bind, _addresses(settings.dashboard_host or "")
-    return bind in own or (bind in EVERY_ADDRESS and any(_is_here(address) for address in own))
+    return bind in own or (bind in EVERY_ADDRESS and any(_is_local(address) for address in own))
 
 
 def _addresses(name: str) -> set[str]:
@@ -19,7 +19,7 @@ def _addresses(name: str) -> set[str]:
         return set()
 
 
-def _is_here(address: str) -> bool:
+def _is_local(address: str) -> bool:
     """Return whether an address belongs to this machine."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

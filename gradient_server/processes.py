@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from worker.context import WorkerContext
     from worker.supervisor import Supervisor
 
-_ONLY_HOST = "this machine"
+_SINGLE_HOST = "this machine"
 
 
 class PortTaken(GradientError):
     """The API's port is in use."""
 
 
-class HttpInsecure(GradientError):
+class InsecureHttp(GradientError):
     """Keys and passwords would cross a network in the clear."""
 
 
 def up(settings: Settings, name: str | None) -> int:
     """Run API and worker in one process until SIGTERM or Ctrl-C; jobs keep running."""
-    require_ports_apart(settings)
-    database = _open_ready(settings, migrate=True)
+    require_separate_ports_host(settings)
+    database = _open_database_when_ready(settings, migrate=True)
     listener = _listen(settings)
     ConnectionWatchdog(database, settings.database.max_checkout_seconds)
-    _, supervisor = _supervisor(settings, database, name)
+    _, supervisor = _create_supervisor(settings, database, name)
     thread = threading.Thread(target=supervisor.run, name="supervisor")
     thread.start()
     try:
@@ -60,19 +60,19 @@ def up(settings: Settings, name: str | None) -> int:
     return 0
 
 
-def up_with_tpus(settings: Settings, name: str | None) -> int:
+def up_with_tpu_simulator(settings: Settings, name: str | None) -> int:
     """Run API and worker with a simulated cloud for TPU jobs, which ends with the process."""
-    world = simulator.load()().start()
+    cloud = simulator.load_simulated_cloud()().start()
     try:
-        return up(world.settings(settings), name)
+        return up(cloud.settings(settings), name)
     finally:
-        world.stop()
+        cloud.stop()
 
 
 def api(settings: Settings) -> int:
     """Run only the API."""
-    require_ports_apart(settings)
-    database = _open_ready(settings)
+    require_separate_ports_host(settings)
+    database = _open_database_when_ready(settings)
     ConnectionWatchdog(database, settings.database.max_checkout_seconds)
     _serve(settings, database, _listen(settings))
     database.close()
@@ -81,17 +81,19 @@ def api(settings: Settings) -> int:
 
 def worker(settings: Settings, name: str | None) -> int:
     """Run only a worker until SIGTERM or Ctrl-C; its jobs keep running and are adopted by the next one."""
-    require_ports_apart(settings)
-    database = _open_ready(settings)
+    require_separate_ports_host(settings)
+    database = _open_database_when_ready(settings)
     ConnectionWatchdog(database, settings.database.max_checkout_seconds)
-    host, supervisor = _supervisor(settings, database, name)
+    host, supervisor = _create_supervisor(settings, database, name)
     if settings.queue.broker_url is None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: supervisor.stop())
-    _say(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs go on.")
+    _print(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs go on.")
     code = 0
     if settings.queue.broker_url is not None:
-        code = import_module("worker.celery.app").run(settings.queue.broker_url, host, supervisor, _bell(settings))
+        code = import_module("worker.celery.app").run(
+            settings.queue.broker_url, host, supervisor, _local_notifier(settings)
+        )
     else:
         supervisor.run()
     database.close()
@@ -102,19 +104,19 @@ def migrate(settings: Settings, back_to: str | None) -> int:
     """Migrate the schema to this release, or back to an earlier revision."""
     from core.db import migrations
 
-    database = _open(settings)
+    database = _open_database(settings)
     state = migrations.downgrade(database, back_to) if back_to else migrations.upgrade(database)
     database.close()
     if back_to:
-        _say(f"The database is at {state.found} again." if state.found else "The database is empty again.")
+        _print(f"The database is at {state.found} again." if state.found else "The database is empty again.")
     elif state.status is schema.SchemaStatus.NEWER:
-        _say(f"{state.message} Nothing was changed. {state.fix}")
+        _print(f"{state.message} Nothing was changed. {state.fix}")
     else:
-        _say("The database is up to date.")
+        _print("The database is up to date.")
     return 0
 
 
-def require_ports_apart(settings: Settings) -> None:
+def require_separate_ports_host(settings: Settings) -> None:
     """Require that links to jobs' ports lead to another host name than the dashboard's.
 
     Browsers send a cookie to every port of a host name, so a job there would receive its visitors' sessions.
@@ -140,12 +142,12 @@ def require_ports_apart(settings: Settings) -> None:
         )
 
 
-def _open(settings: Settings) -> Database:
+def _open_database(settings: Settings) -> Database:
     make_private(settings)
     return Database(settings.database_url, pool_size=settings.database.pool_size)
 
 
-def _open_ready(settings: Settings, *, migrate: bool = False) -> Database:
+def _open_database_when_ready(settings: Settings, *, migrate: bool = False) -> Database:
     """Open the database once it answers.
 
     Args:
@@ -154,29 +156,29 @@ def _open_ready(settings: Settings, *, migrate: bool = False) -> Database:
     """
 
     def prepare() -> Database:
-        database = _open(settings)
+        database = _open_database(settings)
         prepare_schema(database, migrate=migrate)
         return database
 
     return wait_until_ready(settings.root, prepare)
 
 
-def _supervisor(settings: Settings, database: Database, name: str | None) -> "tuple[WorkerContext, Supervisor]":
+def _create_supervisor(settings: Settings, database: Database, name: str | None) -> "tuple[WorkerContext, Supervisor]":
     from worker.context import WorkerContext
     from worker.supervisor import Supervisor
 
     hostname = socket.gethostname()
     # With SQLite there is only one machine, so a fixed name is used: a laptop's name changes with its network.
-    host = settings.worker.host or (_ONLY_HOST if database.is_sqlite else hostname)
+    host = settings.worker.host or (_SINGLE_HOST if database.is_sqlite else hostname)
     opened = WorkerContext.open(settings, database, worker_name=name or hostname, hostname=host)
-    return opened, Supervisor(opened, _bell(settings))
+    return opened, Supervisor(opened, _local_notifier(settings))
 
 
-def _bell(settings: Settings) -> LocalNotifier:
-    return LocalNotifier(settings.root / "bell")
+def _local_notifier(settings: Settings) -> LocalNotifier:
+    return LocalNotifier(settings.root / "wakeup")
 
 
-def _publish(settings: Settings) -> Callable[[Sequence[WakeMessage]], None] | None:
+def _broker_publisher(settings: Settings) -> Callable[[Sequence[WakeMessage]], None] | None:
     """Return the function that notifies workers through the broker, if there is one. Only then Celery is imported."""
     if settings.queue.broker_url is None:
         return None
@@ -193,7 +195,7 @@ def _serve(settings: Settings, database: Database, listener: socket.socket) -> N
 
     settings = _with_port(settings, listener)
     key_id = ensure_local_key(settings.root / "cli.json", settings.public_url, database)
-    dispatcher = Dispatcher(database, _bell(settings).notify, _publish(settings))
+    dispatcher = Dispatcher(database, _local_notifier(settings).notify, _broker_publisher(settings))
     dispatcher.start()
     server = Server(create_app(settings, database=database, wake=dispatcher.wake))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -236,7 +238,7 @@ def _check_secure(api: ApiSettings) -> None:
 
     secure = is_loopback(api.host) or (api.public_url or "").lower().startswith("https://")
     if not secure and not api.insecure_http:
-        raise HttpInsecure(
+        raise InsecureHttp(
             f"Refused to listen on {api.host}: it can be reached from other machines, and keys and passwords would "
             "cross the network in the clear. Listen on 127.0.0.1, or put a server that speaks TLS in front and set "
             "GRADIENT_API__PUBLIC_URL to its https URL. In a safe network, set GRADIENT_API__INSECURE_HTTP=true.",
@@ -256,7 +258,7 @@ def _announce(settings: Settings, ticket: str) -> None:
         "\n             submit only programs that you trust"
     ) * settings.machines.simulate
     simulated += "\n  TPUs       simulated: API, bucket and device" * (settings.tpu.simulator_address is not None)
-    _say(
+    _print(
         f"Gradient Jobs is ready.\n"
         f"  Dashboard  {url}/\n"
         f"  Sign in    {url}/ui/login?ticket={ticket} (once, within {one_time_tokens.TTL_SECONDS // 60} minutes)\n"
@@ -266,5 +268,5 @@ def _announce(settings: Settings, ticket: str) -> None:
     )
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -19,11 +19,11 @@ from core.errors import GradientError
 
 T = TypeVar("T")
 
-_PAUSE_SECONDS = 1.0
-_SAY_AGAIN_SECONDS = 300.0
-_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
+_RETRY_SECONDS = 1.0
+_REPORT_SECONDS = 300.0
+_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 # PostgreSQL's permanent errors, and libpq's for an address. Any other may be transient: a starting server has many.
-_REFUSALS = (
+_PERMANENT_MESSAGES = (
     "authentication failed",
     "no password supplied",
     "no pg_hba.conf entry",
@@ -50,34 +50,34 @@ def wait_until_ready(root: Path, prepare: Callable[[], T]) -> T:
         DatabaseRefused: A permanent error of the database.
         OSError: A permanent error of the disk.
     """
-    said_at: float | None = None
+    reported_at: float | None = None
     while True:
         try:
-            _try_disk(root)
+            _check_disk(root)
             ready = prepare()
         except (DBAPIError, OSError) as error:
-            why = _why(error, root)
+            why = _describe_failure(error, root)
         else:
-            if said_at is not None:
+            if reported_at is not None:
                 print("It is there now: starting.", file=sys.stderr, flush=True)
             return ready
-        if said_at is None or time.monotonic() - said_at >= _SAY_AGAIN_SECONDS:
-            said_at = time.monotonic()
+        if reported_at is None or time.monotonic() - reported_at >= _REPORT_SECONDS:
+            reported_at = time.monotonic()
             print(f"Waiting: {why} This starts by itself once that has passed.", file=sys.stderr, flush=True)
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(_RETRY_SECONDS)
 
 
-def _try_disk(root: Path) -> None:
+def _check_disk(root: Path) -> None:
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryFile(dir=root) as file:
         file.write(bytes(4096))
         file.flush()
 
 
-def _why(error: DBAPIError | OSError, root: Path) -> str:
+def _describe_failure(error: DBAPIError | OSError, root: Path) -> str:
     """Describe a transient failure; raise a permanent one."""
     if isinstance(error, OSError):
-        if error.errno in _DISK:
+        if error.errno in _DISK_ERRNOS:
             return f"{root} cannot be written ({error.strerror})."
         raise error
     said = str(error.orig).strip().splitlines()[0]
@@ -85,6 +85,6 @@ def _why(error: DBAPIError | OSError, root: Path) -> str:
         if isinstance(error.orig, sqlite3.OperationalError):
             return f"the database under {root} cannot be used ({said})."
         raise DatabaseRefused(f"The database under {root} cannot be read: {said}. Restore it from a backup.") from error
-    if any(words in said for words in _REFUSALS):
+    if any(words in said for words in _PERMANENT_MESSAGES):
         raise DatabaseRefused(f"The database refuses: {said}. Mend GRADIENT_DATABASE__URL.") from error
     return f"the database does not answer ({said})."

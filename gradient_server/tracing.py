@@ -15,7 +15,7 @@ from core.settings import TracingSettings
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-_LAST_SECONDS = 5.0
+_FLUSH_SECONDS = 5.0
 """Time limit for sending the last spans: an unreachable collector must not delay a restart."""
 
 
@@ -24,7 +24,7 @@ class TracingMissing(GradientError):
 
 
 @contextmanager
-def traced(settings: TracingSettings) -> Iterator[None]:
+def export_spans(settings: TracingSettings) -> Iterator[None]:
     """Export spans while the block runs, if tracing is enabled.
 
     OpenTelemetry's own variables configure the export (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS,
@@ -36,7 +36,7 @@ def traced(settings: TracingSettings) -> Iterator[None]:
     if not settings.enabled:
         yield
         return
-    provider = _provider()
+    provider = _create_provider()
     trace.set_tracer_provider(provider)
     try:
         yield
@@ -44,10 +44,10 @@ def traced(settings: TracingSettings) -> Iterator[None]:
         # With a limit of our own: the SDK would keep trying for half a minute.
         closing = Thread(target=provider.shutdown, name="last-spans", daemon=True)
         closing.start()
-        closing.join(_LAST_SECONDS)
+        closing.join(_FLUSH_SECONDS)
 
 
-def _provider() -> "TracerProvider":
+def _create_provider() -> "TracerProvider":
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource

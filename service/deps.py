@@ -14,16 +14,16 @@ from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
 from core.storage import stores
 from service.auth.limits import Limits
-from service.auth.sign_ins import SignIns
+from service.auth.sign_ins import SignInLimiter
 from service.auth.signing import Signer
-from service.log_stream.registry import Streams
+from service.log_stream.registry import StreamRegistry
 from service.metrics.job_counts import JobCounts
-from service.metrics.prometheus import Measures
-from service.presenters.metrics import MetricAnswers
+from service.metrics.prometheus import ServiceMetrics
+from service.presenters.metrics import JobMetricsCache
 
 
 @dataclass(kw_only=True)
-class OpenStores(stores.Stores):
+class AppState(stores.Stores):
     """The application's state: settings, database, stores and caches, opened once per process.
 
     Attributes:
@@ -45,13 +45,13 @@ class OpenStores(stores.Stores):
     images: ImageCatalogue
     keys: ApiKeyCache
     sessions: Sessions
-    sign_ins: SignIns
+    sign_ins: SignInLimiter
     signer: Signer
-    streams: Streams
+    streams: StreamRegistry
     limits: Limits
     job_counts: JobCounts
-    metrics: MetricAnswers
-    measures: Measures
+    metrics: JobMetricsCache
+    service_metrics: ServiceMetrics
     wake: Callable[[], None]
 
     def backend_for(self, machine: MachineType) -> str:
@@ -59,11 +59,11 @@ class OpenStores(stores.Stores):
         return self.settings.backend_of(machine.backend)
 
 
-async def _stores(connection: HTTPConnection) -> OpenStores:
-    return cast("OpenStores", connection.app.state.stores)
+async def _app_state(connection: HTTPConnection) -> AppState:
+    return cast("AppState", connection.app.state.app_state)
 
 
-Stores = Annotated[OpenStores, Depends(_stores)]
+AppStateDep = Annotated[AppState, Depends(_app_state)]
 
 
 async def _request_id(connection: HTTPConnection) -> str:
@@ -71,20 +71,20 @@ async def _request_id(connection: HTTPConnection) -> str:
 
 
 RequestId = Annotated[str, Depends(_request_id)]
-"""The request's id, set by `service.http.middleware.RequestContext` or taken over from an authenticated client."""
+"""The request's id, set by `service.http.middleware.RequestContextMiddleware` or by an authenticated client."""
 
 
-def _reading(stores: Stores) -> Iterator[Session]:
-    with stores.database.read() as session:
+def _read_session(app_state: AppStateDep) -> Iterator[Session]:
+    with app_state.database.read() as session:
         yield session
 
 
-def _writing(stores: Stores) -> Iterator[Session]:
-    with stores.database.write() as session:
+def _write_session(app_state: AppStateDep) -> Iterator[Session]:
+    with app_state.database.write() as session:
         yield session
 
 
 # With the default scope, the code after `yield` runs after the response was sent: if the commit failed, the client
 # would still have its 201.
-Reading = Annotated[Session, Depends(_reading, scope="function")]
-Writing = Annotated[Session, Depends(_writing, scope="function")]
+ReadSession = Annotated[Session, Depends(_read_session, scope="function")]
+WriteSession = Annotated[Session, Depends(_write_session, scope="function")]

@@ -20,17 +20,17 @@ from core.storage.artifacts.factory import open_artifacts
 from service import dashboard, original
 from service.auth.api_keys import require_key_or_session
 from service.auth.limits import Limits
-from service.auth.sign_ins import SignIns
+from service.auth.sign_ins import SignInLimiter
 from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
-from service.deps import OpenStores
+from service.deps import AppState
 from service.http import errors
-from service.http.body_limit import BodyLimit
-from service.http.middleware import RequestContext, SameSite
-from service.http.tracing import Traced
-from service.log_stream.registry import Streams
+from service.http.body_limit import BodyLimitMiddleware
+from service.http.middleware import OriginCheckMiddleware, RequestContextMiddleware
+from service.http.tracing import TracingMiddleware
+from service.log_stream.registry import StreamRegistry
 from service.metrics.job_counts import JobCounts
-from service.metrics.prometheus import Measured, Measures
-from service.presenters.metrics import MetricAnswers
+from service.metrics.prometheus import MetricsMiddleware, ServiceMetrics
+from service.presenters.metrics import JobMetricsCache
 from service.routes import (
     artifacts,
     health,
@@ -49,7 +49,7 @@ from service.routes import (
 
 logger = logging.getLogger(__name__)
 
-_NOUNS = (
+_ROUTE_MODULES = (
     jobs,
     logs,
     artifacts,
@@ -63,7 +63,7 @@ _NOUNS = (
     workspaces,
     prometheus,
 )
-_NOTED_SECONDS = 60
+_FLUSH_SECONDS = 60
 _DESCRIPTION = """Submit jobs, follow them, and fetch what they leave.
 
 Every request but `/health` and `/readiness` carries an API key, as `x-api-key` or `Authorization: Bearer`.
@@ -71,7 +71,7 @@ Errors all look like `{"error": {"name", "status", "message", "field"?}}`.
 """
 
 
-def open_stores(settings: Settings, database: Database, *, wake: Callable[[], None]) -> OpenStores:
+def create_app_state(settings: Settings, database: Database, *, wake: Callable[[], None]) -> AppState:
     """Open the service's stores.
 
     Args:
@@ -79,8 +79,8 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         database: The database, with a schema that this release can run on.
         wake: Called after each commit that wrote to the outbox.
     """
-    streams, keys = Streams(settings.limits.streams), ApiKeyCache(database)
-    return OpenStores(
+    streams, keys = StreamRegistry(settings.limits.streams), ApiKeyCache(database)
+    return AppState(
         settings=settings,
         database=database,
         catalogue=Catalogue.load(override_path=settings.machines.file),
@@ -88,19 +88,19 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         artifacts=open_artifacts(settings),
         keys=keys,
         sessions=Sessions(database, keys, settings.sign_in),
-        sign_ins=SignIns(),
+        sign_ins=SignInLimiter(),
         signer=Signer(SigningKeys(settings.root / SIGNING_KEYS), keys),
         streams=streams,
         limits=Limits(settings.limits),
         job_counts=JobCounts(),
-        metrics=MetricAnswers(settings.metrics),
-        measures=Measures(streams),
+        metrics=JobMetricsCache(settings.metrics),
+        service_metrics=ServiceMetrics(streams),
         wake=wake,
     )
 
 
 def create_app(settings: Settings, *, database: Database, wake: Callable[[], None]) -> FastAPI:
-    """Create the application; its open stores are at `app.state.stores`.
+    """Create the application; its state is at `app.state.app_state`.
 
     Args:
         settings: The process's configuration.
@@ -116,47 +116,47 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
         lifespan=_lifespan,
-        # FastAPI's own spans would contain query strings, and with them sign-in tickets; `Traced` makes ours.
+        # FastAPI's spans would contain query strings, and with them sign-in tickets; see `TracingMiddleware`.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    stores = app.state.stores = open_stores(settings, database, wake=wake)
-    errors.install(app)
-    original.include(app, beside=[route for noun in _NOUNS for route in noun.router.routes])
-    app.add_middleware(SameSite, settings=settings.api)
-    app.add_middleware(BodyLimit)
-    app.add_middleware(RequestContext)
-    app.add_middleware(Traced, keys=stores.keys)
-    app.add_middleware(Measured, measures=stores.measures)
-    app.include_router(health.router, responses=errors.RESPONSES_TO_ALL)
-    for noun in _NOUNS:
-        app.include_router(noun.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
+    app_state = app.state.app_state = create_app_state(settings, database, wake=wake)
+    errors.install_error_handlers(app)
+    original.include(app, main_routes=[route for module in _ROUTE_MODULES for route in module.router.routes])
+    app.add_middleware(OriginCheckMiddleware, settings=settings.api)
+    app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(RequestContextMiddleware)
+    app.add_middleware(TracingMiddleware, keys=app_state.keys)
+    app.add_middleware(MetricsMiddleware, service_metrics=app_state.service_metrics)
+    app.include_router(health.router, responses=errors.PUBLIC_RESPONSES)
+    for module in _ROUTE_MODULES:
+        app.include_router(module.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
     dashboard.mount(app)
     return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    stores: OpenStores = app.state.stores
-    noting = asyncio.create_task(_note_use(stores))
+    app_state: AppState = app.state.app_state
+    flushing = asyncio.create_task(_flush_key_usage_loop(app_state))
     try:
         yield
     finally:
-        noting.cancel()
-        stores.streams.close()
-        await run_in_threadpool(_note, stores)
+        flushing.cancel()
+        app_state.streams.close()
+        await run_in_threadpool(_flush_key_usage, app_state)
 
 
-async def _note_use(stores: OpenStores) -> None:
+async def _flush_key_usage_loop(app_state: AppState) -> None:
     with suppress(asyncio.CancelledError):
         while True:
-            await asyncio.sleep(_NOTED_SECONDS)
-            await run_in_threadpool(_note, stores)
+            await asyncio.sleep(_FLUSH_SECONDS)
+            await run_in_threadpool(_flush_key_usage, app_state)
 
 
-def _note(stores: OpenStores) -> None:
+def _flush_key_usage(app_state: AppState) -> None:
     """Store the times of use of keys and sessions."""
     try:
-        stores.keys.flush()
-        stores.sessions.flush()
+        app_state.keys.flush()
+        app_state.sessions.flush()
     except StoreUnavailable:
         logger.warning("keys_used_not_noted")

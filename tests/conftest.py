@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import make_url
 from support.browser import find_chromium
 from support.deployment import Deployment
-from support.docker_server import DockerServer, missing_for_docker, running_engine
+from support.docker_server import DockerServer, missing_docker_requirements, running_engine
 from support.faults import table
 from support.faults.proxy import Proxy
-from support.gcs_buckets import Gcs
-from support.otlp_collector import Collector
+from support.gcs_buckets import GcsHarness
+from support.otlp_collector import OtlpCollector
 from support.postgres import PostgresServer, find_binaries
 from support.redis_server import RedisServer, find_redis
 from support.small_disk import SmallDisk, find_mount
@@ -57,15 +57,15 @@ def find_original_clients() -> Path | None:
     return Path(found.stdout.strip()) if found.returncode == 0 and shutil.which("node") else None
 
 
-NEEDS = {
+REQUIREMENTS = {
     "postgres": (find_binaries, "PostgreSQL's server programs are not installed (apt-get install postgresql)"),
     "redis": (find_redis, "Redis is not installed (apt-get install redis-server)"),
     "compose_program": (find_compose, "Docker Compose is not installed (apt-get install docker-compose)"),
     "small_disk": (find_mount, "no file system may be mounted here (run the tests as root, or let sudo ask nothing)"),
     "faketime": (find_faketime, "libfaketime is not installed (apt-get install faketime)"),
     "docker_server": (
-        lambda: not missing_for_docker(),
-        f"no containers: {missing_for_docker()} (as root: apt-get install docker.io busybox-static iptables)",
+        lambda: not missing_docker_requirements(),
+        f"no containers: {missing_docker_requirements()} (as root: apt-get install docker.io busybox-static iptables)",
     ),
     "browser": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
     "original_clients": (
@@ -75,21 +75,21 @@ NEEDS = {
 }
 """Requirements of tests, by the fixture that provides them: a function that finds one, and the message if missing."""
 
-NOT_INSTALLABLE = {"docker_server", "small_disk"}
+NEEDS_PRIVILEGES = {"docker_server", "small_disk"}
 """Requirements that need rights on the machine: a missing one is reported everywhere, and is never an error."""
 _LEVELS = dict.fromkeys(("chaos", "deploy", "e2e", "original", "soak"), "e2e")
 _LEVELS |= dict.fromkeys(("bench", "images", "migrations"), "integration")
 """Levels of the tests of a whole folder."""
-_PROCESSES = {"cli", "deployment", "gcs_simulator", "live", "make_deployment", "proxy", "service", "fuzzed"}
+_PROCESSES = {"cli", "deployment", "gcs_simulator", "fuzz_target", "live_server", "make_deployment", "proxy", "service"}
 """Fixtures that start servers or processes, besides those in `NEEDS`."""
-_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker"}
+_FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker"}
 """Test parameters that stand for a fixture, by fixture."""
 
 _not_run: dict[str, str] = {}
 
 
-def _missing() -> dict[str, str]:
-    return {fixture: words for fixture, (find, words) in NEEDS.items() if not find()}
+def _missing_requirements() -> dict[str, str]:
+    return {fixture: words for fixture, (find, words) in REQUIREMENTS.items() if not find()}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -99,7 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart() -> None:
     # A shell starts what runs in the background with Ctrl-C ignored, and every child would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    wanted = {fixture: words for fixture, words in _missing().items() if fixture not in NOT_INSTALLABLE}
+    wanted = {fixture: words for fixture, words in _missing_requirements().items() if fixture not in NEEDS_PRIVILEGES}
     if os.environ.get("CI") == "true" and wanted:
         raise pytest.UsageError("; ".join(wanted.values()))
 
@@ -108,8 +108,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark each test with its level, and deselect tests whose requirements are missing: not run is not passed."""
     for item in items:
         item.add_marker(_level(item))
-    missing = _missing()
-    wanting = {item: words for item in items for fixture, words in missing.items() if _wants(item, fixture)}
+    missing = _missing_requirements()
+    wanting = {item: words for item in items for fixture, words in missing.items() if _requires(item, fixture)}
     items[:] = [item for item in items if item not in wanting]
     config.hook.pytest_deselected(items=list(wanting))
     _not_run.update({item.nodeid: words for item, words in wanting.items()})
@@ -121,13 +121,13 @@ def _level(item: pytest.Item) -> str:
     for level in ("faults", "e2e", "integration"):
         if item.get_closest_marker(level) or _LEVELS.get(folder) == level:
             return level
-    return "integration" if any(_wants(item, fixture) for fixture in [*NEEDS, *_PROCESSES]) else "unit"
+    return "integration" if any(_requires(item, fixture) for fixture in [*REQUIREMENTS, *_PROCESSES]) else "unit"
 
 
-def _wants(item: pytest.Item, fixture: str) -> bool:
+def _requires(item: pytest.Item, fixture: str) -> bool:
     params = item.callspec.params if hasattr(item, "callspec") else {}
     named = fixture in getattr(item, "fixturenames", ())
-    return named or _PARAMETERS.get(fixture) in params.values()
+    return named or _FIXTURE_PARAMETERS.get(fixture) in params.values()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -197,9 +197,9 @@ def docker_server() -> Iterator[DockerServer]:
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector() -> Iterator[OtlpCollector]:
     """A collector of the traces that a service sends."""
-    made = Collector()
+    made = OtlpCollector()
     yield made
     made.stop()
 
@@ -279,7 +279,7 @@ def catalogue() -> Catalogue:
     return Catalogue.load()
 
 
-class Submitter:
+class JobSubmitter:
     """Makes jobs the way the service does."""
 
     def __init__(self, database: Database, catalogue: Catalogue) -> None:
@@ -307,8 +307,8 @@ class Submitter:
 
 
 @pytest.fixture
-def submit(database: Database, catalogue: Catalogue) -> Submitter:
-    return Submitter(database, catalogue)
+def submit(database: Database, catalogue: Catalogue) -> JobSubmitter:
+    return JobSubmitter(database, catalogue)
 
 
 @pytest.fixture
@@ -328,7 +328,7 @@ def gcs_simulator() -> Iterator[GcsSimulator]:
 
 
 @pytest.fixture
-def gcs(gcs_simulator: GcsSimulator) -> Iterator[Gcs]:
+def gcs(gcs_simulator: GcsSimulator) -> Iterator[GcsHarness]:
     """The simulator, without faults but those that this test asks for."""
-    yield Gcs(gcs_simulator)
-    gcs_simulator.faults.mend()
+    yield GcsHarness(gcs_simulator)
+    gcs_simulator.faults.clear_faults()

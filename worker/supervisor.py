@@ -50,20 +50,20 @@ class Supervisor:
 
     Args:
         context: The stores and backends.
-        bell: Rung when there may be work.
+        notifier: Notifies of possible work.
 
     Raises:
         WorkerNameTaken: The name is in use on this host.
     """
 
-    def __init__(self, context: WorkerContext, bell: LocalNotifier) -> None:
+    def __init__(self, context: WorkerContext, notifier: LocalNotifier) -> None:
         self._context = context
         self._worker_settings = context.settings.worker
         self._slots = self._worker_settings.max_slots
         self._lock = _lock_worker_name(
             context.settings.root / "workers" / f"{context.worker_name}.lock", context.worker_name
         )
-        self._watcher = FileWatcher(bell.path)
+        self._watcher = FileWatcher(notifier.path)
         self._running: dict[str, _RunningAttempt] = {}
         self._stopping = threading.Event()
         self._offer = context.build_offer()

@@ -15,7 +15,7 @@ INSERT INTO events (job_id, at, kind, attempt, lease, to_state)
 VALUES (?, strftime('%Y-%m-%d %H:%M:%f', 'now') || '000', 'submitted', 0, 0, 'queued')
 """
 _OUTBOX = """
-INSERT INTO outbox (kind, job_id, created_at) VALUES ('ring', ?, strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')
+INSERT INTO outbox (kind, job_id, created_at) VALUES ('wake', ?, strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')
 """
 _PROJECT = """
 INSERT OR IGNORE INTO projects (id, name, created_at) VALUES ('pr0', 'default', '2026-01-01 00:00:00.000000')

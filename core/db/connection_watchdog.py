@@ -33,7 +33,7 @@ class ConnectionWatchdog:
     def __init__(self, database: Database, seconds: float) -> None:
         self._seconds = seconds
         self._checked_out: dict[int, tuple[float, Any]] = {}
-        self._thread = threading.Thread(target=self._run, name="patience", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="connection-watchdog", daemon=True)
         if not database.is_sqlite:
             # Inserted before the ping that checks the connection, which may hang as well.
             event.listen(database.engine, "checkout", self._on_checkout, insert=True)

@@ -45,7 +45,7 @@ def renotify_overdue(session: Session, *, seconds: float) -> int:
         .where(Job.state == JobState.QUEUED, due_since < now(-seconds))
         .group_by(Job.machine_type)
     )
-    unsent = exists().where(Outbox.kind == "ring")
+    unsent = exists().where(Outbox.kind == "wake")
     jobs = list(session.scalars(select(Job).where(Job.seq.in_(late), ~unsent)))
     for job in jobs:
         enqueue_wake(session, job)

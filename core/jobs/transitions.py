@@ -118,4 +118,4 @@ def add_event(  # noqa: PLR0913 - the columns of one event
 
 def enqueue_wake(session: Session, job: Job) -> None:
     """Add a wake message to the outbox."""
-    session.execute(_INSERT_OUTBOX, {"kind": "ring", "job_id": job.id})
+    session.execute(_INSERT_OUTBOX, {"kind": "wake", "job_id": job.id})

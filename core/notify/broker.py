@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 
 from core.notify.messages import WakeMessage
 
-WAKE_TASK = "gradient.ring"
+WAKE_TASK = "gradient.wake"
 PING_TASK = "gradient.ping"
 MAX_QUEUE_LENGTH = 100
 """Most messages in one queue. Any one of them makes a worker check for all due work, so more add nothing."""

@@ -40,7 +40,7 @@ class Dispatcher:
 
     Args:
         database: Database with the outbox.
-        ring: Wakes this host's supervisors, once for any number of rows; fast.
+        notify_local: Wakes this host's supervisors, once for any number of rows; fast.
         publish: Sends messages to the broker; None if there is none. May take seconds and raise: the rows then stay
             and are retried.
     """

@@ -88,7 +88,7 @@ class WorkerSettings(BaseModel):
         description="name or address that people reach this machine at, for links to jobs' ports; not the dashboard's "
         "host name; default: GRADIENT_PORTS__BIND, or the machine's name where that is every address",
     )
-    poll_seconds: float = Field(default=1.0, description="seconds between looks for work when no bell rings")
+    poll_seconds: float = Field(default=1.0, description="seconds between polls for work when no notification comes")
     heartbeat_seconds: float = Field(default=10.0, description="seconds between heartbeats")
     lease_seconds: float = Field(default=60.0, description="a heart silent this long may be adopted on the same host")
     lost_after_seconds: float = Field(default=900.0, description="a host silent this long is given up")

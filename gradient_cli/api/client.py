@@ -7,8 +7,8 @@ import os
 
 from gradient_cli import config
 from gradient_cli.api import sse
-from gradient_cli.api.transport import STREAM_SECONDS, UPLOAD_SECONDS, Transport, retrying
-from gradient_cli.errors import RefusedError
+from gradient_cli.api.transport import STREAM_SECONDS, UPLOAD_SECONDS, Transport, retry
+from gradient_cli.errors import ServerError
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SUBMIT_DELAYS = (0.5, 1.0, 2.0, 4.0)
-_PIECE = 1 << 16
+_CHUNK_BYTES = 1 << 16
 _NOT_FOUND = 404
 _FILE_PAGE = 1000
 
@@ -55,11 +55,9 @@ class Api:
     def create_job(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Submit a job once, however often the connection breaks."""
         key = {"Idempotency-Key": os.urandom(16).hex()}
-        return retrying(
-            lambda: self._transport.json("POST", "/jobs", body=spec, headers=key, needs="id"), _SUBMIT_DELAYS
-        )
+        return retry(lambda: self._transport.json("POST", "/jobs", body=spec, headers=key, needs="id"), _SUBMIT_DELAYS)
 
-    def create_job_with(self, spec: dict[str, Any], path: str, sent: Callable[[int], None]) -> dict[str, Any]:
+    def create_job_with_archive(self, spec: dict[str, Any], path: str, sent: Callable[[int], None]) -> dict[str, Any]:
         """Submit a job with the archive of its workspace, once, however often the connection breaks.
 
         Args:
@@ -68,7 +66,7 @@ class Api:
             sent: Called with the number of bytes of the archive sent so far.
         """
         idempotency, boundary = os.urandom(16).hex(), os.urandom(16).hex()
-        before, after = _multipart(spec, path, boundary)
+        before, after = _multipart_body(spec, path, boundary)
         headers = {
             "Idempotency-Key": idempotency,
             "Content-Type": f"multipart/form-data; boundary={boundary}",
@@ -76,17 +74,17 @@ class Api:
         }
 
         def attempt() -> dict[str, Any]:
-            body = _pieces(before, path, after, sent)
+            body = _body_chunks(before, path, after, sent)
             response = self._transport.open("POST", "/jobs", body=body, headers=headers, seconds=UPLOAD_SECONDS)
             return self._transport.read_json(response, "id")
 
-        return retrying(attempt, _SUBMIT_DELAYS)
+        return retry(attempt, _SUBMIT_DELAYS)
 
     def has_workspace(self, sha256: str) -> bool:
         """Return whether the server already has the archive with this digest."""
         try:
             self._transport.json("GET", f"/workspaces/{sha256}")
-        except RefusedError as error:
+        except ServerError as error:
             if error.status == _NOT_FOUND:
                 return False
             raise
@@ -98,25 +96,25 @@ class Api:
 
     def job(self, job_id: str) -> dict[str, Any]:
         """Return one job."""
-        return self._transport.json("GET", _job(job_id), needs="id")
+        return self._transport.json("GET", _job_path(job_id), needs="id")
 
     def stop_job(self, job_id: str) -> dict[str, Any]:
         """Ask a job to stop."""
-        return self._transport.json("POST", f"{_job(job_id)}/stop", needs="id")
+        return self._transport.json("POST", f"{_job_path(job_id)}/stop", needs="id")
 
     def clone_job(self, job_id: str, *, pin_image: bool = False) -> dict[str, Any]:
         """Submit the same job again; if `pin_image`, with the exact image digest of the original job."""
         query = {"pinImage": "true"} if pin_image else {}
-        return self._transport.json("POST", f"{_job(job_id)}/clone", query=query, needs="id")
+        return self._transport.json("POST", f"{_job_path(job_id)}/clone", query=query, needs="id")
 
     def delete_job(self, job_id: str) -> None:
         """Delete a job, stopping it if it runs."""
-        self._transport.json("DELETE", _job(job_id))
+        self._transport.json("DELETE", _job_path(job_id))
 
     def logs(self, job_id: str, *, line: int = 0, tail: int | None = None, limit: int = 2000) -> dict[str, Any]:
         """Return one page of a job's log: the lines after `line`, or the last `tail` lines."""
         query = {"limit": limit, **({"line": line} if tail is None else {"tail": tail})}
-        return self._transport.json("GET", f"{_job(job_id)}/logs", query=query, needs="lines")
+        return self._transport.json("GET", f"{_job_path(job_id)}/logs", query=query, needs="lines")
 
     def follow(self, job_id: str, line: int = 0) -> Iterator[sse.Event]:
         """Stream a job's log lines and phase changes, from after `line` to the job's end."""
@@ -124,7 +122,7 @@ class Api:
         def stream(after: int) -> Iterator[bytes]:
             response = self._transport.open(
                 "GET",
-                f"{_job(job_id)}/logs",
+                f"{_job_path(job_id)}/logs",
                 headers={"Accept": "text/event-stream", "Last-Event-ID": str(after), "Connection": "close"},
                 seconds=STREAM_SECONDS,
                 keep=False,
@@ -139,7 +137,7 @@ class Api:
     def artifacts(self, job_id: str, *, limit: int = _FILE_PAGE, after: str | None = None) -> dict[str, Any]:
         """Return one page of a job's artifacts, ordered by path."""
         query = {"limit": limit, "after": after}
-        return self._transport.json("GET", f"{_job(job_id)}/artifacts", query=query, needs="files")
+        return self._transport.json("GET", f"{_job_path(job_id)}/artifacts", query=query, needs="files")
 
     def artifact(self, job_id: str, path: str, *, offset: int = 0, etag: str = "") -> http.client.HTTPResponse:
         """Open one artifact and return the response, its body unread; from `offset` if the file still has this ETag."""
@@ -147,13 +145,13 @@ class Api:
 
         headers = {"Range": f"bytes={offset}-", "If-Range": f'"{etag}"'} if offset else {}
         accept = {"Accept": "*/*", "Accept-Encoding": "identity", **headers}
-        return self._transport.open("GET", f"{_job(job_id)}/artifacts/file/{quote(path)}", headers=accept)
+        return self._transport.open("GET", f"{_job_path(job_id)}/artifacts/file/{quote(path)}", headers=accept)
 
     def chunks(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
         """Yield the body of a response as it arrives."""
         return self._transport.chunks(response)
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         """Close the connection, discarding any unread response."""
         self._transport.close()
 
@@ -186,57 +184,57 @@ class Api:
 
     def secrets(self, project_id: str | None) -> dict[str, Any]:
         """List the names of a project's secrets, or of those shared by all projects."""
-        return self._transport.json("GET", _secrets(project_id), needs="secrets")
+        return self._transport.json("GET", _secrets_path(project_id), needs="secrets")
 
     def set_secret(self, name: str, value: str, project_id: str | None) -> dict[str, Any]:
         """Store a secret."""
-        return self._transport.json("PUT", _secrets(project_id, name), body={"value": value}, needs="name")
+        return self._transport.json("PUT", _secrets_path(project_id, name), body={"value": value}, needs="name")
 
     def delete_secret(self, name: str, project_id: str | None) -> None:
         """Delete a secret."""
-        self._transport.json("DELETE", _secrets(project_id, name))
+        self._transport.json("DELETE", _secrets_path(project_id, name))
 
     def registries(self, project_id: str | None) -> dict[str, Any]:
         """List the registries that a project's jobs log in to, or those shared by all projects."""
-        return self._transport.json("GET", _registries(project_id), needs="registries")
+        return self._transport.json("GET", _registries_path(project_id), needs="registries")
 
     def set_registry(
         self, host: str, username: str, password: str, project_id: str | None, *, push: bool
     ) -> dict[str, Any]:
         """Store the login for a registry."""
         body = {"username": username, "password": password, "push": push}
-        return self._transport.json("PUT", _registries(project_id, host), body=body, needs="host")
+        return self._transport.json("PUT", _registries_path(project_id, host), body=body, needs="host")
 
     def delete_registry(self, host: str, project_id: str | None) -> None:
         """Delete the login for a registry."""
-        self._transport.json("DELETE", _registries(project_id, host))
+        self._transport.json("DELETE", _registries_path(project_id, host))
 
     def health(self) -> dict[str, Any]:
         """Return the server's status and version."""
         return self._transport.json("GET", "/health", needs="status")
 
 
-def _job(job_id: str) -> str:
+def _job_path(job_id: str) -> str:
     from urllib.parse import quote
 
     return f"/jobs/{quote(job_id, safe='')}"
 
 
-def _secrets(project_id: str | None, name: str | None = None) -> str:
+def _secrets_path(project_id: str | None, name: str | None = None) -> str:
     from urllib.parse import quote
 
     start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
     return f"{start}/secrets" + ("" if name is None else f"/{quote(name, safe='')}")
 
 
-def _registries(project_id: str | None, host: str | None = None) -> str:
+def _registries_path(project_id: str | None, host: str | None = None) -> str:
     from urllib.parse import quote
 
     start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
     return f"{start}/registries" + ("" if host is None else f"/{quote(host, safe='')}")
 
 
-def _multipart(spec: dict[str, Any], path: str, boundary: str) -> tuple[bytes, bytes]:
+def _multipart_body(spec: dict[str, Any], path: str, boundary: str) -> tuple[bytes, bytes]:
     with open(path, "rb") as file:
         zipped = file.read(2) == b"PK"
     name, kind = ("workspace.zip", "application/zip") if zipped else ("workspace.tar.gz", "application/gzip")
@@ -249,11 +247,11 @@ def _multipart(spec: dict[str, Any], path: str, boundary: str) -> tuple[bytes, b
     return before.encode(), f"\r\n--{boundary}--\r\n".encode()
 
 
-def _pieces(before: bytes, path: str, after: bytes, sent: Callable[[int], None]) -> Iterator[bytes]:
+def _body_chunks(before: bytes, path: str, after: bytes, sent: Callable[[int], None]) -> Iterator[bytes]:
     yield before
     done = 0
     with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
+        while piece := file.read(_CHUNK_BYTES):
             yield piece
             done += len(piece)
             sent(done)

@@ -7,8 +7,8 @@ import sys
 import time
 
 from gradient_cli import terminal
-from gradient_cli.api.transport import jittered
-from gradient_cli.errors import ClientError, LinkError
+from gradient_cli.api.transport import jitter
+from gradient_cli.errors import ClientError, ConnectionFailed
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     Event = tuple[str, dict[str, Any]]
 
-_FIRST_DELAY = 0.5
-_LAST_DELAY = 10.0
+_MIN_DELAY = 0.5
+_MAX_DELAY = 10.0
 
 
-def parse(chunks: Iterable[bytes]) -> Iterator[Event]:
+def parse_events(chunks: Iterable[bytes]) -> Iterator[Event]:
     """Parse a stream of bytes into events (name and JSON data), skipping comments, which are keep-alives.
 
     Raises:
@@ -32,7 +32,7 @@ def parse(chunks: Iterable[bytes]) -> Iterator[Event]:
     for line in _lines(chunks):
         if not line:
             if data:
-                yield name, _object(b"\n".join(data))
+                yield name, _parse_data(b"\n".join(data))
             name, data = "message", []
             continue
         field, _, value = line.partition(b":")
@@ -55,13 +55,13 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         held = [rest]
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _parse_data(data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise LinkError("the server's stream of events cannot be read", hint="Try again.", transient=False)
+        raise ConnectionFailed("the server's stream of events cannot be read", hint="Try again.", transient=False)
     return value
 
 
@@ -77,13 +77,13 @@ def follow(connect: Callable[[int], Iterable[bytes]], line: int) -> Iterator[Eve
     Raises:
         ClientError: A failure that is not transient.
     """
-    delay, lost = _FIRST_DELAY, False
+    delay, lost = _MIN_DELAY, False
     while True:
         try:
-            for name, data in parse(connect(line)):
+            for name, data in parse_events(connect(line)):
                 if lost:
-                    terminal.note(terminal.style("connected again", "dim", sys.stderr))
-                    delay, lost = _FIRST_DELAY, False
+                    terminal.print_message(terminal.style("connected again", "dim", sys.stderr))
+                    delay, lost = _MIN_DELAY, False
                 if name == "line":
                     number = int(data["line"])
                     if number <= line:
@@ -96,7 +96,7 @@ def follow(connect: Callable[[int], Iterable[bytes]], line: int) -> Iterator[Eve
             if not error.transient:
                 raise
         if not lost:
-            terminal.note(terminal.style("connection lost, trying again…", "yellow", sys.stderr))
+            terminal.print_message(terminal.style("connection lost, trying again…", "yellow", sys.stderr))
             lost = True
-        time.sleep(jittered(delay))
-        delay = min(delay * 2, _LAST_DELAY)
+        time.sleep(jitter(delay))
+        delay = min(delay * 2, _MAX_DELAY)

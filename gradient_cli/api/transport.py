@@ -11,8 +11,8 @@ import time
 from contextlib import suppress
 from urllib.parse import urlencode, urlsplit
 
-from gradient_cli.errors import ClientError, LinkError, RefusedError
-from gradient_cli.terminal import note, plain
+from gradient_cli.errors import ClientError, ConnectionFailed, ServerError
+from gradient_cli.terminal import print_message, sanitize
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 CONNECT_SECONDS = 15.0
-ANSWER_SECONDS = 60.0
+RESPONSE_SECONDS = 60.0
 UPLOAD_SECONDS = 600.0  # the server unpacks and checks a workspace before it answers
 STREAM_SECONDS = 60.0  # a followed log sends a keep-alive at least every 15 s
-LIMIT_SECONDS = 300.0  # longest total wait for a rate limit of the server
+MAX_RATE_LIMIT_SECONDS = 300.0  # longest total wait for a rate limit of the server
 CHUNK = 65536
 _ERROR_BYTES = 1_000_000
-_LIMITED = 429
+_TOO_MANY_REQUESTS = 429
 _PAGE_BYTES = 256_000_000
 
 # The first matching row is used: a subclass stands before its base classes.
@@ -75,7 +75,7 @@ class Transport:
     def __init__(self, url: str, key: str) -> None:
         self.url = url
         self._key = key
-        self._parts = _parse(url)
+        self._parts = _parse_url(url)
         self._kept: http.client.HTTPConnection | None = None
 
     def json(
@@ -117,7 +117,7 @@ class Transport:
         except ValueError:
             value = None
         if not isinstance(value, dict) or (needs and needs not in value):
-            raise self._not_ours(response)
+            raise self._not_our_server(response)
         return value
 
     def open(
@@ -128,7 +128,7 @@ class Transport:
         query: Mapping[str, object] | None = None,
         body: bytes | Iterator[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
-        seconds: float = ANSWER_SECONDS,
+        seconds: float = RESPONSE_SECONDS,
         keep: bool = True,
     ) -> http.client.HTTPResponse:
         """Send a request, and return the response with its body unread.
@@ -146,7 +146,7 @@ class Transport:
             RefusedError: The server answered with an error.
             LinkError: The server could not be reached.
         """
-        target = self._parts.path.rstrip("/") + path + _encoded(query)
+        target = self._parts.path.rstrip("/") + path + _encode_query(query)
         sent = {"Accept": "application/json", "User-Agent": "gradient-cli", **(headers or {})}
         if self._key:
             sent["x-api-key"] = self._key
@@ -155,37 +155,37 @@ class Transport:
             return self._send(method, target, body, sent, seconds, keep=keep)
 
         def ask() -> http.client.HTTPResponse:
-            return self._answered(send, repeat=keep and method == "GET")
+            return self._send_checked(send, repeat=keep and method == "GET")
 
         # An iterator is consumed by the first attempt; only its caller can make another one.
-        return ask() if body is not None and not isinstance(body, bytes) else self._patient(ask)
+        return ask() if body is not None and not isinstance(body, bytes) else self._retry_rate_limited(ask)
 
-    def _answered(self, send: Callable[[], http.client.HTTPResponse], *, repeat: bool) -> http.client.HTTPResponse:
+    def _send_checked(self, send: Callable[[], http.client.HTTPResponse], *, repeat: bool) -> http.client.HTTPResponse:
         """The response, if it is a success; `repeat`: send again where the kept connection had gone stale."""
         reused = repeat and self._kept is not None
         try:
             response = send()
-        except LinkError as error:
+        except ConnectionFailed as error:
             if not (reused and error.transient):
                 raise
             response = send()  # the persistent connection was stale
         if not 200 <= response.status < 300:  # noqa: PLR2004  the range of success
-            raise self._refusal(response)
+            raise self._error_of(response)
         return response
 
-    def _patient(self, ask: Callable[[], http.client.HTTPResponse]) -> http.client.HTTPResponse:
+    def _retry_rate_limited(self, send: Callable[[], http.client.HTTPResponse]) -> http.client.HTTPResponse:
         """Repeat a rate-limited request after its Retry-After, for a few minutes at most.
 
         A rate-limited request had no effect, so any may be repeated.
         """
-        until = time.monotonic() + LIMIT_SECONDS
+        until = time.monotonic() + MAX_RATE_LIMIT_SECONDS
         while True:
             try:
-                return ask()
-            except RefusedError as error:
-                if error.status != _LIMITED or time.monotonic() + error.retry_after > until:
+                return send()
+            except ServerError as error:
+                if error.status != _TOO_MANY_REQUESTS or time.monotonic() + error.retry_after > until:
                     raise
-                note(f"{error} Waiting {error.retry_after:.0f} s…")
+                print_message(f"{error} Waiting {error.retry_after:.0f} s…")
                 time.sleep(error.retry_after)
 
     def chunks(self, response: http.client.HTTPResponse, *, limit: int | None = None) -> Iterator[bytes]:
@@ -202,17 +202,17 @@ class Transport:
                 chunk = read(CHUNK)
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                raise self._explain(error) from None
+                raise self._to_client_error(error) from None
             if not chunk:
                 break
             total += len(chunk)
             if limit is not None and total > limit:
                 self.close()
-                raise LinkError(f"the answer of {self.url} is too large to read at once", transient=False)
+                raise ConnectionFailed(f"the answer of {self.url} is too large to read at once", transient=False)
             yield chunk
         if response.length:
             self.close()
-            raise LinkError(f"connection to {self.url} lost in the middle of an answer", hint="Try again.")
+            raise ConnectionFailed(f"connection to {self.url} lost in the middle of an answer", hint="Try again.")
 
     def close(self) -> None:
         """Close the persistent connection; the next request opens another."""
@@ -247,7 +247,7 @@ class Transport:
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise self._explain(error) from None
+            raise self._to_client_error(error) from None
 
     def _connection(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -255,46 +255,46 @@ class Transport:
             return http.client.HTTPSConnection(host, port)
         return http.client.HTTPConnection(host, port)
 
-    def _refusal(self, response: http.client.HTTPResponse) -> ClientError:
+    def _error_of(self, response: http.client.HTTPResponse) -> ClientError:
         if 300 <= response.status < 400:  # noqa: PLR2004  the range of redirections
             self.close()
-            there = plain(response.getheader("Location") or "elsewhere")
-            return LinkError(f"{self.url} points to {there}", hint="Give that address with --url.", transient=False)
+            there = sanitize(response.getheader("Location") or "elsewhere")
+            return ConnectionFailed(
+                f"{self.url} points to {there}", hint="Give that address with --url.", transient=False
+            )
         try:
             text = b"".join(self.chunks(response, limit=_ERROR_BYTES))
             error = json.loads(text)["error"]
-            message, name, field = (plain(error.get(part) or "") for part in ("message", "name", "field"))
-        except (LinkError, ValueError, LookupError, TypeError, AttributeError):
+            message, name, field = (sanitize(error.get(part) or "") for part in ("message", "name", "field"))
+        except (ConnectionFailed, ValueError, LookupError, TypeError, AttributeError):
             kind = "failed" if response.status >= 500 else "refused"  # noqa: PLR2004  the server's own failures
-            message, name, field = f"{self.url} {kind}: HTTP {response.status} {plain(response.reason)}", "", ""
+            message, name, field = f"{self.url} {kind}: HTTP {response.status} {sanitize(response.reason)}", "", ""
         hint = _HINTS.get(response.status, "")
-        wait = _seconds(response.getheader("Retry-After") or "")
-        return RefusedError(
-            message or name, status=response.status, name=name, field=field, hint=hint, retry_after=wait
-        )
+        wait = _parse_retry_after(response.getheader("Retry-After") or "")
+        return ServerError(message or name, status=response.status, name=name, field=field, hint=hint, retry_after=wait)
 
-    def _not_ours(self, response: http.client.HTTPResponse) -> LinkError:
-        kind = plain(response.getheader("Content-Type") or "no content type")
-        return LinkError(
+    def _not_our_server(self, response: http.client.HTTPResponse) -> ConnectionFailed:
+        kind = sanitize(response.getheader("Content-Type") or "no content type")
+        return ConnectionFailed(
             f"the answer of {self.url} is not what was asked for (HTTP {response.status}, {kind})",
             hint="Is this the address of a Gradient Jobs server? Give it with --url, or `gradient-cli login`.",
             transient=False,
         )
 
-    def _explain(self, error: Exception) -> LinkError:
+    def _to_client_error(self, error: Exception) -> ConnectionFailed:
         """Convert a connection failure to the error shown to the user.
 
         Raises:
             Exception: The error itself, if it is not a connection failure.
         """
-        if isinstance(error, LinkError):
+        if isinstance(error, ConnectionFailed):
             return error
         texts = (getattr(error, name, "") for name in ("verify_message", "reason", "strerror"))
         detail = next((text for text in texts if text), "it broke off")
         for kinds, sentence, hint, transient in _FAILURES:
             if isinstance(error, kinds):
                 message = sentence.format(url=self.url, host=self._parts.hostname or "", detail=detail)
-                return LinkError(message, hint=hint, transient=transient)
+                return ConnectionFailed(message, hint=hint, transient=transient)
         raise error
 
 
@@ -310,12 +310,12 @@ _HINTS = {
 }
 
 
-def _seconds(retry_after: str) -> float:
+def _parse_retry_after(retry_after: str) -> float:
     """Parse Retry-After as seconds, at most a minute; 5 s if it is not a plain number."""
     return min(float(retry_after), 60.0) if retry_after.isdecimal() and len(retry_after) < 9 else 5.0  # noqa: PLR2004
 
 
-def retrying(action: Callable[[], T], delays: Sequence[float]) -> T:
+def retry(action: Callable[[], T], delays: Sequence[float]) -> T:
     """Call `action`; after a transient failure wait and call it again, once for each delay.
 
     Raises:
@@ -325,34 +325,34 @@ def retrying(action: Callable[[], T], delays: Sequence[float]) -> T:
         try:
             return action()
         except ClientError as error:
-            limited = isinstance(error, RefusedError) and error.status == _LIMITED
+            limited = isinstance(error, ServerError) and error.status == _TOO_MANY_REQUESTS
             if not (error.transient or limited):
                 raise
-            note(f"{error}; trying again…")
-            time.sleep(max(jittered(delay), error.retry_after if isinstance(error, RefusedError) and limited else 0.0))
+            print_message(f"{error}; trying again…")
+            time.sleep(max(jitter(delay), error.retry_after if isinstance(error, ServerError) and limited else 0.0))
     return action()
 
 
-def jittered(delay: float) -> float:
+def jitter(delay: float) -> float:
     """Change a delay by up to a fifth at random, so that disconnected clients do not all return at once."""
     return delay * (0.8 + 0.4 * os.urandom(1)[0] / 255)
 
 
-def _encoded(query: Mapping[str, object] | None) -> str:
+def _encode_query(query: Mapping[str, object] | None) -> str:
     given = {name: value for name, value in (query or {}).items() if value is not None}
     return f"?{urlencode(given)}" if given else ""
 
 
-def _parse(url: str) -> SplitResult:
+def _parse_url(url: str) -> SplitResult:
     hint = "An address looks like http://127.0.0.1:8780 or https://host/path."
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise LinkError(f"url: {plain(url)!r}: {error}", hint=hint, transient=False) from None
+        raise ConnectionFailed(f"url: {sanitize(url)!r}: {error}", hint=hint, transient=False) from None
     clean = url.isascii() and url.isprintable() and " " not in url
     if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0 or not clean:
-        raise LinkError(f"url: {plain(url)!r} is not the address of a server", hint=hint, transient=False)
+        raise ConnectionFailed(f"url: {sanitize(url)!r} is not the address of a server", hint=hint, transient=False)
     if parts.query or parts.fragment or parts.username:
-        raise LinkError(f"url: {plain(url)!r} holds more than host and path", hint=hint, transient=False)
+        raise ConnectionFailed(f"url: {sanitize(url)!r} holds more than host and path", hint=hint, transient=False)
     return parts

@@ -6,8 +6,8 @@ import fnmatch
 
 from gradient_cli import terminal
 from gradient_cli.errors import FAILED, OK, ClientError
-from gradient_cli.formatting import ago, count, print_json, print_table, removed_line, size
-from gradient_cli.options import add_connection, add_job_id, add_json, add_positional, chosen_job, is_job_id
+from gradient_cli.formatting import describe_removed, format_count, format_past, format_size, print_json, print_table
+from gradient_cli.options import add_connection, add_job_id, add_json, add_positional, is_job_id, resolve_job_id
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -48,39 +48,39 @@ def list_files(args: argparse.Namespace) -> int:
     from gradient_cli.api.client import connect
 
     api = connect(args)
-    job_id = chosen_job(args.id, api.url)
-    found = _all(api, job_id)
+    job_id = resolve_job_id(args.id, api.url)
+    found = _list_all(api, job_id)
     if args.json:
         print_json(found)
         return OK
     rows = [
-        [file["path"], size(file["size"]), (file["sha256"] or "")[:_SHOWN_DIGITS], ago(file["modified"])]
+        [file["path"], format_size(file["size"]), (file["sha256"] or "")[:_SHOWN_DIGITS], format_past(file["modified"])]
         for file in found["files"]
     ]
     if rows:
         print_table(("PATH", "SIZE", "SHA256", "CHANGED"), rows)
-    _tell_state(found)
+    _print_state(found)
     if rows:
-        terminal.note(f"  gradient-cli jobs artifacts get {terminal.plain(job_id)}")
+        terminal.print_message(f"  gradient-cli jobs artifacts get {terminal.sanitize(job_id)}")
     return OK
 
 
 def get(args: argparse.Namespace) -> int:
     """Download a job's files and verify their checksums."""
     from gradient_cli.api.client import connect
-    from gradient_cli.workspace.download import Target
+    from gradient_cli.workspace.download import DownloadFolder
 
     if args.id and not is_job_id(args.id):
         args.patterns.insert(0, args.id)
         args.id = None
     api = connect(args)
-    job_id = chosen_job(args.id, api.url)
-    found = _all(api, job_id)
+    job_id = resolve_job_id(args.id, api.url)
+    found = _list_all(api, job_id)
     if found.get("removed"):
-        clone = f"`gradient-cli jobs clone {terminal.plain(job_id)}` runs it again."
-        raise ClientError(removed_line(found["removed"]), hint=clone)
-    files = _matching(found["files"], args.patterns)
-    target = Target(args.to or f"artifacts-{job_id}")
+        clone = f"`gradient-cli jobs clone {terminal.sanitize(job_id)}` runs it again."
+        raise ClientError(describe_removed(found["removed"]), hint=clone)
+    files = _select(found["files"], args.patterns)
+    target = DownloadFolder(args.to or f"artifacts-{job_id}")
     got, kept = [], 0
     for file in files:
         if target.fetch(api, job_id, file):
@@ -93,12 +93,14 @@ def get(args: argparse.Namespace) -> int:
         have = f"; {kept} {'was' if kept == 1 else 'were'} there already" if kept else ""
         total = sum(file["size"] for file in got)
         if files:
-            terminal.note(f"{count(len(got), 'file')} ({size(total)}) to {terminal.plain(target.root)}{have}")
-        _tell_state(found)
+            terminal.print_message(
+                f"{format_count(len(got), 'file')} ({format_size(total)}) to {terminal.sanitize(target.root)}{have}"
+            )
+        _print_state(found)
     return FAILED if found.get("state") == "failed" else OK
 
 
-def _all(api: Api, job_id: str) -> dict[str, Any]:
+def _list_all(api: Api, job_id: str) -> dict[str, Any]:
     found = api.artifacts(job_id)
     while found.get("next"):
         page = api.artifacts(job_id, after=found["next"])
@@ -108,7 +110,7 @@ def _all(api: Api, job_id: str) -> dict[str, Any]:
     return {**found, "next": None}
 
 
-def _matching(files: list[dict[str, Any]], patterns: list[str]) -> list[dict[str, Any]]:
+def _select(files: list[dict[str, Any]], patterns: list[str]) -> list[dict[str, Any]]:
     if not patterns:
         return files
     chosen: dict[str, dict[str, Any]] = {}
@@ -128,12 +130,12 @@ def _matching(files: list[dict[str, Any]], patterns: list[str]) -> list[dict[str
     return list(chosen.values())
 
 
-def _tell_state(found: dict[str, Any]) -> None:
+def _print_state(found: dict[str, Any]) -> None:
     if found.get("removed"):
-        terminal.note(removed_line(found["removed"]))
+        terminal.print_message(describe_removed(found["removed"]))
         return
     for item in found.get("skipped") or []:
-        terminal.note(f"not kept: {terminal.plain(item['path'])}: {terminal.plain(item['why'])}")
+        terminal.print_message(f"not kept: {terminal.sanitize(item['path'])}: {terminal.sanitize(item['why'])}")
     words = {
         "empty": "no artifacts",
         "none": "no artifacts so far",
@@ -144,4 +146,4 @@ def _tell_state(found: dict[str, Any]) -> None:
     if state == "complete" and not found["files"]:
         state = "empty"
     if state in words:
-        terminal.note(words[state])
+        terminal.print_message(words[state])

@@ -6,7 +6,7 @@ import sys
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.formatting import ago, print_json, print_table
+from gradient_cli.formatting import format_past, print_json, print_table
 from gradient_cli.options import add_connection, add_json, add_positional
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -22,56 +22,56 @@ def add_set_secret(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `secrets set`."""
     add_positional(parser, "name", needed=True, metavar="NAME", help="what jobs call it: --envVars TOKEN=secret:NAME")
     parser.add_argument("--from-file", metavar="FILE", help="take the value from a file, as it is")
-    _of_project(parser)
+    _add_project(parser)
     parser.set_defaults(run=set_secret)
 
 
 def add_list_secrets(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `secrets list`."""
-    _of_project(parser)
+    _add_project(parser)
     parser.set_defaults(run=list_secrets)
 
 
 def add_delete_secret(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `secrets delete`."""
     add_positional(parser, "name", needed=True, metavar="NAME", help="the secret")
-    _of_project(parser)
+    _add_project(parser)
     parser.set_defaults(run=delete_secret)
 
 
 def add_set_registry(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `registries set`."""
-    _one_host(parser)
+    _add_host(parser)
     parser.add_argument("--username", metavar="NAME", help="who signs in")
     parser.add_argument("--push", action="store_true", help="let jobs also push the images that they build with it")
-    _of_project(parser)
+    _add_project(parser)
     parser.set_defaults(run=set_registry)
 
 
 def add_list_registries(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `registries list`."""
-    _of_project(parser)
+    _add_project(parser)
     parser.set_defaults(run=list_registries)
 
 
 def add_delete_registry(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `registries delete`."""
-    _one_host(parser)
-    _of_project(parser)
+    _add_host(parser)
+    _add_project(parser)
     parser.set_defaults(run=delete_registry)
 
 
-def _one_host(parser: argparse.ArgumentParser) -> None:
+def _add_host(parser: argparse.ArgumentParser) -> None:
     text = "as in the names of its images: ghcr.io, localhost:5000; docker.io is Docker Hub"
     add_positional(parser, "host", needed=True, metavar="HOST", help=text)
 
 
-def _of_project(parser: argparse.ArgumentParser) -> None:
+def _add_project(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--project", metavar="NAME", help="only for jobs of this project (default: for every project)")
-    _tail(parser)
+    _add_common(parser)
 
 
-def _tail(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_connection(parser)
 
@@ -83,12 +83,12 @@ def set_secret(args: argparse.Namespace) -> int:
     api = connect(args)
     project_id = _project_id(api, args.project)
     # A file is sent unchanged: the newline at the end of a private key belongs to it.
-    value = _file(args.from_file) if args.from_file else asked_for("value", f"Value of {args.name}: ")
+    value = _read_file(args.from_file) if args.from_file else read_hidden("value", f"Value of {args.name}: ")
     secret = api.set_secret(args.name, value, project_id)
     if args.json:
         print_json(secret)
     else:
-        terminal.note(f"stored; jobs have it with --envVars {args.name}=secret:{args.name}")
+        terminal.print_message(f"stored; jobs have it with --envVars {args.name}=secret:{args.name}")
     return OK
 
 
@@ -101,9 +101,9 @@ def list_secrets(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
     elif not found["secrets"]:
-        terminal.note("no secrets here; `gradient-cli secrets set NAME` stores one")
+        terminal.print_message("no secrets here; `gradient-cli secrets set NAME` stores one")
     else:
-        rows = [[one["name"], ago(one["createdAt"]), ago(one["updatedAt"])] for one in found["secrets"]]
+        rows = [[one["name"], format_past(one["createdAt"]), format_past(one["updatedAt"])] for one in found["secrets"]]
         print_table(("NAME", "CREATED", "CHANGED"), rows)
     return OK
 
@@ -114,7 +114,7 @@ def delete_secret(args: argparse.Namespace) -> int:
 
     api = connect(args)
     api.delete_secret(args.name, _project_id(api, args.project))
-    return _deleted(args, args.name)
+    return _print_deleted(args, args.name)
 
 
 def set_registry(args: argparse.Namespace) -> int:
@@ -125,13 +125,13 @@ def set_registry(args: argparse.Namespace) -> int:
         raise UsageError("username: who signs in?", hint="For example --username alice.")
     api = connect(args)
     project_id = _project_id(api, args.project)
-    password = asked_for("password", f"Password of {args.username} at {args.host}: ")
+    password = read_hidden("password", f"Password of {args.username} at {args.host}: ")
     registry = api.set_registry(args.host, args.username, password, project_id, push=args.push)
     if args.json:
         print_json(registry)
     else:
         also = ", and push" if args.push else ""
-        terminal.note(f"stored; workers sign in to {registry['host']} as {args.username}{also}")
+        terminal.print_message(f"stored; workers sign in to {registry['host']} as {args.username}{also}")
     return OK
 
 
@@ -144,10 +144,10 @@ def list_registries(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
     elif not found["registries"]:
-        terminal.note("no registries yet; `gradient-cli registries set HOST --username NAME` stores one")
+        terminal.print_message("no registries yet; `gradient-cli registries set HOST --username NAME` stores one")
     else:
         rows = [
-            [one["host"], one["username"], "yes" if one.get("push") else "no", ago(one["updatedAt"])]
+            [one["host"], one["username"], "yes" if one.get("push") else "no", format_past(one["updatedAt"])]
             for one in found["registries"]
         ]
         print_table(("HOST", "USERNAME", "PUSH", "CHANGED"), rows)
@@ -160,26 +160,26 @@ def delete_registry(args: argparse.Namespace) -> int:
 
     api = connect(args)
     api.delete_registry(args.host, _project_id(api, args.project))
-    return _deleted(args, args.host)
+    return _print_deleted(args, args.host)
 
 
-def _deleted(args: argparse.Namespace, what: str) -> int:
+def _print_deleted(args: argparse.Namespace, what: str) -> int:
     if args.json:
         print_json({"name": what, "deleted": True})
     else:
-        terminal.note(f"deleted {terminal.plain(what)}")
+        terminal.print_message(f"deleted {terminal.sanitize(what)}")
     return OK
 
 
 def _project_id(api: Api, name: str | None) -> str | None:
     if name is None:
         return None
-    from gradient_cli.commands.projects import chosen
+    from gradient_cli.commands.projects import find_project
 
-    return str(chosen(api, name)["id"])
+    return str(find_project(api, name)["id"])
 
 
-def asked_for(field: str, prompt: str) -> str:
+def read_hidden(field: str, prompt: str) -> str:
     """Read a value that is never shown: from a prompt on a terminal, else all of stdin without its final newline.
 
     Raises:
@@ -190,13 +190,13 @@ def asked_for(field: str, prompt: str) -> str:
 
         value = getpass.getpass(prompt, stream=sys.stderr)
     else:
-        value = _file(_STDIN).removesuffix("\n").removesuffix("\r")
+        value = _read_file(_STDIN).removesuffix("\n").removesuffix("\r")
     if not value:
         raise UsageError(f"{field}: nothing was given", hint="Type it when asked, or pipe it in.")
     return value
 
 
-def _file(path: str) -> str:
+def _read_file(path: str) -> str:
     try:
         if path == _STDIN:
             return sys.stdin.buffer.read().decode()

@@ -30,11 +30,11 @@ def list_images(args: argparse.Namespace) -> int:
         return OK
     names = found["images"]
     if not names:
-        terminal.note("this server has no short names; --container takes image references")
+        terminal.print_message("this server has no short names; --container takes image references")
         return OK
     rows = [_row(name) for name in names]
     print_table(("NAME", "IMAGE", "ON GPU TYPES", "ON HOSTS", "WHAT IS IN IT", "ALSO CALLED"), rows, whole=("NAME",))
-    terminal.note("any other --container is an image reference, such as host/name:tag")
+    terminal.print_message("any other --container is an image reference, such as host/name:tag")
     return OK
 
 

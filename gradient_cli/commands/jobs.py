@@ -7,20 +7,20 @@ import sys
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import (
-    ago,
-    ahead,
     describe_gpus,
+    describe_port,
     describe_tpu,
     describe_usage,
-    duration,
-    money,
-    ordinal,
-    port_words,
-    price,
+    format_duration,
+    format_future,
+    format_money,
+    format_ordinal,
+    format_past,
+    format_price,
+    format_start,
     print_fields,
     print_json,
     print_table,
-    starting,
 )
 from gradient_cli.options import (
     add_connection,
@@ -28,8 +28,8 @@ from gradient_cli.options import (
     add_json,
     add_option,
     add_positional,
-    chosen_job,
-    this_folder,
+    current_folder,
+    resolve_job_id,
 )
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PAGE = 200
-_IN_TURN = ("behind_jobs", "waiting_for_machine")
+_QUEUE_REASONS = ("behind_jobs", "waiting_for_machine")
 _FILTERS = {
     "state": ("STATE", "only jobs in this state"),
     "project": ("NAME", "only jobs of this project"),
@@ -61,13 +61,13 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 def add_show(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs show`."""
-    _one_job(parser)
+    _add_job_id(parser)
     parser.set_defaults(run=show)
 
 
 def add_stop(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs stop`."""
-    _one_job(parser)
+    _add_job_id(parser)
     parser.set_defaults(run=stop)
 
 
@@ -88,7 +88,7 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=wait)
 
 
-def _one_job(parser: argparse.ArgumentParser) -> None:
+def _add_job_id(parser: argparse.ArgumentParser) -> None:
     add_job_id(parser)
     add_json(parser)
     add_connection(parser)
@@ -116,37 +116,37 @@ def list_jobs(args: argparse.Namespace) -> int:
         return OK
     _print_jobs(found, filtered=any(filters.values()))
     if after:
-        terminal.note(f"the newest {len(found)}; --limit N or --all shows more")
+        terminal.print_message(f"the newest {len(found)}; --limit N or --all shows more")
     return OK
 
 
 def _print_jobs(found: list[dict[str, Any]], *, filtered: bool) -> None:
     if not found:
-        terminal.note(
+        terminal.print_message(
             "no such jobs; `gradient-cli jobs list` shows all of them"
             if filtered
             else "no jobs yet; `gradient-cli jobs create` submits one"
         )
         return
-    waits = [_waits(job) for job in found]
+    waits = [_describe_wait(job) for job in found]
     shown = any(waits)  # no empty column if no job waits
     heads = ["ID", "NAME", "STATE", *(["WAITS"] if shown else []), "MACHINE", "PROJECT", "CREATED", "RAN", "COST"]
     rows = [_row(job, [why] if shown else []) for job, why in zip(found, waits, strict=True)]
     print_table(heads, rows, whole=("WAITS",), spare=("COST", "RAN") if shown else ())
 
 
-def _waits(job: dict[str, Any]) -> str:
+def _describe_wait(job: dict[str, Any]) -> str:
     """Return in few words why a job waits: `3rd, ~4m`, `no worker`, `silent, 5m`."""
     if job.get("silentSince"):
-        return f"silent, {ago(job['silentSince']).removesuffix(' ago')}"
+        return f"silent, {format_past(job['silentSince']).removesuffix(' ago')}"
     position = job.get("queuePosition")
     if position is None:
         return ""
     reason = str(job.get("reason") or "")
     # If the job only waits its turn, its position says more than the name of the reason.
     short = reason.removeprefix("waiting_for_").removeprefix("project_").replace("_", " ")
-    why = ordinal(position) if reason in _IN_TURN else short
-    return ", ".join(part for part in (why, ahead(job.get("estimatedStartAt"))) if part)
+    why = format_ordinal(position) if reason in _QUEUE_REASONS else short
+    return ", ".join(part for part in (why, format_future(job.get("estimatedStartAt"))) if part)
 
 
 def _row(job: dict[str, Any], waits: list[str]) -> list[str]:
@@ -159,9 +159,9 @@ def _row(job: dict[str, Any], waits: list[str]) -> list[str]:
         *waits,
         str(job.get("machineType") or ""),
         str(job.get("project") or ""),
-        ago(job.get("createdAt")),
-        duration(job.get("durationSeconds")),
-        money(job.get("cost")),
+        format_past(job.get("createdAt")),
+        format_duration(job.get("durationSeconds")),
+        format_money(job.get("cost")),
     ]
 
 
@@ -170,7 +170,7 @@ def show(args: argparse.Namespace) -> int:
     from gradient_cli.api.client import connect
 
     api = connect(args)
-    job = api.job(chosen_job(args.id, api.url))
+    job = api.job(resolve_job_id(args.id, api.url))
     if args.json:
         print_json(job)
         return OK
@@ -184,12 +184,12 @@ def show(args: argparse.Namespace) -> int:
         steps += [f"gradient-cli jobs clone {job_id}"]
     else:
         steps = [f"{steps[0]} --follow", f"gradient-cli jobs stop {job_id}"]
-    terminal.note("\n".join(["next", *(f"  {step}" for step in steps)]))
+    terminal.print_message("\n".join(["next", *(f"  {step}" for step in steps)]))
     return OK
 
 
 def _fields(job: dict[str, Any]) -> dict[str, str]:
-    from gradient_cli.follow import sentence
+    from gradient_cli.follow import describe_state
 
     position, starts_at = job.get("queuePosition"), job.get("estimatedStartAt")
     phase = " · ".join(str(job[name]) for name in ("phase", "phaseDetail") if job.get(name))
@@ -197,11 +197,11 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "id": str(job["id"]),
         "name": str(job.get("name") or ""),
         "project": str(job.get("project") or ""),
-        "state": sentence(job),
+        "state": describe_state(job),
         "reason": str(job.get("reason") or ""),
         "phase": phase,
         "queue position": "" if position is None else str(position),
-        "starts": f"{starting(starts_at)} ({starts_at}, an estimate from earlier jobs)" if starts_at else "",
+        "starts": f"{format_start(starts_at)} ({starts_at}, an estimate from earlier jobs)" if starts_at else "",
         "stopping": "asked for" if job.get("stopRequested") and not job.get("finishedAt") else "",
         "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
         "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
@@ -212,17 +212,17 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "working directory": str(job.get("workingDir") or ""),
         "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
         "environment": ", ".join(f"{name}={value}" for name, value in (job.get("envVars") or {}).items()),
-        "ports": ", ".join(port_words(port) for port in job.get("ports") or []),
+        "ports": ", ".join(describe_port(port) for port in job.get("ports") or []),
         "tags": ", ".join(job.get("tags") or []),
         "attempt": f"{job.get('attempt')} of {job.get('maxAttempts')}" if job.get("attempt") else "",
-        "time limit": duration(job.get("timeLimit")),
+        "time limit": format_duration(job.get("timeLimit")),
         "clone of": str(job.get("parentJobId") or ""),
     }
-    gone = {one["what"]: f"{one['message']} {_moment(one['at'])}" for one in job.get("removed") or []}
+    gone = {one["what"]: f"{one['message']} {_format_moment(one['at'])}" for one in job.get("removed") or []}
     exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
-    times = {name: _moment(job.get(f"{name}At")) for name in ("created", "started", "finished")}
-    cost = " at ".join(part for part in (money(job.get("cost")), price(job)) if part)
-    ran = duration(job.get("durationSeconds"))
+    times = {name: _format_moment(job.get(f"{name}At")) for name in ("created", "started", "finished")}
+    cost = " at ".join(part for part in (format_money(job.get("cost")), format_price(job)) if part)
+    ran = format_duration(job.get("durationSeconds"))
     return {**exact, **times, "ran": ran, _cost_label(job): cost, "link": str(job.get("url") or "")}
 
 
@@ -256,25 +256,25 @@ def _cost_label(job: dict[str, Any]) -> str:
     return "would cost" if job.get("simulated") else "cost"
 
 
-def _moment(moment: str | None) -> str:
-    return f"{moment} ({ago(moment)})" if moment else ""
+def _format_moment(moment: str | None) -> str:
+    return f"{moment} ({format_past(moment)})" if moment else ""
 
 
 def stop(args: argparse.Namespace) -> int:
     """Ask a job to stop."""
     from gradient_cli.api.client import connect
-    from gradient_cli.follow import sentence
+    from gradient_cli.follow import describe_state
 
     api = connect(args)
-    job = api.stop_job(chosen_job(args.id, api.url))
+    job = api.stop_job(resolve_job_id(args.id, api.url))
     if args.json:
         print_json(job)
     elif job.get("finishedAt"):
-        terminal.note(f"it had ended already: {sentence(job)}")
+        terminal.print_message(f"it had ended already: {describe_state(job)}")
     else:
-        grace = duration(job.get("stopGrace"))
-        terminal.note(f"stopping; the job has {grace or 'a moment'} to save its work")
-        terminal.note(f"  gradient-cli jobs wait {job['id']}")
+        grace = format_duration(job.get("stopGrace"))
+        terminal.print_message(f"stopping; the job has {grace or 'a moment'} to save its work")
+        terminal.print_message(f"  gradient-cli jobs wait {job['id']}")
     return OK
 
 
@@ -285,14 +285,14 @@ def delete(args: argparse.Namespace) -> int:
 
     api = connect(args)
     if not args.id:
-        last = config.last_job(this_folder(), api.url)
+        last = config.last_job(current_folder(), api.url)
         hint = f"The last one of this folder: `gradient-cli jobs delete {last}`." if last else "Name it by its id."
         raise UsageError("which job? What is deleted must be named", hint=hint)
     api.delete_job(args.id)
     if args.json:
         print_json({"id": args.id, "deleted": True})
     else:
-        terminal.note(f"deleted {terminal.plain(args.id)}")
+        terminal.print_message(f"deleted {terminal.sanitize(args.id)}")
     return OK
 
 
@@ -300,11 +300,11 @@ def wait(args: argparse.Namespace) -> int:
     """Wait for a job's end and exit with its exit code."""
     from gradient_cli import follow
     from gradient_cli.api.client import connect
-    from gradient_cli.workspace.spec import seconds
+    from gradient_cli.workspace.spec import parse_duration
 
-    timeout = None if args.timeout is None else seconds("timeout", args.timeout)
+    timeout = None if args.timeout is None else parse_duration("timeout", args.timeout)
     api = connect(args)
-    job_id = chosen_job(args.id, api.url)
+    job_id = resolve_job_id(args.id, api.url)
     try:
         job = follow.wait(api, job_id, timeout)
     except KeyboardInterrupt:
@@ -312,6 +312,6 @@ def wait(args: argparse.Namespace) -> int:
     if args.json:
         print_json(job)
     else:
-        follow.summarise(api, job)
+        follow.print_summary(api, job)
     sys.stdout.flush()
     return follow.exit_code(job)

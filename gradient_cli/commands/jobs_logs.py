@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.formatting import removed_line
-from gradient_cli.options import add_connection, add_job_id, chosen_job
+from gradient_cli.formatting import describe_removed
+from gradient_cli.options import add_connection, add_job_id, resolve_job_id
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def logs(args: argparse.Namespace) -> int:
         if (getattr(args, name) or 0) < 0:
             raise UsageError(f"{name}: it cannot be negative", hint=f"For example --{name} 100.")
     api = connect(args)
-    job_id = chosen_job(args.id, api.url)
+    job_id = resolve_job_id(args.id, api.url)
     printer = JsonPrinter() if args.json else LogPrinter(raw=args.raw, timestamps=args.timestamps)
     seen = args.line or 0
     if args.follow and args.tail is None:
@@ -54,16 +54,16 @@ def logs(args: argparse.Namespace) -> int:
     if args.follow:
         return attach(api, job_id, printer, line=seen)
     if seen == (args.line or 0):
-        _tell_none(api.logs(job_id, line=seen, limit=1), more=bool(args.line))
+        _print_no_lines(api.logs(job_id, line=seen, limit=1), more=bool(args.line))
     return OK
 
 
-def _tell_none(page: dict[str, Any], *, more: bool) -> None:
+def _print_no_lines(page: dict[str, Any], *, more: bool) -> None:
     """Print why there were no lines: none exist, none exist yet, or they were deleted."""
     if page.get("removed"):
-        terminal.note(removed_line(page["removed"]))
+        terminal.print_message(describe_removed(page["removed"]))
     else:
-        terminal.note(f"no {'more ' if more else ''}lines{'' if page.get('complete') else ' yet'}")
+        terminal.print_message(f"no {'more ' if more else ''}lines{'' if page.get('complete') else ' yet'}")
 
 
 def _pages(api: Api, job_id: str, line: int, tail: int | None) -> Iterator[dict[str, Any]]:

@@ -33,11 +33,11 @@ def login(args: argparse.Namespace) -> int:
     from gradient_cli.api.client import Api
     from gradient_cli.api.transport import Transport
 
-    url = getattr(args, "url", None) or os.environ.get("GRADIENT_URL") or _ask("url", "Server: ")
-    key = getattr(args, "apiKey", None) or os.environ.get("GRADIENT_API_KEY") or _ask("apiKey", "API key: ")
-    settings = config.Settings(url.strip(), config.clean_key(key), "login")
+    url = getattr(args, "url", None) or os.environ.get("GRADIENT_URL") or _prompt("url", "Server: ")
+    key = getattr(args, "apiKey", None) or os.environ.get("GRADIENT_API_KEY") or _prompt("apiKey", "API key: ")
+    settings = config.Settings(url.strip(), config.strip_key(key), "login")
     Api(Transport(settings.url, settings.key)).projects()
-    _warn_if_open(settings.url)
+    _warn_if_unencrypted(settings.url)
     path = config.login_file()
     try:
         config.write_json(path, {"url": settings.url, "apiKey": settings.key})
@@ -48,11 +48,11 @@ def login(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"url": settings.url, "path": path})
     else:
-        terminal.note(f"logged in to {settings.url}; saved in {path}")
+        terminal.print_message(f"logged in to {settings.url}; saved in {path}")
     return OK
 
 
-def _ask(name: str, prompt: str) -> str:
+def _prompt(name: str, prompt: str) -> str:
     if not (terminal.is_tty(sys.stdin) and terminal.is_tty(sys.stderr)):
         raise UsageError(f"{name}: it is needed to log in", hint=f"Say --{name} VALUE: nobody is here to be asked.")
     if name == "apiKey":
@@ -68,9 +68,9 @@ def _ask(name: str, prompt: str) -> str:
     return answer.strip()
 
 
-def _warn_if_open(url: str) -> None:
+def _warn_if_unencrypted(url: str) -> None:
     from urllib.parse import urlsplit
 
     parts = urlsplit(url)
     if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
-        terminal.note("warning: over http:// the key travels readable to everyone on the way; prefer https://")
+        terminal.print_message("warning: over http:// the key travels readable to everyone on the way; prefer https://")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK
-from gradient_cli.formatting import price, print_json, print_table
+from gradient_cli.formatting import format_price, print_json, print_table
 from gradient_cli.options import add_connection, add_json
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -34,7 +34,7 @@ def list_machine_types(args: argparse.Namespace) -> int:
         [_row(kind) for kind in kinds],
     )
     if any(kind.get("simulated") for kind in kinds):
-        terminal.note("simulated: the job really runs, but on the server's CPU")
+        terminal.print_message("simulated: the job really runs, but on the server's CPU")
     return OK
 
 
@@ -46,7 +46,7 @@ def _row(kind: dict[str, Any]) -> list[str]:
         str(kind["name"]),
         f"{number} x {accelerator}" if number > 1 and accelerator else accelerator,
         f"{memory:g} GB" if memory else "",
-        price(kind),
+        format_price(kind),
         available if kind.get("available") else "no",
         str(kind.get("backend") or ""),
         ", ".join(kind.get("aliases") or []),

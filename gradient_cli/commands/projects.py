@@ -6,7 +6,7 @@ import os
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK, REFUSED, ClientError, UsageError
-from gradient_cli.formatting import ago, count, print_fields, print_json, print_table
+from gradient_cli.formatting import format_count, format_past, print_fields, print_json, print_table
 from gradient_cli.options import add_connection, add_json, add_option, add_positional
 from gradient_cli.workspace import project_file
 
@@ -57,7 +57,7 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 def add_show(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `projects show`."""
-    _one_project(parser)
+    _add_project(parser)
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=show)
@@ -65,7 +65,7 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 
 def add_update(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `projects update`."""
-    _one_project(parser)
+    _add_project(parser)
     for name, (metavar, text) in _HELPS.items():
         add_option(parser, f"--{name}", metavar=metavar, help=text)
     add_json(parser)
@@ -73,13 +73,13 @@ def add_update(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=update)
 
 
-def _one_project(parser: argparse.ArgumentParser) -> None:
+def _add_project(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "project", needed=True, metavar="NAME_OR_ID", nargs="?", help="the project")
 
 
 def init(args: argparse.Namespace) -> int:
     """Write a project file into this folder, never overwriting one."""
-    path = os.path.join(os.getcwd(), project_file.NAME)
+    path = os.path.join(os.getcwd(), project_file.FILE_NAME)
     values = {name: getattr(args, name) for name in _PREFILLED if getattr(args, name)}
     values.setdefault("project", os.path.basename(os.getcwd()) or "default")
     try:
@@ -90,7 +90,7 @@ def init(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"path": path})
     else:
-        terminal.note(f"wrote {path}: fill it in, then `gradient-cli jobs create` needs no flags here")
+        terminal.print_message(f"wrote {path}: fill it in, then `gradient-cli jobs create` needs no flags here")
     return OK
 
 
@@ -117,7 +117,7 @@ def list_projects(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
     elif not found["projects"]:
-        terminal.note("no projects yet; `gradient-cli projects create NAME` makes one")
+        terminal.print_message("no projects yet; `gradient-cli projects create NAME` makes one")
     else:
         print_table(("ID", "NAME", "JOBS", "RUNNING", "WAITING", "CREATED"), [_row(one) for one in found["projects"]])
     return OK
@@ -125,10 +125,17 @@ def list_projects(args: argparse.Namespace) -> int:
 
 def _row(project: dict[str, Any]) -> list[str]:
     counts = [str(project.get(name, "")) for name in ("jobCount", "queuedCount")]
-    return [project["id"], project["name"], counts[0], _running(project), counts[1], ago(project.get("createdAt"))]
+    return [
+        project["id"],
+        project["name"],
+        counts[0],
+        _format_running(project),
+        counts[1],
+        format_past(project.get("createdAt")),
+    ]
 
 
-def _running(project: dict[str, Any]) -> str:
+def _format_running(project: dict[str, Any]) -> str:
     """Format the number of running jobs with its limit: `2 of 4`."""
     most = project.get("maxRunning")
     return f"{project.get('runningCount', '')}{'' if most is None else f' of {most}'}"
@@ -138,7 +145,7 @@ def show(args: argparse.Namespace) -> int:
     """Print one project."""
     from gradient_cli.api.client import connect
 
-    _print(args, chosen(connect(args), args.project))
+    _print_project(args, find_project(connect(args), args.project))
     return OK
 
 
@@ -147,15 +154,15 @@ def update(args: argparse.Namespace) -> int:
     from gradient_cli.api.client import connect
 
     given = {name: getattr(args, name) for name in _CHANGES if getattr(args, name) is not None}
-    changes = {name: _value(name, text) for name, text in given.items()}
+    changes = {name: _parse_value(name, text) for name, text in given.items()}
     if not changes:
         raise UsageError("nothing to change", hint="For example --maxRunning 4, or --keepArtifactsDays 90.")
     api = connect(args)
-    _print(args, api.update_project(chosen(api, args.project)["id"], changes))
+    _print_project(args, api.update_project(find_project(api, args.project)["id"], changes))
     return OK
 
 
-def _value(name: str, text: str) -> int | str | None:
+def _parse_value(name: str, text: str) -> int | str | None:
     words = _CHANGES[name]
     if text in words:
         return words[text]
@@ -165,7 +172,7 @@ def _value(name: str, text: str) -> int | str | None:
     return int(text)
 
 
-def chosen(api: Api, given: str | None) -> dict[str, Any]:
+def find_project(api: Api, given: str | None) -> dict[str, Any]:
     """Find the project with this id, else the one of this name."""
     if not given:
         raise UsageError("which project? It must be named", hint="`gradient-cli projects list` shows them.")
@@ -181,7 +188,7 @@ def chosen(api: Api, given: str | None) -> dict[str, Any]:
     )
 
 
-def _print(args: argparse.Namespace, project: dict[str, Any]) -> None:
+def _print_project(args: argparse.Namespace, project: dict[str, Any]) -> None:
     if args.json:
         print_json(project)
         return
@@ -194,14 +201,14 @@ def _print(args: argparse.Namespace, project: dict[str, Any]) -> None:
             "running": str(project.get("runningCount", "")),
             "waiting": str(project.get("queuedCount", "")),
             "at once": "no limit of its own" if most is None else f"at most {most}",
-            "keeps logs": _kept(project, "keepLogs"),
-            "keeps artifacts": _kept(project, "keepArtifacts"),
-            "created": " ".join(filter(None, [project.get("createdAt"), f"({ago(project.get('createdAt'))})"])),
+            "keeps logs": _describe_retention(project, "keepLogs"),
+            "keeps artifacts": _describe_retention(project, "keepArtifacts"),
+            "created": " ".join(filter(None, [project.get("createdAt"), f"({format_past(project.get('createdAt'))})"])),
         }
     )
 
 
-def _kept(project: dict[str, Any], name: str) -> str:
+def _describe_retention(project: dict[str, Any], name: str) -> str:
     days = project.get(f"{name}Days")
-    length = "for good" if days is None else f"{count(days, 'day')} after a job's end"
+    length = "for good" if days is None else f"{format_count(days, 'day')} after a job's end"
     return length + (" (as the service is set)" if project.get(f"{name}By") == "service" else "")

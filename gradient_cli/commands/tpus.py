@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK
-from gradient_cli.formatting import ago, money, print_json, print_table
+from gradient_cli.formatting import format_money, format_past, print_json, print_table
 from gradient_cli.options import add_connection, add_json
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -28,7 +28,7 @@ def list_tpus(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
     elif not found["tpus"]:
-        terminal.note("no TPU is held or asked for: nothing bills")
+        terminal.print_message("no TPU is held or asked for: nothing bills")
     else:
         heads = ("NAME", "ZONE", "TYPE", "WAY", "STATE", "HEALTH", "JOB", "BILLS SINCE", "COST")
         print_table(heads, [_row(one) for one in found["tpus"]], whole=("JOB",), spare=("WAY", "HEALTH", "ZONE"))
@@ -45,6 +45,6 @@ def _row(tpu: dict[str, Any]) -> list[str]:
         str(tpu.get("state") or ""),
         str(tpu.get("health") or ""),
         str(tpu.get("jobId") or ""),
-        ago(tpu.get("billedAt")) or "not yet",
-        money(tpu.get("cost")),
+        format_past(tpu.get("billedAt")) or "not yet",
+        format_money(tpu.get("cost")),
     ]

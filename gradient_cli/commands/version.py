@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import argparse
 
 
-def own_version() -> str:
+def client_version() -> str:
     """Return the version of the installed client."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -40,7 +40,7 @@ def show_version(args: argparse.Namespace) -> int:
     except ClientError as error:
         server = f"none: {error}"
     if args.json:
-        print_json({"client": own_version(), "server": server, "url": url or None})
+        print_json({"client": client_version(), "server": server, "url": url or None})
     else:
-        print_fields({"client": own_version(), "server": server, "url": url})
+        print_fields({"client": client_version(), "server": server, "url": url})
     return OK

@@ -10,8 +10,8 @@ import tarfile
 import tempfile
 
 from gradient_cli.errors import ClientError
-from gradient_cli.formatting import count
-from gradient_cli.workspace.ignore import Rules
+from gradient_cli.formatting import format_count
+from gradient_cli.workspace.ignore import IgnoreRules
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 _LEVEL = 3
 # The same mtime for every file, so that a fresh clone gives the same bytes; 1980 is the earliest in a zip.
 _MTIME = 315532800
-_NAMED = 10
+_MAX_NAMED = 10
 
 
-class Entry:
+class WorkspaceEntry:
     """One file, folder or link of a workspace.
 
     Attributes:
@@ -46,7 +46,7 @@ class Entry:
         self.target = target
 
 
-class Folder:
+class WorkspaceFolder:
     """The contents of a workspace folder.
 
     Attributes:
@@ -57,15 +57,15 @@ class Folder:
 
     def __init__(self, root: str) -> None:
         self.root = os.path.realpath(root)
-        self.entries: list[Entry] = []
+        self.entries: list[WorkspaceEntry] = []
         self.skipped: list[tuple[str, str]] = []
         unreadable: list[str] = []
-        self._scan(self.root, "", Rules.for_root(self.root), unreadable)
-        _refuse(unreadable)
+        self._scan(self.root, "", IgnoreRules.for_root(self.root), unreadable)
+        _raise_unreadable(unreadable)
         self.entries.sort(key=lambda entry: os.fsencode(entry.path))
 
     @property
-    def files(self) -> list[Entry]:
+    def files(self) -> list[WorkspaceEntry]:
         """The regular files."""
         return [entry for entry in self.entries if entry.kind == "file"]
 
@@ -74,11 +74,11 @@ class Folder:
         """Total bytes of all files, before compression."""
         return sum(entry.size for entry in self.entries)
 
-    def largest(self) -> list[Entry]:
+    def largest(self) -> list[WorkspaceEntry]:
         """Return the ten largest files, largest first."""
-        return sorted(self.files, key=lambda entry: (-entry.size, entry.path))[:_NAMED]
+        return sorted(self.files, key=lambda entry: (-entry.size, entry.path))[:_MAX_NAMED]
 
-    def _scan(self, folder: str, prefix: str, rules: Rules, unreadable: list[str]) -> None:
+    def _scan(self, folder: str, prefix: str, rules: IgnoreRules, unreadable: list[str]) -> None:
         try:
             with os.scandir(folder) as found:
                 items = list(found)
@@ -88,7 +88,7 @@ class Folder:
         for item in items:
             path = prefix + item.name
             is_folder = item.is_dir(follow_symlinks=False)
-            if rules.leaves_out(item.path, is_folder=is_folder):
+            if rules.ignores(item.path, is_folder=is_folder):
                 continue
             try:
                 status = item.stat(follow_symlinks=False)
@@ -97,8 +97,8 @@ class Folder:
                 continue
             mode = stat.S_IMODE(status.st_mode) & 0o777
             if is_folder:
-                self.entries.append(Entry(path, "folder", mode))
-                self._scan(item.path, f"{path}/", Rules(item.path, rules), unreadable)
+                self.entries.append(WorkspaceEntry(path, "folder", mode))
+                self._scan(item.path, f"{path}/", IgnoreRules(item.path, rules), unreadable)
             elif item.is_symlink():
                 self._add_link(item.path, path)
             elif not stat.S_ISREG(status.st_mode):
@@ -106,15 +106,15 @@ class Folder:
             elif not os.access(item.path, os.R_OK):
                 unreadable.append(path)
             else:
-                self.entries.append(Entry(path, "file", mode, status.st_size))
+                self.entries.append(WorkspaceEntry(path, "file", mode, status.st_size))
 
     def _add_link(self, full: str, path: str) -> None:
         written = os.readlink(full)
         here = os.path.dirname(full)
         target = os.path.normpath(os.path.join(here, written))
-        if _inside(target, self.root) and _inside(os.path.realpath(full), self.root):
+        if _is_inside(target, self.root) and _is_inside(os.path.realpath(full), self.root):
             relative = os.path.relpath(target, here) if os.path.isabs(written) else written
-            self.entries.append(Entry(path, "link", 0o777, target=relative))
+            self.entries.append(WorkspaceEntry(path, "link", 0o777, target=relative))
         else:
             self.skipped.append((path, f"a link that leaves the folder, to {written}"))
 
@@ -142,7 +142,7 @@ class Archive:
             os.unlink(self.path)
 
 
-def existing(path: str) -> Archive:
+def open_archive(path: str) -> Archive:
     """Open an archive that the user made.
 
     Raises:
@@ -161,7 +161,7 @@ def existing(path: str) -> Archive:
         raise ClientError(f"workspace: cannot read {path}: {error.strerror}", hint="Check the file.") from None
 
 
-def pack(folder: Folder, progress: Callable[[int], None]) -> Archive:
+def create_archive(folder: WorkspaceFolder, progress: Callable[[int], None]) -> Archive:
     """Write a folder into a temporary tar.gz file, in bounded memory.
 
     Args:
@@ -174,17 +174,17 @@ def pack(folder: Folder, progress: Callable[[int], None]) -> Archive:
     descriptor, path = tempfile.mkstemp(prefix="gradient-workspace-", suffix=".tar.gz")
     try:
         with open(descriptor, "wb") as raw:
-            sink = _Sink(raw)
+            sink = _HashingWriter(raw)
             _write(folder, sink, progress)
         return Archive(path, sink.digest.hexdigest(), sink.size, temporary=True)
     except BaseException as error:
         os.unlink(path)
         if isinstance(error, OSError):
-            raise _no_room(error) from None
+            raise _disk_full(error) from None
         raise
 
 
-def _write(folder: Folder, sink: _Sink, progress: Callable[[int], None]) -> None:
+def _write(folder: WorkspaceFolder, sink: _HashingWriter, progress: Callable[[int], None]) -> None:
     done = 0
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=sink, compresslevel=_LEVEL, mtime=0) as packed,
@@ -199,14 +199,14 @@ def _write(folder: Folder, sink: _Sink, progress: Callable[[int], None]) -> None
                 tar.addfile(_header(entry))
 
 
-def _header(entry: Entry) -> tarfile.TarInfo:
+def _header(entry: WorkspaceEntry) -> tarfile.TarInfo:
     header = tarfile.TarInfo(entry.path)
     header.type = {"file": tarfile.REGTYPE, "folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE}[entry.kind]
     header.mode, header.mtime, header.size, header.linkname = entry.mode, _MTIME, entry.size, entry.target
     return header
 
 
-def _add_file(tar: tarfile.TarFile, root: str, entry: Entry) -> None:
+def _add_file(tar: tarfile.TarFile, root: str, entry: WorkspaceEntry) -> None:
     hint = "Let whatever writes it finish, or leave it out with a .gradientignore; then submit again."
     try:
         # Neither follow nor block: since the scan, the file may have become a link or a pipe.
@@ -224,7 +224,7 @@ def _add_file(tar: tarfile.TarFile, root: str, entry: Entry) -> None:
             raise ClientError(f"workspace: {entry.path} changed while it was packed", hint=hint) from None
 
 
-class _Sink:
+class _HashingWriter:
     """A file that tracks the digest and the size of the data written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -238,37 +238,37 @@ class _Sink:
         try:
             return self._file.write(data)
         except OSError as error:
-            raise _no_room(error) from None
+            raise _disk_full(error) from None
 
     def flush(self) -> None:
         self._file.flush()
 
 
-def _no_room(error: OSError) -> ClientError:
+def _disk_full(error: OSError) -> ClientError:
     return ClientError(
         f"cannot write the archive in {tempfile.gettempdir()}: {error.strerror}",
         hint="Make room there, or set TMPDIR to a folder that has some.",
     )
 
 
-def _inside(path: str, root: str) -> bool:
+def _is_inside(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
-def _refuse(unreadable: list[str]) -> None:
+def _raise_unreadable(unreadable: list[str]) -> None:
     if not unreadable:
         return
-    named = ", ".join(sorted(unreadable)[:_NAMED])
-    more = f" and {len(unreadable) - _NAMED} more" if len(unreadable) > _NAMED else ""
+    named = ", ".join(sorted(unreadable)[:_MAX_NAMED])
+    more = f" and {len(unreadable) - _MAX_NAMED} more" if len(unreadable) > _MAX_NAMED else ""
     raise ClientError(
-        f"workspace: cannot read {count(len(unreadable), 'file')}: {named}{more}",
+        f"workspace: cannot read {format_count(len(unreadable), 'file')}: {named}{more}",
         hint="Repair the permissions, or leave them out with a .gradientignore.",
     )
 
 
-def notes(folder: Folder) -> Iterator[str]:
+def describe_skipped(folder: WorkspaceFolder) -> Iterator[str]:
     """Yield a sentence for each skipped path."""
-    for path, why in folder.skipped[:_NAMED]:
+    for path, why in folder.skipped[:_MAX_NAMED]:
         yield f"left out {path}: {why}"
-    if len(folder.skipped) > _NAMED:
-        yield f"left out {len(folder.skipped) - _NAMED} more of the kind"
+    if len(folder.skipped) > _MAX_NAMED:
+        yield f"left out {len(folder.skipped) - _MAX_NAMED} more of the kind"

@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 
 from gradient_cli import terminal
-from gradient_cli.api.transport import retrying
+from gradient_cli.api.transport import retry
 from gradient_cli.errors import ClientError
 from gradient_cli.progress import Progress
 
@@ -21,7 +21,7 @@ _DELAYS = (0.3, 1.0, 2.0, 4.0)
 _PART_OF_FILE = 206
 
 
-class Target:
+class DownloadFolder:
     """The folder that a job's files are downloaded into.
 
     Args:
@@ -37,13 +37,13 @@ class Target:
         Raises:
             ClientError: The path leads out of the folder, or the file cannot be written or arrives damaged.
         """
-        path = self._place(str(file["path"]))
+        path = self._local_path(str(file["path"]))
         digest = file.get("sha256")
         try:
             if digest and os.path.isfile(path) and not os.path.islink(path) and _digest(path) == digest:
                 return False
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            self._stay_inside(path, str(file["path"]))
+            self._check_inside(path, str(file["path"]))
             # Named after the digest: if the file has changed meanwhile, a part of the old one is not continued.
             name = f".{digest[:32]}.part" if digest else f".{os.urandom(16).hex()}.part"
             part = os.path.join(os.path.dirname(path), name)
@@ -51,21 +51,21 @@ class Target:
             os.replace(part, path)
         except OSError as error:
             raise ClientError(
-                f"cannot write {terminal.plain(path)}: {error.strerror}",
+                f"cannot write {terminal.sanitize(path)}: {error.strerror}",
                 hint="Make room or choose another folder with --to; what has come is kept and will be continued.",
             ) from None
         return True
 
-    def _place(self, path: str) -> str:
+    def _local_path(self, path: str) -> str:
         parts = path.split("/")
         if not path or "\0" in path or "\\" in path or any(part in {"", ".", ".."} for part in parts):
-            raise _leaving(path)
+            raise _outside_error(path)
         return os.path.join(self.root, *parts)
 
-    def _stay_inside(self, place: str, path: str) -> None:
+    def _check_inside(self, place: str, path: str) -> None:
         root, folder = os.path.realpath(self.root), os.path.realpath(os.path.dirname(place))
         if folder != root and not folder.startswith(root.rstrip("/") + "/"):
-            raise _leaving(path)
+            raise _outside_error(path)
 
 
 class _Download:
@@ -78,15 +78,15 @@ class _Download:
         self._digest = file.get("sha256")
         self._part = part
         self._size = int(file["size"])
-        self._progress = Progress(terminal.plain(self._path), self._size, quiet=True)
+        self._progress = Progress(terminal.sanitize(self._path), self._size, quiet=True)
 
     def run(self) -> None:
         """Download and verify the file, resuming what a broken connection left."""
         try:
-            retrying(self._transfer, _DELAYS)
+            retry(self._transfer, _DELAYS)
             if self._damaged():  # the part left by an earlier attempt may have been damaged
                 os.unlink(self._part)
-                retrying(self._transfer, _DELAYS)
+                retry(self._transfer, _DELAYS)
                 self._refuse_damaged()
         except BaseException:
             if self._digest is None:
@@ -100,7 +100,7 @@ class _Download:
         if self._damaged():
             os.unlink(self._part)
             raise ClientError(
-                f"{terminal.plain(self._path)} arrived damaged twice: its sha256 is not the listed one",
+                f"{terminal.sanitize(self._path)} arrived damaged twice: its sha256 is not the listed one",
                 hint="If the job still writes it, wait for its end; else something on the way changes files.",
             )
 
@@ -127,7 +127,7 @@ class _Download:
                 have += len(chunk)
                 self._progress.update(have)
         except BaseException:
-            self._api.hang_up()  # the rest of this response must not be read as the next one
+            self._api.close()  # the rest of this response must not be read as the next one
             raise
 
 
@@ -136,7 +136,7 @@ def _digest(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _leaving(path: str) -> ClientError:
+def _outside_error(path: str) -> ClientError:
     return ClientError(
         f"artifact {path!r} would be written outside of the folder",
         hint="It was left; choose another folder with --to.",

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 FILES = (".gitignore", ".gradientignore")
 _ALWAYS = {".git"}
 # Python's caches change with every run, and would make an unchanged folder look changed.
-_UNLESS_ASKED_FOR = {"__pycache__"}
+_BY_DEFAULT = {"__pycache__"}
 
 
-class Rules:
+class IgnoreRules:
     """The ignore rules in effect in one folder: its own and those of its parents.
 
     Args:
@@ -28,14 +28,14 @@ class Rules:
         specs: For each name of an ignore file, the folders that have one, with its patterns, outermost first.
     """
 
-    def __init__(self, folder: str, above: Rules | None = None) -> None:
+    def __init__(self, folder: str, above: IgnoreRules | None = None) -> None:
         inherited = above.specs if above else {name: [] for name in FILES}
         self.specs: dict[str, list[tuple[str, GitIgnoreSpec]]] = {
             name: _with_own(inherited[name], folder, name) for name in FILES
         }
 
     @classmethod
-    def for_root(cls, root: str) -> Rules:
+    def for_root(cls, root: str) -> IgnoreRules:
         """Load the rules of the folder to pack, including those of the folders above it in its git repository."""
         folders = [root]
         while not os.path.exists(os.path.join(folders[-1], ".git")):
@@ -43,12 +43,12 @@ class Rules:
             if parent == folders[-1]:
                 return cls(root)  # outside a repository, parent folders do not count
             folders.append(parent)
-        rules: Rules | None = None
+        rules: IgnoreRules | None = None
         for folder in reversed(folders):
             rules = cls(folder, rules)
         return rules or cls(root)
 
-    def leaves_out(self, path: str, *, is_folder: bool) -> bool:
+    def ignores(self, path: str, *, is_folder: bool) -> bool:
         """Return whether the file or folder at this absolute path is excluded."""
         name = os.path.basename(path)
         if name in _ALWAYS:
@@ -59,7 +59,7 @@ class Rules:
                 verdict = spec.check_file(below + ("/" if is_folder else "")).include
                 if verdict is not None:
                     return verdict
-        return name in _UNLESS_ASKED_FOR
+        return name in _BY_DEFAULT
 
 
 def _with_own(inherited: list[tuple[str, GitIgnoreSpec]], folder: str, name: str) -> list[tuple[str, GitIgnoreSpec]]:

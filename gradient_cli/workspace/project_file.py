@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # the name type checkers know; importing typing for it wo
 if TYPE_CHECKING:
     from typing import Any
 
-NAME = ".gradient.toml"
+FILE_NAME = ".gradient.toml"
 
 
 def find() -> str | None:
@@ -22,7 +22,7 @@ def find() -> str | None:
     folder = os.path.realpath(os.getcwd())
     home = os.path.realpath(os.path.expanduser("~"))
     while True:
-        path = os.path.join(folder, NAME)
+        path = os.path.join(folder, FILE_NAME)
         if os.path.isfile(path):
             return path
         parent = os.path.dirname(folder)
@@ -55,7 +55,7 @@ def template(values: dict[str, str]) -> str:
     lines = ["# Options of `gradient-cli jobs create` in this folder; flags on the command line win.", ""]
     for name, example, text in _LINES:
         value = values.get(name)
-        assignment = f"{name} = {_quoted(value or example)}"
+        assignment = f"{name} = {_quote(value or example)}"
         lines.append(f"{assignment if value else f'# {assignment}'}  # {text}")
     lines += [
         '# timeLimit = "2h"  # of running time; without it there is none',
@@ -77,7 +77,7 @@ _LINES = (
 )
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     import json
 
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_LENGTH = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -75,28 +75,28 @@ def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         given = getattr(args, name)
         value = filed.get(name) if given is None else given
         if value is not None:
-            spec[_SENT_AS.get(name, name)] = _converted(convert, name, value, path if given is None else None)
+            spec[_SENT_AS.get(name, name)] = _convert(convert, name, value, path if given is None else None)
     for name in _FLAGS:
         given = getattr(args, name)
-        if _said(name, filed.get(name), path) if given is None else given:
+        if _boolean(name, filed.get(name), path) if given is None else given:
             spec[name] = True
-    _one_project(spec, args, path)
+    _resolve_project(spec, args, path)
     variables = {**_filed_variables(filed.get("envVars"), path), **_variables(args.envVars)}
     if variables:
         spec["envVars"] = variables
-    tags = args.tag or _listed("tags", filed.get("tags"))
+    tags = args.tag or _text_list("tags", filed.get("tags"))
     if tags:
         spec["tags"] = tags
     ports = args.ports or _filed_ports(filed.get("ports"))
     if ports:
         spec["ports"] = ports
     _add_password(spec, args.registryPassword)
-    _require(spec)
+    _check_required(spec)
     return spec, _workspace(args.workspace, filed.get("workspace"), path)
 
 
 def _filed_ports(filed: object) -> list[str]:
-    return [filed] if isinstance(filed, str) else _listed("ports", filed)
+    return [filed] if isinstance(filed, str) else _text_list("ports", filed)
 
 
 def _add_password(spec: dict[str, Any], given: str | None) -> None:
@@ -107,14 +107,14 @@ def _add_password(spec: dict[str, Any], given: str | None) -> None:
             hint="Say --registryPassword - and pipe it in, or leave it out to be asked.",
         )
     if "registryUsername" in spec:
-        from gradient_cli.commands.credentials import asked_for
+        from gradient_cli.commands.credentials import read_hidden
 
-        spec["registryPassword"] = asked_for("registryPassword", f"Registry password of {spec['registryUsername']}: ")
+        spec["registryPassword"] = read_hidden("registryPassword", f"Registry password of {spec['registryUsername']}: ")
     elif given is not None:
         raise UsageError("registryUsername: who signs in?", hint="For example --registryUsername alice.")
 
 
-def _converted(convert: Callable[[str, object], object], name: str, value: object, path: str | None) -> object:
+def _convert(convert: Callable[[str, object], object], name: str, value: object, path: str | None) -> object:
     """Convert the value of a field; an error in a project file names the file."""
     try:
         return convert(name, value)
@@ -163,7 +163,7 @@ def _refuse_unknown(filed: dict[str, Any], path: str) -> None:
         raise UsageError(f"{path}: unknown option {name!r}", hint=hint)
 
 
-def _one_project(spec: dict[str, Any], args: argparse.Namespace, path: str | None) -> None:
+def _resolve_project(spec: dict[str, Any], args: argparse.Namespace, path: str | None) -> None:
     if "project" not in spec or "projectId" not in spec:
         return
     if args.project is not None and args.projectId is None:
@@ -175,7 +175,7 @@ def _one_project(spec: dict[str, Any], args: argparse.Namespace, path: str | Non
         raise UsageError(f"project: it is named both by project and by projectId{where}", hint="Give one of them.")
 
 
-def _require(spec: dict[str, Any]) -> None:
+def _check_required(spec: dict[str, Any]) -> None:
     if spec.get("buildOnly"):
         spec.setdefault("command", "")
     elif not spec.get("command"):
@@ -194,10 +194,10 @@ def _variables(given: object) -> dict[str, str]:
     if given is None:
         return {}
     if isinstance(given, dict):
-        return {name: _value(name, value) for name, value in given.items()}
+        return {name: _variable_value(name, value) for name, value in given.items()}
     found: dict[str, str] = {}
-    for item in _listed("envVars", given):
-        found.update(_object(item) if item.lstrip().startswith("{") else _assignment(item))
+    for item in _text_list("envVars", given):
+        found.update(_variables_from_json(item) if item.lstrip().startswith("{") else _assignment(item))
     return found
 
 
@@ -207,17 +207,17 @@ def _filed_variables(given: object, path: str | None) -> dict[str, str]:
     raise UsageError(f"{path}: envVars: it must be a table", hint='Write [envVars] on a line of its own, then A = "1".')
 
 
-def _object(text: str) -> dict[str, str]:
+def _variables_from_json(text: str) -> dict[str, str]:
     import json
 
     try:
         value = json.loads(text)
     except ValueError as error:
         raise UsageError(f"envVars: not JSON: {error}", hint="Or write NAME=VALUE, once for each variable.") from None
-    return {name: _value(name, item) for name, item in value.items()}
+    return {name: _variable_value(name, item) for name, item in value.items()}
 
 
-def _value(name: str, value: object) -> str:
+def _variable_value(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (str, int, float)):
@@ -238,7 +238,7 @@ def _assignment(text: str) -> dict[str, str]:
     return {name: os.environ[name]}
 
 
-def _listed(name: str, value: object) -> list[str]:
+def _text_list(name: str, value: object) -> list[str]:
     if value is None:
         return []
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -252,13 +252,13 @@ def _text(name: str, value: object) -> str:
     raise UsageError(f"{name}: it must be text, not {value!r}", hint="Put quotes around it.")
 
 
-def _said(name: str, value: object, path: str | None) -> bool:
+def _boolean(name: str, value: object, path: str | None) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
     raise UsageError(f"{path}: {name}: it must be true or false, not {value!r}", hint="Write it without quotes.")
 
 
-def _whole(name: str, value: object) -> int:
+def _integer(name: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     try:
@@ -272,14 +272,14 @@ def _user(name: str, value: object) -> str:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(name, value)
 
 
-def _number(name: str, value: object) -> float:
+def _float(name: str, value: object) -> float:
     try:
         return float(str(value))
     except ValueError:
         raise UsageError(f"{name}: {value!r} is not a number", hint=f"For example --{name} 2.") from None
 
 
-def seconds(name: str, value: object) -> int:
+def parse_duration(name: str, value: object) -> int:
     """Parse a duration such as `90m`, `1h30m`, `2d` or plain seconds, and return its seconds.
 
     Raises:
@@ -288,7 +288,7 @@ def seconds(name: str, value: object) -> int:
     text = str(value).replace(" ", "")
     if text.isdecimal() and not isinstance(value, bool):
         return int(text)
-    if not _LENGTH.fullmatch(text):
+    if not _DURATION.fullmatch(text):
         raise UsageError(f"{name}: {value!r} is not a length of time", hint="Write 90m, 1h30m, 2d, or seconds.")
     return round(sum(float(part) * _SECONDS[unit] for part, unit in re.findall(r"([\d.]+)([dhms])", text)))
 
@@ -314,14 +314,18 @@ _FIELDS = {
     "name": (_text, "NAME", "a name for the job"),
     "project": (_text, "NAME", "the project, by name; made if there is none"),
     "projectId": (_text, "ID", "the project, by id"),
-    "timeLimit": (seconds, "TIME", "stop the job after so much running time: 90m, 2h, or seconds (default: none)"),
-    "stopGrace": (seconds, "TIME", "time between asking the job to stop and killing it (default: 60s)"),
-    "maxAttempts": (_whole, "N", "how often to start it again after a failure, counting the first (default: 1)"),
-    "priority": (_whole, "0-100", "who goes first among waiting jobs (default: 50)"),
+    "timeLimit": (
+        parse_duration,
+        "TIME",
+        "stop the job after so much running time: 90m, 2h, or seconds (default: none)",
+    ),
+    "stopGrace": (parse_duration, "TIME", "time between asking the job to stop and killing it (default: 60s)"),
+    "maxAttempts": (_integer, "N", "how often to start it again after a failure, counting the first (default: 1)"),
+    "priority": (_integer, "0-100", "who goes first among waiting jobs (default: 50)"),
     "registryUsername": (_text, "NAME", "who signs in to the registry of --container, for this job alone"),
-    "cpus": (_number, "N", "CPU cores, where the machine type leaves a choice"),
-    "memoryMb": (_whole, "MB", "memory in MiB, where the machine type leaves a choice"),
-    "sharedMemMb": (_whole, "MB", "shared memory (/dev/shm) in MiB, a part of the job's memory"),
+    "cpus": (_float, "N", "CPU cores, where the machine type leaves a choice"),
+    "memoryMb": (_integer, "MB", "memory in MiB, where the machine type leaves a choice"),
+    "sharedMemMb": (_integer, "MB", "shared memory (/dev/shm) in MiB, a part of the job's memory"),
     "workingDirectory": (_text, "PATH", "where the command begins: a folder of the workspace (default: the workspace)"),
     "user": (_user, "UID[:GID]", "the user to run as, in numbers, or root (default: as the machine is set)"),
 }

@@ -6,9 +6,9 @@ from core.errors import StoreUnavailable
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem
 
-_NEEDED = [f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list")]
-_URL = "GRADIENT_ARTIFACTS__URL"
-_INSTALL = "pip install 'gradient-jobs[tpu]'"
+_REQUIRED_PERMISSIONS = [f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list")]
+_URL_VARIABLE = "GRADIENT_ARTIFACTS__URL"
+_INSTALL_COMMAND = "pip install 'gradient-jobs[tpu]'"
 
 
 def check(settings: Settings) -> Iterator[Finding]:
@@ -18,16 +18,18 @@ def check(settings: Settings) -> Iterator[Finding]:
         return
     name = url.removeprefix("gs://").partition("/")[0]
     try:
-        allowed = _allowed(settings, name)
+        allowed = _granted_permissions(settings, name)
     except ModuleNotFoundError as error:
-        yield problem("artifacts", f"{_URL} names a bucket, but {error.name} is not installed.", _INSTALL)
+        yield problem(
+            "artifacts", f"{_URL_VARIABLE} names a bucket, but {error.name} is not installed.", _INSTALL_COMMAND
+        )
         return
     except StoreUnavailable as error:
         yield problem(
-            "artifacts", f"{url} does not answer. {error.message}", f"Mend {_URL}, or the credentials for it."
+            "artifacts", f"{url} does not answer. {error.message}", f"Mend {_URL_VARIABLE}, or the credentials for it."
         )
         return
-    missing = [permission for permission in _NEEDED if permission not in allowed]
+    missing = [permission for permission in _REQUIRED_PERMISSIONS if permission not in allowed]
     if missing:
         yield problem(
             "artifacts",
@@ -38,10 +40,10 @@ def check(settings: Settings) -> Iterator[Finding]:
         yield ok("artifacts", f"{url} answers, and this account may read, write, list and delete there.")
 
 
-def _allowed(settings: Settings, name: str) -> list[str]:
+def _granted_permissions(settings: Settings, name: str) -> list[str]:
     # Imported here: Google's libraries are optional.
     from core.storage.gcs.client import open_client, translate_errors
 
     with translate_errors("asking for permissions"):
-        allowed: list[str] = open_client(settings.gcs).bucket(name).test_iam_permissions(_NEEDED)
+        allowed: list[str] = open_client(settings.gcs).bucket(name).test_iam_permissions(_REQUIRED_PERMISSIONS)
     return allowed

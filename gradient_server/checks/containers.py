@@ -21,7 +21,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     """Check everything about the engine; nothing if machines are simulated."""
     if settings.machines.simulate:
         return
-    yield from opened(settings)
+    yield from container_policies(settings)
     engine = Engine(settings.docker, timeout=_TIMEOUT_SECONDS)
     try:
         info = engine.info()
@@ -33,8 +33,8 @@ def check(settings: Settings) -> Iterator[Finding]:
             "the API runs, none is needed.",
         )
         return
-    yield engine_found(info)
-    yield walls(settings, info)
+    yield live_restore(info)
+    yield isolation(settings, info)
     yield firewall(settings)
     found = nvml.read_gpus()
     yield gpus(found, info)
@@ -42,7 +42,7 @@ def check(settings: Settings) -> Iterator[Finding]:
         yield from toolkit()
 
 
-def engine_found(info: dict[str, Any]) -> Finding:
+def live_restore(info: dict[str, Any]) -> Finding:
     """Check that jobs survive a restart of the engine.
 
     Args:
@@ -58,7 +58,7 @@ def engine_found(info: dict[str, Any]) -> Finding:
     )
 
 
-def walls(settings: Settings, info: dict[str, Any]) -> Finding:
+def isolation(settings: Settings, info: dict[str, Any]) -> Finding:
     """Check the isolation of jobs from this machine: their user, seccomp, AppArmor or SELinux.
 
     Args:
@@ -150,21 +150,21 @@ def toolkit() -> Iterator[Finding]:
     if program is None:
         return
     version, safe = device_requests.toolkit_version(), ".".join(map(str, device_requests.SAFE_TOOLKIT))
-    told = ".".join(map(str, version or ()))
+    version_text = ".".join(map(str, version or ()))
     if version is None:
         yield warning("toolkit", f"{program} does not tell its version.", "Install the NVIDIA Container Toolkit anew.")
     elif version < device_requests.SAFE_TOOLKIT:
         yield problem(
             "toolkit",
-            f"NVIDIA Container Toolkit {told} lets a container become root of this machine (CVE-2025-23266). No job "
-            "gets a GPU here, unless GRADIENT_DOCKER__OLD_TOOLKIT says so.",
+            f"NVIDIA Container Toolkit {version_text} lets a container become root of this machine (CVE-2025-23266). "
+            "No job gets a GPU here, unless GRADIENT_DOCKER__OLD_TOOLKIT says so.",
             f"Install {safe} or later.",
         )
     else:
-        yield ok("toolkit", f"NVIDIA Container Toolkit {told}.")
+        yield ok("toolkit", f"NVIDIA Container Toolkit {version_text}.")
 
 
-def opened(settings: Settings) -> Iterator[Finding]:
+def container_policies(settings: Settings) -> Iterator[Finding]:
     """Check the extra privileges, if any, that this host's file grants to containers of machine types."""
     try:
         types = [one for one in Catalogue.load(override_path=settings.machines.file) if one.docker.describe()]

@@ -13,24 +13,24 @@ from core.db import schema
 from core.db.database import Database, now
 from core.jobs import queries
 from core.settings import Settings
-from gradient_server.checks.finding import Finding, duration, ok, problem, warning
+from gradient_server.checks.finding import Finding, format_duration, ok, problem, warning
 
-_OLDEST_POSTGRES = 14
-_SKEW_SECONDS = 2.0
+_MIN_POSTGRES = 14
+_MAX_SKEW_SECONDS = 2.0
 _PASSWORD = re.compile(r":[^:@/]*@")
 
 
-def where(settings: Settings) -> str:
+def display_url(settings: Settings) -> str:
     """Return the database's address without its password."""
     return make_url(settings.database_url).render_as_string(hide_password=True)
 
 
-def settings_of(database: Database, session: Session) -> Iterator[Finding]:
+def durability(database: Database, session: Session) -> Iterator[Finding]:
     """Report the database's version, and whether its commits survive a power cut."""
-    yield from _sqlite(session) if database.is_sqlite else _postgres(session)
+    yield from _sqlite_durability(session) if database.is_sqlite else _postgres_durability(session)
 
 
-def _sqlite(session: Session) -> Iterator[Finding]:
+def _sqlite_durability(session: Session) -> Iterator[Finding]:
     version = session.scalar(text("SELECT sqlite_version()"))
     journal = session.scalar(text("PRAGMA journal_mode"))
     if journal != "wal":
@@ -43,11 +43,11 @@ def _sqlite(session: Session) -> Iterator[Finding]:
         yield ok("database", f"SQLite {version}, WAL; every process of ours commits with synchronous=FULL.")
 
 
-def _postgres(session: Session) -> Iterator[Finding]:
+def _postgres_durability(session: Session) -> Iterator[Finding]:
     number = int(session.scalar(text("SHOW server_version_num")) or 0)
     version = session.scalar(text("SHOW server_version"))
     unsafe = [name for name in ("fsync", "synchronous_commit") if session.scalar(text(f"SHOW {name}")) == "off"]
-    if number // 10_000 < _OLDEST_POSTGRES:
+    if number // 10_000 < _MIN_POSTGRES:
         yield warning(
             "database", f"PostgreSQL {version} is no longer maintained.", "Upgrade it to a maintained release."
         )
@@ -57,7 +57,7 @@ def _postgres(session: Session) -> Iterator[Finding]:
             f"PostgreSQL {version} has {' and '.join(unsafe)} off: a crash may lose jobs that were answered with 201.",
             f"Set {' and '.join(f'{name} = on' for name in unsafe)} in postgresql.conf.",
         )
-    if number // 10_000 >= _OLDEST_POSTGRES and not unsafe:
+    if number // 10_000 >= _MIN_POSTGRES and not unsafe:
         yield ok("database", f"PostgreSQL {version}; it keeps what it has committed.")
 
 
@@ -78,17 +78,17 @@ def clocks(session: Session) -> Iterator[Finding]:
     # A difference within the query's own duration cannot be distinguished from latency.
     skew = max(0.0, abs(theirs.timestamp() - (began + ended) / 2) - (ended - began) / 2)
     fix = "Let both machines take their time from NTP (chrony or systemd-timesyncd)."
-    if skew > _SKEW_SECONDS:
-        yield warning("clock", f"This machine's clock and the database's are {duration(skew)} apart.", fix)
+    if skew > _MAX_SKEW_SECONDS:
+        yield warning("clock", f"This machine's clock and the database's are {format_duration(skew)} apart.", fix)
     newest = queries.newest_event_at(session)
     ahead = (newest - datetime.now(UTC)).total_seconds() if newest else 0.0
-    if ahead > _SKEW_SECONDS:
+    if ahead > _MAX_SKEW_SECONDS:
         yield problem(
             "clock",
-            f"The last event is {duration(ahead)} in the future: the clock was set back.",
+            f"The last event is {format_duration(ahead)} in the future: the clock was set back.",
             "Set this machine's clock; leases and time limits go by it.",
         )
-    elif skew <= _SKEW_SECONDS:
+    elif skew <= _MAX_SKEW_SECONDS:
         yield ok("clock", f"This machine's clock and the database's agree within {skew + 0.001:.3f} s.")
 
 

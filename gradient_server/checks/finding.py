@@ -45,7 +45,7 @@ def problem(check: str, message: str, fix: str) -> Finding:
     return Finding(check, Status.PROBLEM, message, fix)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration in a suitable unit."""
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:

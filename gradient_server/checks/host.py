@@ -20,10 +20,10 @@ from worker.sandbox.bubblewrap import unavailable
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_LEAST_FREE_SHARE = 0.1
-_LEAST_FREE_BYTES = 20 * GIB
+_MIN_FREE_SHARE = 0.1
+_MIN_FREE_BYTES = 20 * GIB
 _FOLDERS = ("workspaces", "logs", "artifacts", "attempts", "storage")
-_LEAST_INSTANCES = 128
+_MIN_INSTANCES = 128
 _INOTIFY = Path("/proc/sys/fs/inotify")
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 13)
 
@@ -38,9 +38,9 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield folders(settings.root)
     yield from same_file_system(settings.root)
     yield ports(settings)
-    yield bell(settings.root)
+    yield wakeup_file(settings.root)
     yield inotify()
-    yield machines(settings.machines.file)
+    yield machine_types(settings.machines.file)
 
 
 def python() -> Finding:
@@ -104,7 +104,7 @@ def disk(root: Path, keep_free: int) -> Finding:
     fix = "Make room, or move GRADIENT_HOME to a larger disk. Deleted jobs give back what they left."
     if usage.free < keep_free:
         return problem("disk", f"Only {free}: uploads are refused, and workers here claim nothing.", fix)
-    if usage.free < _LEAST_FREE_BYTES or usage.free < usage.total * _LEAST_FREE_SHARE:
+    if usage.free < _MIN_FREE_BYTES or usage.free < usage.total * _MIN_FREE_SHARE:
         return warning("disk", f"Only {free}.", fix)
     return ok("disk", f"{free}.")
 
@@ -158,33 +158,35 @@ def ports(settings: Settings) -> Finding:
     return ok("ports", f"Jobs' ports are at {links}, the dashboard at {dashboard}.")
 
 
-def bell(root: Path) -> Finding:
-    """Check that the file `bell` can be touched, which wakes the workers on this machine."""
-    path = root / "bell"
+def wakeup_file(root: Path) -> Finding:
+    """Check that the file `wakeup` can be touched, which wakes the workers on this machine."""
+    path = root / "wakeup"
     if path.exists() and not os.access(path, os.W_OK):
         return problem(
-            "bell", f"{path} cannot be touched: submissions fail to ring.", f"Run as its owner, {_owner(path)}."
+            "wakeup",
+            f"{path} cannot be touched: a submission cannot wake the workers.",
+            f"Run as its owner, {_owner(path)}.",
         )
     if path.exists():
-        return ok("bell", f"{path} is there.")
-    return ok("bell", f"{path} is not there yet; the first start makes it.")
+        return ok("wakeup", f"{path} exists.")
+    return ok("wakeup", f"{path} is missing yet; the first start creates it.")
 
 
 def inotify() -> Finding:
     """Check the kernel's limits for watching files."""
-    allowed = _number(_INOTIFY / "max_user_instances")
+    allowed = _read_int(_INOTIFY / "max_user_instances")
     fix = "Run `sysctl fs.inotify.max_user_instances=512`, and put the line into /etc/sysctl.d/ to keep it."
     try:
         FileWatcher().close()
     except OSError as error:
         return problem("inotify", f"Files cannot be watched: {error.strerror}. Workers cannot start.", fix)
-    if allowed is not None and allowed < _LEAST_INSTANCES:
+    if allowed is not None and allowed < _MIN_INSTANCES:
         return warning("inotify", f"A user may watch with {allowed} instances only; every process takes some.", fix)
-    watches = _number(_INOTIFY / "max_user_watches")
+    watches = _read_int(_INOTIFY / "max_user_watches")
     return ok("inotify", f"Limits for this user: {allowed or 'unknown'} instances, {watches or 'unknown'} watches.")
 
 
-def machines(file: Path | None) -> Finding:
+def machine_types(file: Path | None) -> Finding:
     """Check that the list of machine types is valid."""
     try:
         number = len(list(Catalogue.load(override_path=file)))
@@ -204,7 +206,7 @@ def _owner(path: Path) -> str:
         return str(path.stat().st_uid)
 
 
-def _number(path: Path) -> int | None:
+def _read_int(path: Path) -> int | None:
     try:
         return int(path.read_text())
     except (OSError, ValueError):

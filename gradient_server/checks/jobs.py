@@ -18,72 +18,72 @@ from core.security import api_keys as keys
 from core.settings import Settings
 from gradient_server.checks import secrets
 from gradient_server.checks import workers as fleet
-from gradient_server.checks.finding import Finding, duration, ok, problem, warning
+from gradient_server.checks.finding import Finding, format_duration, ok, problem, warning
 from worker.attempt.scratch import list_scratch_folders
 
-_SHOWN = 5
+_MAX_SHOWN = 5
 _TREND_DAYS = 7
-_LEAST_DAYS = 14
+_MIN_DAYS_LEFT = 14
 
 
 def check(settings: Settings, session: Session) -> Iterator[Finding]:
     """Check everything that needs the database's tables."""
     taken = snapshot.collect(session)
-    yield workers(taken)
+    yield live_workers(taken)
     yield from fleet.check(taken)
     yield queue(taken)
-    yield silent(settings, session)
+    yield silent_jobs(settings, session)
     yield api_keys(session)
     yield secrets.check(settings, session)
     yield client_file(settings.root / "cli.json", session)
-    yield scratch(settings, session)
-    yield growth(settings, session)
+    yield leftover_scratch(settings, session)
+    yield disk_growth(settings, session)
 
 
-def workers(taken: ServiceSnapshot) -> Finding:
+def live_workers(census: ServiceSnapshot) -> Finding:
     """Check that at least one worker is live."""
-    if not taken.workers:
+    if not census.workers:
         return warning(
             "worker",
-            f"No worker was seen in the last {duration(WORKER_STALE_SECONDS)}.",
+            f"No worker was seen in the last {format_duration(WORKER_STALE_SECONDS)}.",
             "Start `gradient-server up`, or `gradient-server worker` on a machine that shall run jobs.",
         )
     lines = [
         f"{one.name} on {one.host} offers {', '.join(one.backends)} ({one.held} of {one.slots} slots in use)"
-        for one in taken.workers[:_SHOWN]
+        for one in census.workers[:_MAX_SHOWN]
     ]
-    more = len(taken.workers) - len(lines)
+    more = len(census.workers) - len(lines)
     return ok("worker", "; ".join(lines) + (f"; and {more} more." if more else "."))
 
 
-def queue(taken: ServiceSnapshot) -> Finding:
+def queue(census: ServiceSnapshot) -> Finding:
     """Check that each waiting job has a worker that takes its machine type."""
-    waiting = {pool: number for pool in taken.pools if (number := taken.count_waiting(pool))}
-    stuck = [pool for pool in waiting if not taken.count_workers(pool)]
+    waiting = {pool: number for pool in census.pools if (number := census.count_waiting(pool))}
+    stuck = [pool for pool in waiting if not census.count_workers(pool)]
     if stuck:
         what = ", ".join(f"{waiting[pool]} for {pool[1]} (backend {pool[0]})" for pool in stuck)
-        oldest = max(taken.oldest_queued[pool] for pool in stuck)
+        oldest = max(census.oldest_queued[pool] for pool in stuck)
         return problem(
             "queue",
-            f"Jobs wait that no worker takes: {what}; the oldest for {duration(oldest)}.",
+            f"Jobs wait that no worker takes: {what}; the oldest for {format_duration(oldest)}.",
             "Start a worker that offers it, or have a drained one claim again (`gradient-server resume --name NAME`); "
             "GRADIENT_MACHINES__SIMULATE decides which backend a job is for.",
         )
     return ok("queue", f"{sum(waiting.values())} jobs wait, each for machines that some worker offers.")
 
 
-def silent(settings: Settings, session: Session) -> Finding:
+def silent_jobs(settings: Settings, session: Session) -> Finding:
     """Check that no job has been silent for longer than its lease."""
     lease = settings.worker.lease_seconds
     jobs = queries.stale_jobs(session, lease)
     if not jobs:
-        return ok("leases", f"No job has been silent for longer than its lease of {duration(lease)}.")
-    shown = ", ".join(f"{job.id} (worker {job.worker} on {job.host})" for job in jobs[:_SHOWN])
-    more = f" and {len(jobs) - _SHOWN} more" if len(jobs) > _SHOWN else ""
-    lost = duration(settings.worker.lost_after_seconds)
+        return ok("leases", f"No job has been silent for longer than its lease of {format_duration(lease)}.")
+    shown = ", ".join(f"{job.id} (worker {job.worker} on {job.host})" for job in jobs[:_MAX_SHOWN])
+    more = f" and {len(jobs) - _MAX_SHOWN} more" if len(jobs) > _MAX_SHOWN else ""
+    lost = format_duration(settings.worker.lost_after_seconds)
     return problem(
         "leases",
-        f"Silent for longer than the lease of {duration(lease)}: {shown}{more}.",
+        f"Silent for longer than the lease of {format_duration(lease)}: {shown}{more}.",
         f"Start a worker on that machine: it takes them up. If the machine stays away, others give up after {lost}.",
     )
 
@@ -119,7 +119,7 @@ def client_file(path: Path, session: Session) -> Finding:
     return ok("client", f"{path} is private and its key works.")
 
 
-def scratch(settings: Settings, session: Session) -> Finding:
+def leftover_scratch(settings: Settings, session: Session) -> Finding:
     """Check that no scratch folder is left that belongs to no running job."""
     # The folders first: a job that starts between the two reads must not seem to be left over.
     found = list_scratch_folders(settings.root / "attempts")
@@ -128,8 +128,8 @@ def scratch(settings: Settings, session: Session) -> Finding:
         number = "1 folder" if len(left) == 1 else f"{len(left)} folders"
         return warning(
             "scratch",
-            f"Left over in {settings.root / 'attempts'}, of no job that runs: {number} ({', '.join(left[:_SHOWN])}).",
-            f"A running worker removes them within {duration(settings.worker.sweep_seconds)}; see that one runs here.",
+            f"Leftovers in {settings.root / 'attempts'}, of no running job: {number} ({', '.join(left[:_MAX_SHOWN])}).",
+            f"Start a worker here: it removes them within {format_duration(settings.worker.sweep_seconds)}.",
         )
     return ok(
         "scratch",
@@ -137,17 +137,17 @@ def scratch(settings: Settings, session: Session) -> Finding:
     )
 
 
-def growth(settings: Settings, session: Session) -> Finding:
+def disk_growth(settings: Settings, session: Session) -> Finding:
     """Check that logs and artifacts will not fill the disk soon."""
     kept = queries.stored_bytes(session, days=_TREND_DAYS)
     free = shutil.disk_usage(next(place for place in (settings.root, *settings.root.parents) if place.exists())).free
     daily = kept / _TREND_DAYS
     trend = f"Jobs left {daily / GIB:.2f} GiB a day in the last {_TREND_DAYS} days"
-    if daily * _LEAST_DAYS > free:
+    if daily * _MIN_DAYS_LEFT > free:
         return warning(
             "growth",
             f"{trend}; {free / GIB:.0f} GiB are free, which is {free / daily:.0f} days of that.",
             "Set GRADIENT_RETENTION__ARTIFACTS_DAYS or policies of projects, delete jobs, or move GRADIENT_HOME to a "
             "larger disk.",
         )
-    return ok("growth", f"{trend}; the disk has room for more than {_LEAST_DAYS} days of that.")
+    return ok("growth", f"{trend}; the disk has room for more than {_MIN_DAYS_LEFT} days of that.")

@@ -7,7 +7,7 @@ from core.security.encryption import Vault
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem
 
-_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 def check(settings: Settings, session: Session) -> Finding:
@@ -15,10 +15,10 @@ def check(settings: Settings, session: Session) -> Finding:
     vault = Vault(settings)
     count, failed = credentials.check_decryptable(session, vault)
     if failed:
-        more = f" And {len(failed) - _SHOWN} more." if len(failed) > _SHOWN else ""
+        more = f" And {len(failed) - _MAX_SHOWN} more." if len(failed) > _MAX_SHOWN else ""
         return problem(
             "secrets",
-            f"Stored and not readable: {' '.join(failed[:_SHOWN])}{more}",
+            f"Stored and not readable: {' '.join(failed[:_MAX_SHOWN])}{more}",
             f"Put the keys back into {vault.key_location} from a backup, the same on every host; "
             "or set those values again.",
         )

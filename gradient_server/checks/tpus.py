@@ -12,7 +12,7 @@ from worker.backends.tpu.provisioning.node_request import runtime_for
 from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
 
 _ROLES = "roles/tpu.admin, and roles/iam.serviceAccountUser on the account that nodes act as"
-_NOBODY = "doctor"
+_PROBE_JOB_ID = "doctor"
 """A made-up job id, for the test of a bucket."""
 
 
@@ -55,7 +55,7 @@ def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator
 
 def _zones(settings: Settings, api: TpuApi) -> Iterator[Finding]:
     """Check that each zone can be queried, and offers the wanted types and runtimes."""
-    wanted = [one for one in _types(settings) if settings.tpu.way_of(one.name) != "pool"]
+    wanted = [one for one in _tpu_machine_types(settings) if settings.tpu.way_of(one.name) != "pool"]
     if not settings.tpu.zones and wanted:
         names = ", ".join(one.name for one in wanted)
         yield problem(
@@ -69,7 +69,7 @@ def _zones(settings: Settings, api: TpuApi) -> Iterator[Finding]:
             offered[zone] = api.accelerator_types(zone)
             runtimes = api.runtime_versions(zone)
         except ApiError as error:
-            yield _refused(zone, error)
+            yield _api_problem(zone, error)
             continue
         yield ok("tpu-access", f"{zone}: nodes and queued resources may be listed.")
         yield from _runtimes(settings, zone, [one for one in wanted if one.tpu_type in offered[zone]], runtimes)
@@ -77,7 +77,7 @@ def _zones(settings: Settings, api: TpuApi) -> Iterator[Finding]:
         yield from _offered(machine, offered)
 
 
-def _refused(zone: str, error: ApiError) -> Finding:
+def _api_problem(zone: str, error: ApiError) -> Finding:
     if isinstance(error, ApiUnavailable):
         return problem(
             "tpu-access",
@@ -91,10 +91,10 @@ def _refused(zone: str, error: ApiError) -> Finding:
     )
 
 
-def _runtimes(settings: Settings, zone: str, machines: list[MachineType], there: set[str]) -> Iterator[Finding]:
+def _runtimes(settings: Settings, zone: str, machines: list[MachineType], available: set[str]) -> Iterator[Finding]:
     for machine in machines:
         wanted = runtime_for(machine, settings.tpu)
-        if wanted not in there:
+        if wanted not in available:
             yield problem(
                 "tpu-runtime",
                 f"{zone} has no runtime version {wanted}, which {machine.name} is made with.",
@@ -120,7 +120,7 @@ def _offered(machine: MachineType, offered: dict[str, set[str]]) -> Iterator[Fin
 
 def _pool(settings: Settings, api: TpuApi) -> Iterator[Finding]:
     """Check that each node of a pool exists, has its machine type's TPU type, and is healthy."""
-    types = {one.name: one.tpu_type for one in _types(settings)}
+    types = {one.name: one.tpu_type for one in _tpu_machine_types(settings)}
     for machine, names in settings.tpu.pool.items():
         if machine not in types:
             yield problem(
@@ -141,7 +141,7 @@ def _pool_node(api: TpuApi, name: str, machine: str, wanted: str) -> Finding:
     try:
         node = api.node(zone, node_id) or api.node_v1(zone, node_id)
     except ApiError as error:
-        return _refused(zone, error)
+        return _api_problem(zone, error)
     if node is None:
         return problem("tpu-pool", f"There is no node {name}.", fix)
     if node.accelerator_type not in {"", wanted}:
@@ -160,9 +160,9 @@ def _buckets(settings: Settings, open_bucket: OpenBucket | None) -> Iterator[Fin
     for region in dict.fromkeys(map(region_of, names)):
         try:
             bucket = open_bucket(region)
-            bucket.prepare(_NOBODY)
+            bucket.prepare(_PROBE_JOB_ID)
             found = bucket.probe(settings.tpu.service_account)
-            bucket.remove(_NOBODY)
+            bucket.remove(_PROBE_JOB_ID)
         except GradientError as error:
             yield problem(
                 "tpu-bucket",
@@ -176,6 +176,6 @@ def _buckets(settings: Settings, open_bucket: OpenBucket | None) -> Iterator[Fin
             yield ok("tpu-bucket", text) if found.proved else warning("tpu-bucket", text, fix)
 
 
-def _types(settings: Settings) -> list[MachineType]:
+def _tpu_machine_types(settings: Settings) -> list[MachineType]:
     catalogue = Catalogue.load(override_path=settings.machines.file)
     return [one for one in catalogue if one.backend == "tpu"]

@@ -3,42 +3,44 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from core.monitoring.snapshot import WORKER_FORGOTTEN_SECONDS, ServiceSnapshot, WorkerStatus
-from gradient_server.checks.finding import Finding, duration, ok, warning
+from gradient_server.checks.finding import Finding, format_duration, ok, warning
 
-_SHOWN = 5
-_LATELY_SECONDS = 24 * 3600
-_ILL = frozenset({"lost_jobs"})
+_MAX_SHOWN = 5
+_RECENT_SECONDS = 24 * 3600
+_ALARMING_KINDS = frozenset({"lost_jobs"})
 """Repairs that a healthy installation never needs."""
 
 
-def check(taken: ServiceSnapshot) -> Iterator[Finding]:
+def check(census: ServiceSnapshot) -> Iterator[Finding]:
     """Check every worker that was seen within a day."""
-    yield missed(taken)
-    yield drained(taken)
-    yield deaf(taken)
-    yield repairs(taken)
+    yield silent_workers(census)
+    yield drained(census)
+    yield without_broker_messages(census)
+    yield repairs(census)
 
 
-def missed(taken: ServiceSnapshot) -> Finding:
+def silent_workers(census: ServiceSnapshot) -> Finding:
     """Check that no worker seen within a day is silent now."""
-    if taken.lost_workers:
-        names = _named(
-            taken.lost_workers, lambda one: f"last seen {duration(one.heartbeat_age)} ago, with {one.held} jobs"
+    if census.lost_workers:
+        names = _list_workers(
+            census.lost_workers, lambda one: f"last seen {format_duration(one.heartbeat_age)} ago, with {one.held} jobs"
         )
         return warning(
             "silent",
             f"Silent: {names}.",
             "Start it again: its jobs run on, and it takes them up. One that was taken away for good is forgotten "
-            f"after {duration(WORKER_FORGOTTEN_SECONDS)}.",
+            f"after {format_duration(WORKER_FORGOTTEN_SECONDS)}.",
         )
     return ok("silent", "No worker that was there in the last day is silent.")
 
 
-def drained(taken: ServiceSnapshot) -> Finding:
+def drained(census: ServiceSnapshot) -> Finding:
     """Report the drained workers."""
-    resting = [one for one in (*taken.workers, *taken.lost_workers) if one.drained_age is not None]
+    resting = [one for one in (*census.workers, *census.lost_workers) if one.drained_age is not None]
     if resting:
-        names = _named(resting, lambda one: f"since {duration(one.drained_age or 0.0)}, {one.held} jobs left")
+        names = _list_workers(
+            resting, lambda one: f"since {format_duration(one.drained_age or 0.0)}, {one.held} jobs left"
+        )
         return warning(
             "drained",
             f"Drained, so that they claim nothing: {names}.",
@@ -47,11 +49,11 @@ def drained(taken: ServiceSnapshot) -> Finding:
     return ok("drained", "No worker is drained.")
 
 
-def deaf(taken: ServiceSnapshot) -> Finding:
+def without_broker_messages(census: ServiceSnapshot) -> Finding:
     """Check that the workers with a broker receive its messages."""
-    hears_nothing = [one for one in taken.workers if one.broker_silent]
+    hears_nothing = [one for one in census.workers if one.broker_silent]
     if hears_nothing:
-        names = _named(hears_nothing, lambda one: f"heard nothing for {duration(one.message_age or 0.0)}")
+        names = _list_workers(hears_nothing, lambda one: f"heard nothing for {format_duration(one.message_age or 0.0)}")
         return warning(
             "deaf",
             f"Deaf to the broker: {names}. They find jobs only by looking, once a poll.",
@@ -59,25 +61,25 @@ def deaf(taken: ServiceSnapshot) -> Finding:
             "GRADIENT_QUEUE__BROKER_URL.",
         )
     return ok(
-        "deaf", f"{sum(one.message_age is not None for one in taken.workers)} workers hear the broker; none is deaf."
+        "deaf", f"{sum(one.message_age is not None for one in census.workers)} workers hear the broker; none is deaf."
     )
 
 
-def repairs(taken: ServiceSnapshot) -> Finding:
+def repairs(census: ServiceSnapshot) -> Finding:
     """Check that the sweeps repaired nothing that points to lost machines."""
-    ill = [one for one in taken.repairs if one.kind in _ILL and one.last < _LATELY_SECONDS]
+    ill = [one for one in census.repairs if one.kind in _ALARMING_KINDS and one.last < _RECENT_SECONDS]
     if ill:
-        what = ", ".join(f"{one.kind}, last {duration(one.last)} ago, noticed by {one.worker}" for one in ill)
+        what = ", ".join(f"{one.kind}, last {format_duration(one.last)} ago, noticed by {one.worker}" for one in ill)
         return warning(
             "repairs",
             f"Machines were lost in the last day: {what}.",
             "Look at what those machines logged (`gradient-cli jobs list` names their jobs): power, network, memory.",
         )
-    done = ", ".join(f"{one.kind} {one.total} (last {duration(one.last)} ago)" for one in taken.repairs)
+    done = ", ".join(f"{one.kind} {one.total} (last {format_duration(one.last)} ago)" for one in census.repairs)
     return ok("repairs", f"The sweeps repaired so far: {done}." if done else "The sweeps had nothing to repair so far.")
 
 
-def _named(workers: Iterable[WorkerStatus], say: Callable[[WorkerStatus], str]) -> str:
-    named = [f"{one.name} on {one.host} ({say(one)})" for one in workers]
-    more = f"; and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-    return "; ".join(named[:_SHOWN]) + more
+def _list_workers(workers: Iterable[WorkerStatus], describe: Callable[[WorkerStatus], str]) -> str:
+    named = [f"{one.name} on {one.host} ({describe(one)})" for one in workers]
+    more = f"; and {len(named) - _MAX_SHOWN} more" if len(named) > _MAX_SHOWN else ""
+    return "; ".join(named[:_MAX_SHOWN]) + more

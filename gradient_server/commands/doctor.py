@@ -26,23 +26,23 @@ _INDENT = 21
 
 def run(settings: Settings, *, as_json: bool, tpu: bool = False) -> int:
     """Run all checks (with `tpu`, also those of Google Cloud), print them, and return 1 if there is a problem."""
-    findings = [*examine(settings), *(_tpus(settings) if tpu else ())]
-    print(_json(findings) if as_json else _text(findings))
-    return int(_worst(findings) is Status.PROBLEM)
+    findings = [*run_checks(settings), *(_tpu_findings(settings) if tpu else ())]
+    print(_format_json(findings) if as_json else _format_text(findings))
+    return int(_worst_status(findings) is Status.PROBLEM)
 
 
-def examine(settings: Settings) -> list[Finding]:
+def run_checks(settings: Settings) -> list[Finding]:
     """Run all checks but those of Google Cloud, in the order in which to fix their findings."""
     return [
         *host.check(settings),
         *containers.check(settings),
         *artifacts.check(settings),
-        *_database(settings),
+        *_database_findings(settings),
         *database_checks.broker(settings),
     ]
 
 
-def _tpus(settings: Settings) -> Iterator[Finding]:
+def _tpu_findings(settings: Settings) -> Iterator[Finding]:
     # Only on demand: it queries a cloud, and its library takes seconds to import.
     try:
         from gradient_server.checks import tpus
@@ -54,9 +54,9 @@ def _tpus(settings: Settings) -> Iterator[Finding]:
     return tpus.check(settings, make_bucket_opener(settings))
 
 
-def _database(settings: Settings) -> Iterator[Finding]:
-    where = database_checks.where(settings)
-    missing = _missing_file(settings.database_url)
+def _database_findings(settings: Settings) -> Iterator[Finding]:
+    where = database_checks.display_url(settings)
+    missing = _missing_sqlite_file(settings.database_url)
     if missing is not None:
         yield problem(
             "database",
@@ -66,7 +66,7 @@ def _database(settings: Settings) -> Iterator[Finding]:
         return
     database = Database(settings.database_url, read_only=True)
     try:
-        yield from _answering(settings, database)
+        yield from _reachable_database_findings(settings, database)
     except (StoreUnavailable, DBAPIError) as error:
         cause = error.__cause__ if isinstance(error, StoreUnavailable) else error
         why = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
@@ -77,9 +77,9 @@ def _database(settings: Settings) -> Iterator[Finding]:
         database.close()
 
 
-def _answering(settings: Settings, database: Database) -> Iterator[Finding]:
+def _reachable_database_findings(settings: Settings, database: Database) -> Iterator[Finding]:
     with database.read() as session:
-        yield from database_checks.settings_of(database, session)
+        yield from database_checks.durability(database, session)
     schema = database_checks.migrations(database)
     yield schema
     if schema.status is not Status.PROBLEM:  # else the tables do not match the queries below
@@ -88,34 +88,36 @@ def _answering(settings: Settings, database: Database) -> Iterator[Finding]:
             yield from jobs.check(settings, session)
 
 
-def _missing_file(url: str) -> Path | None:
+def _missing_sqlite_file(url: str) -> Path | None:
     path = Path(url.removeprefix("sqlite:///"))
     return path if url.startswith("sqlite:///") and not path.exists() else None
 
 
-def _worst(findings: Sequence[Finding]) -> Status:
+def _worst_status(findings: Sequence[Finding]) -> Status:
     there = {finding.status for finding in findings}
     return next((status for status in (Status.PROBLEM, Status.WARNING) if status in there), Status.OK)
 
 
-def _json(findings: Sequence[Finding]) -> str:
-    return json.dumps({"status": _worst(findings), "findings": [asdict(finding) for finding in findings]}, indent=2)
+def _format_json(findings: Sequence[Finding]) -> str:
+    return json.dumps(
+        {"status": _worst_status(findings), "findings": [asdict(finding) for finding in findings]}, indent=2
+    )
 
 
-def _text(findings: Sequence[Finding]) -> str:
+def _format_text(findings: Sequence[Finding]) -> str:
     lines = []
     for finding in findings:
         start = f"{finding.status:9}{finding.check:12}"
-        lines += _wrapped(finding.message, start)
+        lines += _wrap(finding.message, start)
         if finding.fix is not None:
-            lines += _wrapped(f"→ {finding.fix}", " " * _INDENT)
+            lines += _wrap(f"→ {finding.fix}", " " * _INDENT)
     count = Counter(finding.status for finding in findings)
     problems, warnings = count[Status.PROBLEM], count[Status.WARNING]
     lines += ["", f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}."]
     return "\n".join(lines)
 
 
-def _wrapped(text: str, start: str) -> list[str]:
+def _wrap(text: str, start: str) -> list[str]:
     # Paths and commands are never broken, so that they can be copied.
     return textwrap.wrap(
         text,

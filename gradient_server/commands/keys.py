@@ -32,10 +32,10 @@ def _create(parsed: argparse.Namespace, database: Database) -> None:
     with database.write() as session:
         key, secret = api_keys.create(session, parsed.name, days=parsed.days)
     if parsed.json:
-        print(json.dumps({"id": key.id, "name": key.name, "apiKey": secret} | _times(key, "expiresAt")))
+        print(json.dumps({"id": key.id, "name": key.name, "apiKey": secret} | _describe_times(key, "expiresAt")))
         return
     print(secret)
-    until = f" It works until {shown_time(key.expires_at)} UTC." if key.expires_at else ""
+    until = f" It works until {format_time(key.expires_at)} UTC." if key.expires_at else ""
     print(
         f"Key {key.id} for {key.name!r}. It is shown this once: keep it safe. Use it with `gradient-cli login`.{until}"
     )
@@ -52,7 +52,7 @@ def _list(parsed: argparse.Namespace, database: Database) -> None:
         return
     print(f"{'ID':10} {'CREATED':20} {'LAST USED':20} {'EXPIRES':20} {'STATE':8} NAME")
     for row in rows:
-        times = " ".join(f"{shown_time(at):20}" for at in (row.created_at, row.last_used_at, row.expires_at))
+        times = " ".join(f"{format_time(at):20}" for at in (row.created_at, row.last_used_at, row.expires_at))
         print(f"{row.id:10} {times} {api_keys.state(row):8} {row.name}")
 
 
@@ -63,11 +63,11 @@ def _revoke(parsed: argparse.Namespace, database: Database) -> None:
 
 
 def _view(key: ApiKey) -> dict[str, str | None]:
-    times = _times(key, "createdAt", "lastUsedAt", "expiresAt", "revokedAt")
+    times = _describe_times(key, "createdAt", "lastUsedAt", "expiresAt", "revokedAt")
     return {"id": key.id, "name": key.name, "state": api_keys.state(key)} | times
 
 
-def _times(key: ApiKey, *names: str) -> dict[str, str | None]:
+def _describe_times(key: ApiKey, *names: str) -> dict[str, str | None]:
     times = {
         "createdAt": key.created_at,
         "lastUsedAt": key.last_used_at,
@@ -77,6 +77,6 @@ def _times(key: ApiKey, *names: str) -> dict[str, str | None]:
     return {name: iso_time(at) if (at := times[name]) else None for name in names}
 
 
-def shown_time(at: datetime | None) -> str:
+def format_time(at: datetime | None) -> str:
     """Format a time for a table."""
     return at.strftime("%Y-%m-%d %H:%M:%S") if at else "never"

@@ -21,18 +21,18 @@ _ROW = "{:24} {:10} {:>8} {:>10}  {:20} {}"
 
 def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
     """Delete expired output, or only list it; return 1 if some files could not be deleted."""
-    database = _open(settings, dry_run=dry_run)
+    database = _open_database(settings, dry_run=dry_run)
     stores = Stores(settings=settings, database=database, artifacts=open_artifacts(settings))
     try:
         report = prune(stores, dry_run=dry_run, progress=_show_progress)
     finally:
         _end_progress()
         database.close()
-    print(_json(report, dry_run=dry_run) if as_json else "\n".join(_lines(report, dry_run=dry_run)))
+    print(_format_json(report, dry_run=dry_run) if as_json else "\n".join(_report_lines(report, dry_run=dry_run)))
     return int(report.failed > 0)
 
 
-def _open(settings: Settings, *, dry_run: bool) -> Database:
+def _open_database(settings: Settings, *, dry_run: bool) -> Database:
     """Open the database; for a dry run, read-only.
 
     Raises:
@@ -61,7 +61,7 @@ def _end_progress() -> None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
+def _report_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
     if not report.projects and not report.workspaces_days:
         yield "No policy is set: everything is kept for good."
         yield "GRADIENT_RETENTION__* and `gradient-cli projects update` set one."
@@ -74,10 +74,10 @@ def _lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
         if report.workspaces.count:
             kept = f"kept {report.workspaces_days} days after the last job on it"
             yield _row("(all)", "workspaces", report.workspaces, kept)
-    yield from _ending(report, dry_run=dry_run)
+    yield from _summary_lines(report, dry_run=dry_run)
 
 
-def _ending(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
+def _summary_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
     total = report.total
     logs, artifacts = (sum(project.removed[kind].count for project in report.projects) for kind in OutputKind)
     counts = [
@@ -100,13 +100,13 @@ def _row(name: str, what: str, tally: RemovalCount, policy: str) -> str:
     return _ROW.format(name, what, f"{tally.count:,}", format_bytes(tally.bytes), oldest, policy)
 
 
-def _json(report: PruneReport, *, dry_run: bool) -> str:
+def _format_json(report: PruneReport, *, dry_run: bool) -> str:
     projects = [
         {
             "id": project.id,
             "name": project.name,
             **{
-                kind.value: {**_tally(project.removed[kind]), "keepDays": policy.days, "own": policy.own}
+                kind.value: {**_tally_fields(project.removed[kind]), "keepDays": policy.days, "own": policy.own}
                 for kind, policy in project.policies.items()
             },
         }
@@ -115,12 +115,12 @@ def _json(report: PruneReport, *, dry_run: bool) -> str:
     found = {
         "dryRun": dry_run,
         "projects": projects,
-        "workspaces": {**_tally(report.workspaces), "keepDays": report.workspaces_days or None},
+        "workspaces": {**_tally_fields(report.workspaces), "keepDays": report.workspaces_days or None},
         "unfinished": report.unfinished,
         "failed": report.failed,
     }
     return json.dumps(found, indent=2)
 
 
-def _tally(tally: RemovalCount) -> dict[str, int | str | None]:
+def _tally_fields(tally: RemovalCount) -> dict[str, int | str | None]:
     return {"count": tally.count, "bytes": tally.bytes, "oldest": iso_time(tally.oldest) if tally.oldest else None}

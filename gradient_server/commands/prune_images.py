@@ -21,21 +21,23 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
         StoreUnavailable: The container engine does not answer.
     """
     if settings.machines.simulate:
-        print(_json([], dry_run=dry_run) if as_json else "Machine types are simulated here: jobs bring no images.")
+        print(
+            _format_json([], dry_run=dry_run) if as_json else "Machine types are simulated here: jobs bring no images."
+        )
         return 0
-    gone = [one for keeper in _keepers(settings) for one in _prune(keeper, dry_run=dry_run)]
-    print(_json(gone, dry_run=dry_run) if as_json else "\n".join(_lines(gone, dry_run=dry_run)))
+    gone = [one for keeper in _image_backends(settings) for one in _prune_backend(keeper, dry_run=dry_run)]
+    print(_format_json(gone, dry_run=dry_run) if as_json else "\n".join(_report_lines(gone, dry_run=dry_run)))
     return 0
 
 
-def _keepers(settings: Settings) -> list[ImageBackend]:
+def _image_backends(settings: Settings) -> list[ImageBackend]:
     backends = (
         make_backend(name, settings) for name, backend in BACKENDS.items() if backend.capabilities.builds_images
     )
     return [backend for backend in backends if isinstance(backend, ImageBackend)]
 
 
-def _prune(keeper: ImageBackend, *, dry_run: bool) -> list[UnusedImage]:
+def _prune_backend(keeper: ImageBackend, *, dry_run: bool) -> list[UnusedImage]:
     try:
         return keeper.prune_images(everything=True, dry_run=dry_run)
     except LaunchError as error:
@@ -45,7 +47,7 @@ def _prune(keeper: ImageBackend, *, dry_run: bool) -> list[UnusedImage]:
         ) from error
 
 
-def _lines(gone: Sequence[UnusedImage], *, dry_run: bool) -> Iterator[str]:
+def _report_lines(gone: Sequence[UnusedImage], *, dry_run: bool) -> Iterator[str]:
     if gone:
         yield _ROW.format("IMAGE", "BYTES", "LAST USED (UTC)", "CAME BY")
         for one in gone:
@@ -56,7 +58,7 @@ def _lines(gone: Sequence[UnusedImage], *, dry_run: bool) -> Iterator[str]:
     yield f"{'Would be removed' if dry_run else 'Removed'}: {count if gone else 'nothing'}."
 
 
-def _json(gone: Sequence[UnusedImage], *, dry_run: bool) -> str:
+def _format_json(gone: Sequence[UnusedImage], *, dry_run: bool) -> str:
     images = [
         {
             "reference": one.reference,

@@ -9,7 +9,7 @@ from core.db.models.jobs import ApiKey
 from core.formatting import iso_time
 from core.security import sessions
 from core.settings import Settings
-from gradient_server.commands.keys import open_database, shown_time
+from gradient_server.commands.keys import format_time, open_database
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
@@ -36,7 +36,7 @@ def _list(database: Database, settings: Settings, *, as_json: bool) -> None:
         return
     print(f"{'ID':15} {'CREATED':20} {'LAST USED':20} {'EXPIRES':20} {'KEY':10} NAME OF THE KEY")
     for row, key in rows:
-        times = " ".join(f"{shown_time(at):20}" for at in (row.created_at, row.last_used_at, row.expires_at))
+        times = " ".join(f"{format_time(at):20}" for at in (row.created_at, row.last_used_at, row.expires_at))
         print(f"{row.id:15} {times} {key.id:10} {key.name}")
 
 

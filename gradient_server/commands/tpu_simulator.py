@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from gradient_server import simulator
 
 if TYPE_CHECKING:
-    from gradient_server.simulator.cloud import World
+    from gradient_server.simulator.cloud import SimulatedCloud
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the simulation until SIGTERM or Ctrl-C, and return the exit code."""
-    world = simulator.load()(
+    cloud = simulator.load_simulated_cloud()(
         port=parsed.port,
         storage_port=parsed.storage_port,
         device_port=parsed.device_port,
@@ -26,20 +26,20 @@ def run(parsed: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     try:
-        _announce(world)
+        _announce(cloud)
         stopped.wait()
     finally:
-        world.stop()
+        cloud.stop()
     return 0
 
 
-def _announce(world: "World") -> None:
-    settings = "\n".join(f"  export {name}={shlex.quote(value)}" for name, value in world.environment().items())
+def _announce(cloud: "SimulatedCloud") -> None:
+    settings = "\n".join(f"  export {name}={shlex.quote(value)}" for name, value in cloud.environment().items())
     device = (
-        f"a TensorFlow server with 8 devices at port {world.device.port}; it does whatever anybody asks who reaches "
+        f"a TensorFlow server with 8 devices at port {cloud.device.port}; it does whatever anybody asks who reaches "
         "that port: keep it behind a firewall"
-        if world.trains
-        else f"port {world.device.port} takes connections and no more (install gradient-jobs[trainer] for TensorFlow)"
+        if cloud.has_tensorflow
+        else f"port {cloud.device.port} takes connections and no more (install gradient-jobs[trainer] for TensorFlow)"
     )
     print(
         f"Simulated TPUs are ready. The device is {device}.\n"

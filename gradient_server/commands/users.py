@@ -9,7 +9,7 @@ from core.db.database import Database
 from core.formatting import iso_time
 from core.security import users
 from core.settings import Settings
-from gradient_server.commands.keys import open_database, shown_time
+from gradient_server.commands.keys import format_time, open_database
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
@@ -42,7 +42,7 @@ def _list(parsed: argparse.Namespace, database: Database) -> None:
         return
     print(f"{'CREATED':20} EMAIL")
     for row in rows:
-        print(f"{shown_time(row.created_at):20} {row.email}")
+        print(f"{format_time(row.created_at):20} {row.email}")
 
 
 def _remove(parsed: argparse.Namespace, database: Database) -> None:

@@ -13,10 +13,10 @@ from core.jobs.scheduling.workers import ping_received_within
 from core.notify.messages import worker_queue
 from core.settings import Settings
 
-SILENT_BEATS = 6
+MISSED_HEARTBEATS = 6
 """Number of missed heartbeats in a row after which a worker counts as silent."""
 
-_UNHEARD = 2
+_MIN_UNHEARD_MESSAGES = 2
 """Number of messages waiting for the worker from which it counts as stuck; a single one may be in transit."""
 
 
@@ -27,7 +27,7 @@ def run(settings: Settings, name: str | None) -> int:
     would otherwise restart every worker, which would not help.
     """
     name = name or socket.gethostname()
-    silent = SILENT_BEATS * settings.worker.heartbeat_seconds
+    silent = MISSED_HEARTBEATS * settings.worker.heartbeat_seconds
     deaf = settings.queue.broker_silent_seconds
     database = Database(settings.database_url)
     try:
@@ -35,19 +35,19 @@ def run(settings: Settings, name: str | None) -> int:
             fresh = session.scalar(select(Worker.seen_at >= now(-silent)).where(Worker.name == name))
             hears = ping_received_within(session, name, deaf)
     except StoreUnavailable as error:
-        return _no(error.message)
+        return _fail(error.message)
     finally:
         database.close()
     if fresh is None:
-        return _no(f"No worker named {name!r} has ever reported. Say which with --name.")
+        return _fail(f"No worker named {name!r} has ever reported. Say which with --name.")
     if not fresh:
-        return _no(f"Worker {name!r} has been silent for more than {silent:.0f} s. Restart it.")
+        return _fail(f"Worker {name!r} has been silent for more than {silent:.0f} s. Restart it.")
     if settings.queue.broker_url is None or not deaf or hears is not False:
         return 0
-    return _deaf(settings.queue.broker_url, name, deaf)
+    return _check_broker_messages(settings.queue.broker_url, name, deaf)
 
 
-def _deaf(broker_url: str, name: str, seconds: float) -> int:
+def _check_broker_messages(broker_url: str, name: str, seconds: float) -> int:
     """Return 1 if messages wait for a worker that received none for `seconds`: then the broker is not the cause."""
     try:
         unheard = import_module("core.notify.broker").queue_length(broker_url, worker_queue(name))
@@ -55,11 +55,11 @@ def _deaf(broker_url: str, name: str, seconds: float) -> int:
         why = f"the broker does not answer ({error}), so it finds its work by looking"
         print(f"warning: worker {name!r} hears no messages: {why}.", file=sys.stderr)
         return 0
-    if unheard < _UNHEARD:
+    if unheard < _MIN_UNHEARD_MESSAGES:
         return 0
-    return _no(f"Worker {name!r} beats but has heard no message for more than {seconds:.0f} s. Restart it.")
+    return _fail(f"Worker {name!r} beats but has heard no message for more than {seconds:.0f} s. Restart it.")
 
 
-def _no(why: str) -> int:
+def _fail(why: str) -> int:
     print(f"error: {why}", file=sys.stderr)
     return 1

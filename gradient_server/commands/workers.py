@@ -18,8 +18,8 @@ from core.jobs.queries import WORKER_STALE_SECONDS
 from core.jobs.scheduling import workers
 from core.settings import Settings
 
-_LOOK_SECONDS = 1.0
-_FEW = 5
+_POLL_SECONDS = 1.0
+_MAX_SHOWN = 5
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
@@ -36,7 +36,7 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
 
 def _list(database: Database, *, as_json: bool) -> int:
     with database.read() as session:
-        rows = _rows(session)
+        rows = _worker_rows(session)
     if as_json:
         print(json.dumps(rows, indent=2))
     elif not rows:
@@ -51,7 +51,7 @@ def _list(database: Database, *, as_json: bool) -> int:
     return 0
 
 
-def _rows(session: Session) -> list[dict[str, Any]]:
+def _worker_rows(session: Session) -> list[dict[str, Any]]:
     jobs = workers.held_job_counts(session)
     seen = select(Worker, Worker.seen_at >= now(-WORKER_STALE_SECONDS)).order_by(Worker.name)
     return [
@@ -81,16 +81,16 @@ def _set_drained(parsed: argparse.Namespace, database: Database) -> int:
         print(f"Worker {name} claims jobs again.")
         return 0
     print(f"Worker {name} claims no more jobs. `gradient-server resume --name {name}` takes that back.")
-    return _wait(database, name, parsed.timeout) if parsed.wait else 0
+    return _wait_until_empty(database, name, parsed.timeout) if parsed.wait else 0
 
 
-def _wait(database: Database, name: str, timeout: float | None) -> int:
+def _wait_until_empty(database: Database, name: str, timeout: float | None) -> int:
     """Wait until the worker has no jobs; return 1 if some are left after `timeout` seconds, 130 after Ctrl-C."""
     deadline = None if timeout is None else time.monotonic() + timeout
     said = ""
     try:
-        while left := _held(database, name):
-            few = ", ".join(left[:_FEW]) + (", …" if len(left) > _FEW else "")
+        while left := _job_ids(database, name):
+            few = ", ".join(left[:_MAX_SHOWN]) + (", …" if len(left) > _MAX_SHOWN else "")
             line = f"{len(left)} job{'s' * (len(left) > 1)} still run{'s' * (len(left) == 1)}: {few}"
             if line != said:
                 print(line, file=sys.stderr, flush=True)
@@ -98,7 +98,7 @@ def _wait(database: Database, name: str, timeout: float | None) -> int:
             if deadline is not None and time.monotonic() >= deadline:
                 print(f"error: worker {name} is not empty after {timeout:g} s; it stays drained.", file=sys.stderr)
                 return 1
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         print(f"\nNot waited for the rest; worker {name} stays drained.", file=sys.stderr)
         return 130
@@ -106,6 +106,6 @@ def _wait(database: Database, name: str, timeout: float | None) -> int:
     return 0
 
 
-def _held(database: Database, name: str) -> list[str]:
+def _job_ids(database: Database, name: str) -> list[str]:
     with database.read() as session:
         return [job.id for job in workers.held_jobs(session, name)]

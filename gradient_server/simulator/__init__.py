@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 from core.errors import ExtraMissing
 
 if TYPE_CHECKING:
-    from gradient_server.simulator.cloud import World
+    from gradient_server.simulator.cloud import SimulatedCloud
 
 
-def load() -> "type[World]":
+def load_simulated_cloud() -> "type[SimulatedCloud]":
     """Import the simulator, which needs Google's libraries.
 
     Raises:
         ExtraMissing: They are not installed.
     """
     try:
-        world: type[World] = import_module("gradient_server.simulator.cloud").World
+        cloud: type[SimulatedCloud] = import_module("gradient_server.simulator.cloud").SimulatedCloud
     except ModuleNotFoundError as error:
         raise ExtraMissing("The TPU simulator needs", error, "simulator") from error
-    return world
+    return cloud

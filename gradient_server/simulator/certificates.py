@@ -9,10 +9,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-_DAYS = 30
+_VALID_DAYS = 30
 
 
-def make_authority(folder: Path, names: list[str]) -> tuple[Path, ssl.SSLContext]:
+def create_authority(folder: Path, names: list[str]) -> tuple[Path, ssl.SSLContext]:
     """Create an authority and one certificate signed by it.
 
     The authority's private key is never stored, so it cannot sign anything else.
@@ -62,5 +62,5 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePub
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=_DAYS))
+        .not_valid_after(now + timedelta(days=_VALID_DAYS))
     )

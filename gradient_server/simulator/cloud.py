@@ -13,16 +13,16 @@ from core.settings import Settings
 from gradient_server.simulator.gcs.server import GcsSimulator
 from gradient_server.simulator.tpu.api import TpuSimulator
 from gradient_server.simulator.tpu.device import DeviceServer
-from gradient_server.simulator.tpu.state import Cloud
-from gradient_server.simulator.tpu.vms import Machines
+from gradient_server.simulator.tpu.state import TpuProject
+from gradient_server.simulator.tpu.vms import SimulatedVms
 
 logger = logging.getLogger(__name__)
 
 ZONE = "us-central1-b"
-_LOCAL = "127.0.0.1"
+_LOCALHOST = "127.0.0.1"
 
 
-class PortTaken(GradientError):
+class SimulatorPortTaken(GradientError):
     """A port of the simulation is in use."""
 
 
@@ -34,11 +34,11 @@ class _Device(Protocol):
     def stop(self) -> None: ...
 
 
-class Port:
+class FakeDevice:
     """A device that only accepts connections, for computers without TensorFlow."""
 
     def __init__(self, port: int = 0) -> None:
-        self._listener = socket.create_server((_LOCAL, port))
+        self._listener = socket.create_server((_LOCALHOST, port))
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="tpu-device", daemon=True)
 
@@ -60,7 +60,7 @@ class Port:
                 self._listener.accept()[0].close()
 
 
-class World:
+class SimulatedCloud:
     """The simulated services and their lifetime.
 
     Args:
@@ -84,24 +84,26 @@ class World:
         room: int = 100,
     ) -> None:
         self._stopping = False
-        self.trains = importlib.util.find_spec("tensorflow") is not None
+        self.has_tensorflow = importlib.util.find_spec("tensorflow") is not None
         made = contextlib.ExitStack()  # closes the parts created so far if a later one fails
         try:
             self.storage = GcsSimulator(storage_port)
             made.callback(self.storage.stop)
             environment = self.storage.environment()
-            self.device: _Device = DeviceServer(device_port, 8, environment) if self.trains else Port(device_port)
+            self.device: _Device = (
+                DeviceServer(device_port, 8, environment) if self.has_tensorflow else FakeDevice(device_port)
+            )
             made.callback(self.device.stop)
-            self.machines = Machines(environment)
+            self.machines = SimulatedVms(environment)
             made.callback(self.machines.stop)
-            cloud = Cloud((_LOCAL, self.device.port), create_seconds, room=room, machines=self.machines)
+            cloud = TpuProject((_LOCALHOST, self.device.port), create_seconds, room=room, machines=self.machines)
             self.tpus = TpuSimulator(port, cloud)
         except OSError as error:
             made.close()
             ports = ", ".join(str(one) for one in (port, storage_port, device_port) if one)
-            raise PortTaken(
-                f"Cannot listen on {_LOCAL} at every one of the ports {ports} ({error.strerror}). Choose others with "
-                "--port, --storage-port and --device-port; 0 is any free one.",
+            raise SimulatorPortTaken(
+                f"Cannot listen on {_LOCALHOST} at every one of the ports {ports} ({error.strerror}). Choose others "
+                "with --port, --storage-port and --device-port; 0 is any free one.",
                 field="port",
             ) from error
 
@@ -109,7 +111,7 @@ class World:
         """Start serving; the device starts in the background, because TensorFlow takes a while."""
         self.storage.start()
         self.tpus.start()
-        threading.Thread(target=self._bring_up, name="tpu-device-start", daemon=True).start()
+        threading.Thread(target=self._start_device, name="tpu-device-start", daemon=True).start()
         return self
 
     def stop(self) -> None:
@@ -120,7 +122,7 @@ class World:
         self.device.stop()
         self.storage.stop()
 
-    def _bring_up(self) -> None:
+    def _start_device(self) -> None:
         try:
             self.device.start()
         except GradientError as error:

@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 
 from core.errors import Unauthorized
 from service.auth.sessions import session_token
-from service.deps import OpenStores, Stores
+from service.deps import AppState, AppStateDep
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
@@ -25,14 +25,16 @@ _BearerKey = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 
 @dataclass(frozen=True, slots=True)
-class KeyHolder:
+class Principal:
     """The authenticated caller: the id and the name of the API key."""
 
     id: str
     name: str
 
 
-async def require_key(connection: HTTPConnection, stores: Stores, header: _HeaderKey, bearer: _BearerKey) -> KeyHolder:
+async def require_key(
+    connection: HTTPConnection, app_state: AppStateDep, header: _HeaderKey, bearer: _BearerKey
+) -> Principal:
     """Authenticate the API key, and take over the client's request id.
 
     Raises:
@@ -42,38 +44,38 @@ async def require_key(connection: HTTPConnection, stores: Stores, header: _Heade
     secret = (header or (bearer.credentials if bearer else "")).strip()
     if not secret:
         raise Unauthorized("No API key came with the request. Send it as `x-api-key` or `Authorization: Bearer`.")
-    key = stores.keys.cached(secret)
+    key = app_state.keys.cached(secret)
     if key is None:
-        key = await run_in_threadpool(stores.keys.authenticate, secret)
-    _take_request_id(connection)
-    return _counted(connection, stores, KeyHolder(key.id, key.name))
+        key = await run_in_threadpool(app_state.keys.authenticate, secret)
+    _use_client_request_id(connection)
+    return _count_request(connection, app_state, Principal(key.id, key.name))
 
 
-def _counted(connection: HTTPConnection, stores: OpenStores, holder: KeyHolder) -> KeyHolder:
+def _count_request(connection: HTTPConnection, app_state: AppState, principal: Principal) -> Principal:
     """Count a request against its key's limit, once even if several dependencies ask for the key."""
     if not getattr(connection.state, "counted", False):
         connection.state.counted = True
-        stores.limits.requests.take(holder.id)
-    return holder
+        app_state.limits.requests.acquire(principal.id)
+    return principal
 
 
 async def require_key_or_session(
-    connection: HTTPConnection, stores: Stores, header: _HeaderKey, bearer: _BearerKey
-) -> KeyHolder:
+    connection: HTTPConnection, app_state: AppStateDep, header: _HeaderKey, bearer: _BearerKey
+) -> Principal:
     """Authenticate the API key, or else the browser session.
 
     Raises:
         Unauthorized: Both are missing, or the one given is not valid.
         LimitReached: The key sent too many requests.
     """
-    token = session_token(connection, stores.settings)
+    token = session_token(connection, app_state.settings)
     if header or bearer or not token:
-        return await require_key(connection, stores, header, bearer)
-    key = await run_in_threadpool(stores.sessions.key, token)
-    return _counted(connection, stores, KeyHolder(key.id, key.name))
+        return await require_key(connection, app_state, header, bearer)
+    key = await run_in_threadpool(app_state.sessions.key, token)
+    return _count_request(connection, app_state, Principal(key.id, key.name))
 
 
-def _take_request_id(connection: HTTPConnection) -> None:
+def _use_client_request_id(connection: HTTPConnection) -> None:
     # Only after authentication: logs are searched by these ids.
     given = connection.headers.get("x-request-id", "")
     if _REQUEST_ID.match(given):
@@ -81,17 +83,17 @@ def _take_request_id(connection: HTTPConnection) -> None:
         structlog.contextvars.bind_contextvars(request_id=given)
 
 
-Caller = Annotated[KeyHolder, Depends(require_key)]
+Caller = Annotated[Principal, Depends(require_key)]
 """A key in a header, required by every API endpoint that changes something."""
 
-PageCaller = Annotated[KeyHolder, Depends(require_key_or_session)]
+PageCaller = Annotated[Principal, Depends(require_key_or_session)]
 """A key in a header, or a browser's session cookie: enough to read, and for the dashboard's own forms."""
 
 
-async def _searching(stores: Stores, caller: PageCaller) -> AsyncIterator[None]:
-    async with stores.limits.searches.taken(caller.id):
+async def _acquire_search_slot(app_state: AppStateDep, caller: PageCaller) -> AsyncIterator[None]:
+    async with app_state.limits.searches.slot(caller.id):
         yield
 
 
-Searching = Depends(_searching, scope="function")
+SearchSlot = Depends(_acquire_search_slot, scope="function")
 """Holds one of the key's slots for requests that read many rows."""

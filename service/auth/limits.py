@@ -21,13 +21,13 @@ from core.jobs.states import JobState
 from core.settings.api import LimitSettings
 
 _WINDOW_SECONDS = 60.0
-_IDLE_KEYS = 4096
+_MAX_IDLE_KEYS = 4096
 _QUEUE_RETRY_SECONDS = 30.0
 _SLOT_RETRY_SECONDS = 5.0
 _QUEUED = Job.state == literal_column(f"'{JobState.QUEUED}'")
 """With a literal, as in the partial indexes: with a bound parameter SQLite would not use them."""
-_COUNT_SHARE = 8
-_COUNT_SECONDS = 30.0
+_GRANT_DIVISOR = 8
+_GRANT_SECONDS = 30.0
 
 
 def limit_reached(limit: int, of: str, setting: str, retry_after: float) -> LimitReached:
@@ -63,7 +63,7 @@ class RateLimit:
         self._lock = threading.Lock()
         self._full_at: dict[str, float] = {}
 
-    def take(self, key: str) -> None:
+    def acquire(self, key: str) -> None:
         """Take one token of a key.
 
         Raises:
@@ -78,11 +78,11 @@ class RateLimit:
             if wait > 1e-9:  # noqa: PLR2004 - rounding of a full bucket's last token
                 raise limit_reached(self._per_minute, f"{self._of} a minute for one key", self._setting, wait)
             self._full_at[key] = full_at
-            if len(self._full_at) > _IDLE_KEYS:
+            if len(self._full_at) > _MAX_IDLE_KEYS:
                 self._full_at = {one: at for one, at in self._full_at.items() if at > now}
 
 
-class Slots:
+class ConcurrencyLimit:
     """Slots per key for expensive requests; a request waits for a free one in the event loop, not in a thread.
 
     Args:
@@ -97,10 +97,10 @@ class Slots:
         self._of = of
         self._setting = setting
         self._wait_seconds = wait_seconds
-        self._used: dict[str, _Slot] = {}
+        self._used: dict[str, _KeySlots] = {}
 
     @asynccontextmanager
-    async def taken(self, key: str) -> AsyncIterator[None]:
+    async def slot(self, key: str) -> AsyncIterator[None]:
         """Hold a slot of a key during the block.
 
         Raises:
@@ -109,7 +109,7 @@ class Slots:
         if self._per_key == 0:
             yield
             return
-        slot = self._used.setdefault(key, _Slot(anyio.Semaphore(self._per_key)))
+        slot = self._used.setdefault(key, _KeySlots(anyio.Semaphore(self._per_key)))
         slot.users += 1
         try:
             with anyio.move_on_after(self._wait_seconds) as waiting:
@@ -129,7 +129,7 @@ class Slots:
 
 
 @dataclass(slots=True)
-class _Slot:
+class _KeySlots:
     """The slots of one key, and the number of requests that use or await one."""
 
     free: anyio.Semaphore
@@ -154,27 +154,29 @@ class QueueLimit:
         Raises:
             LimitReached: Its key or its project has too many queued jobs.
         """
-        key = _Queue("one key", job.submitted_by, Job.submitted_by == job.submitted_by, self._settings.queued_per_key)
-        project = _Queue(
+        key = _QueueScope(
+            "one key", job.submitted_by, Job.submitted_by == job.submitted_by, self._settings.queued_per_key
+        )
+        project = _QueueScope(
             "one project", job.project_id, Job.project_id == job.project_id, self._settings.queued_per_project
         )
-        due = [one for one in (key, project) if one.limit and not self._is_granted((one.of, one.owner))]
+        due = [one for one in (key, project) if one.limit and not self._use_grant((one.of, one.owner))]
         if not due:
             return
-        counts = session.execute(select(*(one.counted() for one in due))).one()
+        counts = session.execute(select(*(one.count_query() for one in due))).one()
         for one, count in zip(due, counts, strict=True):
             if count > one.limit:
                 setting = f"queued_per_{one.of.removeprefix('one ')}"
                 raise limit_reached(one.limit, f"queued jobs of {one.of}", setting, _QUEUE_RETRY_SECONDS)
-            self._grant((one.of, one.owner), (one.limit - count) // _COUNT_SHARE)
+            self._store_grant((one.of, one.owner), (one.limit - count) // _GRANT_DIVISOR)
 
-    def _grant(self, which: tuple[str, str], count: int) -> None:
+    def _store_grant(self, which: tuple[str, str], count: int) -> None:
         with self._lock:
-            if len(self._granted) > _IDLE_KEYS:
+            if len(self._granted) > _MAX_IDLE_KEYS:
                 self._granted.clear()
-            self._granted[which] = (count, time.monotonic() + _COUNT_SECONDS)
+            self._granted[which] = (count, time.monotonic() + _GRANT_SECONDS)
 
-    def _is_granted(self, which: tuple[str, str]) -> bool:
+    def _use_grant(self, which: tuple[str, str]) -> bool:
         with self._lock:
             left, until = self._granted.get(which, (0, 0.0))
             if left <= 0 or time.monotonic() >= until:
@@ -183,7 +185,7 @@ class QueueLimit:
             return True
 
 
-class _Queue(NamedTuple):
+class _QueueScope(NamedTuple):
     """The queued jobs of one key or project, and how many there may be."""
 
     of: str
@@ -191,7 +193,7 @@ class _Queue(NamedTuple):
     owned: ColumnElement[bool]
     limit: int
 
-    def counted(self) -> ScalarSelect[int]:
+    def count_query(self) -> ScalarSelect[int]:
         """Return the number of its queued jobs, counted up to one more than the limit."""
         found = select(literal(1)).where(_QUEUED, self.owned).limit(self.limit + 1).subquery()
         return select(func.count()).select_from(found).scalar_subquery()
@@ -214,8 +216,8 @@ class Limits:
         self.requests = RateLimit(settings.requests_per_minute, "requests", "requests_per_minute")
         self.submissions = RateLimit(settings.submissions_per_minute, "submissions", "submissions_per_minute")
         self.queue = QueueLimit(settings)
-        self.searches = Slots(settings.searches, "searches", "searches", wait_seconds=settings.wait_seconds)
-        self.uploads = Slots(settings.uploads, "uploads", "uploads", wait_seconds=settings.wait_seconds)
+        self.searches = ConcurrencyLimit(settings.searches, "searches", "searches", wait_seconds=settings.wait_seconds)
+        self.uploads = ConcurrencyLimit(settings.uploads, "uploads", "uploads", wait_seconds=settings.wait_seconds)
         self._readers: anyio.CapacityLimiter | None = None
 
     @property

@@ -13,16 +13,16 @@ COOKIES = (f"__Host-{_NAME}", _NAME)
 
 def session_token(connection: HTTPConnection, settings: Settings) -> str | None:
     """Return the browser's session token; None if it has no session."""
-    return connection.cookies.get(_name(settings))
+    return connection.cookies.get(_cookie_name(settings))
 
 
-def set_session(answer: Response, token: str, settings: Settings) -> None:
+def set_session_cookie(answer: Response, token: str, settings: Settings) -> None:
     """Set the session cookie.
 
     The public URL decides whether it is an https cookie: a proxy need not forward the scheme of the request.
     """
     answer.set_cookie(
-        _name(settings),
+        _cookie_name(settings),
         token,
         max_age=int(settings.sign_in.session_days * DAY_SECONDS),
         httponly=True,
@@ -31,14 +31,14 @@ def set_session(answer: Response, token: str, settings: Settings) -> None:
     )
 
 
-def forget_session(answer: Response, settings: Settings) -> None:
+def clear_session_cookie(answer: Response, settings: Settings) -> None:
     """Delete the session cookie."""
-    answer.delete_cookie(_name(settings), httponly=True, samesite="strict", secure=_is_secure(settings))
+    answer.delete_cookie(_cookie_name(settings), httponly=True, samesite="strict", secure=_is_secure(settings))
 
 
 def _is_secure(settings: Settings) -> bool:
     return settings.public_url.lower().startswith("https://")
 
 
-def _name(settings: Settings) -> str:
+def _cookie_name(settings: Settings) -> str:
     return COOKIES[0] if _is_secure(settings) else COOKIES[1]

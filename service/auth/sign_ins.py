@@ -14,12 +14,12 @@ from starlette.exceptions import HTTPException
 
 from core.errors import Unauthorized
 
-_REMEMBERED = 10_000
+_MAX_NAMES = 10_000
 
 T = TypeVar("T")
 
 
-class Delays:
+class FailureBackoff:
     """Delays after failures, by name: each further failure doubles the delay. Kept in this process.
 
     Args:
@@ -46,15 +46,15 @@ class Delays:
         delay = min(self._first * 2.0 ** min(count - self._free, 30), self._longest)
         return max(0.0, at + delay - time.monotonic())
 
-    def failed(self, name: str) -> None:
+    def record_failure(self, name: str) -> None:
         """Count a failure."""
         with self._lock:
             self._failed[name] = (self._recent(name)[0] + 1, time.monotonic())
             self._failed.move_to_end(name)
-            if len(self._failed) > _REMEMBERED:
+            if len(self._failed) > _MAX_NAMES:
                 self._failed.popitem(last=False)
 
-    def succeeded(self, name: str) -> None:
+    def reset(self, name: str) -> None:
         """Forget the failures of this name."""
         self._failed.pop(name, None)
 
@@ -63,7 +63,7 @@ class Delays:
         return (count, at) if time.monotonic() - at < self._forgotten else (0, 0.0)
 
 
-class SignIns:
+class SignInLimiter:
     """Checks passwords, in threads of their own: a check takes a tenth of a second of a CPU and 16 MiB.
 
     Wrong passwords delay the same client's next attempt for the same address, so nobody can block a user at another
@@ -77,15 +77,15 @@ class SignIns:
         self._at_once = at_once or max(1, (os.cpu_count() or 1) // 2)
         self._running = 0
         self._threads = anyio.CapacityLimiter(self._at_once)
-        self._clients = Delays(free=20, longest=60.0, forgotten=900.0)
-        self._pairs = Delays(free=5, longest=60.0, forgotten=900.0)
+        self._clients = FailureBackoff(free=20, longest=60.0, forgotten=900.0)
+        self._pairs = FailureBackoff(free=5, longest=60.0, forgotten=900.0)
 
     async def check(self, address: str, client: str, check: Callable[[], T]) -> T:
         """Run `check` and return its result; its `Unauthorized` counts as a wrong password.
 
         Args:
             address: The e-mail address of the sign-in.
-            client: The client's name, as in `service.http.scopes.client_name`.
+            client: The client's name, as in `service.http.scopes.client_network`.
             check: Checks the password; runs in a thread.
 
         Raises:
@@ -95,21 +95,23 @@ class SignIns:
         wait = max(self._clients.wait_seconds(client), self._pairs.wait_seconds(pair))
         if wait > 0:
             seconds = math.ceil(wait)
-            raise _too_many(f"Too many wrong passwords from you. Try again in {seconds} seconds.", seconds)
+            raise _too_many_requests(f"Too many wrong passwords from you. Try again in {seconds} seconds.", seconds)
         if self._running >= self._at_once:
-            raise _too_many(f"{self._at_once} sign-ins are being checked, as many as are at once. Try again.", 1)
+            raise _too_many_requests(
+                f"{self._at_once} sign-ins are being checked, as many as are at once. Try again.", 1
+            )
         self._running += 1
         try:
             found = await anyio.to_thread.run_sync(check, limiter=self._threads)
         except Unauthorized:
-            self._clients.failed(client)
-            self._pairs.failed(pair)
+            self._clients.record_failure(client)
+            self._pairs.record_failure(pair)
             raise
         finally:
             self._running -= 1
-        self._pairs.succeeded(pair)
+        self._pairs.reset(pair)
         return found
 
 
-def _too_many(message: str, seconds: int) -> HTTPException:
+def _too_many_requests(message: str, seconds: int) -> HTTPException:
     return HTTPException(429, message, {"Retry-After": str(seconds)})

@@ -80,24 +80,26 @@ class Signer:
         self._signing_keys = signing_keys
         self._keys = keys
 
-    def stamp(self, purpose: str, text: str, key_id: str) -> str:
+    def sign(self, purpose: str, text: str, key_id: str) -> str:
         """Sign a text for the holder of an API key.
 
         Returns:
             `key.time.signature`, in characters that need no quoting in a URL.
         """
-        return self._of(purpose, text).sign(key_id).decode()
+        return self._timestamp_signer(purpose, text).sign(key_id).decode()
 
-    def holds(self, purpose: str, text: str, stamp: str, seconds: int) -> bool:
+    def verify(self, purpose: str, text: str, stamp: str, seconds: int) -> bool:
         """Verify a stamp: signature of this text for this purpose, age, and validity of its API key."""
         try:
-            key_id = self._of(purpose, text).unsign(stamp.encode(errors="replace"), max_age=seconds).decode()
+            key_id = (
+                self._timestamp_signer(purpose, text).unsign(stamp.encode(errors="replace"), max_age=seconds).decode()
+            )
             self._keys.get(key_id)
         except (BadSignature, Unauthorized):
             return False
         return True
 
-    def _of(self, purpose: str, text: str) -> TimestampSigner:
+    def _timestamp_signer(self, purpose: str, text: str) -> TimestampSigner:
         oldest_first = self._signing_keys.all()[::-1]
         salt = f"{purpose}:{text}".encode(errors="replace")
         return TimestampSigner(oldest_first, salt, key_derivation="hmac", digest_method=hashlib.sha256)

@@ -12,12 +12,12 @@ from core.storage.artifacts.paths import not_found
 from core.storage.retention import OutputKind
 from service.auth.api_keys import PageCaller, require_key_or_session
 from service.dashboard.job_pages import LIVE
-from service.dashboard.listing import crumbs, entries
-from service.dashboard.rendering import page
-from service.deps import OpenStores, Reading, Stores
+from service.dashboard.listing import crumbs, list_entries
+from service.dashboard.rendering import render_page
+from service.deps import AppState, AppStateDep, ReadSession
 from service.http.ranges import INLINE_TYPES
 from service.presenters.jobs import job_view
-from service.presenters.removed import refuse_removed
+from service.presenters.removed import check_not_removed
 from service.routes.artifacts import list_artifacts
 from service.schemas.jobs import ArtifactsPage
 
@@ -47,24 +47,24 @@ class Preview:
 
 @router.get("")
 def show_folder(
-    session: Reading, stores: Stores, caller: PageCaller, job_id: str, folder: str = "", after: str = ""
+    session: ReadSession, app_state: AppStateDep, caller: PageCaller, job_id: str, folder: str = "", after: str = ""
 ) -> Response:
     """Show the entries of one folder."""
-    job = job_view(session, stores, queries.get(session, job_id))
+    job = job_view(session, app_state, queries.get(session, job_id))
     prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
 
     def read(follows: str | None, limit: int) -> ArtifactsPage:
-        return list_artifacts(session, stores, job_id, prefix, limit, follows)
+        return list_artifacts(session, app_state, job_id, prefix, limit, follows)
 
-    found, following = entries(read, prefix, after=after or None, limit=PAGE_ENTRIES)
+    found, following = list_entries(read, prefix, after=after or None, limit=PAGE_ENTRIES)
     if prefix and not found and not after:
         raise not_found(prefix)
-    return page(
+    return render_page(
         "artifacts.html",
         caller=caller,
         job=job,
         live=job.state in LIVE,
-        outputs=list_artifacts(session, stores, job_id, limit=1),
+        outputs=list_artifacts(session, app_state, job_id, limit=1),
         folder=prefix,
         crumbs=crumbs(prefix),
         folders=[entry for entry in found if entry.file is None],
@@ -74,23 +74,23 @@ def show_folder(
 
 
 @router.get("/view")
-def show_file(session: Reading, stores: Stores, caller: PageCaller, job_id: str, path: str) -> Response:
+def show_file(session: ReadSession, app_state: AppStateDep, caller: PageCaller, job_id: str, path: str) -> Response:
     """Show the preview of one file."""
     row = queries.get(session, job_id)
-    refuse_removed(session, row, OutputKind.ARTIFACTS)
-    return page(
+    check_not_removed(session, row, OutputKind.ARTIFACTS)
+    return render_page(
         "artifact.html",
         caller=caller,
-        job=job_view(session, stores, row),
+        job=job_view(session, app_state, row),
         path=path,
         name=PurePosixPath(path).name,
         crumbs=crumbs(path),
-        preview=_preview(stores, row.id, row.attempt, path),
+        preview=_read_preview(app_state, row.id, row.attempt, path),
     )
 
 
-def _preview(stores: OpenStores, job_id: str, attempt: int, path: str) -> Preview:
-    opened = stores.artifacts.open(job_id, attempt, path)
+def _read_preview(app_state: AppState, job_id: str, attempt: int, path: str) -> Preview:
+    opened = app_state.artifacts.open(job_id, attempt, path)
     image = INLINE_TYPES.get(PurePosixPath(path).suffix.lower(), "").startswith("image/")
     with opened.file as file:
         start = b"" if image else file.read(PREVIEW_BYTES)

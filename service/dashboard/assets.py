@@ -19,7 +19,7 @@ _TYPES = {
 _FOREVER = "public, max-age=31536000, immutable"
 
 
-def _load() -> dict[str, bytes]:
+def _load_assets() -> dict[str, bytes]:
     return {
         entry.name: entry.read_bytes()
         for entry in files("service.dashboard").joinpath("static").iterdir()
@@ -31,7 +31,7 @@ def _suffix(name: str) -> str:
     return "." + name.rpartition(".")[2]
 
 
-_ASSETS = _load()
+_ASSETS = _load_assets()
 _VERSION = hashlib.sha256(b"\0".join(n.encode() + b"\0" + _ASSETS[n] for n in sorted(_ASSETS))).hexdigest()[:12]
 
 

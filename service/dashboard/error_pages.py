@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.auth.sessions import COOKIES
-from service.dashboard.rendering import page
+from service.dashboard.rendering import render_page
 
 _UNAUTHORIZED = 401
 _FIRST_ERROR = 400
@@ -21,10 +21,10 @@ _HEADINGS = {
     410: "This was removed",
     503: "Not available at this moment",
 }
-_REPLACED = {"content-type", "content-length", "content-security-policy", "cache-control", "www-authenticate"}
+_REPLACED_HEADERS = {"content-type", "content-length", "content-security-policy", "cache-control", "www-authenticate"}
 
 
-class ErrorPages:
+class ErrorPageMiddleware:
     """Middleware that turns error responses under `/ui` into pages.
 
     The outermost one, so that errors of the other middleware are shown as pages too.
@@ -50,7 +50,7 @@ class ErrorPages:
             else:
                 body += message.get("body", b"")
                 if not message.get("more_body", False):
-                    await _as_page(scope, held, body)(scope, receive, send)
+                    await _render_error(scope, held, body)(scope, receive, send)
 
         await self._app(scope, receive, send_or_hold)
 
@@ -66,27 +66,27 @@ def _is_error(message: Message) -> bool:
     return bool(message["status"] >= _FIRST_ERROR and kind.startswith("application/json"))
 
 
-def _as_page(scope: Scope, held: Message, body: bytes) -> Response:
+def _render_error(scope: Scope, held: Message, body: bytes) -> Response:
     error: dict[str, Any] = json.loads(body)["error"]
     status: int = held["status"]
-    answer = _sign_in(scope) if status == _UNAUTHORIZED and scope["method"] == "GET" else None
+    answer = _redirect_to_sign_in(scope) if status == _UNAUTHORIZED and scope["method"] == "GET" else None
     if answer is None:
         known = _HEADINGS.get(status)
         heading = known or ("Something went wrong here" if status >= _FIRST_SERVER_ERROR else "That cannot be done")
-        answer = page("error.html", status, heading=heading, message=error["message"], code=status)
+        answer = render_page("error.html", status, heading=heading, message=error["message"], code=status)
     headers = MutableHeaders(raw=answer.raw_headers)
     for name, value in Headers(raw=held["headers"]).items():
-        if name not in _REPLACED:
+        if name not in _REPLACED_HEADERS:
             headers.setdefault(name, value)
     return answer
 
 
-def _sign_in(scope: Scope) -> Response:
+def _redirect_to_sign_in(scope: Scope) -> Response:
     headers = Headers(scope=scope)
     query = scope["query_string"].decode("latin-1")
     wanted = quote(scope["path"], safe="/") + (f"?{query}" if query else "")
     if headers.get("sec-fetch-site") == "cross-site":
         # A link on another site: the browser withheld our cookie. It sends it when our own page redirects.
-        return page("continue.html", target=wanted)
+        return render_page("continue.html", target=wanted)
     ended = "&ended=1" if any(f"{name}=" in headers.get("cookie", "") for name in COOKIES) else ""
     return RedirectResponse(f"/ui/login?next={quote(wanted, safe='/')}{ended}", 303)

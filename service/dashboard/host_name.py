@@ -9,17 +9,17 @@ from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
 
 from core.system.hosts import canonical_host
-from service.deps import Stores
+from service.deps import AppStateDep
 
 
-def require_own_name(request: Request, stores: Stores) -> None:
+def require_dashboard_host(request: Request, app_state: AppStateDep) -> None:
     """Refuse a request that does not use the dashboard's own host name.
 
     Raises:
         HTTPException: 307: redirect to the same page under that name. 421: that name is not known, the request is not
             a read, or the public URL is configured: behind a proxy that changes the Host header, a redirect would loop.
     """
-    own, settings = stores.settings.dashboard_host, stores.settings
+    own, settings = app_state.settings.dashboard_host, app_state.settings
     if own is None:
         raise HTTPException(
             421,
@@ -44,4 +44,4 @@ def require_own_name(request: Request, stores: Stores) -> None:
     raise HTTPException(307, "", {"Location": there})
 
 
-OwnName = Depends(require_own_name)
+DashboardHost = Depends(require_dashboard_host)

@@ -13,15 +13,15 @@ from core.catalogue.backends import capabilities_of
 from core.db.models.jobs import Job
 from core.jobs import cloud_resources, queries
 from service.auth.api_keys import PageCaller, require_key_or_session
-from service.dashboard.login import FORM_FIELDS, HOME, OwnForm
-from service.dashboard.rendering import job_url, page
-from service.dashboard.timeline import stretches
-from service.deps import OpenStores, Reading, RequestId, Stores, Writing
-from service.presenters.jobs import OUTSIDE_STATES, job_view
+from service.dashboard.login import FORM_FIELDS, HOME, SameOriginForm
+from service.dashboard.rendering import job_url, render_page
+from service.dashboard.timeline import phase_spans
+from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
+from service.presenters.jobs import PUBLIC_STATES, job_view
 from service.routes import artifacts, jobs, logs, projects
 from service.schemas.jobs import EventView, ListJobs, LogPage
 from service.submission import create
-from service.submission.create import Origin
+from service.submission.create import RequestOrigin
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
@@ -30,7 +30,7 @@ LIVE = frozenset({"Pending", "Running"})
 """States in which the page of a job refreshes itself."""
 
 _LOG_LINES_WITHOUT_SCRIPT = 500
-POINTS = 400
+CHART_POINTS = 400
 """Number of points in a chart, the same as in charts.js."""
 
 
@@ -57,8 +57,8 @@ CloneKey = Annotated[str | None, Depends(_clone_key)]
 
 @router.get("/ui/jobs")
 def show_jobs(
-    session: Reading,
-    stores: Stores,
+    session: ReadSession,
+    app_state: AppStateDep,
     caller: PageCaller,
     state: str = "",
     project: str = "",
@@ -66,85 +66,85 @@ def show_jobs(
 ) -> Response:
     """Jobs, newest first."""
     wanted = ListJobs(state=state or None, project=project or None, limit=PAGE_JOBS, after=after or None)
-    found = jobs.list_jobs(session, stores, wanted)
-    return page(
+    found = jobs.list_jobs(session, app_state, wanted)
+    return render_page(
         "jobs.html",
         caller=caller,
         found=found,
         state=state,
         project=project,
         after=after,
-        states=OUTSIDE_STATES,
-        projects=projects.list_projects(session, stores).projects,
+        states=PUBLIC_STATES,
+        projects=projects.list_projects(session, app_state).projects,
         # The page of a service without jobs also refreshes, to show the first one.
         live=any(job.state in LIVE for job in found.jobs) or not (found.jobs or state or project or after),
-        public_url=stores.settings.public_url,
+        public_url=app_state.settings.public_url,
         tpus=len(cloud_resources.list_open(session))
-        if capabilities_of(stores.settings.backend_of("tpu")).billed
+        if capabilities_of(app_state.settings.backend_of("tpu")).billed
         else None,
     )
 
 
 @router.get("/ui/jobs/{job_id}")
-def show_job(session: Reading, stores: Stores, caller: PageCaller, job_id: str, part: str = "") -> Response:
+def show_job(session: ReadSession, app_state: AppStateDep, caller: PageCaller, job_id: str, part: str = "") -> Response:
     """Show one job; `part=live` leaves out the parts for browsers without scripts."""
     row = queries.get(session, job_id)
-    job = job_view(session, stores, row)
+    job = job_view(session, app_state, row)
     events = jobs.list_events(session, job_id).events
     whole = part != "live"
-    return page(
+    return render_page(
         "job.html",
         caller=caller,
         job=job,
         live=job.state in LIVE,
         events=events,
-        stretches=stretches(events, datetime.now(UTC)),
-        attempts=_attempts(session, row, events),
+        phase_spans=phase_spans(events, datetime.now(UTC)),
+        attempts=_attempt_rows(session, row, events),
         gone={removed.what: removed for removed in job.removed},
-        outputs=artifacts.list_artifacts(session, stores, job_id, limit=1),
-        log=_last_lines(session, stores, row) if whole else None,
-        series=stores.metrics.get(session, row, None, POINTS).summary if whole else None,
+        outputs=artifacts.list_artifacts(session, app_state, job_id, limit=1),
+        log=_read_last_lines(session, app_state, row) if whole else None,
+        series=app_state.metrics.get(session, row, None, CHART_POINTS).summary if whole else None,
         clone_key=secrets.token_urlsafe(16),
     )
 
 
-@router.post("/ui/jobs/{job_id}/stop", dependencies=[OwnForm])
-def stop_job(session: Writing, stores: Stores, caller: PageCaller, job_id: str) -> Response:
+@router.post("/ui/jobs/{job_id}/stop", dependencies=[SameOriginForm])
+def stop_job(session: WriteSession, app_state: AppStateDep, caller: PageCaller, job_id: str) -> Response:
     """Ask a job to stop."""
-    jobs.stop_job(session, stores, caller, job_id)
-    return _to(job_id)
+    jobs.stop_job(session, app_state, caller, job_id)
+    return _redirect_to_job(job_id)
 
 
-@router.post("/ui/jobs/{job_id}/clone", dependencies=[OwnForm])
+@router.post("/ui/jobs/{job_id}/clone", dependencies=[SameOriginForm])
 def clone_job(
-    stores: Stores,
+    app_state: AppStateDep,
     caller: PageCaller,
     request_id: RequestId,
     job_id: str,
     key: CloneKey,
 ) -> Response:
     """Submit a job again; with the form's idempotency key, a double click creates only one job."""
-    stores.limits.submissions.take(caller.id)
-    return _to(create.clone(stores, Origin(caller.id, request_id, key), job_id).job.id)
+    app_state.limits.submissions.acquire(caller.id)
+    return _redirect_to_job(create.clone(app_state, RequestOrigin(caller.id, request_id, key), job_id).job.id)
 
 
-@router.post("/ui/jobs/{job_id}/delete", dependencies=[OwnForm])
-def delete_job(session: Writing, stores: Stores, caller: PageCaller, job_id: str) -> Response:
+@router.post("/ui/jobs/{job_id}/delete", dependencies=[SameOriginForm])
+def delete_job(session: WriteSession, app_state: AppStateDep, caller: PageCaller, job_id: str) -> Response:
     """Delete a job."""
-    jobs.delete_job(session, stores, caller, job_id)
+    jobs.delete_job(session, app_state, caller, job_id)
     return RedirectResponse(HOME, 303)
 
 
-def _to(job_id: str) -> Response:
+def _redirect_to_job(job_id: str) -> Response:
     return RedirectResponse(job_url(job_id), 303)
 
 
-def _last_lines(session: Session, stores: OpenStores, job: Job) -> LogPage:
-    after = stores.logs.reader(job.id).tail(_LOG_LINES_WITHOUT_SCRIPT, final=job.ended)
-    return logs.log_page(session, stores, job, after, _LOG_LINES_WITHOUT_SCRIPT)
+def _read_last_lines(session: Session, app_state: AppState, job: Job) -> LogPage:
+    after = app_state.logs.reader(job.id).tail(_LOG_LINES_WITHOUT_SCRIPT, final=job.ended)
+    return logs.read_log_page(session, app_state, job, after, _LOG_LINES_WITHOUT_SCRIPT)
 
 
-def _attempts(session: Session, job: Job, events: list[EventView]) -> list[AttemptRow]:
+def _attempt_rows(session: Session, job: Job, events: list[EventView]) -> list[AttemptRow]:
     said = {event.attempt: event.message for event in events if event.kind in {"ended", "finished"} and event.message}
     return [
         AttemptRow(

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from service.schemas.jobs import ArtifactsPage, ArtifactView
 
-_READ = 200
-_PAST_EVERYTHING = "\U0010ffff"
+_PAGE_FILES = 200
+_LAST_CHARACTER = "\U0010ffff"
 
-Read = Callable[[str | None, int], ArtifactsPage]
+ReadPage = Callable[[str | None, int], ArtifactsPage]
 """Reads a page of the files in and below a folder, given the path to start after and the largest number of files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FolderEntry:
     """A file (`file` is set) or a folder; a folder's path ends with a slash."""
 
     name: str
@@ -21,7 +21,7 @@ class Entry:
     file: ArtifactView | None
 
 
-def entries(read: Read, folder: str, *, after: str | None, limit: int) -> tuple[list[Entry], str | None]:
+def list_entries(read: ReadPage, folder: str, *, after: str | None, limit: int) -> tuple[list[FolderEntry], str | None]:
     """Return the direct entries of a folder, ordered by path, and the cursor of the next page.
 
     Args:
@@ -30,28 +30,28 @@ def entries(read: Read, folder: str, *, after: str | None, limit: int) -> tuple[
         after: The cursor returned with the page before.
         limit: Largest number of entries.
     """
-    found: list[Entry] = []
-    last = (after or "").removesuffix(_PAST_EVERYTHING)
+    found: list[FolderEntry] = []
+    last = (after or "").removesuffix(_LAST_CHARACTER)
     while True:
-        page = read(after, _READ)
+        page = read(after, _PAGE_FILES)
         for file in page.files:
             head, slash, _ = file.path[len(folder) :].partition("/")
             path = f"{folder}{head}{slash}"
             if path == last:
                 continue
             if len(found) == limit:
-                return found, _past(last)
-            found.append(Entry(head, path, None if slash else file))
+                return found, _cursor_after(last)
+            found.append(FolderEntry(head, path, None if slash else file))
             last = path
         if page.next is None:
             return found, None
         # Names may begin with the very last character: the larger of both cursors always makes progress.
-        after = max(page.next, _past(last))
+        after = max(page.next, _cursor_after(last))
 
 
-def _past(path: str) -> str:
+def _cursor_after(path: str) -> str:
     # For a folder, skip everything in it.
-    return path + _PAST_EVERYTHING if path.endswith("/") else path
+    return path + _LAST_CHARACTER if path.endswith("/") else path
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ PAGE_HEADERS = {
     "Cache-Control": "private, no-store",
 }
 
-NOTHING = "\N{EN DASH}"
+NO_VALUE = "\N{EN DASH}"
 """Shown in place of a missing value."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
@@ -28,7 +28,7 @@ _EXACT_DOLLARS = 1
 _LEAST_DOLLARS = 0.0001
 
 
-def page(template: str, status: int = 200, **values: Any) -> HTMLResponse:  # noqa: ANN401 - what the template shows
+def render_page(template: str, status: int = 200, **values: Any) -> HTMLResponse:  # noqa: ANN401 - what the template shows
     """Render a page.
 
     Args:
@@ -39,42 +39,42 @@ def page(template: str, status: int = 200, **values: Any) -> HTMLResponse:  # no
     return HTMLResponse(_environment.get_template(template).render(**values), status, PAGE_HEADERS)
 
 
-def moment(at: datetime) -> Markup:
+def format_time(at: datetime) -> Markup:
     """Format a time as a `<time>` element: exact in UTC, unless a script turns it into "5 minutes ago"."""
-    return _time(at, "")
+    return _time_element(at, "")
 
 
-def coming(at: datetime) -> Markup:
+def format_future_time(at: datetime) -> Markup:
     """Format an estimated time, shown by scripts as "soon" once it has passed, not as "just now"."""
-    return _time(at, Markup(" data-coming"))
+    return _time_element(at, Markup(" data-coming"))
 
 
-def _time(at: datetime, mark: str) -> Markup:
+def _time_element(at: datetime, mark: str) -> Markup:
     at = at.astimezone(UTC)
     return Markup('<time datetime="{}"{} title="{:%Y-%m-%d %H:%M:%S} UTC">{:%Y-%m-%d %H:%M} UTC</time>').format(
         iso_time(at), mark, at, at
     )
 
 
-def span(seconds: float | None) -> str:
+def format_optional_duration(seconds: float | None) -> str:
     """Format a duration; a missing one as a dash."""
-    return NOTHING if seconds is None else format_duration(seconds)
+    return NO_VALUE if seconds is None else format_duration(seconds)
 
 
-def dollars(amount: float) -> str:
+def format_dollars(amount: float) -> str:
     """Format an amount of US dollars; small ones with four decimals, so that a short job does not seem free."""
     if 0 < amount < _LEAST_DOLLARS:
         return f"<${_LEAST_DOLLARS}"
     return f"${amount:,.2f}" if amount >= _EXACT_DOLLARS or amount == 0 else f"${amount:.4f}"
 
 
-def price(amount: float) -> str:
+def format_price(amount: float) -> str:
     """Format a price in US dollars with two decimals, or up to four if needed."""
     whole, _, rest = f"{amount:,.4f}".partition(".")
     return f"${whole}.{rest[:2]}{rest[2:].rstrip('0')}"
 
 
-def prose(text: str) -> Markup:
+def format_sentence(text: str) -> Markup:
     """Format a sentence of the service, with text between backticks as code."""
     pieces = [
         Markup("<code>{}</code>").format(piece) if number % 2 else escape(piece)
@@ -83,17 +83,17 @@ def prose(text: str) -> Markup:
     return Markup("").join(pieces) if len(pieces) % 2 else escape(text)
 
 
-def figure(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Format a measured value with at most six significant digits."""
-    return NOTHING if value is None else f"{value:.6g}"
+    return NO_VALUE if value is None else f"{value:.6g}"
 
 
-def share(percent: float) -> str:
+def format_percent(percent: float) -> str:
     """Format a share of one CPU or GPU in whole percent; it may exceed 100."""
     return f"{percent:.0f} %"
 
 
-def plain(text: str) -> str:
+def strip_colours(text: str) -> str:
     """Strip the colours from a line of a log."""
     return _COLOURS.sub("", text)
 
@@ -108,7 +108,7 @@ def jobs_url(**query: str | None) -> str:
     return _with_query("/ui/jobs", query)
 
 
-def bytes_url(job_id: str, path: str, *, inline: bool = False) -> str:
+def artifact_url(job_id: str, path: str, *, inline: bool = False) -> str:
     """Return the address of one artifact's content."""
     shown = "?inline=1" if inline else ""
     return f"/jobs/{quote(job_id, safe='')}/artifacts/file/{quote(path, safe='/')}{shown}"
@@ -119,7 +119,7 @@ def _with_query(path: str, query: dict[str, str | None]) -> str:
     return f"{path}?{given}" if given else path
 
 
-def _load() -> Environment:
+def _create_environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("service.dashboard"),
         autoescape=True,
@@ -127,25 +127,26 @@ def _load() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "coming": coming,
-        "dollars": dollars,
-        "figure": figure,
-        "moment": moment,
-        "plain": plain,
-        "price": price,
-        "prose": prose,
-        "share": share,
-        "size": format_bytes,
-        "span": span,
-    }
+    filters = [
+        format_bytes,
+        format_dollars,
+        format_future_time,
+        format_number,
+        format_optional_duration,
+        format_percent,
+        format_price,
+        format_sentence,
+        format_time,
+        strip_colours,
+    ]
+    environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {
         "asset_url": asset_url,
-        "bytes_url": bytes_url,
+        "artifact_url": artifact_url,
         "job_url": job_url,
         "jobs_url": jobs_url,
     }
     return environment
 
 
-_environment = _load()
+_environment = _create_environment()

@@ -6,8 +6,8 @@ from datetime import datetime
 
 from service.schemas.jobs import EventView
 
-_WAITS = {"submitted", "requeued"}
-_PHASE_OF = {
+_QUEUED_EVENTS = {"submitted", "requeued"}
+_PHASE_BY_EVENT = {
     "submitted": "queued",
     "requeued": "queued",
     "claimed": "provisioning",
@@ -15,11 +15,11 @@ _PHASE_OF = {
     "ended": "collecting",
 }
 _WIDTH = 1000.0
-_LEAST_WIDTH = 14.0
+_MIN_WIDTH = 14.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class PhaseSpan:
     """One phase of a job.
 
     Attributes:
@@ -37,34 +37,34 @@ class Stretch:
     width: float
 
 
-def stretches(events: Sequence[EventView], current: datetime) -> list[Stretch]:
+def phase_spans(events: Sequence[EventView], current: datetime) -> list[PhaseSpan]:
     """Return the phases since a job was last queued.
 
     Args:
         events: The events of one job, oldest first.
         current: The time at which to end an open phase.
     """
-    first = max((at for at, event in enumerate(events) if event.kind in _WAITS), default=0)
+    first = max((at for at, event in enumerate(events) if event.kind in _QUEUED_EVENTS), default=0)
     began: list[tuple[str, datetime]] = []
     ended: datetime | None = None
     for event in events[first:]:
-        phase = event.phase if event.kind == "phase" else _PHASE_OF.get(event.kind)
+        phase = event.phase if event.kind == "phase" else _PHASE_BY_EVENT.get(event.kind)
         if event.kind == "finished":
             ended = event.at
         elif phase and (not began or began[-1][0] != phase):
             began.append((phase, event.at))
-    return _drawn(began, ended, current)
+    return _layout(began, ended, current)
 
 
-def _drawn(began: list[tuple[str, datetime]], ended: datetime | None, current: datetime) -> list[Stretch]:
+def _layout(began: list[tuple[str, datetime]], ended: datetime | None, current: datetime) -> list[PhaseSpan]:
     ends = [*(at for _, at in began[1:]), ended or current]
     lasted = [max(0.0, (end - at).total_seconds()) for (_, at), end in zip(began, ends, strict=True)] if began else []
-    shared = _WIDTH - _LEAST_WIDTH * len(lasted)
+    shared = _WIDTH - _MIN_WIDTH * len(lasted)
     total = sum(lasted) or 1.0
-    drawn: list[Stretch] = []
+    drawn: list[PhaseSpan] = []
     left = 0.0
     for number, ((phase, _), seconds) in enumerate(zip(began, lasted, strict=True), start=1):
-        width = _LEAST_WIDTH + shared * seconds / total
-        drawn.append(Stretch(phase, seconds, ended is None and number == len(began), round(left, 1), round(width, 1)))
+        width = _MIN_WIDTH + shared * seconds / total
+        drawn.append(PhaseSpan(phase, seconds, ended is None and number == len(began), round(left, 1), round(width, 1)))
         left += width
     return drawn

@@ -10,13 +10,13 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.settings.api import ApiSettings
-from service.http.errors import http_answer
+from service.http.errors import http_error_response
 
-SMALL_BYTES = 64 * 1024
+DEFAULT_MAX_BYTES = 64 * 1024
 """Default limit, for sign-ins, forms and every route that does not raise it."""
 
 _FORM_OVERHEAD = 64 * 1024
-_BODY = "gradient.body"
+_SCOPE_KEY = "gradient.body"
 _REST_SECONDS = 1.0
 _LINGER_BYTES = 64 * 1024**2
 _LINGER_SECONDS = 10.0
@@ -33,12 +33,12 @@ def allow_upload(connection: HTTPConnection, api: ApiSettings) -> None:
 
 
 def _allow(connection: HTTPConnection, limit: int) -> None:
-    body: _Body | None = connection.scope.get(_BODY)
+    body: _RequestBody | None = connection.scope.get(_SCOPE_KEY)
     if body is not None:
         body.limit = limit
 
 
-class BodyLimit:
+class BodyLimitMiddleware:
     """Refuses bodies that are too large, and may answer before the end of an unread body.
 
     A client that is still sending when its connection is closed gets an error instead of the response, so the rest of
@@ -53,10 +53,10 @@ class BodyLimit:
         if scope["type"] != "http" or not _has_body(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
-        body = scope[_BODY] = _Body(receive, Headers(scope=scope))
+        body = scope[_SCOPE_KEY] = _RequestBody(receive, Headers(scope=scope))
 
         async def send_beside_body(message: Message) -> None:
-            if message["type"] == "http.response.start" and not await body.skip(SMALL_BYTES, _REST_SECONDS):
+            if message["type"] == "http.response.start" and not await body.skip(DEFAULT_MAX_BYTES, _REST_SECONDS):
                 MutableHeaders(scope=message)["Connection"] = "close"
             elif body.unread and not message.get("more_body", False):
                 await send({**message, "more_body": True})
@@ -66,15 +66,15 @@ class BodyLimit:
 
         try:
             await self._app(scope, body.receive, send_beside_body)
-        except _TooLarge as error:  # raised before any error handler was reached
-            await http_answer(error)(scope, receive, send_beside_body)
+        except _BodyTooLarge as error:  # raised before any error handler was reached
+            await http_error_response(error)(scope, receive, send_beside_body)
 
 
-class _TooLarge(HTTPException):
+class _BodyTooLarge(HTTPException):
     """A body over the limit."""
 
 
-class _Body:
+class _RequestBody:
     """A request body while it is received.
 
     Attributes:
@@ -82,7 +82,7 @@ class _Body:
     """
 
     def __init__(self, receive: Receive, headers: Headers) -> None:
-        self.limit = SMALL_BYTES
+        self.limit = DEFAULT_MAX_BYTES
         self._receive = receive
         self._declared = int(headers.get("content-length", "0"))
         self._awaits_leave = headers.get("expect", "").lower() == "100-continue"
@@ -104,7 +104,7 @@ class _Body:
             message = await self._next()
             if self._size <= self.limit:
                 return message
-        raise _TooLarge(413, f"The body is larger than {self.limit:,} bytes, the limit here.")
+        raise _BodyTooLarge(413, f"The body is larger than {self.limit:,} bytes, the limit here.")
 
     async def skip(self, size: int, seconds: float) -> bool:
         """Discard up to `size` bytes of the rest within `seconds`; return whether the body is complete."""

@@ -17,19 +17,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from core.settings.api import ApiSettings
-from service.http.scopes import client_name
+from service.http.scopes import client_network
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 100
 """Largest number of connections that wait in the kernel, and that one turn of the event loop accepts."""
 
-BODY_BYTES = 16 * 1024
+MIN_BODY_BYTES = 16 * 1024
 """Least bytes of a body in every `body_seconds`."""
 
-_OWN_DESCRIPTORS = 64
-_FEWEST = 16
-_LOG_SECONDS = 60.0
+_RESERVED_DESCRIPTORS = 64
+_MIN_CONNECTIONS = 16
+_LOG_INTERVAL_SECONDS = 60.0
 
 
 class Connections:
@@ -43,7 +43,7 @@ class Connections:
 
     def __init__(self, settings: ApiSettings) -> None:
         self.settings = settings
-        self.most = affordable(settings.max_connections)
+        self.most = max_connections(settings.max_connections)
         self._proxies = [ipaddress.ip_network(one) for one in settings.trusted_proxies]
         self._by_client: Counter[str] = Counter()
         self._counted: set[Connection] = set()
@@ -53,13 +53,13 @@ class Connections:
     def opened(self, one: "Connection") -> str | None:
         """Count a new connection and make room for it; return the limit that is reached, if there is no room."""
         self._counted.add(one)
-        self._by_client[one.client_name] += 1
+        self._by_client[one.client_network] += 1
         most = self.settings.max_connections_per_client
-        own = (other for other in self._idle if other.client_name == one.client_name)
+        own = (other for other in self._idle if other.client_network == one.client_network)
         if len(self._counted) > self.most:
-            if not self._end_first(self._idle):
+            if not self._abort_first(self._idle):
                 return f"{self.most} connections are open, the limit of this service (GRADIENT_API__MAX_CONNECTIONS)"
-        elif self._by_client[one.client_name] <= most or self._is_proxy(one) or self._end_first(own):
+        elif self._by_client[one.client_network] <= most or self._is_proxy(one) or self._abort_first(own):
             return None
         else:
             name = "GRADIENT_API__MAX_CONNECTIONS_PER_CLIENT"
@@ -72,9 +72,9 @@ class Connections:
             return
         self.busy(one)
         self._counted.remove(one)
-        self._by_client[one.client_name] -= 1
-        if not self._by_client[one.client_name]:
-            del self._by_client[one.client_name]
+        self._by_client[one.client_network] -= 1
+        if not self._by_client[one.client_network]:
+            del self._by_client[one.client_network]
 
     def idle(self, one: "Connection") -> None:
         """Record that a connection has no request in progress."""
@@ -89,10 +89,10 @@ class Connections:
         if not str(context.get("message")).startswith("socket.accept()"):
             loop.default_exception_handler(context)
         elif loop.time() >= self._silent_until:
-            self._silent_until = loop.time() + _LOG_SECONDS
+            self._silent_until = loop.time() + _LOG_INTERVAL_SECONDS
             logger.error("connections_not_accepted", extra={"error": str(context.get("exception"))})
 
-    def _end_first(self, candidates: Iterable["Connection"]) -> bool:
+    def _abort_first(self, candidates: Iterable["Connection"]) -> bool:
         oldest = next(iter(candidates), None)
         if oldest is None:
             return False
@@ -108,17 +108,17 @@ class Connections:
         return any(address in network for network in self._proxies)
 
 
-def affordable(wanted: int) -> int:
+def max_connections(wanted: int) -> int:
     """Return the number of connections that the limit of file descriptors allows, at most `wanted`.
 
     Each connection may need a file too. Raises the process's soft limit as far as its hard one allows.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 2 * wanted + BACKLOG + _OWN_DESCRIPTORS
+    needed = 2 * wanted + BACKLOG + _RESERVED_DESCRIPTORS
     if soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    most = min(wanted, max(_FEWEST, (soft - BACKLOG - _OWN_DESCRIPTORS) // 2))
+    most = min(wanted, max(_MIN_CONNECTIONS, (soft - BACKLOG - _RESERVED_DESCRIPTORS) // 2))
     if most < wanted:
         logger.warning("connections_limited", extra={"connections": most, "wanted": wanted, "descriptors": soft})
     return most
@@ -145,8 +145,8 @@ class Connection(H11Protocol):
         connections: Connections,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.client_name = ""
-        self._others = connections
+        self.client_network = ""
+        self._connections = connections
         self._limits = connections.settings
         self._awaited: type[h11.IDLE | h11.SEND_BODY] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -157,14 +157,14 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a new connection, or refuse it."""
         super().connection_made(transport)
-        self.client_name = client_name(self.client[0] if self.client else None)
-        refusal = self._others.opened(self)
+        self.client_network = client_network(self.client[0] if self.client else None)
+        refusal = self._connections.opened(self)
         if refusal is not None:
-            transport.write(_refusal(refusal))
+            transport.write(_refusal_response(refusal))
             transport.close()
             return
-        self._others.idle(self)
-        self._await(h11.IDLE)
+        self._connections.idle(self)
+        self._start_timeout(h11.IDLE)
 
     def data_received(self, data: bytes) -> None:
         """Process received data."""
@@ -173,16 +173,16 @@ class Connection(H11Protocol):
         self._held_back = self._held_back or self.flow.read_paused
         state = self.conn.their_state
         if state is not h11.IDLE:
-            self._others.busy(self)
-        self._await(state if state in {h11.IDLE, h11.SEND_BODY} else None)
+            self._connections.busy(self)
+        self._start_timeout(state if state in {h11.IDLE, h11.SEND_BODY} else None)
 
     def on_response_complete(self) -> None:
         """Wait for the next request; until its first byte, uvicorn's own timeout applies."""
         super().on_response_complete()
         state = self.conn.their_state
         if state is h11.IDLE and not self.transport.is_closing():
-            self._others.idle(self)
-        self._await(state if state is h11.SEND_BODY else None)
+            self._connections.idle(self)
+        self._start_timeout(state if state is h11.SEND_BODY else None)
 
     def pause_writing(self) -> None:
         """Pause sending, because the client does not read, and start the timeout."""
@@ -200,14 +200,14 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timeout and stop counting the connection."""
         super().connection_lost(exc)
-        self._await(None)
-        self._others.closed(self)
+        self._start_timeout(None)
+        self._connections.closed(self)
 
     def end(self) -> None:
         """Abort the connection."""
         self.transport.abort()
 
-    def _await(self, awaited: type[h11.IDLE] | type[h11.SEND_BODY] | None) -> None:
+    def _start_timeout(self, awaited: type[h11.IDLE] | type[h11.SEND_BODY] | None) -> None:
         """Start the timeout for the head of a request, or for its body; None: cancel it."""
         if awaited is self._awaited:
             return
@@ -229,13 +229,13 @@ class Connection(H11Protocol):
         # A client cannot send more while reading is paused, nor before it gets "100 Continue".
         waits_for_us = self._held_back or self.cycle.waiting_for_100_continue
         self._held_back = self.flow.read_paused
-        if self._received < BODY_BYTES and not waits_for_us:
+        if self._received < MIN_BODY_BYTES and not waits_for_us:
             self.end()
         else:
             self._measure_body()
 
 
-def _refusal(reason: str) -> bytes:
+def _refusal_response(reason: str) -> bytes:
     text = f"{reason}. Try again in some seconds.\n".encode()
     head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nRetry-After: 5\r\n"
     return f"{head}Content-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode() + text

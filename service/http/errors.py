@@ -19,7 +19,7 @@ from service.schemas.jobs import ErrorView
 
 logger = logging.getLogger(__name__)
 
-STATUS: dict[type[errors.GradientError], int] = {
+STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
     errors.GradientError: 500,
     errors.NotFound: 404,
     errors.JobNotFound: 404,
@@ -48,11 +48,11 @@ STATUS: dict[type[errors.GradientError], int] = {
 """HTTP status of every class in `core.errors`; a missing class is a bug in this module."""
 
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "5"}, 503: {"Retry-After": "2"}}
-_NAMES = {413: "TooLarge", 416: "RangeNotSatisfiable", 422: "Unprocessable"}  # phrases differ by Python version
-_MOST_PROBLEMS = 3
+_ERROR_NAMES = {413: "TooLarge", 416: "RangeNotSatisfiable", 422: "Unprocessable"}  # phrases differ by Python version
+_MAX_PROBLEMS = 3
 
 
-def _declared(descriptions: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+def _declare_responses(descriptions: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
     # By reference: FastAPI makes a validator for each model of each route, which was most of an application's start.
     return {
         status: {
@@ -64,7 +64,7 @@ def _declared(descriptions: Mapping[int, str]) -> dict[int | str, dict[str, Any]
     }
 
 
-RESPONSES_TO_ALL = _declared(
+PUBLIC_RESPONSES = _declare_responses(
     {
         400: "The request asks for something that cannot be; `field` says where.",
         403: "A page of another site sent the request.",
@@ -75,7 +75,7 @@ RESPONSES_TO_ALL = _declared(
 )
 """OpenAPI declarations of the errors that any client can get, by status."""
 
-RESPONSES = RESPONSES_TO_ALL | _declared(
+RESPONSES = PUBLIC_RESPONSES | _declare_responses(
     {
         401: "The API key is missing, unknown or revoked.",
         404: "There is no such thing, or it was deleted.",
@@ -87,16 +87,16 @@ RESPONSES = RESPONSES_TO_ALL | _declared(
 """OpenAPI declarations of the errors that clients with a key can get, by status."""
 
 
-def install(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Install handlers that return every error as `{"error": …}`."""
-    app.add_exception_handler(errors.GradientError, _expected)
-    app.add_exception_handler(RequestValidationError, _malformed)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(DataError, _unstorable)
-    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(errors.GradientError, _handle_gradient_error)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(HTTPException, _handle_http_error)
+    app.add_exception_handler(DataError, _handle_data_error)
+    app.add_exception_handler(ClientDisconnect, _handle_client_disconnect)
 
 
-def answer(
+def error_response(
     status: int, name: str, message: str, *, field: str | None = None, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """Build an error response."""
@@ -106,11 +106,11 @@ def answer(
     return JSONResponse({"error": body}, status, {**_HEADERS.get(status, {}), **(headers or {})})
 
 
-def http_answer(error: HTTPException) -> JSONResponse:
+def http_error_response(error: HTTPException) -> JSONResponse:
     """Build the response of an HTTPException."""
     phrase = http.HTTPStatus(error.status_code).phrase
-    name = _NAMES.get(error.status_code, phrase.replace(" ", "").replace("-", ""))
-    return answer(error.status_code, name, error.detail, headers=error.headers)
+    name = _ERROR_NAMES.get(error.status_code, phrase.replace(" ", "").replace("-", ""))
+    return error_response(error.status_code, name, error.detail, headers=error.headers)
 
 
 def problem(loc: Sequence[str | int], message: str) -> RequestValidationError:
@@ -118,17 +118,17 @@ def problem(loc: Sequence[str | int], message: str) -> RequestValidationError:
     return RequestValidationError([{"type": "value_error", "loc": tuple(loc), "msg": message, "input": None}])
 
 
-def _expected(_request: Request, error: Exception) -> JSONResponse:
+def _handle_gradient_error(_request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, errors.GradientError):
         raise error
-    status = STATUS[type(error)]
+    status = STATUS_BY_ERROR[type(error)]
     if status == http.HTTPStatus.INTERNAL_SERVER_ERROR:
-        return incident(error)
+        return internal_error_response(error)
     headers = {"Retry-After": str(error.retry_after)} if isinstance(error, errors.LimitReached) else None
-    return answer(status, type(error).__name__, error.message, field=error.field, headers=headers)
+    return error_response(status, type(error).__name__, error.message, field=error.field, headers=headers)
 
 
-def _http(request: Request, error: Exception) -> JSONResponse:
+def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
         raise error
     detail = error.detail
@@ -138,65 +138,65 @@ def _http(request: Request, error: Exception) -> JSONResponse:
     elif error.status_code == http.HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (error.headers or {}).get("Allow", "another method")
         detail = f"{where} does not exist; this path takes {allowed}."
-    return http_answer(HTTPException(error.status_code, detail, error.headers))
+    return http_error_response(HTTPException(error.status_code, detail, error.headers))
 
 
-def _unstorable(_request: Request, error: Exception) -> JSONResponse:
+def _handle_data_error(_request: Request, error: Exception) -> JSONResponse:
     # PostgreSQL accepts no NUL in text, not even in a query's parameters; SQLite does.
     logger.warning("value_refused_by_database", exc_info=error)
-    return answer(422, "ValidationError", "A value holds a NUL character, or another that cannot be stored.")
+    return error_response(422, "ValidationError", "A value holds a NUL character, or another that cannot be stored.")
 
 
-def _gone(_request: Request, _error: Exception) -> JSONResponse:
-    return answer(400, "RequestIncomplete", "The request broke off before its end.")
+def _handle_client_disconnect(_request: Request, _error: Exception) -> JSONResponse:
+    return error_response(400, "RequestIncomplete", "The request broke off before its end.")
 
 
-def incident(error: Exception) -> JSONResponse:
+def internal_error_response(error: Exception) -> JSONResponse:
     """Build the 500 response; details go to the log under an incident id."""
     found_by = secrets.token_hex(4)
     logger.error("incident", extra={"incident": found_by}, exc_info=error)
-    return answer(
+    return error_response(
         500,
         "InternalError",
         f"The service failed at this request; nothing you sent caused it. Its log says more under {found_by}.",
     )
 
 
-def _malformed(_request: Request, error: Exception) -> JSONResponse:
+def _handle_validation_error(_request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, RequestValidationError):
         raise error
     problems = list(error.errors())
-    shown = [_sentence(one) for one in problems[:_MOST_PROBLEMS]]
-    if len(problems) > _MOST_PROBLEMS:
-        shown.append(f"And {len(problems) - _MOST_PROBLEMS} more.")
-    return answer(422, "ValidationError", " ".join(shown), field=_field(problems[0]["loc"]))
+    shown = [_describe_problem(one) for one in problems[:_MAX_PROBLEMS]]
+    if len(problems) > _MAX_PROBLEMS:
+        shown.append(f"And {len(problems) - _MAX_PROBLEMS} more.")
+    return error_response(422, "ValidationError", " ".join(shown), field=_field_path(problems[0]["loc"]))
 
 
-def _field(loc: Sequence[str | int]) -> str | None:
+def _field_path(loc: Sequence[str | int]) -> str | None:
     # Without the first part, its source (body, query, header), which is plain from the field's name.
     return ".".join(str(part)[:80] for part in loc[1:]) or None
 
 
-def _sentence(one: Mapping[str, Any]) -> str:
-    field = _field(one["loc"])
+def _describe_problem(one: Mapping[str, Any]) -> str:
+    field = _field_path(one["loc"])
     if one["type"] == "extra_forbidden":
         known = (one.get("ctx") or {}).get("known", ())
-        return _unknown_field(str(one["loc"][-1]), known)
+        return _describe_unknown_field(str(one["loc"][-1]), known)
     if one["type"] == "missing":
         return f"{field or 'The body'}: required, but missing."
     message = str(one["msg"]).removeprefix("Value error, ")
     message = message.replace("Input should be", "must be").rstrip(".")
     given = one.get("input")
     if one["type"] != "value_error" and isinstance(given, str | int | float):
-        message += f", not {_short(given)}"
+        message += f", not {_truncate(given)}"
     return f"{field}: {message}." if field else f"{message[:1].upper()}{message[1:]}."
 
 
-def _unknown_field(name: str, known: Sequence[str]) -> str:
+def _describe_unknown_field(name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name[:80], known, n=1)
-    return f"{_short(name)} is not a field here{f'; did you mean {near[0]!r}?' if near else '.'}"
+    return f"{_truncate(name)} is not a field here{f'; did you mean {near[0]!r}?' if near else '.'}"
 
 
-def _short(value: object) -> str:
+def _truncate(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"  # noqa: PLR2004 - part of a line

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.ids import new_id
 from core.settings.api import ApiSettings
-from service.http.errors import http_answer, incident
-from service.http.scopes import route_of
+from service.http.errors import http_error_response, internal_error_response
+from service.http.scopes import route_pattern
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _HEADERS = {
 """Default security headers; an endpoint may set its own."""
 
 
-class RequestContext:
+class RequestContextMiddleware:
     """Gives each request an id, security headers, a line in the access log, and a 500 response to unexpected errors."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -64,27 +64,27 @@ class RequestContext:
         try:
             await self._app(scope, receive, send_with_headers)
         except Exception as error:
-            answer = incident(error)
+            answer = internal_error_response(error)
             if status:  # partly sent: break the connection, so that the client does not take it as complete
                 raise
             await answer(scope, receive, send_with_headers)
         finally:
             took = round((time.monotonic() - began) * 1000, 1)
             # Only the path: query strings may contain credentials.
-            fields = {"method": scope["method"], "path": scope["path"], "route": route_of(scope), "status": status}
-            fields |= {"ms": took} | _of_job(scope)
+            fields = {"method": scope["method"], "path": scope["path"], "route": route_pattern(scope), "status": status}
+            fields |= {"ms": took} | _job_fields(scope)
             # Successful reads only at debug level: open pages poll every few seconds.
             quiet = scope["method"] in {"GET", "HEAD"} and status < HTTPStatus.BAD_REQUEST
             logger.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
             structlog.contextvars.unbind_contextvars("request_id")
 
 
-def _of_job(scope: Scope) -> dict[str, str]:
+def _job_fields(scope: Scope) -> dict[str, str]:
     job_id = scope.get("path_params", {}).get("job_id")
     return {} if job_id is None else {"job_id": job_id}
 
 
-class SameSite:
+class OriginCheckMiddleware:
     """Refuses requests that a page of another site made a browser send.
 
     With DNS rebinding, the Host header has a name that is not the service's; a page of another origin is recognised by
@@ -100,7 +100,7 @@ class SameSite:
         """Serve one request, or refuse it."""
         refusal = self._refusal(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
         if refusal is not None:
-            await http_answer(refusal)(scope, receive, send)
+            await http_error_response(refusal)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

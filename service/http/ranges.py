@@ -36,32 +36,35 @@ INLINE_TYPES = {
 """Content types that a browser may display, by suffix. None that can contain a script: no html, svg, xml or pdf."""
 
 
-_ANY = {"schema": {"type": "string", "format": "binary"}}
-_TEXT = {"type": "string"}
-_BODIES = {"content": dict.fromkeys(("application/octet-stream", "text/plain", "image/*"), _ANY)}
+_BINARY_SCHEMA = {"schema": {"type": "string", "format": "binary"}}
+_TEXT_SCHEMA = {"type": "string"}
+_BINARY_CONTENT = {"content": dict.fromkeys(("application/octet-stream", "text/plain", "image/*"), _BINARY_SCHEMA)}
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {**_BODIES, "headers": {"Accept-Ranges": {"schema": _TEXT}, "Content-Disposition": {"schema": _TEXT}}},
+    200: {
+        **_BINARY_CONTENT,
+        "headers": {"Accept-Ranges": {"schema": _TEXT_SCHEMA}, "Content-Disposition": {"schema": _TEXT_SCHEMA}},
+    },
     206: {
-        **_BODIES,
+        **_BINARY_CONTENT,
         "description": "The part that Range asked for.",
-        "headers": {"Content-Range": {"schema": _TEXT}},
+        "headers": {"Content-Range": {"schema": _TEXT_SCHEMA}},
     },
     416: {
         "model": ErrorView,
         "description": "The range begins past the end.",
-        "headers": {"Content-Range": {"schema": _TEXT}},
+        "headers": {"Content-Range": {"schema": _TEXT_SCHEMA}},
     },
 }
 """OpenAPI declarations of responses with bytes, by status."""
 
 
-def headers_read(*names: str) -> dict[str, Any]:
+def declare_request_headers(*names: str) -> dict[str, Any]:
     """Declare, for OpenAPI, request headers that an endpoint reads by itself."""
-    return {"parameters": [{"name": name, "in": "header", "required": False, "schema": _TEXT} for name in names]}
+    return {"parameters": [{"name": name, "in": "header", "required": False, "schema": _TEXT_SCHEMA} for name in names]}
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ByteRange:
     """Bytes `start` (included) to `stop` (excluded) of `size`."""
 
     start: int
@@ -79,7 +82,7 @@ class Stretch:
         return self.length == self.size
 
 
-def stretch_of(request: Request, size: int, etag: str | None) -> Stretch:
+def parse_range(request: Request, size: int, etag: str | None) -> ByteRange:
     """Parse the byte range of a request.
 
     A header that is not a single byte range is ignored, as RFC 9110 (14.2) allows; so is one whose If-Range names
@@ -88,7 +91,7 @@ def stretch_of(request: Request, size: int, etag: str | None) -> Stretch:
     Raises:
         HTTPException: 416: the range begins past the end.
     """
-    whole = Stretch(0, size, size)
+    whole = ByteRange(0, size, size)
     found = _RANGE.match(request.headers.get("range", ""))
     only_if = request.headers.get("if-range")
     if not found or found[0] == "bytes=-" or (only_if is not None and only_if != etag):
@@ -104,7 +107,7 @@ def stretch_of(request: Request, size: int, etag: str | None) -> Stretch:
         raise HTTPException(
             416, f"The range begins past the end: there are {size} bytes.", {"Content-Range": f"bytes */{size}"}
         )
-    return Stretch(start, stop, size)
+    return ByteRange(start, stop, size)
 
 
 def not_modified(request: Request, etag: str) -> bool:
@@ -113,26 +116,26 @@ def not_modified(request: Request, etag: str) -> bool:
     return given.strip() == "*" or etag in _ETAG.findall(given)
 
 
-def serve(blocks: Iterator[bytes], stretch: Stretch, headers: dict[str, str]) -> Response:
+def range_response(blocks: Iterator[bytes], byte_range: ByteRange, headers: dict[str, str]) -> Response:
     """Build the response with a range of bytes: 200 for all, 206 for a part."""
-    headers = {**headers, "Accept-Ranges": "bytes", "Content-Length": str(stretch.length)}
-    if stretch.whole:
+    headers = {**headers, "Accept-Ranges": "bytes", "Content-Length": str(byte_range.length)}
+    if byte_range.whole:
         return StreamingResponse(blocks, 200, headers)
-    headers["Content-Range"] = f"bytes {stretch.start}-{stretch.stop - 1}/{stretch.size}"
+    headers["Content-Range"] = f"bytes {byte_range.start}-{byte_range.stop - 1}/{byte_range.size}"
     return StreamingResponse(blocks, 206, headers)
 
 
-def file_blocks(file: BinaryIO, stretch: Stretch) -> Iterator[bytes]:
+def file_blocks(file: BinaryIO, byte_range: ByteRange) -> Iterator[bytes]:
     """Yield the range's bytes from an open file, and close it at the end."""
     with file:
-        file.seek(stretch.start)
-        left = stretch.length
+        file.seek(byte_range.start)
+        left = byte_range.length
         while left and (block := file.read(min(_BLOCK, left))):
             left -= len(block)
             yield block
 
 
-def user_content(path: str, *, inline: bool = False) -> dict[str, str]:
+def user_content_headers(path: str, *, inline: bool = False) -> dict[str, str]:
     """Build headers for the output of a job: saved as a file, never run by a browser.
 
     Args:

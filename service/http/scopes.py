@@ -10,12 +10,12 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _UNMATCHED = "none"
 
 
-def route_of(scope: Scope) -> str:
+def route_pattern(scope: Scope) -> str:
     """Return the pattern of a request's route, not its path: the number of patterns is limited."""
     return str(getattr(scope.get("route"), "path", _UNMATCHED))
 
 
-def client_name(host: str | None) -> str:
+def client_network(host: str | None) -> str:
     """Return the name that a client's limits are counted by: its IPv4 address, or its IPv6 /64 network.
 
     An IPv6 client usually controls its whole /64.

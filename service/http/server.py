@@ -8,7 +8,7 @@ from typing import cast
 import uvicorn
 from fastapi import FastAPI
 
-from service.deps import OpenStores
+from service.deps import AppState
 from service.http.connections import BACKLOG, Connection, Connections
 
 _GRACEFUL_SECONDS = 10
@@ -25,8 +25,8 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, *, host: str | None = None, port: int | None = None) -> None:
-        self._stores: OpenStores = app.state.stores
-        api = self._stores.settings.api
+        self._app_state: AppState = app.state.app_state
+        api = self._app_state.settings.api
         self._connections = Connections(api)
         config = uvicorn.Config(
             app,
@@ -54,5 +54,5 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop serving: first the streams, which would not end by themselves."""
-        self._stores.streams.stop()
+        self._app_state.streams.stop()
         await super().shutdown(sockets)

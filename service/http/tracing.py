@@ -9,14 +9,14 @@ from core.errors import GradientError
 from core.monitoring import tracing
 from core.monitoring.tracing import TRACE_PARENT, TRACE_STATE, TRACER
 from core.security.api_keys import ApiKeyCache
-from service.http.scopes import METHODS, route_of
+from service.http.scopes import METHODS, route_pattern
 
 _UNTRACED = frozenset({"/health", "/readiness", "/metrics"})
 """Health checks and scrapes, which are frequent and not worth a span."""
-_FIRST_FAULT = 500
+_FIRST_SERVER_ERROR = 500
 
 
-class Traced:
+class TracingMiddleware:
     """Wraps every request in a server span; plain ASGI, so that streams are not buffered.
 
     Args:
@@ -35,7 +35,7 @@ class Traced:
             return
         given = Headers(scope=scope)
         sent = {name: given[name] for name in (TRACE_PARENT, TRACE_STATE) if name in given}
-        if sent and not await self._is_known(given):
+        if sent and not await self._has_valid_key(given):
             sent = {}
         method = scope["method"] if scope["method"] in METHODS else "_OTHER"
         span = TRACER.start_span(method, tracing.extract_context(sent), SpanKind.SERVER)
@@ -44,7 +44,7 @@ class Traced:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 span.set_attribute("http.response.status_code", status)
-                if status >= _FIRST_FAULT:
+                if status >= _FIRST_SERVER_ERROR:
                     tracing.mark_error(span, str(status))
             await send(message)
 
@@ -53,9 +53,9 @@ class Traced:
                 await self._app(scope, receive, send_noted if span.is_recording() else send)
             finally:
                 if span.is_recording():
-                    _name(span, scope, method)
+                    _name_span(span, scope, method)
 
-    async def _is_known(self, headers: Headers) -> bool:
+    async def _has_valid_key(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         secret = (headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")).strip()
         if not secret:
@@ -69,7 +69,7 @@ class Traced:
             return False
 
 
-def _name(span: Span, scope: Scope, method: str) -> None:
-    route = route_of(scope)
+def _name_span(span: Span, scope: Scope, method: str) -> None:
+    route = route_pattern(scope)
     span.update_name(f"{method} {route}")
     span.set_attributes({"http.request.method": method, "http.route": route, "url.path": scope["path"]})

@@ -10,7 +10,20 @@ from core.storage.artifacts.store import ArtifactFile, ArtifactStore
 
 _BLOCK = 256 * 1024
 _UNSAFE = re.compile(r"[\\\x00-\x1f\x7f]")
-_PACKED_ALREADY = (".gz", ".zip", ".png", ".jpg", ".jpeg", ".webp", ".gif", ".keras", ".h5", ".npz", ".mp4", ".zst")
+_COMPRESSED_SUFFIXES = (
+    ".gz",
+    ".zip",
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".webp",
+    ".gif",
+    ".keras",
+    ".h5",
+    ".npz",
+    ".mp4",
+    ".zst",
+)
 
 
 def zip_blocks(store: ArtifactStore, job_id: str, attempt: int, folder: str) -> Iterator[bytes]:
@@ -20,12 +33,12 @@ def zip_blocks(store: ArtifactStore, job_id: str, attempt: int, folder: str) -> 
     """
     stream = ZipStream(compress_type=ZIP_DEFLATED, compress_level=1)
     for file in store.walk(job_id, attempt):
-        kind = ZIP_STORED if file.path.lower().endswith(_PACKED_ALREADY) else ZIP_DEFLATED
+        kind = ZIP_STORED if file.path.lower().endswith(_COMPRESSED_SUFFIXES) else ZIP_DEFLATED
         blocks = _blocks(store, job_id, attempt, file)
         first = next(blocks, None)
         if first is None:
             continue
-        stream.add(_joined(first, blocks), f"{folder}/{safe_name(file.path)}", compress_type=kind)
+        stream.add(_prepend(first, blocks), f"{folder}/{safe_name(file.path)}", compress_type=kind)
         # Written one by one, so that the stream never holds a list of pending files.
         yield from stream.all_files()
     yield from stream.finalize()
@@ -50,6 +63,6 @@ def _blocks(store: ArtifactStore, job_id: str, attempt: int, file: ArtifactFile)
             yield block
 
 
-def _joined(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+def _prepend(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
     yield first
     yield from rest

@@ -33,43 +33,43 @@ from core.jobs.states import JobState
 from core.storage.joblogs.files import LogLine
 from core.storage.retention import OutputKind
 from service.auth.limits import limit_reached
-from service.deps import OpenStores
-from service.log_stream.registry import Wakes
-from service.presenters.jobs import outside_state, reason_of
-from service.presenters.removed import removed_of
+from service.deps import AppState
+from service.log_stream.registry import WakeEvents
+from service.presenters.jobs import job_reason, public_state
+from service.presenters.removed import find_removed
 from service.schemas.jobs import RemovedView
 
 logger = logging.getLogger(__name__)
 
 _PAGE_LINES = 2000
 _PAGE_BYTES = 256 * 1024
-_ROW_SECONDS = 1.0
-_WAITS_SECONDS = 5.0
-_LEAST_SECONDS = 0.01
+_JOB_POLL_SECONDS = 1.0
+_QUEUE_POLL_SECONDS = 5.0
+_MIN_POLL_SECONDS = 0.01
 _BURST_SECONDS = 0.05
 _KEEP_ALIVE_SECONDS = 15.0
-_GOODBYE_SECONDS = 1.0
+_STOP_GRACE_SECONDS = 1.0
 _RECONNECT_MS = 1000
-_FULL_SECONDS = 5.0
+_RETRY_AFTER_SECONDS = 5.0
 
 
 class LogStream(Response):
     """The streaming response that follows a log.
 
     Args:
-        stores: The open stores.
+        app_state: The application's state.
         job_id: Id of the job.
         after: The last line that the client has.
         key: Id of the client's API key.
     """
 
-    def __init__(self, stores: OpenStores, job_id: str, after: int, key: str) -> None:
+    def __init__(self, app_state: AppState, job_id: str, after: int, key: str) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(headers=headers, media_type="text/event-stream")
         del self.headers["content-length"]
-        self._stores = stores
+        self._app_state = app_state
         self._key = key
-        self._follower = Follower(stores, job_id, after)
+        self._follower = LogFollower(app_state, job_id, after)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the job ends, the client disconnects or the service stops.
@@ -79,25 +79,25 @@ class LogStream(Response):
             HTTPException: 503: too many logs are followed in all.
         """
         del scope
-        streams = self._stores.streams
+        streams = self._app_state.streams
         # Checked and counted in one step of the event loop, so that concurrent requests cannot exceed a limit.
-        if streams.full_for(self._key):
-            limit = self._stores.settings.limits.streams
-            raise limit_reached(limit, "logs followed at once by one key", "streams", _FULL_SECONDS)
-        if streams.full:
+        if streams.is_key_at_capacity(self._key):
+            limit = self._app_state.settings.limits.streams
+            raise limit_reached(limit, "logs followed at once by one key", "streams", _RETRY_AFTER_SECONDS)
+        if streams.at_capacity:
             raise HTTPException(
                 503,
                 "Too many logs are followed at once. Try again, or read pages.",
-                {"Retry-After": f"{_FULL_SECONDS:.0f}"},
+                {"Retry-After": f"{_RETRY_AFTER_SECONDS:.0f}"},
             )
-        with streams.counted(self._key):
+        with streams.count_stream(self._key):
             await self._stream(receive, send)
 
     async def _stream(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send(_chunk(f"retry: {_RECONNECT_MS}\n\n".encode()))
-        folder = await self._read(self._follower.prepare)
-        with self._stores.streams.watching(folder) as wakes:
+        await send(_body_message(f"retry: {_RECONNECT_MS}\n\n".encode()))
+        folder = await self._run_in_reader_thread(self._follower.create_folder)
+        with self._app_state.streams.watch_folder(folder) as wakes:
             async with anyio.create_task_group() as group:
 
                 async def leave() -> None:
@@ -108,7 +108,7 @@ class LogStream(Response):
                 async def stop() -> None:
                     await wakes.stopped.wait()
                     # A stream that blocks on a client that does not read ends only by cancellation.
-                    await anyio.sleep(_GOODBYE_SECONDS)
+                    await anyio.sleep(_STOP_GRACE_SECONDS)
                     group.cancel_scope.cancel()
 
                 group.start_soon(leave)
@@ -117,31 +117,31 @@ class LogStream(Response):
                 await send({"type": "http.response.body", "body": b""})
                 group.cancel_scope.cancel()
 
-    async def _follow(self, send: Send, wakes: Wakes) -> None:
+    async def _follow(self, send: Send, wakes: WakeEvents) -> None:
         follower = self._follower
-        pace = Pace()
+        limiter = PollRateLimiter()
         sent = time.monotonic()
         while not wakes.stopped.is_set():
             wakes.changed.clear()
-            looked = time.monotonic()
-            earliest = pace.after(looked)
-            events = await self._read(follower.look)
+            polled_at = time.monotonic()
+            earliest = limiter.next_poll_at(polled_at)
+            events = await self._run_in_reader_thread(follower.poll)
             if events:
-                await send(_chunk(events))
+                await send(_body_message(events))
                 sent = time.monotonic()
-            elif sent + _KEEP_ALIVE_SECONDS <= looked:
-                await send(_chunk(b": still here\n\n"))
-                sent = looked
+            elif sent + _KEEP_ALIVE_SECONDS <= polled_at:
+                await send(_body_message(b": still here\n\n"))
+                sent = polled_at
             if follower.done:
                 return
             if not follower.more:
-                await _pause(wakes, follower.row_due, earliest)
+                await _wait_for_change(wakes, follower.next_job_poll_at, earliest)
 
-    async def _read(self, call: Any) -> Any:  # noqa: ANN401 - what it returns
-        return await anyio.to_thread.run_sync(call, limiter=self._stores.streams.readers)
+    async def _run_in_reader_thread(self, call: Any) -> Any:  # noqa: ANN401 - what it returns
+        return await anyio.to_thread.run_sync(call, limiter=self._app_state.streams.readers)
 
 
-class Pace:
+class PollRateLimiter:
     """Rate limiter of reads of a log: at most 100 a second, even if a job prints letter by letter.
 
     A short burst of changes, as at a job's start, is not delayed.
@@ -150,13 +150,13 @@ class Pace:
     def __init__(self) -> None:
         self._due = 0.0
 
-    def after(self, looked: float) -> float:
-        """Return the earliest time of the next read after one at `looked`, by the monotonic clock."""
-        self._due = min(max(self._due, looked) + _LEAST_SECONDS, looked + _BURST_SECONDS + _LEAST_SECONDS)
+    def next_poll_at(self, polled_at: float) -> float:
+        """Return the earliest time of the next read after one at `polled_at`, by the monotonic clock."""
+        self._due = min(max(self._due, polled_at) + _MIN_POLL_SECONDS, polled_at + _BURST_SECONDS + _MIN_POLL_SECONDS)
         return self._due - _BURST_SECONDS
 
 
-async def _pause(wakes: Wakes, until: float, earliest: float) -> None:
+async def _wait_for_change(wakes: WakeEvents, until: float, earliest: float) -> None:
     """Wait for a change, at the latest until `until`; but not less than until `earliest`, unless the service stops."""
     with anyio.move_on_after(max(0.0, until - time.monotonic())):
         await wakes.changed.wait()
@@ -164,73 +164,73 @@ async def _pause(wakes: Wakes, until: float, earliest: float) -> None:
         await wakes.stopped.wait()
 
 
-def _chunk(data: bytes) -> dict[str, Any]:
+def _body_message(data: bytes) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": True}
 
 
-class Follower:
+class LogFollower:
     """Tracks what one client has received of a job's log and state, and produces the new events.
 
     Args:
-        stores: The open stores.
+        app_state: The application's state.
         job_id: Id of the job.
         after: The last line that the client has.
     """
 
-    def __init__(self, stores: OpenStores, job_id: str, after: int) -> None:
-        self._stores = stores
+    def __init__(self, app_state: AppState, job_id: str, after: int) -> None:
+        self._app_state = app_state
         self._job_id = job_id
-        self._reader = stores.logs.reader(job_id)
+        self._reader = app_state.logs.reader(job_id)
         self._after = after
         self._partial = ""
         self._phase: dict[str, Any] | None = None
         self._job: Job | None = None
         self._removed: RemovedView | None = None
         self._waits: WaitStatus | None = None
-        self._waits_due = 0.0
-        self._nudged = 0
-        self.row_due = 0.0
+        self._next_queue_poll_at = 0.0
+        self._notified_at = 0
+        self.next_job_poll_at = 0.0
         """Time of the next poll of the row, by the monotonic clock."""
         self.more = False
         """True if more lines may be ready to be read."""
         self.done = False
         """True once no more events will follow."""
 
-    def prepare(self) -> Any:  # noqa: ANN401 - a path, for a thread to return
+    def create_folder(self) -> Any:  # noqa: ANN401 - a path, for a thread to return
         """Create and return the folder to watch, so that the first line of a waiting job is not missed."""
-        folder = self._stores.logs.directory(self._job_id)
+        folder = self._app_state.logs.directory(self._job_id)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def look(self) -> bytes:
+    def poll(self) -> bytes:
         """Return the events for everything new."""
         out: list[bytes] = []
-        nudged = self._stores.logs.notified_at(self._job_id)
-        if nudged != self._nudged or time.monotonic() >= self.row_due:
-            self._nudged = nudged
-            out.extend(self._look_at_row())
+        nudged = self._app_state.logs.notified_at(self._job_id)
+        if nudged != self._notified_at or time.monotonic() >= self.next_job_poll_at:
+            self._notified_at = nudged
+            out.extend(self._poll_job())
         if not self.done:
-            out.extend(self._look_at_log())
+            out.extend(self._poll_log())
         return b"".join(out)
 
-    def _look_at_row(self) -> list[bytes]:
+    def _poll_job(self) -> list[bytes]:
         try:
-            with self._stores.database.read() as session:
+            with self._app_state.database.read() as session:
                 job = queries.get(session, self._job_id)
-                waits = self._look_at_queue(session, job)
-                self._removed = removed_of(session, job, OutputKind.LOGS)
+                waits = self._poll_queue(session, job)
+                self._removed = find_removed(session, job, OutputKind.LOGS)
         except JobNotFound as error:
             self.done = True
-            return [_event("error", _error(error, 404))]
+            return [_format_event("error", _error_fields(error, 404))]
         except StoreUnavailable:
             # The log itself can still be followed; the row is read again later.
-            self.row_due = time.monotonic() + _ROW_SECONDS
+            self.next_job_poll_at = time.monotonic() + _JOB_POLL_SECONDS
             return []
-        self.row_due = time.monotonic() + _ROW_SECONDS
+        self.next_job_poll_at = time.monotonic() + _JOB_POLL_SECONDS
         self._job = job
-        reason, message = reason_of(job, waits, datetime.now(UTC))
+        reason, message = job_reason(job, waits, datetime.now(UTC))
         phase = {
-            "state": outside_state(job.state, job.exit_code),
+            "state": public_state(job.state, job.exit_code),
             "phase": job.phase,
             "reason": reason,
             "message": message or job.phase_detail,
@@ -241,17 +241,17 @@ class Follower:
         self._phase = phase
         # The estimate moves with the clock: it is sent along with other changes, and is not a change itself.
         starts_at = iso_time(waits.starts_at) if waits and waits.starts_at else None
-        return [_event("phase", phase | {"estimatedStartAt": starts_at})]
+        return [_format_event("phase", phase | {"estimatedStartAt": starts_at})]
 
-    def _look_at_queue(self, session: Session, job: Job) -> WaitStatus | None:
+    def _poll_queue(self, session: Session, job: Job) -> WaitStatus | None:
         if job.state is not JobState.QUEUED:
             self._waits = None
-        elif self._waits is None or time.monotonic() >= self._waits_due:
+        elif self._waits is None or time.monotonic() >= self._next_queue_poll_at:
             self._waits = wait_statuses(session, [job])[job.id]
-            self._waits_due = time.monotonic() + _WAITS_SECONDS
+            self._next_queue_poll_at = time.monotonic() + _QUEUE_POLL_SECONDS
         return self._waits
 
-    def _look_at_log(self) -> list[bytes]:
+    def _poll_log(self) -> list[bytes]:
         final = self._job is not None and self._job.ended
         # Read before the lines: if no lines follow, it belongs after the last line sent.
         partial = "" if final else self._reader.partial()
@@ -259,15 +259,15 @@ class Follower:
         self.more = bool(lines)
         if lines:
             self._after, self._partial = lines[-1].line, ""
-            return [_event("line", log_row(line), line.line) for line in lines]
+            return [_format_event("line", log_row(line), line.line) for line in lines]
         if final and self._job is not None:
             self.done = True
-            gone = [_event("removed", self._removed.model_dump())] if self._removed else []
-            return [*gone, _event("end", _end(self._job, self._phase or {}))]
+            gone = [_format_event("removed", self._removed.model_dump())] if self._removed else []
+            return [*gone, _format_event("end", _end_fields(self._job, self._phase or {}))]
         if partial == self._partial:
             return []
         self._partial = partial
-        return [_event("partial", {"message": partial})]
+        return [_format_event("partial", {"message": partial})]
 
 
 def log_row(line: LogLine) -> dict[str, Any]:
@@ -275,20 +275,20 @@ def log_row(line: LogLine) -> dict[str, Any]:
     return {"line": line.line, "timestamp": iso_time_ms(line.time_ms), "message": line.message}
 
 
-def _end(job: Job, phase: dict[str, Any]) -> dict[str, Any]:
+def _end_fields(job: Job, phase: dict[str, Any]) -> dict[str, Any]:
     return {
-        "state": outside_state(job.state, job.exit_code),
+        "state": public_state(job.state, job.exit_code),
         "exitCode": job.exit_code,
         "reason": phase.get("reason"),
         "message": phase.get("message"),
     }
 
 
-def _error(error: GradientError, status: int) -> dict[str, Any]:
+def _error_fields(error: GradientError, status: int) -> dict[str, Any]:
     return {"error": {"name": type(error).__name__, "status": status, "message": error.message}}
 
 
-def _event(name: str, data: dict[str, Any], number: int | None = None) -> bytes:
+def _format_event(name: str, data: dict[str, Any], number: int | None = None) -> bytes:
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     numbered = f"id: {number}\n" if number is not None else ""
     return f"event: {name}\n{numbered}data: {text}\n\n".encode(errors="replace")

@@ -15,11 +15,11 @@ from core.system.inotify import FolderWatcher
 logger = logging.getLogger(__name__)
 
 MAX_STREAMS = 500
-_READERS = 8
+_READER_THREADS = 8
 
 
 @dataclass(slots=True, eq=False)
-class Wakes:
+class WakeEvents:
     """Events that wake a log stream.
 
     Attributes:
@@ -36,7 +36,7 @@ class Wakes:
         self.changed.set()
 
 
-class Streams:
+class StreamRegistry:
     """All log streams of one process.
 
     Only `stop` is thread-safe; everything else must be called in the event loop's thread.
@@ -49,15 +49,15 @@ class Streams:
     def __init__(self, per_key: int = 0, limit: int = MAX_STREAMS) -> None:
         self._per_key = per_key
         self._limit = limit
-        self._watch: FolderWatcher | None = None
+        self._folder_watcher: FolderWatcher | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._wakes: set[Wakes] = set()
+        self._wakes: set[WakeEvents] = set()
         self._by_key: Counter[str] = Counter()
         self._stopping = False
         self._readers: anyio.CapacityLimiter | None = None
 
     @property
-    def full(self) -> bool:
+    def at_capacity(self) -> bool:
         """True if no further log can be followed."""
         return self._by_key.total() >= self._limit
 
@@ -70,15 +70,15 @@ class Streams:
     def readers(self) -> anyio.CapacityLimiter:
         """The threads that read logs, separate from those of requests, which many followers must not block."""
         if self._readers is None:
-            self._readers = anyio.CapacityLimiter(_READERS)
+            self._readers = anyio.CapacityLimiter(_READER_THREADS)
         return self._readers
 
-    def full_for(self, key: str) -> bool:
+    def is_key_at_capacity(self, key: str) -> bool:
         """Return whether a key follows as many logs as it may."""
         return 0 < self._per_key <= self._by_key[key]
 
     @contextmanager
-    def counted(self, key: str) -> Iterator[None]:
+    def count_stream(self, key: str) -> Iterator[None]:
         """Count a followed log for a key during the block."""
         self._by_key[key] += 1
         try:
@@ -89,12 +89,12 @@ class Streams:
                 del self._by_key[key]
 
     @contextmanager
-    def watching(self, folder: Path) -> Iterator[Wakes]:
+    def watch_folder(self, folder: Path) -> Iterator[WakeEvents]:
         """Watch a folder for changes during the block."""
-        wakes = Wakes()
+        wakes = WakeEvents()
         self._wakes.add(wakes)
         try:
-            with self._watched(folder, wakes.changed.set):
+            with self._watch_or_poll(folder, wakes.changed.set):
                 if self._stopping:
                     wakes.stop()
                 yield wakes
@@ -102,9 +102,9 @@ class Streams:
             self._wakes.discard(wakes)
 
     @contextmanager
-    def _watched(self, folder: Path, callback: Callable[[], None]) -> Iterator[None]:
+    def _watch_or_poll(self, folder: Path, callback: Callable[[], None]) -> Iterator[None]:
         try:
-            watching = self._folder_watch().watch(folder, callback)
+            watching = self._open_watcher().watch(folder, callback)
             watching.__enter__()
         except OSError as error:
             # Without a watch (the host's limit is reached), followers still poll once a second.
@@ -116,13 +116,13 @@ class Streams:
         finally:
             watching.__exit__(None, None, None)
 
-    def _folder_watch(self) -> FolderWatcher:
+    def _open_watcher(self) -> FolderWatcher:
         loop = asyncio.get_running_loop()
-        if self._watch is None or self._loop is not loop:
+        if self._folder_watcher is None or self._loop is not loop:
             self.close()
-            self._watch, self._loop = FolderWatcher(), loop
-            loop.add_reader(self._watch.fileno(), self._watch.dispatch_events)
-        return self._watch
+            self._folder_watcher, self._loop = FolderWatcher(), loop
+            loop.add_reader(self._folder_watcher.fileno(), self._folder_watcher.dispatch_events)
+        return self._folder_watcher
 
     def stop(self) -> None:
         """End all streams, and each later one at once. Thread-safe.
@@ -136,11 +136,11 @@ class Streams:
 
     def close(self) -> None:
         """Close the watch."""
-        if self._watch is not None:
+        if self._folder_watcher is not None:
             if self._loop is not None and not self._loop.is_closed():
-                self._loop.remove_reader(self._watch.fileno())
-            self._watch.close()
-            self._watch = self._loop = None
+                self._loop.remove_reader(self._folder_watcher.fileno())
+            self._folder_watcher.close()
+            self._folder_watcher = self._loop = None
 
     def _stop_all(self) -> None:
         for wakes in self._wakes:

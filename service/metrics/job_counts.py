@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from core.jobs import queries
 
 _MANY_JOBS = 10_000
-_SECONDS = 30.0
+_CACHE_SECONDS = 30.0
 
 
 class JobCounts:
@@ -26,5 +26,5 @@ class JobCounts:
         with self._lock:
             if time.monotonic() >= self._until:
                 self._counts = queries.job_counts(session)
-                self._until = time.monotonic() + _SECONDS
+                self._until = time.monotonic() + _CACHE_SECONDS
             return self._counts

@@ -26,16 +26,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.monitoring import snapshot
 from core.monitoring.event_counters import EventCounter
-from service.http.scopes import METHODS, route_of
-from service.log_stream.registry import Streams
-from service.metrics.snapshot_collector import Counted
+from service.http.scopes import METHODS, route_pattern
+from service.log_stream.registry import StreamRegistry
+from service.metrics.snapshot_collector import SnapshotCollector
 
-__all__ = ["CONTENT_TYPE_LATEST", "Measured", "Measures"]
+__all__ = ["CONTENT_TYPE_LATEST", "MetricsMiddleware", "ServiceMetrics"]
 
 # No `_created` series with start times: Prometheus detects a restart from the values themselves.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
 
-_CONTENT = {
+_CONTENT_BY_ROUTE = {
     "/jobs/{job_id}/logs": "log",
     "/jobs/{job_id}/logs/raw": "log",
     "/jobs/{job_id}/artifacts/file/{path:file}": "artifact",
@@ -48,14 +48,14 @@ _CLAIM_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600
 _SUBMIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
 
 
-class Measures:
+class ServiceMetrics:
     """The metrics of one API process.
 
     Args:
         streams: The logs being followed; their number is read at each scrape.
     """
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: StreamRegistry) -> None:
         # Not the library's global registry: two applications in one process must not share their metrics.
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
@@ -77,9 +77,9 @@ class Measures:
         self._served = Counter(
             "gradient_served_bytes", "Bytes sent of what jobs printed or left.", ["content"], registry=registry
         )
-        for content in sorted(set(_CONTENT.values())):
+        for content in sorted(set(_CONTENT_BY_ROUTE.values())):
             self._served.labels(content)
-        self._of_jobs = _OfJobs(registry)
+        self._job_metrics = _JobMetrics(registry)
         following = Gauge("gradient_log_streams", "Logs being followed now.", registry=registry)
         following.set_function(lambda: streams.active)
         build = Info("gradient_build", "This release.", registry=registry)
@@ -87,13 +87,13 @@ class Measures:
         ProcessCollector(registry=registry)
 
     @contextmanager
-    def submitting(self) -> Iterator[None]:
+    def time_submission(self) -> Iterator[None]:
         """Time a submission; a refused one is not counted."""
         began = time.perf_counter()
         yield
         self._submit.observe(time.perf_counter() - began)
 
-    def answered(self, scope: Scope, status: int, seconds: float) -> None:
+    def count_request(self, scope: Scope, status: int, seconds: float) -> None:
         """Count a request.
 
         Args:
@@ -101,27 +101,27 @@ class Measures:
             status: Status of the response; 0: the client disconnected before it.
             seconds: Time from its arrival to the start of the response.
         """
-        route, method = route_of(scope), scope["method"] if scope["method"] in METHODS else "other"
+        route, method = route_pattern(scope), scope["method"] if scope["method"] in METHODS else "other"
         self._requests.labels(route, method, str(status)).inc()
         self._seconds.labels(route, method).observe(seconds)
 
-    def sent(self, content: str, size: int) -> None:
+    def count_sent_bytes(self, content: str, size: int) -> None:
         """Count sent bytes of logs or artifacts."""
         self._served.labels(content).inc(size)
 
-    def page(self, session: Session) -> bytes:
+    def exposition(self, session: Session) -> bytes:
         """Render all metrics in Prometheus' text format.
 
         Raises:
             StoreUnavailable: The database does not answer.
         """
-        self._of_jobs.follow(session)
+        self._job_metrics.update(session)
         counted = CollectorRegistry()
-        counted.register(Counted(snapshot.collect(session)))
+        counted.register(SnapshotCollector(snapshot.collect(session)))
         return render(self._registry) + render(counted)
 
 
-class _OfJobs:
+class _JobMetrics:
     """Counters of job events, whichever process caused them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -145,10 +145,10 @@ class _OfJobs:
             ["content"],
             registry=registry,
         )
-        for content in sorted(set(_CONTENT.values())):
+        for content in sorted(set(_CONTENT_BY_ROUTE.values())):
             self._stored.labels(content)
 
-    def follow(self, session: Session) -> None:
+    def update(self, session: Session) -> None:
         """Count the events since the last call."""
         happened = self._following.poll(session)
         for labels, number in happened.ended.items():
@@ -159,12 +159,12 @@ class _OfJobs:
         self._stored.labels("artifact").inc(happened.artifact_bytes)
 
 
-class Measured:
+class MetricsMiddleware:
     """Counts and times every request; plain ASGI, so that streams are not buffered."""
 
-    def __init__(self, app: ASGIApp, measures: Measures) -> None:
+    def __init__(self, app: ASGIApp, service_metrics: ServiceMetrics) -> None:
         self._app = app
-        self._measures = measures
+        self._service_metrics = service_metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -180,12 +180,12 @@ class Measured:
             nonlocal took, status, content
             if message["type"] == "http.response.start":
                 took, status = time.perf_counter() - began, message["status"]
-                content = _CONTENT.get(route_of(scope)) if status < _FIRST_ERROR else None
+                content = _CONTENT_BY_ROUTE.get(route_pattern(scope)) if status < _FIRST_ERROR else None
             await send(message)
             if content is not None and message["type"] == "http.response.body":
-                self._measures.sent(content, len(message.get("body", b"")))
+                self._service_metrics.count_sent_bytes(content, len(message.get("body", b"")))
 
         try:
             await self._app(scope, receive, send_counted)
         finally:
-            self._measures.answered(scope, status, time.perf_counter() - began if took is None else took)
+            self._service_metrics.count_request(scope, status, time.perf_counter() - began if took is None else took)

@@ -8,16 +8,16 @@ from prometheus_client.registry import Collector
 from core.jobs.states import TERMINAL, JobState
 from core.monitoring.snapshot import ServiceSnapshot
 
-_POOL = ["backend", "pool"]
-_WORKER = ["worker", "host"]
-_LIVE = [state for state in JobState if state not in TERMINAL]
+_POOL_LABELS = ["backend", "pool"]
+_WORKER_LABELS = ["worker", "host"]
+_LIVE_STATES = [state for state in JobState if state not in TERMINAL]
 
 
-class Counted(Collector):
+class SnapshotCollector(Collector):
     """A collector of a snapshot's metrics."""
 
-    def __init__(self, taken: ServiceSnapshot) -> None:
-        self._census = taken
+    def __init__(self, census: ServiceSnapshot) -> None:
+        self._census = census
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metric families."""
@@ -35,44 +35,50 @@ class Counted(Collector):
         )
 
 
-def _jobs(taken: ServiceSnapshot) -> Iterator[Metric]:
-    jobs = GaugeMetricFamily("gradient_jobs", "Jobs that have not ended.", labels=["state", *_POOL])
-    silent = GaugeMetricFamily("gradient_jobs_silent", "Jobs on machines whose heart does not beat.", labels=_POOL)
-    for pool in taken.pools:
-        for state in _LIVE:
-            jobs.add_metric([state, *pool], taken.jobs[(state, *pool)])
-        silent.add_metric(pool, taken.stale_jobs[pool])
+def _jobs(census: ServiceSnapshot) -> Iterator[Metric]:
+    jobs = GaugeMetricFamily("gradient_jobs", "Jobs that have not ended.", labels=["state", *_POOL_LABELS])
+    silent = GaugeMetricFamily(
+        "gradient_jobs_silent", "Jobs on machines whose heart does not beat.", labels=_POOL_LABELS
+    )
+    for pool in census.pools:
+        for state in _LIVE_STATES:
+            jobs.add_metric([state, *pool], census.jobs[(state, *pool)])
+        silent.add_metric(pool, census.stale_jobs[pool])
     return iter((jobs, silent))
 
 
-def _queues(taken: ServiceSnapshot) -> Iterator[Metric]:
-    depth = GaugeMetricFamily("gradient_queue_jobs", "Jobs that wait.", labels=_POOL)
+def _queues(census: ServiceSnapshot) -> Iterator[Metric]:
+    depth = GaugeMetricFamily("gradient_queue_jobs", "Jobs that wait.", labels=_POOL_LABELS)
     oldest = GaugeMetricFamily(
-        "gradient_queue_oldest_seconds", "How long the job has waited that waits longest.", labels=_POOL
+        "gradient_queue_oldest_seconds", "How long the job has waited that waits longest.", labels=_POOL_LABELS
     )
-    takers = GaugeMetricFamily("gradient_queue_workers", "Workers that take jobs of the pool.", labels=_POOL)
-    for pool in taken.pools:
-        depth.add_metric(pool, taken.count_waiting(pool))
-        oldest.add_metric(pool, taken.oldest_queued.get(pool, 0.0))
-        takers.add_metric(pool, taken.count_workers(pool))
+    takers = GaugeMetricFamily("gradient_queue_workers", "Workers that take jobs of the pool.", labels=_POOL_LABELS)
+    for pool in census.pools:
+        depth.add_metric(pool, census.count_waiting(pool))
+        oldest.add_metric(pool, census.oldest_queued.get(pool, 0.0))
+        takers.add_metric(pool, census.count_workers(pool))
     return iter((depth, oldest, takers))
 
 
-def _workers(taken: ServiceSnapshot) -> Iterator[Metric]:
+def _workers(census: ServiceSnapshot) -> Iterator[Metric]:
     workers = GaugeMetricFamily("gradient_workers", "Workers seen in the last minute.", labels=["backend"])
-    seen = GaugeMetricFamily("gradient_worker_seen_seconds", "Time since a worker was last seen.", labels=_WORKER)
-    heard = GaugeMetricFamily(
-        "gradient_worker_heard_seconds", "Time since a message last reached it through the broker.", labels=_WORKER
+    seen = GaugeMetricFamily(
+        "gradient_worker_seen_seconds", "Time since a worker was last seen.", labels=_WORKER_LABELS
     )
-    drained = GaugeMetricFamily("gradient_worker_drained", "1: it was told to claim nothing.", labels=_WORKER)
-    slots = GaugeMetricFamily("gradient_worker_slots", "Jobs a worker takes at once.", labels=_WORKER)
-    held = GaugeMetricFamily("gradient_worker_jobs", "Jobs a worker holds.", labels=_WORKER)
-    offered = {backend for _, backend, _ in taken.jobs} | {name for one in taken.workers for name in one.backends}
+    heard = GaugeMetricFamily(
+        "gradient_worker_heard_seconds",
+        "Time since a message last reached it through the broker.",
+        labels=_WORKER_LABELS,
+    )
+    drained = GaugeMetricFamily("gradient_worker_drained", "1: it was told to claim nothing.", labels=_WORKER_LABELS)
+    slots = GaugeMetricFamily("gradient_worker_slots", "Jobs a worker takes at once.", labels=_WORKER_LABELS)
+    held = GaugeMetricFamily("gradient_worker_jobs", "Jobs a worker holds.", labels=_WORKER_LABELS)
+    offered = {backend for _, backend, _ in census.jobs} | {name for one in census.workers for name in one.backends}
     for backend in sorted(offered):
-        workers.add_metric([backend], sum(backend in worker.backends for worker in taken.workers))
-    for worker in taken.workers:
+        workers.add_metric([backend], sum(backend in worker.backends for worker in census.workers))
+    for worker in census.workers:
         slots.add_metric([worker.name, worker.host], worker.slots)
-    for worker in (*taken.workers, *taken.lost_workers):
+    for worker in (*census.workers, *census.lost_workers):
         labels = [worker.name, worker.host]
         seen.add_metric(labels, worker.heartbeat_age)
         drained.add_metric(labels, worker.drained_age is not None)

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from service.http import errors
-from service.original.middleware import PREFIX, OriginalPaths
+from service.original.middleware import PREFIX, PathDispatchMiddleware
 from service.original.routes import (
     artifacts,
     job_lists,
@@ -25,18 +25,18 @@ from service.original.routes import (
     teams,
 )
 
-_WITH_KEY = (jobs, job_lists, logs, artifacts, machine_types, projects, tags, teams, login, signed_links)
+_ROUTE_MODULES = (jobs, job_lists, logs, artifacts, machine_types, projects, tags, teams, login, signed_links)
 
 
-def include(app: FastAPI, beside: Sequence[BaseRoute]) -> None:
+def include(app: FastAPI, main_routes: Sequence[BaseRoute]) -> None:
     """Add the original protocol to an application. Must be called before other middleware is added.
 
     Args:
         app: The application.
-        beside: The main API's routes.
+        main_routes: The main API's routes.
     """
-    for noun in _WITH_KEY:
-        app.include_router(noun.router, prefix=PREFIX, tags=["original"], responses=errors.RESPONSES)
-    app.include_router(s3.router, tags=["original"], responses=errors.RESPONSES_TO_ALL)
-    own = [route for noun in _WITH_KEY for route in noun.router.routes]
-    app.add_middleware(OriginalPaths, own=own, beside=beside)
+    for module in _ROUTE_MODULES:
+        app.include_router(module.router, prefix=PREFIX, tags=["original"], responses=errors.RESPONSES)
+    app.include_router(s3.router, tags=["original"], responses=errors.PUBLIC_RESPONSES)
+    routes = [route for module in _ROUTE_MODULES for route in module.router.routes]
+    app.add_middleware(PathDispatchMiddleware, routes=routes, main_routes=main_routes)

@@ -8,44 +8,46 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 
-from service.deps import OpenStores
-from service.log_stream.registry import Wakes
+from service.deps import AppState
+from service.log_stream.registry import WakeEvents
 
-HOLD_SECONDS = 10.0
+MAX_WAIT_SECONDS = 10.0
 """Longest wait; well below the half minute after which clients and proxies time out."""
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 T = TypeVar("T")
 
 
-async def hold(stores: OpenStores, key: str, job_id: str, look: Callable[[], T], done: Callable[[T], bool]) -> T:
-    """Return the result of `look` once it is `done`; after 10 s, or when the service stops, the latest result.
+async def poll_until_done(
+    app_state: AppState, key: str, job_id: str, read: Callable[[], T], done: Callable[[T], bool]
+) -> T:
+    """Return the result of `read` once it is `done`; after 10 s, or when the service stops, the latest result.
 
     Args:
-        stores: The open stores.
+        app_state: The application's state.
         key: Id of the client's API key; the request counts as one of the logs that the key follows.
         job_id: Id of the job to wait for.
-        look: Reads the job or its log, in a thread; raises if there is no such job.
+        read: Reads the job or its log, in a thread; raises if there is no such job.
         done: Returns whether to stop waiting.
     """
-    run = partial(anyio.to_thread.run_sync, look, limiter=stores.streams.readers)
-    until = time.monotonic() + HOLD_SECONDS
+    run = partial(anyio.to_thread.run_sync, read, limiter=app_state.streams.readers)
+    until = time.monotonic() + MAX_WAIT_SECONDS
     found = await run()
     if done(found):
         return found
-    if stores.streams.full or stores.streams.full_for(key):
-        await anyio.sleep(min(_LOOK_SECONDS, HOLD_SECONDS))  # still slows down clients that poll again at once
+    if app_state.streams.at_capacity or app_state.streams.is_key_at_capacity(key):
+        await anyio.sleep(min(_POLL_SECONDS, MAX_WAIT_SECONDS))  # still slows down clients that poll again at once
         return await run()
-    folder = stores.logs.directory(job_id)
+    folder = app_state.logs.directory(job_id)
     await anyio.to_thread.run_sync(partial(folder.mkdir, parents=True, exist_ok=True))
-    with stores.streams.counted(key), stores.streams.watching(folder) as wakes:
+    with app_state.streams.count_stream(key), app_state.streams.watch_folder(folder) as wakes:
         while not done(found) and not wakes.stopped.is_set() and time.monotonic() < until:
-            await _news(wakes, until)
+            await _wait_for_change(wakes, until)
             wakes.changed.clear()
             found = await run()
     return found
 
 
-async def _news(wakes: Wakes, until: float) -> None:
-    with anyio.move_on_after(min(_LOOK_SECONDS, until - time.monotonic())):
+async def _wait_for_change(wakes: WakeEvents, until: float) -> None:
+    with anyio.move_on_after(min(_POLL_SECONDS, until - time.monotonic())):
         await wakes.changed.wait()

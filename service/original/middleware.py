@@ -7,11 +7,11 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 PREFIX = "/original"
-CLIENT_NAME = "ps_client_name"
+CLIENT_NAME_HEADER = "ps_client_name"
 """The header with the name of an original client. Read without FastAPI's `Header`, which would expect hyphens."""
 
 
-class OriginalPaths:
+class PathDispatchMiddleware:
     """Middleware that rewrites the paths of the original clients' requests, with or without a trailing slash.
 
     A path of both protocols belongs to the original one if the client sends its name, or a trailing slash, as only
@@ -19,14 +19,14 @@ class OriginalPaths:
 
     Args:
         app: The application.
-        own: The original protocol's routes, without the prefix.
-        beside: The main API's routes.
+        routes: The original protocol's routes, without the prefix.
+        main_routes: The main API's routes.
     """
 
-    def __init__(self, app: ASGIApp, own: Iterable[BaseRoute], beside: Iterable[BaseRoute]) -> None:
+    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute], main_routes: Iterable[BaseRoute]) -> None:
         self._app = app
-        self._own = [route for route in own if isinstance(route, Route)]
-        self._shared = {route.path for route in self._own} & {r.path for r in beside if isinstance(r, Route)}
+        self._routes = [route for route in routes if isinstance(route, Route)]
+        self._shared = {route.path for route in self._routes} & {r.path for r in main_routes if isinstance(r, Route)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -36,13 +36,13 @@ class OriginalPaths:
             if path.startswith(f"{PREFIX}/"):
                 # Also in links to files: no file's name ends with a slash.
                 scope["path"] = bare
-            elif self._meant(scope, path, bare):
+            elif self._is_original(scope, path, bare):
                 scope["path"] = PREFIX + bare
         await self._app(scope, receive, send)
 
-    def _meant(self, scope: Scope, path: str, bare: str) -> bool:
-        taken = [route.path for route in self._own if route.matches({**scope, "path": bare})[0] is not Match.NONE]
+    def _is_original(self, scope: Scope, path: str, bare: str) -> bool:
+        taken = [route.path for route in self._routes if route.matches({**scope, "path": bare})[0] is not Match.NONE]
         if not taken:
             return False
         # `/jobs/getJob` matches `/jobs/{job_id}`, but no job has such an id: only equal patterns are shared.
-        return path != bare or CLIENT_NAME in Headers(scope=scope) or self._shared.isdisjoint(taken)
+        return path != bare or CLIENT_NAME_HEADER in Headers(scope=scope) or self._shared.isdisjoint(taken)

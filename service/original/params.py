@@ -14,7 +14,7 @@ from starlette.datastructures import QueryParams
 
 from core.errors import SpecInvalid
 from service.auth.api_keys import Caller
-from service.deps import Stores
+from service.deps import AppStateDep
 from service.http.body_limit import allow_json
 from service.http.errors import problem
 
@@ -48,7 +48,7 @@ class Params:
             return str(value).lower()
         if not isinstance(value, str | int | float):
             raise problem(("body", name), "must be text")
-        return _unicode(str(value), name)
+        return _check_unicode(str(value), name)
 
     def required(self, name: str) -> str:
         """Return a required parameter as text.
@@ -85,13 +85,13 @@ class Params:
             raise problem(("query", name), "must be a whole number")
         return max(low, min(high, int(value.partition(".")[0])))
 
-    def every(self, name: str) -> list[str]:
+    def text_list(self, name: str) -> list[str]:
         """Return all values of a repeated parameter: as `name`, as `name[0]` and so on, or as a list.
 
         Raises:
             RequestValidationError: A value is not text.
         """
-        return [_unicode(value, name) for value in self._every(name) if value]
+        return [_check_unicode(value, name) for value in self._iter_texts(name) if value]
 
     def object(self, name: str) -> dict[str, Any]:
         """Return a parameter that is an object, written as JSON in the query.
@@ -105,7 +105,7 @@ class Params:
         text = self.text(name)
         return {} if text is None else parse_object(text.encode(), name)
 
-    def _every(self, name: str) -> Iterator[str]:
+    def _iter_texts(self, name: str) -> Iterator[str]:
         numbered = re.compile(rf"{re.escape(name)}(?:\[[0-9]*\])?\Z")
         yield from (value for key, value in self._query.multi_items() if numbered.match(key))
         given = self._body.get(name, [])
@@ -125,13 +125,13 @@ async def read_params(request: Request) -> Params:
     return Params(request.query_params, parse_object(body, "body") if body.strip() else {})
 
 
-async def _params(request: Request, stores: Stores, _caller: Caller) -> Params:
+async def _authenticated_params(request: Request, app_state: AppStateDep, _caller: Caller) -> Params:
     # The key is checked before the body is read.
-    allow_json(request, stores.settings.api)
+    allow_json(request, app_state.settings.api)
     return await read_params(request)
 
 
-Given = Annotated[Params, Depends(_params)]
+OriginalParams = Annotated[Params, Depends(_authenticated_params)]
 """The parameters of an authenticated request."""
 
 
@@ -150,7 +150,7 @@ def parse_object(text: bytes, name: str) -> dict[str, Any]:
     return found or {}
 
 
-def check_names(given: Sequence[str], limit: int, setting: str, field: str) -> None:
+def check_count(given: Sequence[str], limit: int, setting: str, field: str) -> None:
     """Refuse a request that names too many things.
 
     Raises:
@@ -164,22 +164,25 @@ def check_names(given: Sequence[str], limit: int, setting: str, field: str) -> N
         )
 
 
-def takes(*names: str, body: bool = False) -> dict[str, Any]:
+def openapi_params(*names: str, body: bool = False) -> dict[str, Any]:
     """Declare parameters, for OpenAPI.
 
     Args:
         names: The parameters' names.
         body: Whether they may also be sent as JSON.
     """
-    told: dict[str, Any] = {
+    declaration: dict[str, Any] = {
         "parameters": [{"name": n, "in": "query", "required": False, "schema": {"type": "string"}} for n in names]
     }
     if body:
-        told["requestBody"] = {"required": False, "content": {"application/json": {"schema": {"type": "object"}}}}
-    return told
+        declaration["requestBody"] = {
+            "required": False,
+            "content": {"application/json": {"schema": {"type": "object"}}},
+        }
+    return declaration
 
 
-def _unicode(value: str, name: str) -> str:
+def _check_unicode(value: str, name: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -13,7 +13,7 @@ from core.db.models.jobs import Job, Project
 from core.formatting import iso_time
 from core.jobs.spec.container import WORKSPACE
 from core.jobs.states import JobState
-from service.deps import OpenStores
+from service.deps import AppState
 from service.presenters.jobs import job_views
 from service.schemas.jobs import JobView
 from service.submission.create import Submitted
@@ -25,10 +25,10 @@ REGION = "local"
 
 PREEMPTED = "Preempted"
 _PREEMPTION = "preempted"
-_TAKEN_DOWN = frozenset({"Failed", "Error", PREEMPTED})
+_ERROR_STATES = frozenset({"Failed", "Error", PREEMPTED})
 
 # Fields without a counterpart here, kept for clients that print whole jobs.
-_NONE = (
+_NULL_FIELDS = (
     "baseContainer",
     "baseContainerUrl",
     "cpuCount",
@@ -48,41 +48,41 @@ _NONE = (
     "tpuModelDir",
     "tpuTFVersion",
 )
-_FALSE = ("isPreemptible", "isPublic", "pushOnCompletion", "runTillCancelled")
+_FALSE_FIELDS = ("isPreemptible", "isPublic", "pushOnCompletion", "runTillCancelled")
 
 
-def state_of(job: Job, view: JobView) -> str:
+def original_state(job: Job, view: JobView) -> str:
     """Return the state's name: that of the main API, with a separate one for a preempted machine."""
     taken = job.state is JobState.FAILED and job.reason == _PREEMPTION
     return PREEMPTED if taken else view.state
 
 
-def job_shapes(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+def job_shapes(session: Session, app_state: AppState, jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """Convert jobs to the original format."""
-    return [_shape(job, view) for job, view in zip(jobs, job_views(session, stores, jobs), strict=True)]
+    return [_job_shape(job, view) for job, view in zip(jobs, job_views(session, app_state, jobs), strict=True)]
 
 
-def job_shape(session: Session, stores: OpenStores, job: Job) -> dict[str, Any]:
+def job_shape(session: Session, app_state: AppState, job: Job) -> dict[str, Any]:
     """Convert one job to the original format."""
-    return job_shapes(session, stores, [job])[0]
+    return job_shapes(session, app_state, [job])[0]
 
 
 def submitted_shape(submitted: Submitted) -> dict[str, Any]:
     """Convert a submitted job to the original format, without its place in the queue."""
-    return _shape(submitted.job, submitted.view)
+    return _job_shape(submitted.job, submitted.view)
 
 
-def _shape(job: Job, view: JobView) -> dict[str, Any]:
-    spec, state = job.spec, state_of(job, view)
+def _job_shape(job: Job, view: JobView) -> dict[str, Any]:
+    spec, state = job.spec, original_state(job, view)
     uploaded = spec.workspace_sha256 is not None
     return {
-        **dict.fromkeys(_NONE),
-        **dict.fromkeys(_FALSE, False),
-        **_times(job),
+        **dict.fromkeys(_NULL_FIELDS),
+        **dict.fromkeys(_FALSE_FIELDS, False),
+        **_time_fields(job),
         "id": job.id,
         "name": view.name,
         "state": state,
-        "jobError": view.message if state in _TAKEN_DOWN else None,
+        "jobError": view.message if state in _ERROR_STATES else None,
         "exitCode": view.exit_code,
         "project": view.project,
         "projectId": view.project_id,
@@ -98,8 +98,8 @@ def _shape(job: Job, view: JobView) -> dict[str, Any]:
         "codeCommit": spec.code_commit,
         "jobEnv": spec.redacted_env(),
         "newImageName": spec.registry_target,
-        **_machine(job, view),
-        **_reached(view),
+        **_machine_fields(job, view),
+        **_port_fields(view),
         "startedByUserId": job.submitted_by,
         "parentJobId": job.parent_id,
         "queuePosition": view.queue_position,
@@ -109,7 +109,7 @@ def _shape(job: Job, view: JobView) -> dict[str, Any]:
     }
 
 
-def _machine(job: Job, view: JobView) -> dict[str, Any]:
+def _machine_fields(job: Job, view: JobView) -> dict[str, Any]:
     return {
         "machineType": view.machine_type,
         "usageRate": f"{view.machine_type} hourly",
@@ -128,30 +128,30 @@ def _machine(job: Job, view: JobView) -> dict[str, Any]:
     }
 
 
-def _reached(view: JobView) -> dict[str, str | None]:
+def _port_fields(view: JobView) -> dict[str, str | None]:
     """Build the ports and the IP address, from which clients print links."""
     urls = [port.url for port in view.ports if port.url is not None]
     pairs = [f"{port.external}:{port.internal}" for port in view.ports if port.url is not None]
     return {"ports": ",".join(pairs) or None, "ipAddress": urlsplit(urls[0]).hostname if urls else None}
 
 
-def _times(job: Job) -> dict[str, str | None]:
+def _time_fields(job: Job) -> dict[str, str | None]:
     # While a job is queued again, `ended_at` belongs to its earlier attempt.
     over = job.ended_at if job.state is not JobState.QUEUED else None
     known = [job.created_at, job.claimed_at, job.started_at, job.ended_at, job.finished_at]
     return {
         "dtCreated": iso_time(job.created_at),
         "dtModified": iso_time(max(at for at in known if at is not None)),
-        "dtProvisioningStarted": _iso(job.claimed_at),
-        "dtProvisioningFinished": _iso(job.started_at),
-        "dtStarted": _iso(job.started_at),
-        "dtTeardownStarted": _iso(over),
-        "dtFinished": _iso(job.finished_at),
-        "dtTeardownFinished": _iso(job.finished_at),
+        "dtProvisioningStarted": _optional_iso_time(job.claimed_at),
+        "dtProvisioningFinished": _optional_iso_time(job.started_at),
+        "dtStarted": _optional_iso_time(job.started_at),
+        "dtTeardownStarted": _optional_iso_time(over),
+        "dtFinished": _optional_iso_time(job.finished_at),
+        "dtTeardownFinished": _optional_iso_time(job.finished_at),
     }
 
 
-def _iso(at: datetime | None) -> str | None:
+def _optional_iso_time(at: datetime | None) -> str | None:
     return None if at is None else iso_time(at)
 
 

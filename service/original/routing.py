@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 
 from core import errors
 
-_WORDS: dict[type[errors.GradientError], str] = {
+_MESSAGE_PREFIXES: dict[type[errors.GradientError], str] = {
     errors.Unauthorized: "Invalid API token",
     errors.JobNotFound: "No such job",
     errors.ProjectNotFound: "Project not found",
@@ -27,7 +27,7 @@ class OriginalRoute(APIRoute):
             try:
                 return await serve(request)
             except errors.GradientError as error:
-                words = _WORDS.get(type(error))
+                words = _MESSAGE_PREFIXES.get(type(error))
                 if words is not None and not error.message.startswith(words):
                     error.message = f"{words}. {error.message}"
                 raise

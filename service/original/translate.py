@@ -14,71 +14,71 @@ from core.errors import SpecInvalid
 from core.jobs.spec.container import WORKSPACE
 from service.original.params import Params
 from service.original.presenters import CLUSTER, CLUSTER_ID
-from service.schemas.jobs import SubmitJob, parse
+from service.schemas.jobs import SubmitJob, parse_request
 
-DEFAULT_MACHINE = "K80"
+DEFAULT_MACHINE_TYPE = "K80"
 """The machine type of jobs that name none, as in the original service."""
 
-_ENCODES = "paperspace-node"
+_BASE64_CLIENT = "paperspace-node"
 """The client that sends commands as base64. Guessing would fail: `date` and `true` are valid base64, too."""
-_ADDRESSES = ("https://", "http://", "git+", "git:", "ssh://", "s3://")
+_URL_PREFIXES = ("https://", "http://", "git+", "git:", "ssh://", "s3://")
 
 Reader = Callable[[Params, str], object]
 
 
-def _text(given: Params, name: str) -> object:
+def _read_text(given: Params, name: str) -> object:
     return given.text(name)
 
 
-def _flag(given: Params, name: str) -> object:
+def _read_flag(given: Params, name: str) -> object:
     return given.flag(name) or None
 
 
-def _number(given: Params, name: str) -> object:
+def _read_number(given: Params, name: str) -> object:
     text = given.text(name)
     if text is not None and not re.fullmatch(r"[0-9]{1,9}", text):
         raise SpecInvalid(f"{text[:80]!r} is no whole number.", field=name)
     return None if text is None else int(text)
 
 
-def _variables(given: Params, name: str) -> object:
+def _read_env(given: Params, name: str) -> object:
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in given.object(name).items()}
 
 
-def _folder(given: Params, name: str) -> object:
+def _read_folder(given: Params, name: str) -> object:
     folder = given.text(name)
     return None if folder is None or folder.rstrip("/") == WORKSPACE else folder
 
 
 FIELDS: dict[str, tuple[str | None, Reader]] = {
-    "name": ("name", _text),
-    "machineType": ("machineType", _text),
-    "container": ("container", _text),
-    "project": ("project", _text),
-    "projectId": ("projectId", _text),
-    "envVars": ("envVars", _variables),
-    "codeCommit": ("codeCommit", _text),
-    "workingDirectory": ("workingDir", _folder),
-    "ports": ("ports", _text),
-    "sharedMemMBytes": ("sharedMemMb", _number),
-    "isPreemptible": (None, _flag),
-    "nodeAttrs": (None, _text),
-    "targetNodeAttrs": (None, _text),
-    "dataset": (None, _text),
-    "datasets": (None, _text),
-    "registryUsername": ("registryUsername", _text),
-    "registryPassword": ("registryPassword", _text),
-    "useDockerfile": ("useDockerfile", _flag),
-    "relDockerfilePath": ("relDockerfilePath", _text),
-    "buildOnly": ("buildOnly", _flag),
-    "registryTarget": ("registryTarget", _text),
-    "registryTargetUsername": (None, _text),
-    "registryTargetPassword": (None, _text),
+    "name": ("name", _read_text),
+    "machineType": ("machineType", _read_text),
+    "container": ("container", _read_text),
+    "project": ("project", _read_text),
+    "projectId": ("projectId", _read_text),
+    "envVars": ("envVars", _read_env),
+    "codeCommit": ("codeCommit", _read_text),
+    "workingDirectory": ("workingDir", _read_folder),
+    "ports": ("ports", _read_text),
+    "sharedMemMBytes": ("sharedMemMb", _read_number),
+    "isPreemptible": (None, _read_flag),
+    "nodeAttrs": (None, _read_text),
+    "targetNodeAttrs": (None, _read_text),
+    "dataset": (None, _read_text),
+    "datasets": (None, _read_text),
+    "registryUsername": ("registryUsername", _read_text),
+    "registryPassword": ("registryPassword", _read_text),
+    "useDockerfile": ("useDockerfile", _read_flag),
+    "relDockerfilePath": ("relDockerfilePath", _read_text),
+    "buildOnly": ("buildOnly", _read_flag),
+    "registryTarget": ("registryTarget", _read_text),
+    "registryTargetUsername": (None, _read_text),
+    "registryTargetPassword": (None, _read_text),
 }
 """By original name: the field of `SubmitJob` (None: refused if given) and the function that reads it."""
 
 
-def job_of(given: Params, client: str | None, *, uploaded: bool) -> SubmitJob:
+def to_submit_job(given: Params, client: str | None, *, uploaded: bool) -> SubmitJob:
     """Build the same job as a request of the main API.
 
     Args:
@@ -94,7 +94,7 @@ def job_of(given: Params, client: str | None, *, uploaded: bool) -> SubmitJob:
     if given.text("project") and given.text("projectId"):
         raise HTTPException(422, "Incompatible parameters: project and projectId cannot both be specified")
     _check_cluster(given)
-    spec: dict[str, Any] = {"machineType": DEFAULT_MACHINE, "command": _command(given, client)}
+    spec: dict[str, Any] = {"machineType": DEFAULT_MACHINE_TYPE, "command": _decode_command(given, client)}
     for name, (field, read) in FIELDS.items():
         value = read(given, name)
         if value in (None, {}):
@@ -104,8 +104,8 @@ def job_of(given: Params, client: str | None, *, uploaded: bool) -> SubmitJob:
         spec[field] = value
     if "useDockerfile" in spec:
         spec.pop("container", None)  # two of the clients send their default with every job
-    workspace = _workspace(given, uploaded=uploaded)
-    return parse(SubmitJob, spec if workspace is None else spec | {"workspace": workspace})
+    workspace = _workspace_url(given, uploaded=uploaded)
+    return parse_request(SubmitJob, spec if workspace is None else spec | {"workspace": workspace})
 
 
 def _check_cluster(given: Params) -> None:
@@ -115,9 +115,9 @@ def _check_cluster(given: Params) -> None:
             raise SpecInvalid(f"No such cluster: {asked[:80]!r}. There is one, {ours!r}; leave it out.", field=name)
 
 
-def _command(given: Params, client: str | None) -> str:
+def _decode_command(given: Params, client: str | None) -> str:
     command = given.text("command") or ""
-    if client != _ENCODES:
+    if client != _BASE64_CLIENT:
         return command
     try:
         return base64.b64decode(command, validate=True).decode()
@@ -125,12 +125,12 @@ def _command(given: Params, client: str | None) -> str:
         raise SpecInvalid("command: not the base64 of UTF-8 text, which this client sends.", field="command") from error
 
 
-def _workspace(given: Params, *, uploaded: bool) -> str | None:
+def _workspace_url(given: Params, *, uploaded: bool) -> str | None:
     """Return the address to fetch the workspace from; None if it was uploaded, or there is none."""
     name = given.text("workspaceFileName")
     if uploaded or name is None or name == "none":
         return None
-    if not name.startswith(_ADDRESSES):
+    if not name.startswith(_URL_PREFIXES):
         raise SpecInvalid(
             "The upload is missing: send the file as the part `file` of a form, or a git address as workspaceFileName.",
             field="workspaceFileName",

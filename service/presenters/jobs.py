@@ -22,13 +22,13 @@ from core.jobs.states import OWNED, JobState
 from core.settings import Settings
 from core.storage import retention
 from core.storage.retention import OutputKind, RecordedRemoval
-from service.deps import OpenStores
+from service.deps import AppState
 from service.presenters.ports import port_views
 from service.presenters.removed import removed_view
 from service.schemas.jobs import EventView, GpuView, JobTpu, JobView, ListJobs, MachineTypeView, ResolvedJob, UsageView
 from service.schemas.projects import ProjectView
 
-_OUTSIDE = {
+_PUBLIC_STATES = {
     JobState.QUEUED: "Pending",
     JobState.STARTING: "Pending",
     JobState.RUNNING: "Running",
@@ -36,58 +36,58 @@ _OUTSIDE = {
     JobState.SUCCEEDED: "Stopped",
     JobState.CANCELLED: "Cancelled",
 }
-_FAILED = {True: "Failed", False: "Error"}
+_PUBLIC_FAILED_STATES = {True: "Failed", False: "Error"}
 """Public name of the state `failed`, by whether there is an exit code: the command failed, or it could not be run."""
 
-OUTSIDE_STATES = (*dict.fromkeys(_OUTSIDE.values()), *_FAILED.values())
+PUBLIC_STATES = (*dict.fromkeys(_PUBLIC_STATES.values()), *_PUBLIC_FAILED_STATES.values())
 """The public state names."""
 
 
-def outside_state(state: JobState, exit_code: int | None) -> str:
+def public_state(state: JobState, exit_code: int | None) -> str:
     """Return the public name of a state."""
-    return _OUTSIDE.get(state) or _FAILED[exit_code is not None]
+    return _PUBLIC_STATES.get(state) or _PUBLIC_FAILED_STATES[exit_code is not None]
 
 
-def job_filter(asked: ListJobs, catalogue: Catalogue) -> JobFilter:
+def job_filter(query: ListJobs, catalogue: Catalogue) -> JobFilter:
     """Build the filter of a list of jobs.
 
     Raises:
         SpecInvalid: A state is unknown.
         MachineTypeUnknown: The machine type is unknown.
     """
-    wanted = {part.strip().casefold(): part.strip() for part in (asked.state or "").split(",") if part.strip()}
-    known = {outside.casefold(): outside for outside in OUTSIDE_STATES}
+    wanted = {part.strip().casefold(): part.strip() for part in (query.state or "").split(",") if part.strip()}
+    known = {outside.casefold(): outside for outside in PUBLIC_STATES}
     for unknown in sorted(wanted.keys() - known.keys()):
         raise SpecInvalid(
-            f"{wanted[unknown][:80]!r} is not a state. There are: {', '.join(OUTSIDE_STATES)}.", field="state"
+            f"{wanted[unknown][:80]!r} is not a state. There are: {', '.join(PUBLIC_STATES)}.", field="state"
         )
     names = {known[one] for one in wanted}
-    failed = {exited for exited, outside in _FAILED.items() if outside in names}
-    states = [inside for inside, outside in _OUTSIDE.items() if outside in names]
+    failed = {exited for exited, outside in _PUBLIC_FAILED_STATES.items() if outside in names}
+    states = [inside for inside, outside in _PUBLIC_STATES.items() if outside in names]
     return JobFilter(
         states=[*states, JobState.FAILED] if failed else states,
         failed_with_exit_code=next(iter(failed)) if len(failed) == 1 else None,
-        project=asked.project,
-        project_id=asked.project_id,
-        machine_type=catalogue.get(asked.machine_type).name if asked.machine_type else None,
-        name=asked.name,
+        project=query.project,
+        project_id=query.project_id,
+        machine_type=catalogue.get(query.machine_type).name if query.machine_type else None,
+        name=query.name,
     )
 
 
-def job_view(session: Session, stores: OpenStores, job: Job) -> JobView:
+def job_view(session: Session, app_state: AppState, job: Job) -> JobView:
     """Convert one job to its public form."""
-    return job_views(session, stores, [job])[0]
+    return job_views(session, app_state, [job])[0]
 
 
-def submitted_view(stores: OpenStores, job: Job, project: str) -> JobView:
+def submitted_view(app_state: AppState, job: Job, project: str) -> JobView:
     """Convert a submitted job to its public form, without queue position and estimate, whose cost grows with the queue.
 
     Makes no query: with a slow database, each would delay the response.
     """
-    return _job_view(job, _Beside(project), stores.settings, datetime.now(UTC))
+    return _job_view(job, _JobContext(project), app_state.settings, datetime.now(UTC))
 
 
-def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[JobView]:
+def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> list[JobView]:
     """Convert jobs to their public form; the number of queries does not depend on the number of jobs."""
     names = queries.project_names(session, jobs)
     waits = wait_statuses(session, jobs)
@@ -95,11 +95,11 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
     attempts = queries.current_attempts(session, jobs)
     ports = ports_of_jobs(session, jobs)
     billed = cloud_resources.billed_seconds(session, [job for job in jobs if capabilities_of(job.backend).billed])
-    settings, current = stores.settings, datetime.now(UTC)
+    settings, current = app_state.settings, datetime.now(UTC)
     return [
         _job_view(
             job,
-            _Beside(
+            _JobContext(
                 names[job.project_id],
                 waits.get(job.id),
                 removed.get(job.id, ()),
@@ -113,7 +113,7 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
     ]
 
 
-class _Beside(NamedTuple):
+class _JobContext(NamedTuple):
     """Data of a job from outside its row."""
 
     project: str
@@ -123,17 +123,17 @@ class _Beside(NamedTuple):
     attempt: Attempt | None = None
 
 
-def _job_view(job: Job, beside: _Beside, settings: Settings, current: datetime) -> JobView:
-    spec, waits = job.spec, beside.waits
-    reason, message = reason_of(job, waits, current)
-    seconds = _duration(job, current)
-    ports = port_views(spec, beside.ports, settings.dashboard_host if beside.ports else None)
+def _job_view(job: Job, context: _JobContext, settings: Settings, current: datetime) -> JobView:
+    spec, waits = job.spec, context.waits
+    reason, message = job_reason(job, waits, current)
+    seconds = _duration_seconds(job, current)
+    ports = port_views(spec, context.ports, settings.dashboard_host if context.ports else None)
     return JobView(
-        **_options(spec) | {"name": job.shown_name, "machine_type": job.machine_type, "ports": ports},
+        **_option_fields(spec) | {"name": job.shown_name, "machine_type": job.machine_type, "ports": ports},
         id=job.id,
-        project=beside.project,
+        project=context.project,
         project_id=job.project_id,
-        state=outside_state(job.state, job.exit_code),
+        state=public_state(job.state, job.exit_code),
         phase=job.phase,
         phase_detail=job.phase_detail,
         reason=reason,
@@ -154,9 +154,9 @@ def _job_view(job: Job, beside: _Beside, settings: Settings, current: datetime) 
         queue_position=waits.position if waits else None,
         estimated_start_at=waits.starts_at if waits else None,
         silent_since=job.heartbeat_at if is_silent(job, current) else None,
-        **_machine_of(beside.attempt),
+        **_machine_fields(context.attempt),
         artifacts_state=job.artifacts_state,
-        removed=[removed_view(one) for one in beside.removed],
+        removed=[removed_view(one) for one in context.removed],
         stop_requested=job.stop_requested_at is not None,
         url=f"{settings.public_url}/ui/jobs/{job.id}",
     )
@@ -167,12 +167,12 @@ def _cost(job: Job, seconds: float) -> float:
     return round(seconds * job.price_per_hour / 3600, 6)
 
 
-def _options(spec: JobSpec) -> dict[str, Any]:
+def _option_fields(spec: JobSpec) -> dict[str, Any]:
     """Return the options of a job as its public form has them; links to its ports come in addition."""
     return spec.to_json() | {"workspace": spec.redacted_workspace(), "env_vars": spec.redacted_env()}
 
 
-def _machine_of(attempt: Attempt | None) -> dict[str, Any]:
+def _machine_fields(attempt: Attempt | None) -> dict[str, Any]:
     """Build the fields of a job with its GPUs, its TPU and its usage; None: no attempt yet."""
     gpus = (attempt.gpus if attempt else None) or []
     first = gpus[0] if gpus else {}
@@ -192,43 +192,43 @@ def _machine_of(attempt: Attempt | None) -> dict[str, Any]:
             )
             for gpu in gpus
         ],
-        "tpu": _tpu(attempt),
-        "usage": _usage(attempt),
+        "tpu": _tpu_view(attempt),
+        "usage": _usage_view(attempt),
     }
 
 
-def _tpu(attempt: Attempt | None) -> JobTpu | None:
+def _tpu_view(attempt: Attempt | None) -> JobTpu | None:
     found = attempt.tpu if attempt else None
     if found is None:
         return None
     return JobTpu(zone=found["zone"], name=found["name"], type=found["type"], grpc_url=found["url"])
 
 
-def _usage(attempt: Attempt | None) -> UsageView | None:
+def _usage_view(attempt: Attempt | None) -> UsageView | None:
     if attempt is None or attempt.sampled_seconds is None:
         return None
     return UsageView(
         sampled_seconds=round(attempt.sampled_seconds, 3),
         peak_memory_bytes=attempt.peak_memory_bytes,
-        peak_cpu_percent=_rounded(attempt.peak_cpu_percent),
-        mean_cpu_percent=_rounded(attempt.mean_cpu_percent),
+        peak_cpu_percent=_round_percent(attempt.peak_cpu_percent),
+        mean_cpu_percent=_round_percent(attempt.mean_cpu_percent),
         peak_gpu_memory_bytes=attempt.peak_gpu_memory_bytes,
-        peak_gpu_percent=_rounded(attempt.peak_gpu_percent),
-        mean_gpu_percent=_rounded(attempt.mean_gpu_percent),
+        peak_gpu_percent=_round_percent(attempt.peak_gpu_percent),
+        mean_gpu_percent=_round_percent(attempt.mean_gpu_percent),
     )
 
 
-def _rounded(percent: float | None) -> float | None:
+def _round_percent(percent: float | None) -> float | None:
     return None if percent is None else round(percent, 1)
 
 
-def reason_of(job: Job, waits: WaitStatus | None, current: datetime) -> tuple[str | None, str | None]:
+def job_reason(job: Job, waits: WaitStatus | None, current: datetime) -> tuple[str | None, str | None]:
     """Return why a job waits or how it ended, as code and sentence."""
     if waits is not None:
         return waits.reason, reason_message(waits.reason, waits.detail)
     if job.heartbeat_at is not None and is_silent(job, current):
         return "worker_silent", reason_message("worker_silent", format_moment(job.heartbeat_at))
-    return job.reason, _message(job.reason, job.reason_detail)
+    return job.reason, _reason_message(job.reason, job.reason_detail)
 
 
 def is_silent(job: Job, current: datetime) -> bool:
@@ -239,12 +239,12 @@ def is_silent(job: Job, current: datetime) -> bool:
     return (current - heard).total_seconds() > queries.WORKER_STALE_SECONDS
 
 
-def _message(reason: str | None, detail: str | None) -> str | None:
+def _reason_message(reason: str | None, detail: str | None) -> str | None:
     # A row written by a newer release may have a reason unknown to this one.
     return reason_message(reason, detail) if reason in REASONS else detail
 
 
-def _duration(job: Job, current: datetime) -> float | None:
+def _duration_seconds(job: Job, current: datetime) -> float | None:
     if job.started_at is None:
         return None
     until = job.ended_at or job.finished_at or current
@@ -258,16 +258,16 @@ def event_view(event: Event, job: Job) -> EventView:
         at=event.at,
         attempt=event.attempt,
         kind=event.kind,
-        from_state=_state_of_event(event.from_state, job),
-        to_state=_state_of_event(event.to_state, job),
+        from_state=_public_event_state(event.from_state, job),
+        to_state=_public_event_state(event.to_state, job),
         phase=event.phase,
         reason=event.reason,
-        message=_message(event.reason, event.detail),
+        message=_reason_message(event.reason, event.detail),
     )
 
 
-def _state_of_event(state: str | None, job: Job) -> str | None:
-    return outside_state(JobState(state), job.exit_code) if state else None
+def _public_event_state(state: str | None, job: Job) -> str | None:
+    return public_state(JobState(state), job.exit_code) if state else None
 
 
 def machine_type_view(machine: MachineType, backend: str, offered: LiveWorkers) -> MachineTypeView:
@@ -301,7 +301,7 @@ def resolved_view(
 ) -> ResolvedJob:
     """Convert a job that would be created to its public form; `project` has its name and id, as far as known."""
     return ResolvedJob(
-        **_options(spec) | {"ports": port_views(spec)},
+        **_option_fields(spec) | {"ports": port_views(spec)},
         image=image,
         project=project["name"],
         project_id=project["id"],

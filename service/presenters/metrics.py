@@ -17,7 +17,7 @@ from service.schemas.jobs import Metrics, SeriesView
 
 MAX_POINTS = 100_000
 """Largest number of points in one response, of all series together."""
-_LEAST_POINTS = 3
+_MIN_POINTS = 3
 _MAX_BYTES = 64 * 1024**2
 _LARGE_ROWS = 5000
 _LARGE_SECONDS = 10.0
@@ -25,7 +25,7 @@ _LOCKS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class MetricAnswer:
+class JobMetricsResponse:
     """A response, serialized and summarized.
 
     Attributes:
@@ -42,7 +42,7 @@ class MetricAnswer:
     made_at: float = field(default_factory=time.monotonic)
 
 
-class MetricAnswers:
+class JobMetricsCache:
     """Builds and caches responses with metrics, one at a time for each job.
 
     A cached response is used until its metrics change; that of a large job for at least 10 seconds.
@@ -54,69 +54,69 @@ class MetricAnswers:
     def __init__(self, settings: MetricSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._making = [threading.Lock() for _ in range(_LOCKS)]
-        self._kept: OrderedDict[tuple[str, str | None, int], MetricAnswer] = OrderedDict()
+        self._build_locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._responses: OrderedDict[tuple[str, str | None, int], JobMetricsResponse] = OrderedDict()
         self._bytes = 0
 
-    def get(self, session: Session, job: Job, name: str | None, max_points: int) -> MetricAnswer:
+    def get(self, session: Session, job: Job, name: str | None, max_points: int) -> JobMetricsResponse:
         """Return the metrics of a job, each series downsampled to `max_points` keeping its peaks."""
         key = (job.id, name, max_points)
-        with self._making[hash(job.id) % _LOCKS]:
+        with self._build_locks[hash(job.id) % _LOCKS]:
             extents = metrics.count_rows(session, job.id)
-            said = metrics.limit_messages(session, job.id)
+            notices = metrics.limit_messages(session, job.id)
             if job.logs_removed_at is not None:
-                said.append("The metrics were removed together with the job's log.")
-            etag = _etag(key, extents, said)
-            kept = self._find(key)
+                notices.append("The metrics were removed together with the job's log.")
+            etag = _etag(key, extents, notices)
+            cached = self._cached(key)
             large = sum(extent.rows for extent in extents) > _LARGE_ROWS
-            if kept is not None and (kept.etag == etag or (large and _is_recent(kept))):
-                return kept
-            return self._keep(key, self._made(session, key, extents, said, etag))
+            if cached is not None and (cached.etag == etag or (large and _is_recent(cached))):
+                return cached
+            return self._store(key, self._build(session, key, extents, notices, etag))
 
-    def _made(
-        self, session: Session, key: tuple[str, str | None, int], extents: list[RowCount], said: list[str], etag: str
-    ) -> MetricAnswer:
+    def _build(
+        self, session: Session, key: tuple[str, str | None, int], extents: list[RowCount], notices: list[str], etag: str
+    ) -> JobMetricsResponse:
         job_id, name, max_points = key
         columns = metrics.read(session, job_id, extents, most_values=self._settings.read_values, name=name)
-        most = max(_LEAST_POINTS, min(max_points, MAX_POINTS // max(1, len(columns))))
+        points_per_series = max(_MIN_POINTS, min(max_points, MAX_POINTS // max(1, len(columns))))
         parts: list[bytes] = []
         summary: list[SeriesView] = []
         for series in columns:
-            view = series_view(series, most)
+            view = series_view(series, points_per_series)
             parts.append(view.model_dump_json(by_alias=True).encode())
             summary.append(view.model_copy(update={"points": []}))
-        if most < max_points:
-            said.append(
-                f"Series are thinned to {most:,} points: an answer holds {MAX_POINTS:,}. Ask for one by its name."
+        if points_per_series < max_points:
+            notices.append(
+                f"Series are thinned to {points_per_series:,} points: an answer holds {MAX_POINTS:,}. Name one series."
             )
         if columns.full:
-            said.append(f"An answer holds {MAX_SERIES:,} series: ask for one by its name.")
-        left_out = " ".join(said) or None
+            notices.append(f"An answer holds {MAX_SERIES:,} series: ask for one by its name.")
+        left_out = " ".join(notices) or None
         end = Metrics(series=[], left_out=left_out).model_dump_json(by_alias=True)
         body = b'{"series":[' + b",".join(parts) + end.removeprefix('{"series":[').encode()
-        return MetricAnswer(etag, body, summary, left_out)
+        return JobMetricsResponse(etag, body, summary, left_out)
 
-    def _find(self, key: tuple[str, str | None, int]) -> MetricAnswer | None:
+    def _cached(self, key: tuple[str, str | None, int]) -> JobMetricsResponse | None:
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
+            if key in self._responses:
+                self._responses.move_to_end(key)
+            return self._responses.get(key)
 
-    def _keep(self, key: tuple[str, str | None, int], answer: MetricAnswer) -> MetricAnswer:
+    def _store(self, key: tuple[str, str | None, int], answer: JobMetricsResponse) -> JobMetricsResponse:
         with self._lock:
-            before = self._kept.pop(key, None)
+            before = self._responses.pop(key, None)
             self._bytes -= len(before.body) if before else 0
-            self._kept[key] = answer
+            self._responses[key] = answer
             self._bytes += len(answer.body)
             while self._bytes > _MAX_BYTES:
-                _, oldest = self._kept.popitem(last=False)
+                _, oldest = self._responses.popitem(last=False)
                 self._bytes -= len(oldest.body)
         return answer
 
 
-def _is_recent(answer: MetricAnswer) -> bool:
+def _is_recent(answer: JobMetricsResponse) -> bool:
     return time.monotonic() - answer.made_at < _LARGE_SECONDS
 
 
-def _etag(key: tuple[str, str | None, int], extents: list[RowCount], said: list[str]) -> str:
-    return f'"{hashlib.sha256(repr((key, extents, said)).encode()).hexdigest()[:32]}"'
+def _etag(key: tuple[str, str | None, int], extents: list[RowCount], notices: list[str]) -> str:
+    return f'"{hashlib.sha256(repr((key, extents, notices)).encode()).hexdigest()[:32]}"'

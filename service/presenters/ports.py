@@ -8,23 +8,36 @@ from core.jobs.spec.job_spec import JobSpec
 from core.system.hosts import canonical_host
 from service.schemas.jobs import PortView
 
-_JOB = ("show_job", "stop_job", "clone_job", "list_events", "read_log", "read_raw_log", "read_metrics", "delete_job")
-_OUTPUTS = ("list_artifacts", "read_zip")
+_JOB_OPERATIONS = (
+    "show_job",
+    "stop_job",
+    "clone_job",
+    "list_events",
+    "read_log",
+    "read_raw_log",
+    "read_metrics",
+    "delete_job",
+)
+_OUTPUT_OPERATIONS = ("list_artifacts", "read_zip")
 
 
-def _to(operations: tuple[str, ...], parameter: str, where: str) -> dict[str, Any]:
+def _links_to(operations: tuple[str, ...], parameter: str, where: str) -> dict[str, Any]:
     return {name: {"operationId": name, "parameters": {parameter: f"$response.body#/{where}"}} for name in operations}
 
 
-OF_JOB: dict[str, Any] = _to((*_JOB, *_OUTPUTS), "job_id", "id") | _to(("show_project",), "project_id", "projectId")
+LINKS_FROM_JOB: dict[str, Any] = _links_to((*_JOB_OPERATIONS, *_OUTPUT_OPERATIONS), "job_id", "id") | _links_to(
+    ("show_project",), "project_id", "projectId"
+)
 """Links from a job to everything about it."""
 
-OF_JOBS: dict[str, Any] = _to((*_JOB[:1], *_JOB[3:-1], *_OUTPUTS), "job_id", "jobs/0/id")
+LINKS_FROM_JOB_LIST: dict[str, Any] = _links_to(
+    (*_JOB_OPERATIONS[:1], *_JOB_OPERATIONS[3:-1], *_OUTPUT_OPERATIONS), "job_id", "jobs/0/id"
+)
 """Links from a list of jobs to everything that can be read about the first."""
 
-OF_PROJECT: dict[str, Any] = _to(("show_project",), "project_id", "id")
+LINKS_FROM_PROJECT: dict[str, Any] = _links_to(("show_project",), "project_id", "id")
 
-OF_ARTIFACTS: dict[str, Any] = {
+LINKS_FROM_ARTIFACTS: dict[str, Any] = {
     "read_artifact": {
         "operationId": "read_artifact",
         "parameters": {"job_id": "$request.path.job_id", "path": "$response.body#/files/0/path"},

@@ -10,7 +10,7 @@ from core.storage import retention
 from core.storage.retention import OutputKind, RecordedRemoval
 from service.schemas.jobs import ErrorView, RemovedView
 
-GONE: dict[int | str, dict[str, Any]] = {
+REMOVED_RESPONSE: dict[int | str, dict[str, Any]] = {
     410: {"model": ErrorView, "description": "It was removed by policy; the message says when and by which."}
 }
 """OpenAPI declaration of the refusal."""
@@ -21,18 +21,18 @@ def removed_view(removed: RecordedRemoval) -> RemovedView:
     return RemovedView(what=removed.kind.value, at=removed.at, message=removed.message)
 
 
-def removed_of(session: Session, job: Job, kind: OutputKind) -> RemovedView | None:
+def find_removed(session: Session, job: Job, kind: OutputKind) -> RemovedView | None:
     """Return the deletion of this kind of output of a job; None if no policy deleted it."""
     found = retention.recorded_removals(session, [job]).get(job.id, ())
     return next((removed_view(one) for one in found if one.kind is kind), None)
 
 
-def refuse_removed(session: Session, job: Job, kind: OutputKind) -> None:
+def check_not_removed(session: Session, job: Job, kind: OutputKind) -> None:
     """Refuse to read deleted output.
 
     Raises:
         OutputRemoved: The output was deleted; the message says when and by which policy.
     """
-    removed = removed_of(session, job, kind)
+    removed = find_removed(session, job, kind)
     if removed is not None:
         raise OutputRemoved(f"{removed.message} That was at {removed.at:%Y-%m-%d %H:%M} UTC.")

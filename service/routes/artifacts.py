@@ -10,54 +10,54 @@ from fastapi.responses import RedirectResponse, StreamingResponse
 from core.jobs import queries
 from core.storage.artifacts.store import ArtifactFile, OpenArtifact
 from core.storage.retention import OutputKind
-from service.deps import Reading, Stores
+from service.deps import AppStateDep, ReadSession
 from service.http import ranges
 from service.http.file_paths import FILE
 from service.http.zip_stream import zip_blocks
 from service.presenters import ports
-from service.presenters.removed import GONE, refuse_removed, removed_of
+from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
 from service.schemas.jobs import ArtifactsPage, ArtifactView, SkippedView
 
 _MAX_ATTEMPT = 2**31 - 1
 
-WhichAttempt = Annotated[
+AttemptNumber = Annotated[
     int | None, Query(ge=1, le=_MAX_ATTEMPT, description="an earlier attempt's; default: the latest's")
 ]
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["artifacts"])
 
-_BYTES = {
+_FILE_RESPONSES = {
     **ranges.RESPONSES,
     307: {"description": "A browser gets it from the bucket, by a signed URL."},
     304: {"description": "The client has this version."},
-    **GONE,
+    **REMOVED_RESPONSE,
 }
-_ZIP: dict[int | str, dict[str, Any]] = {
+_ZIP_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}},
-    **GONE,
+    **REMOVED_RESPONSE,
 }
 
 
-@router.get("/artifacts", responses={200: {"links": ports.OF_ARTIFACTS}})
+@router.get("/artifacts", responses={200: {"links": ports.LINKS_FROM_ARTIFACTS}})
 def list_artifacts(
-    session: Reading,
-    stores: Stores,
+    session: ReadSession,
+    app_state: AppStateDep,
     job_id: str,
     prefix: Annotated[str, Query(description="only paths that begin so")] = "",
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     after: Annotated[str | None, Query(description="`next` of the page before")] = None,
-    attempt: WhichAttempt = None,
+    attempt: AttemptNumber = None,
 ) -> ArtifactsPage:
     """Files a job left, by path; as of the last copy while it runs."""
     job = queries.get(session, job_id)
-    if removed := removed_of(session, job, OutputKind.ARTIFACTS):
+    if removed := find_removed(session, job, OutputKind.ARTIFACTS):
         return ArtifactsPage(
             state="removed", files=[], skipped=[], next=None, total_files=0, total_bytes=0, removed=removed
         )
-    page = stores.artifacts.list(job.id, attempt or job.attempt, prefix=prefix, after=after, limit=limit)
+    page = app_state.artifacts.list(job.id, attempt or job.attempt, prefix=prefix, after=after, limit=limit)
     return ArtifactsPage(
         state="failed" if job.artifacts_state == "failed" else page.state,
-        files=[_view(file) for file in page.files],
+        files=[_artifact_view(file) for file in page.files],
         skipped=[SkippedView(path=skipped.path, why=skipped.why) for skipped in page.skipped],
         next=page.next,
         total_files=page.total_files,
@@ -68,36 +68,36 @@ def list_artifacts(
 @router.get(
     f"/artifacts/file/{{path:{FILE}}}",
     response_class=Response,
-    responses=_BYTES,
-    openapi_extra=ranges.headers_read("Range", "If-Range", "If-None-Match"),
+    responses=_FILE_RESPONSES,
+    openapi_extra=ranges.declare_request_headers("Range", "If-Range", "If-None-Match"),
 )
 def read_artifact(
     request: Request,
-    session: Reading,
-    stores: Stores,
+    session: ReadSession,
+    app_state: AppStateDep,
     job_id: str,
     path: str,
     inline: Annotated[bool, Query(description="to look at in a browser, if it is an image or text")] = False,  # noqa: FBT002 - a query parameter
-    attempt: WhichAttempt = None,
+    attempt: AttemptNumber = None,
 ) -> Response:
     """One file; a part of it with Range. Its ETag is its sha256 once the job has ended."""
     job = queries.get(session, job_id)
-    refuse_removed(session, job, OutputKind.ARTIFACTS)
+    check_not_removed(session, job, OutputKind.ARTIFACTS)
     if _is_browser(request) and not inline:
-        place = stores.artifacts.link(job.id, attempt or job.attempt, path, ranges.user_content(path))
+        place = app_state.artifacts.link(job.id, attempt or job.attempt, path, ranges.user_content_headers(path))
         if place is not None:
             return RedirectResponse(place, 307, {"Cache-Control": "no-store"})
-    opened = stores.artifacts.open(job.id, attempt or job.attempt, path)
-    return file_answer(request, opened, path, inline=inline)
+    opened = app_state.artifacts.open(job.id, attempt or job.attempt, path)
+    return file_response(request, opened, path, inline=inline)
 
 
-@router.get("/artifacts.zip", response_class=Response, responses=_ZIP)
-def read_zip(session: Reading, stores: Stores, job_id: str, attempt: WhichAttempt = None) -> Response:
+@router.get("/artifacts.zip", response_class=Response, responses=_ZIP_RESPONSES)
+def read_zip(session: ReadSession, app_state: AppStateDep, job_id: str, attempt: AttemptNumber = None) -> Response:
     """Every file of a job as one zip, made while it is sent."""
     job = queries.get(session, job_id)
-    refuse_removed(session, job, OutputKind.ARTIFACTS)
-    blocks = zip_blocks(stores.artifacts, job.id, attempt or job.attempt, job.id)
-    headers = ranges.user_content(f"{job.id}.zip") | {"Content-Type": "application/zip"}
+    check_not_removed(session, job, OutputKind.ARTIFACTS)
+    blocks = zip_blocks(app_state.artifacts, job.id, attempt or job.attempt, job.id)
+    headers = ranges.user_content_headers(f"{job.id}.zip") | {"Content-Type": "application/zip"}
     return StreamingResponse(blocks, headers=headers)
 
 
@@ -106,20 +106,20 @@ def _is_browser(request: Request) -> bool:
     return request.headers.get("sec-fetch-mode") == "navigate"
 
 
-def _view(file: ArtifactFile) -> ArtifactView:
+def _artifact_view(file: ArtifactFile) -> ArtifactView:
     modified = datetime.fromtimestamp(file.mtime_ms / 1000, UTC)
     return ArtifactView(path=file.path, size=file.size, sha256=file.sha256, modified=modified)
 
 
-def file_answer(request: Request, opened: OpenArtifact, path: str, *, inline: bool = False) -> Response:
+def file_response(request: Request, opened: OpenArtifact, path: str, *, inline: bool = False) -> Response:
     """Build the response with an open file's bytes or the requested range, which closes the file in any case."""
     etag = f'"{opened.sha256 or f"{opened.size:x}-{opened.mtime_ms:x}"}"'
-    headers = ranges.user_content(path, inline=inline) | {"ETag": etag}
+    headers = ranges.user_content_headers(path, inline=inline) | {"ETag": etag}
     with contextlib.ExitStack() as unless_sent:
         unless_sent.callback(opened.file.close)
         if ranges.not_modified(request, etag):
             return Response(status_code=304, headers=headers)
-        stretch = ranges.stretch_of(request, opened.size, etag)
-        answer = ranges.serve(ranges.file_blocks(opened.file, stretch), stretch, headers)
+        stretch = ranges.parse_range(request, opened.size, etag)
+        answer = ranges.range_response(ranges.file_blocks(opened.file, stretch), stretch, headers)
         unless_sent.pop_all()
         return answer

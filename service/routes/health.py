@@ -7,7 +7,7 @@ from importlib.metadata import version
 from fastapi import APIRouter, Response
 
 from core.errors import StoreUnavailable
-from service.deps import OpenStores, Stores
+from service.deps import AppState, AppStateDep
 from service.schemas.base import Health, Readiness
 
 logger = logging.getLogger(__name__)
@@ -24,24 +24,24 @@ async def health() -> Health:
 
 
 @router.get("/readiness", responses={503: {"model": Readiness, "description": "Requests would fail."}})
-def readiness(response: Response, stores: Stores) -> Readiness:
+def readiness(response: Response, app_state: AppStateDep) -> Readiness:
     """Requests can be served."""
-    checks = {"database": _database(stores), "storage": _storage(stores)}
+    checks = {"database": _check_database(app_state), "storage": _check_storage(app_state)}
     ready = set(checks.values()) == {_OK}
     response.status_code = 200 if ready else 503
     return Readiness(status=_OK if ready else "unavailable", checks=checks)
 
 
-def _database(stores: OpenStores) -> str:
+def _check_database(app_state: AppState) -> str:
     try:
-        stores.database.ping()
+        app_state.database.ping()
     except StoreUnavailable as error:
         return error.message
     return _OK
 
 
-def _storage(stores: OpenStores) -> str:
-    root = stores.settings.root
+def _check_storage(app_state: AppState) -> str:
+    root = app_state.settings.root
     if os.access(root, os.R_OK | os.W_OK | os.X_OK):
         return _OK
     # The path goes only to the log: this endpoint needs no key.

@@ -3,14 +3,14 @@
 from fastapi import APIRouter
 
 from core.jobs.scheduling import image_affinity
-from service.deps import Reading, Stores
+from service.deps import AppStateDep, ReadSession
 from service.schemas.jobs import ImageNames, ImageNameView
 
 router = APIRouter(prefix="/images", tags=["images"])
 
 
 @router.get("")
-def list_images(session: Reading, stores: Stores) -> ImageNames:
+def list_images(session: ReadSession, app_state: AppStateDep) -> ImageNames:
     """Every short name for `container`, with the image that it stands for."""
     return ImageNames(
         images=[
@@ -22,6 +22,6 @@ def list_images(session: Reading, stores: Stores) -> ImageNames:
                 summary=short.summary,
                 hosts=image_affinity.count_hosts_having(session, {short.image, short.gpu_image or short.image}),
             )
-            for short in stores.images
+            for short in app_state.images
         ]
     )

@@ -10,14 +10,14 @@ from core.db.database import on_commit
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from service.auth.api_keys import Caller, PageCaller
-from service.deps import OpenStores, Reading, RequestId, Stores, Writing
+from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_upload
 from service.presenters import ports
 from service.presenters.jobs import event_view, job_filter, job_view, job_views
-from service.schemas.jobs import DryRun, ErrorView, Events, JobsPage, JobView, ListJobs, SubmitJob, parse
+from service.schemas.jobs import DryRun, ErrorView, Events, JobsPage, JobView, ListJobs, SubmitJob, parse_request
 from service.submission import create
-from service.submission.create import Origin, Submitted
-from service.submission.uploads import SPEC, WORKSPACE, Body, checked, read_body
+from service.submission.create import RequestOrigin, Submitted
+from service.submission.uploads import SPEC, WORKSPACE, SubmissionBody, read_submission, run_submission
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -26,7 +26,7 @@ IdempotencyKey = Annotated[
     Header(alias="Idempotency-Key", description="the same key and request give the same job, however often sent"),
 ]
 
-_SEARCHED = frozenset({"name", "machineType"})
+_UNINDEXED_FILTERS = frozenset({"name", "machineType"})
 _SPEC_SCHEMA = SubmitJob.model_json_schema()
 _FORM_SCHEMA = {
     "type": "object",
@@ -36,7 +36,7 @@ _FORM_SCHEMA = {
         WORKSPACE: {"type": "string", "format": "binary", "description": "a zip or tar.gz of the working directory"},
     },
 }
-_BODY: dict[str, Any] = {
+_SUBMIT_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
@@ -45,30 +45,34 @@ _BODY: dict[str, Any] = {
         },
     }
 }
-_SUBMITTED: dict[int | str, dict[str, Any]] = {
+_SUBMIT_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"model": JobView | DryRun, "description": "Made before under the same Idempotency-Key; or a dry run."},
-    201: {"links": ports.OF_JOB},
+    201: {"links": ports.LINKS_FROM_JOB},
     415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
     507: {"model": ErrorView, "description": "The disk, or the project's quota, has no room for it."},
 }
-_CLONED: dict[int | str, dict[str, Any]] = {
-    200: {"model": JobView, "description": "Made before under the same Idempotency-Key.", "links": ports.OF_JOB},
-    201: {"links": ports.OF_JOB},
+_CLONE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": JobView,
+        "description": "Made before under the same Idempotency-Key.",
+        "links": ports.LINKS_FROM_JOB,
+    },
+    201: {"links": ports.LINKS_FROM_JOB},
 }
 
 
-async def _posted(request: Request, stores: Stores, caller: Caller) -> AsyncIterator[Body]:
+async def _read_submission(request: Request, app_state: AppStateDep, caller: Caller) -> AsyncIterator[SubmissionBody]:
     # The key and its limit are checked before the first byte of an upload is read.
-    stores.limits.submissions.take(caller.id)
-    api = stores.settings.api
+    app_state.limits.submissions.acquire(caller.id)
+    api = app_state.settings.api
     allow_upload(request, api)
     try:
-        body = await read_body(
+        body = await read_submission(
             request,
-            stores.settings.root / "workspaces",
+            app_state.settings.root / "workspaces",
             max_spec_bytes=api.max_body_bytes,
             max_upload_bytes=api.max_upload_bytes,
-            min_free_mb=stores.settings.disk.min_free_mb,
+            min_free_mb=app_state.settings.disk.min_free_mb,
         )
     except OSError as error:
         raise StoreUnavailable(f"The upload could not be received: {error.strerror}. Try again later.") from error
@@ -78,72 +82,78 @@ async def _posted(request: Request, stores: Stores, caller: Caller) -> AsyncIter
         body.close()
 
 
-Posted = Annotated[Body, Depends(_posted, scope="function")]
+SubmissionBodyDep = Annotated[SubmissionBody, Depends(_read_submission, scope="function")]
 
 
-@router.post("", status_code=201, response_model=JobView | DryRun, responses=_SUBMITTED, openapi_extra=_BODY)
+@router.post(
+    "", status_code=201, response_model=JobView | DryRun, responses=_SUBMIT_RESPONSES, openapi_extra=_SUBMIT_BODY
+)
 async def submit_job(
     response: Response,
-    stores: Stores,
+    app_state: AppStateDep,
     caller: Caller,
     request_id: RequestId,
-    body: Posted,
+    body: SubmissionBodyDep,
     idempotency_key: IdempotencyKey = None,
     dry_run: Annotated[bool, Query(alias="dryRun", description="only say what would be done")] = False,  # noqa: FBT002 - a query parameter
 ) -> JobView | DryRun:
     """Submit a job: its JSON alone, or as the part `spec` beside the part `workspace`."""
     if dry_run:
         response.status_code = 200
-        return await run_in_threadpool(_dry_run, stores, body)
-    origin = Origin(caller.id, request_id, idempotency_key)
+        return await run_in_threadpool(_dry_run, app_state, body)
+    origin = RequestOrigin(caller.id, request_id, idempotency_key)
 
     def submit() -> Submitted:
-        with stores.measures.submitting():
-            return create.submit(stores, origin, parse(SubmitJob, body.spec), body.workspace)
+        with app_state.service_metrics.time_submission():
+            return create.submit(app_state, origin, parse_request(SubmitJob, body.spec), body.workspace)
 
-    submitted = await checked(stores, caller.id, body, submit)
-    response.status_code = 201 if submitted.made else 200
+    submitted = await run_submission(app_state, caller.id, body, submit)
+    response.status_code = 201 if submitted.created else 200
     return submitted.view
 
 
-def _dry_run(stores: OpenStores, body: Body) -> DryRun:
-    return create.dry_run(stores, parse(SubmitJob, body.spec), uploaded=body.workspace is not None)
+def _dry_run(app_state: AppState, body: SubmissionBody) -> DryRun:
+    return create.dry_run(app_state, parse_request(SubmitJob, body.spec), uploaded=body.workspace is not None)
 
 
-async def _list_slot(request: Request, stores: Stores, caller: PageCaller) -> AsyncIterator[None]:
+async def _acquire_list_slot(request: Request, app_state: AppStateDep, caller: PageCaller) -> AsyncIterator[None]:
     """Hold a slot of the key for a list with filters that have no index."""
-    if request.query_params.keys().isdisjoint(_SEARCHED):
+    if request.query_params.keys().isdisjoint(_UNINDEXED_FILTERS):
         yield
         return
-    async with stores.limits.searches.taken(caller.id):
+    async with app_state.limits.searches.slot(caller.id):
         yield
 
 
-@router.get("", responses={200: {"links": ports.OF_JOBS}}, dependencies=[Depends(_list_slot, scope="function")])
-def list_jobs(session: Reading, stores: Stores, wanted: Annotated[ListJobs, Query()]) -> JobsPage:
+@router.get(
+    "",
+    responses={200: {"links": ports.LINKS_FROM_JOB_LIST}},
+    dependencies=[Depends(_acquire_list_slot, scope="function")],
+)
+def list_jobs(session: ReadSession, app_state: AppStateDep, wanted: Annotated[ListJobs, Query()]) -> JobsPage:
     """Jobs, newest first."""
-    page = queries.page(session, job_filter(wanted, stores.catalogue), limit=wanted.limit, after=wanted.after)
-    return JobsPage(jobs=job_views(session, stores, page.jobs), next=page.next_cursor)
+    page = queries.page(session, job_filter(wanted, app_state.catalogue), limit=wanted.limit, after=wanted.after)
+    return JobsPage(jobs=job_views(session, app_state, page.jobs), next=page.next_cursor)
 
 
-@router.get("/{job_id}", responses={200: {"links": ports.OF_JOB}})
-def show_job(session: Reading, stores: Stores, job_id: str) -> JobView:
+@router.get("/{job_id}", responses={200: {"links": ports.LINKS_FROM_JOB}})
+def show_job(session: ReadSession, app_state: AppStateDep, job_id: str) -> JobView:
     """One job."""
-    return job_view(session, stores, queries.get(session, job_id))
+    return job_view(session, app_state, queries.get(session, job_id))
 
 
 @router.post("/{job_id}/stop")
-def stop_job(session: Writing, stores: Stores, _caller: Caller, job_id: str) -> JobView:
+def stop_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, job_id: str) -> JobView:
     """Ask a job to stop; nothing changes if it has ended."""
     job = lifecycle.request_stop(session, job_id)
-    on_commit(session, stores.wake)
-    return job_view(session, stores, job)
+    on_commit(session, app_state.wake)
+    return job_view(session, app_state, job)
 
 
-@router.post("/{job_id}/clone", status_code=201, responses=_CLONED)
+@router.post("/{job_id}/clone", status_code=201, responses=_CLONE_RESPONSES)
 def clone_job(
     response: Response,
-    stores: Stores,
+    app_state: AppStateDep,
     caller: Caller,
     request_id: RequestId,
     job_id: str,
@@ -151,23 +161,23 @@ def clone_job(
     pin_image: Annotated[bool, Query(alias="pinImage", description="run the very image that the job ran")] = False,  # noqa: FBT002 - a query parameter
 ) -> JobView:
     """Submit the same job again, on the same workspace."""
-    stores.limits.submissions.take(caller.id)
-    origin = Origin(caller.id, request_id, idempotency_key)
-    with stores.measures.submitting():
-        submitted = create.clone(stores, origin, job_id, pin_image=pin_image)
-    response.status_code = 201 if submitted.made else 200
+    app_state.limits.submissions.acquire(caller.id)
+    origin = RequestOrigin(caller.id, request_id, idempotency_key)
+    with app_state.service_metrics.time_submission():
+        submitted = create.clone(app_state, origin, job_id, pin_image=pin_image)
+    response.status_code = 201 if submitted.created else 200
     return submitted.view
 
 
 @router.delete("/{job_id}", status_code=204)
-def delete_job(session: Writing, stores: Stores, _caller: Caller, job_id: str) -> None:
+def delete_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, job_id: str) -> None:
     """Remove a job from sight, and stop it if it runs."""
     lifecycle.delete(session, job_id)
-    on_commit(session, stores.wake)
+    on_commit(session, app_state.wake)
 
 
 @router.get("/{job_id}/events")
-def list_events(session: Reading, job_id: str) -> Events:
+def list_events(session: ReadSession, job_id: str) -> Events:
     """The events of a job, oldest first."""
     job = queries.get(session, job_id)
     return Events(events=[event_view(event, job) for event in queries.events(session, job_id)])

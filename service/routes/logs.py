@@ -9,34 +9,34 @@ from core.db.models.jobs import Job
 from core.jobs import queries
 from core.storage.retention import OutputKind
 from service.auth.api_keys import PageCaller
-from service.deps import OpenStores, Reading, Stores
+from service.deps import AppState, AppStateDep, ReadSession
 from service.http import ranges
 from service.http.errors import problem
 from service.log_stream.follower import LogStream, log_row
-from service.presenters.removed import GONE, refuse_removed, removed_of
+from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
 from service.schemas.jobs import MAX_LINE, LogPage, LogRow, ReadLog
 
 router = APIRouter(prefix="/jobs/{job_id}/logs", tags=["logs"])
 
-_EVENTS = "text/event-stream"
-_STREAM: dict[int | str, dict[str, Any]] = {
+_EVENT_STREAM = "text/event-stream"
+_LOG_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": (
             "Lines. With `Accept: text/event-stream`: events `line`, `partial`, `phase` and `end`, followed until the "
             "job has ended; `Last-Event-ID` takes the stream up after a line. Of a log that a policy removed there is "
             "one event, `removed`, before the `end`."
         ),
-        "content": {_EVENTS: {"schema": {"type": "string"}}},
+        "content": {_EVENT_STREAM: {"schema": {"type": "string"}}},
     }
 }
-_RAW = {**ranges.RESPONSES, **GONE}
+_RAW_RESPONSES = {**ranges.RESPONSES, **REMOVED_RESPONSE}
 
 
-@router.get("", response_model=LogPage, responses=_STREAM)
+@router.get("", response_model=LogPage, responses=_LOG_RESPONSES)
 def read_log(
     request: Request,
-    session: Reading,
-    stores: Stores,
+    session: ReadSession,
+    app_state: AppStateDep,
     caller: PageCaller,
     job_id: str,
     wanted: Annotated[ReadLog, Query()],
@@ -44,47 +44,52 @@ def read_log(
 ) -> LogPage | Response:
     """Lines a job printed: a page of them, or all as they come."""
     job = queries.get(session, job_id)
-    if _EVENTS in request.headers.get("accept", ""):
-        seen = _seen(last_event_id)
-        return LogStream(stores, job_id, _first(stores, job, wanted) if seen is None else seen, caller.id)
-    return log_page(session, stores, job, _first(stores, job, wanted), wanted.limit)
+    if _EVENT_STREAM in request.headers.get("accept", ""):
+        seen = _parse_last_event_id(last_event_id)
+        return LogStream(app_state, job_id, _start_line(app_state, job, wanted) if seen is None else seen, caller.id)
+    return read_log_page(session, app_state, job, _start_line(app_state, job, wanted), wanted.limit)
 
 
-@router.get("/raw", response_class=Response, responses=_RAW, openapi_extra=ranges.headers_read("Range", "If-Range"))
+@router.get(
+    "/raw",
+    response_class=Response,
+    responses=_RAW_RESPONSES,
+    openapi_extra=ranges.declare_request_headers("Range", "If-Range"),
+)
 def read_raw_log(
     request: Request,
-    session: Reading,
-    stores: Stores,
+    session: ReadSession,
+    app_state: AppStateDep,
     job_id: str,
     inline: Annotated[bool, Query(description="to look at in a browser")] = False,  # noqa: FBT002 - a query parameter
 ) -> Response:
     """The bytes a job printed, as they came; a part of them with Range."""
     job = queries.get(session, job_id)
-    refuse_removed(session, job, OutputKind.LOGS)
-    reader = stores.logs.reader(job.id)
-    stretch = ranges.stretch_of(request, reader.size, None)
+    check_not_removed(session, job, OutputKind.LOGS)
+    reader = app_state.logs.reader(job.id)
+    stretch = ranges.parse_range(request, reader.size, None)
     blocks = reader.raw_blocks(stretch.start, stretch.length)
-    return ranges.serve(blocks, stretch, ranges.user_content(f"{job_id}.log", inline=inline))
+    return ranges.range_response(blocks, stretch, ranges.user_content_headers(f"{job_id}.log", inline=inline))
 
 
-def log_page(session: Session, stores: OpenStores, job: Job, after: int, limit: int) -> LogPage:
+def read_log_page(session: Session, app_state: AppState, job: Job, after: int, limit: int) -> LogPage:
     """Read the lines after `after`. The job's row was read before the log, so `complete` cannot be set too early."""
-    if removed := removed_of(session, job, OutputKind.LOGS):
+    if removed := find_removed(session, job, OutputKind.LOGS):
         return LogPage(lines=[], complete=True, removed=removed)
-    reader = stores.logs.reader(job.id)
+    reader = app_state.logs.reader(job.id)
     lines = reader.lines(after, limit, final=job.ended)
     last = lines[-1].line if lines else after
     complete = job.ended and last >= reader.tail(0, final=True)
     return LogPage(lines=[LogRow(**log_row(line)) for line in lines], complete=complete)
 
 
-def _first(stores: OpenStores, job: Job, wanted: ReadLog) -> int:
+def _start_line(app_state: AppState, job: Job, wanted: ReadLog) -> int:
     if wanted.tail is None:
         return wanted.line
-    return max(wanted.line, stores.logs.reader(job.id).tail(wanted.tail, final=job.ended))
+    return max(wanted.line, app_state.logs.reader(job.id).tail(wanted.tail, final=job.ended))
 
 
-def _seen(last_event_id: str | None) -> int | None:
+def _parse_last_event_id(last_event_id: str | None) -> int | None:
     if not last_event_id:
         return None
     number = last_event_id if len(last_event_id) <= len(str(MAX_LINE)) else ""

@@ -5,14 +5,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from core.jobs import queries
-from service.auth.api_keys import Searching
-from service.deps import Reading, Stores
+from service.auth.api_keys import SearchSlot
+from service.deps import AppStateDep, ReadSession
 from service.http import ranges
 from service.schemas.jobs import Metrics
 
 router = APIRouter(prefix="/jobs/{job_id}/metrics", tags=["metrics"])
 
-_ANSWERS: dict[int | str, dict[str, Any]] = {
+_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"headers": {"ETag": {"schema": {"type": "string"}}}},
     304: {"description": "The metrics that If-None-Match names are still all there are."},
 }
@@ -21,14 +21,14 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 @router.get(
     "",
     response_model=Metrics,
-    responses=_ANSWERS,
-    dependencies=[Searching],
-    openapi_extra=ranges.headers_read("If-None-Match"),
+    responses=_RESPONSES,
+    dependencies=[SearchSlot],
+    openapi_extra=ranges.declare_request_headers("If-None-Match"),
 )
 def read_metrics(
     request: Request,
-    session: Reading,
-    stores: Stores,
+    session: ReadSession,
+    app_state: AppStateDep,
     job_id: str,
     name: Annotated[str | None, Query(description="only this metric")] = None,
     max_points: Annotated[int, Query(alias="maxPoints", ge=3, le=100_000)] = 1000,
@@ -37,7 +37,7 @@ def read_metrics(
 
     The metrics of a large job that still runs may be 10 seconds old.
     """
-    answer = stores.metrics.get(session, queries.get(session, job_id), name, max_points)
+    answer = app_state.metrics.get(session, queries.get(session, job_id), name, max_points)
     headers = {"ETag": answer.etag}
     if ranges.not_modified(request, answer.etag):
         return Response(status_code=304, headers=headers)

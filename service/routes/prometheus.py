@@ -4,15 +4,15 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from service.deps import Reading, Stores
+from service.deps import AppStateDep, ReadSession
 from service.metrics.prometheus import CONTENT_TYPE_LATEST
 
 router = APIRouter(tags=["operations"])
 
-_TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+_RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
-@router.get("/metrics", response_class=Response, responses=_TEXT)
-def read_figures(session: Reading, stores: Stores) -> Response:
+@router.get("/metrics", response_class=Response, responses=_RESPONSES)
+def read_prometheus(session: ReadSession, app_state: AppStateDep) -> Response:
     """The service's own figures, in Prometheus' text format; a job's are at `/jobs/{job_id}/metrics`."""
-    return Response(stores.measures.page(session), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return Response(app_state.service_metrics.exposition(session), headers={"Content-Type": CONTENT_TYPE_LATEST})

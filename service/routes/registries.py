@@ -12,71 +12,77 @@ from core.security.credentials import ALL_PROJECTS, AnyRegistry
 from core.security.encryption import Vault
 from core.system.egress import Egress, strip_port
 from service.auth.api_keys import Caller
-from service.deps import Reading, Stores, Writing
-from service.http.json_body import json_body, posted
+from service.deps import AppStateDep, ReadSession, WriteSession
+from service.http.json_body import json_body_schema, parse_json_body
 from service.schemas.credentials import Registries, RegistryView, SetRegistry
 
 router = APIRouter(tags=["registries"])
 
-_SET: dict[int | str, dict[str, Any]] = {201: {"model": RegistryView, "description": "It is new."}}
-Asked = Annotated[SetRegistry, Depends(posted(SetRegistry))]
+_SET_RESPONSES: dict[int | str, dict[str, Any]] = {201: {"model": RegistryView, "description": "It is new."}}
+RegistryBody = Annotated[SetRegistry, Depends(parse_json_body(SetRegistry))]
 
 
 @router.get("/registries")
-def list_registries(session: Reading) -> Registries:
+def list_registries(session: ReadSession) -> Registries:
     """The registries that every project's jobs sign in to, by host, without passwords."""
-    return _views(session, ALL_PROJECTS)
+    return _list_views(session, ALL_PROJECTS)
 
 
-@router.put("/registries/{host}", responses=_SET, openapi_extra=json_body(SetRegistry))
-def set_registry(response: Response, session: Writing, stores: Stores, host: str, asked: Asked) -> RegistryView:
+@router.put("/registries/{host}", responses=_SET_RESPONSES, openapi_extra=json_body_schema(SetRegistry))
+def set_registry(
+    response: Response, session: WriteSession, app_state: AppStateDep, host: str, body: RegistryBody
+) -> RegistryView:
     """Store how every project's jobs sign in to a registry, over what was there."""
-    return _set(response, session, stores, ALL_PROJECTS, host, asked)
+    return _set_registry(response, session, app_state, ALL_PROJECTS, host, body)
 
 
 @router.delete("/registries/{host}", status_code=204)
-def delete_registry(session: Writing, _caller: Caller, host: str) -> None:
+def delete_registry(session: WriteSession, _caller: Caller, host: str) -> None:
     """Forget how every project's jobs sign in to a registry."""
     credentials.delete_registry(session, ALL_PROJECTS, host)
 
 
 @router.get("/projects/{project_id}/registries")
-def list_project_registries(session: Reading, project_id: str) -> Registries:
+def list_project_registries(session: ReadSession, project_id: str) -> Registries:
     """The registries that one project's jobs sign in to, by host, without passwords."""
-    return _views(session, queries.project(session, project_id).id)
+    return _list_views(session, queries.project(session, project_id).id)
 
 
-@router.put("/projects/{project_id}/registries/{host}", responses=_SET, openapi_extra=json_body(SetRegistry))
+@router.put(
+    "/projects/{project_id}/registries/{host}", responses=_SET_RESPONSES, openapi_extra=json_body_schema(SetRegistry)
+)
 def set_project_registry(
-    response: Response, session: Writing, stores: Stores, project_id: str, host: str, asked: Asked
+    response: Response, session: WriteSession, app_state: AppStateDep, project_id: str, host: str, body: RegistryBody
 ) -> RegistryView:
     """Store how one project's jobs sign in to a registry; there it goes before that of every project."""
     project = queries.project(session, project_id)
-    return _set(response, session, stores, project.id, host, asked)
+    return _set_registry(response, session, app_state, project.id, host, body)
 
 
 @router.delete("/projects/{project_id}/registries/{host}", status_code=204)
-def delete_project_registry(session: Writing, _caller: Caller, project_id: str, host: str) -> None:
+def delete_project_registry(session: WriteSession, _caller: Caller, project_id: str, host: str) -> None:
     """Forget how one project's jobs sign in to a registry."""
     credentials.delete_registry(session, queries.project(session, project_id).id, host)
 
 
-def _set(
-    response: Response, session: Session, stores: Stores, project_id: str, host: str, asked: SetRegistry
+def _set_registry(
+    response: Response, session: Session, app_state: AppStateDep, project_id: str, host: str, body: SetRegistry
 ) -> RegistryView:
-    Egress(stores.settings.egress).check_host(strip_port(parse_host(host)), "host")
+    Egress(app_state.settings.egress).check_host(strip_port(parse_host(host)), "host")
     registry, made = credentials.put_registry(
-        session, Vault(stores.settings), project_id, host, asked.username, asked.password, push=asked.push
+        session, Vault(app_state.settings), project_id, host, body.username, body.password, push=body.push
     )
     response.status_code = 201 if made else 200
-    return _view(registry, project_id)
+    return _registry_view(registry, project_id)
 
 
-def _views(session: Session, project_id: str) -> Registries:
-    return Registries(registries=[_view(one, project_id) for one in credentials.registries(session, project_id)])
+def _list_views(session: Session, project_id: str) -> Registries:
+    return Registries(
+        registries=[_registry_view(one, project_id) for one in credentials.registries(session, project_id)]
+    )
 
 
-def _view(registry: AnyRegistry, project_id: str) -> RegistryView:
+def _registry_view(registry: AnyRegistry, project_id: str) -> RegistryView:
     return RegistryView(
         host=registry.host,
         project_id=project_id or None,

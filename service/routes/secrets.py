@@ -10,64 +10,68 @@ from core.security import credentials
 from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
 from service.auth.api_keys import Caller
-from service.deps import Reading, Stores, Writing
-from service.http.json_body import json_body, posted
+from service.deps import AppStateDep, ReadSession, WriteSession
+from service.http.json_body import json_body_schema, parse_json_body
 from service.schemas.credentials import Secrets, SecretView, SetSecret
 
 router = APIRouter(tags=["secrets"])
 
-_SET: dict[int | str, dict[str, Any]] = {201: {"model": SecretView, "description": "It is new."}}
-Value = Annotated[SetSecret, Depends(posted(SetSecret))]
+_SET_RESPONSES: dict[int | str, dict[str, Any]] = {201: {"model": SecretView, "description": "It is new."}}
+SecretBody = Annotated[SetSecret, Depends(parse_json_body(SetSecret))]
 
 
 @router.get("/secrets")
-def list_secrets(session: Reading) -> Secrets:
+def list_secrets(session: ReadSession) -> Secrets:
     """The secrets that every project's jobs may use, by name, without their values."""
-    return _views(credentials.secrets_of(session, ALL_PROJECTS))
+    return _secret_views(credentials.secrets_of(session, ALL_PROJECTS))
 
 
-@router.put("/secrets/{name}", responses=_SET, openapi_extra=json_body(SetSecret))
-def set_secret(response: Response, session: Writing, stores: Stores, name: str, asked: Value) -> SecretView:
+@router.put("/secrets/{name}", responses=_SET_RESPONSES, openapi_extra=json_body_schema(SetSecret))
+def set_secret(
+    response: Response, session: WriteSession, app_state: AppStateDep, name: str, body: SecretBody
+) -> SecretView:
     """Store a value that every project's jobs may use, over the one that was there."""
-    secret, made = credentials.put_secret(session, Vault(stores.settings), ALL_PROJECTS, name, asked.value)
+    secret, made = credentials.put_secret(session, Vault(app_state.settings), ALL_PROJECTS, name, body.value)
     response.status_code = 201 if made else 200
-    return _view(secret)
+    return _secret_view(secret)
 
 
 @router.delete("/secrets/{name}", status_code=204)
-def delete_secret(session: Writing, _caller: Caller, name: str) -> None:
+def delete_secret(session: WriteSession, _caller: Caller, name: str) -> None:
     """Forget a secret of every project; jobs that name it and have not started fail with `secret_missing`."""
     credentials.delete_secret(session, ALL_PROJECTS, name)
 
 
 @router.get("/projects/{project_id}/secrets")
-def list_project_secrets(session: Reading, project_id: str) -> Secrets:
+def list_project_secrets(session: ReadSession, project_id: str) -> Secrets:
     """The secrets of one project, by name, without their values."""
-    return _views(credentials.secrets_of(session, queries.project(session, project_id).id))
+    return _secret_views(credentials.secrets_of(session, queries.project(session, project_id).id))
 
 
-@router.put("/projects/{project_id}/secrets/{name}", responses=_SET, openapi_extra=json_body(SetSecret))
+@router.put(
+    "/projects/{project_id}/secrets/{name}", responses=_SET_RESPONSES, openapi_extra=json_body_schema(SetSecret)
+)
 def set_project_secret(
-    response: Response, session: Writing, stores: Stores, project_id: str, name: str, asked: Value
+    response: Response, session: WriteSession, app_state: AppStateDep, project_id: str, name: str, body: SecretBody
 ) -> SecretView:
     """Store a value that one project's jobs may use; there it goes before one of every project."""
     project = queries.project(session, project_id)
-    secret, made = credentials.put_secret(session, Vault(stores.settings), project.id, name, asked.value)
+    secret, made = credentials.put_secret(session, Vault(app_state.settings), project.id, name, body.value)
     response.status_code = 201 if made else 200
-    return _view(secret)
+    return _secret_view(secret)
 
 
 @router.delete("/projects/{project_id}/secrets/{name}", status_code=204)
-def delete_project_secret(session: Writing, _caller: Caller, project_id: str, name: str) -> None:
+def delete_project_secret(session: WriteSession, _caller: Caller, project_id: str, name: str) -> None:
     """Forget a secret of one project."""
     credentials.delete_secret(session, queries.project(session, project_id).id, name)
 
 
-def _views(found: list[Secret]) -> Secrets:
-    return Secrets(secrets=[_view(secret) for secret in found])
+def _secret_views(found: list[Secret]) -> Secrets:
+    return Secrets(secrets=[_secret_view(secret) for secret in found])
 
 
-def _view(secret: Secret) -> SecretView:
+def _secret_view(secret: Secret) -> SecretView:
     return SecretView(
         name=secret.name,
         project_id=secret.project_id or None,

@@ -8,7 +8,7 @@ from core.db.database import now
 from core.db.models.jobs import Job
 from core.jobs import cloud_resources
 from core.jobs.cloud_resources import CloudResource
-from service.deps import Reading
+from service.deps import ReadSession
 from service.schemas.base import View
 from service.schemas.jobs import Time
 
@@ -46,18 +46,18 @@ class Tpus(View):
 
 
 @router.get("")
-def list_tpus(session: Reading) -> Tpus:
+def list_tpus(session: ReadSession) -> Tpus:
     """Every TPU that was asked for and is not known to be gone: its state, health, job, and cost so far."""
     found = cloud_resources.list_open(session)
     wanted = select(Job).where(Job.id.in_([one.job_id for one in found]))
     jobs = {job.id: job for job in session.scalars(wanted)} if found else {}
     current = session.scalars(select(now())).one()
     return Tpus(
-        tpus=[_view(one, jobs[one.job_id], cloud_resources.resource_billed_seconds(one, current)) for one in found]
+        tpus=[_tpu_view(one, jobs[one.job_id], cloud_resources.resource_billed_seconds(one, current)) for one in found]
     )
 
 
-def _view(resource: CloudResource, job: Job, seconds: float) -> TpuView:
+def _tpu_view(resource: CloudResource, job: Job, seconds: float) -> TpuView:
     zone, _, name = resource.name.partition("/")
     return TpuView(
         name=name,

@@ -3,16 +3,16 @@
 from fastapi import APIRouter
 
 from core.errors import WorkspaceNotFound
-from service.deps import Stores
+from service.deps import AppStateDep
 from service.schemas.jobs import WorkspaceView
 
 router = APIRouter(prefix="/workspaces", tags=["workspaces"])
 
 
 @router.get("/{sha256}")
-def show_workspace(stores: Stores, sha256: str) -> WorkspaceView:
+def show_workspace(app_state: AppStateDep, sha256: str) -> WorkspaceView:
     """The stored archive with this digest, without its content."""
-    stored = stores.workspaces.stat(sha256)
+    stored = app_state.workspaces.stat(sha256)
     if stored is None:
         raise WorkspaceNotFound("No archive with this sha256 is stored here; send it along.", field="sha256")
     return WorkspaceView(sha256=stored.sha256, size=stored.size)

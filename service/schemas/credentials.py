@@ -3,10 +3,10 @@
 from pydantic import Field
 
 from service.schemas.base import View
-from service.schemas.jobs import Request, Time
+from service.schemas.jobs import RequestModel, Time
 
 
-class SetSecret(Request):
+class SetSecret(RequestModel):
     """The value of a secret, for the jobs that name it."""
 
     value: str = Field(description="up to 64 KiB; never shown again", repr=False)
@@ -27,7 +27,7 @@ class Secrets(View):
     secrets: list[SecretView]
 
 
-class SetRegistry(Request):
+class SetRegistry(RequestModel):
     """The login for a registry."""
 
     username: str

@@ -17,23 +17,23 @@ def _options() -> Iterator[tuple[str, Any, str]]:
 
 if TYPE_CHECKING:
 
-    class AskedOptions(BaseModel):
+    class RequestOptions(BaseModel):
         """The options that the service reads by name, for the type checker."""
 
         workspace: str | None
         registry_username: str | None
 
-    class ShownOptions(BaseModel):
+    class ViewOptions(BaseModel):
         """No option is read by name."""
 
 else:
-    AskedOptions = create_model(
-        "AskedOptions",
+    RequestOptions = create_model(
+        "RequestOptions",
         __doc__="The options of a submission; each may be left out.",
         **{name: (kind | None, Field(None, description=text)) for name, kind, text in _options()},
     )
-    ShownOptions = create_model(
-        "ShownOptions",
+    ViewOptions = create_model(
+        "ViewOptions",
         __doc__="The options that a job has.",
         **{name: (kind, Field(description=text)) for name, kind, text in _options()},
     )

@@ -18,7 +18,7 @@ from pydantic.alias_generators import to_camel
 from core.formatting import iso_time
 from core.jobs.spec.job_spec import JobSpec
 from service.schemas.base import View
-from service.schemas.job_options import AskedOptions, ShownOptions
+from service.schemas.job_options import RequestOptions, ViewOptions
 
 MAX_LINE = 2**62
 _IMAGE = "the image reference that container stands for; null: the worker's default image, or one that is built"
@@ -27,16 +27,16 @@ _IMAGE = "the image reference that container stands for; null: the worker's defa
 Time = Annotated[datetime, PlainSerializer(iso_time, return_type=str)]
 
 
-class Request(BaseModel):
+class RequestModel(BaseModel):
     """Base of requests: unknown fields are refused, and text such as "5" is not taken as a number."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True)
 
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=RequestModel)
 
 
-def parse(model: type[R], raw: bytes | dict[str, object]) -> R:
+def parse_request(model: type[R], raw: bytes | dict[str, object]) -> R:
     """Validate a request, given as JSON text or as its fields.
 
     Raises:
@@ -57,7 +57,7 @@ def parse(model: type[R], raw: bytes | dict[str, object]) -> R:
         raise RequestValidationError(found) from error
 
 
-def one_message(text: str) -> WrapValidator:
+def single_error_message(text: str) -> WrapValidator:
     """Return a validator that reports one message instead of one for each type of a union."""
 
     def validate(given: object, check: ValidatorFunctionWrapHandler) -> object:
@@ -69,10 +69,12 @@ def one_message(text: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
-Ports = Annotated[list[str] | str | None, one_message("must be texts such as 8888:8888, as a list or comma separated")]
+Ports = Annotated[
+    list[str] | str | None, single_error_message("must be texts such as 8888:8888, as a list or comma separated")
+]
 
 
-class SubmitJob(AskedOptions, Request):
+class SubmitJob(RequestOptions, RequestModel):
     """A job to run: its command, machine type and options."""
 
     machine_type: str = Field(max_length=200, description="one of GET /machine-types")
@@ -114,13 +116,13 @@ class SubmitJob(AskedOptions, Request):
         )
 
 
-class Filters(BaseModel):
+class QueryModel(BaseModel):
     """Base of what narrows an answer, in the query: text is read as numbers there, unknown names are refused."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
 
 
-class ListJobs(Filters):
+class ListJobs(QueryModel):
     """Filters of a list of jobs."""
 
     state: str | None = Field(None, description="Pending, Running, …; one or more, comma separated")
@@ -132,7 +134,7 @@ class ListJobs(Filters):
     after: str | None = Field(None, description="`next` of the page before")
 
 
-class ReadLog(Filters):
+class ReadLog(QueryModel):
     """The lines of a log to read."""
 
     line: int = Field(0, ge=0, le=MAX_LINE, description="lines after this one; 0: from the start")
@@ -204,7 +206,7 @@ class RemovedView(View):
     message: str = Field(description="by which policy")
 
 
-class JobView(ShownOptions, View):
+class JobView(ViewOptions, View):
     """A job."""
 
     id: str
@@ -288,7 +290,7 @@ class MachineTypes(View):
     machine_types: list[MachineTypeView]
 
 
-class ResolvedJob(ShownOptions, View):
+class ResolvedJob(ViewOptions, View):
     """A job as it would be made."""
 
     project: str | None

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from service.schemas.base import View
-from service.schemas.jobs import Request, Time, one_message
+from service.schemas.jobs import RequestModel, Time, single_error_message
 
 
-class CreateProject(Request):
+class CreateProject(RequestModel):
     """A project to make."""
 
     name: str
@@ -16,18 +16,18 @@ class CreateProject(Request):
 
 Days = Annotated[
     int | Literal["default"] | None,
-    one_message('must be a number of days, null (for good) or "default" (as the service is set)'),
+    single_error_message('must be a number of days, null (for good) or "default" (as the service is set)'),
 ]
 """A retention time."""
 
 Limit = Annotated[
     int | Literal["default"] | None,
-    one_message('must be a number of MiB, null (no limit) or "default" (as the service is set)'),
+    single_error_message('must be a number of MiB, null (no limit) or "default" (as the service is set)'),
 ]
 """A storage limit."""
 
 
-class UpdateProject(Request):
+class UpdateProject(RequestModel):
     """Changes to a project; fields left out stay as they are."""
 
     max_running: int | None = Field(None, description="jobs that run at once, at least 1; null: no limit")

@@ -24,20 +24,20 @@ from core.security.encryption import Vault
 from core.storage.archives import ArchiveLimits
 from core.system.egress import Egress
 from core.system.failpoints import failpoint
-from service.deps import OpenStores
+from service.deps import AppState
 from service.presenters.jobs import machine_type_view, resolved_view, submitted_view
 from service.schemas.jobs import DryRun, JobView, SubmitJob
-from service.submission.image import image_of, pinned_spec
+from service.submission.image import choose_image, with_pinned_image
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_PROJECT = "default"
 
-_MAX_KEY = 255
+_MAX_IDEMPOTENCY_KEY = 255
 
 
 @dataclass(frozen=True, slots=True)
-class _Valid:
+class _ValidatedJob:
     """A job that can be run here, except that its workspace is not yet checked."""
 
     spec: JobSpec
@@ -47,7 +47,7 @@ class _Valid:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RequestOrigin:
     """The origin of a job.
 
     Attributes:
@@ -66,16 +66,16 @@ class Submitted(NamedTuple):
 
     job: Job
     view: JobView
-    made: bool
+    created: bool
 
 
-def submit(stores: OpenStores, origin: Origin, asked: SubmitJob, upload: BinaryIO | None) -> Submitted:
+def submit(app_state: AppState, origin: RequestOrigin, request: SubmitJob, upload: BinaryIO | None) -> Submitted:
     """Create the job that a client requested.
 
     Args:
-        stores: The open stores.
+        app_state: The application's state.
         origin: The client and its request.
-        asked: The job.
+        request: The job.
         upload: Its workspace's archive, or None; stored only if the rest is valid.
 
     Raises:
@@ -83,52 +83,52 @@ def submit(stores: OpenStores, origin: Origin, asked: SubmitJob, upload: BinaryI
         IdempotencyMismatch: The Idempotency-Key was used with another request before.
         LimitReached: Its key or project has too many queued jobs.
     """
-    check_key(origin.idempotency_key)
+    check_idempotency_key(origin.idempotency_key)
     with tracing.span("submit"):
-        valid = _check(stores, asked, uploaded=upload is not None)
-        sha256 = _store(stores, upload, asked.workspace_sha256)
+        valid = _validate(app_state, request, uploaded=upload is not None)
+        sha256 = _store_workspace(app_state, upload, request.workspace_sha256)
         if sha256 != valid.spec.workspace_sha256:
             valid = replace(valid, spec=replace(valid.spec, workspace_sha256=sha256))
-        digest = lifecycle.request_digest(_canonical(asked), (sha256 or "").encode())
-        with stores.database.write() as session:
-            project = _project(session, asked)
-            job, made = _write(session, stores, origin, valid, project, digest)
-            if made and asked.registry_password:
-                credentials.save_job_login(session, Vault(stores.settings), job.id, asked.registry_password)
-            if made and valid.git_login:
-                credentials.save_git_login(session, Vault(stores.settings), job.id, valid.git_login)
-        _note(job, made=made)
-    return _submitted(stores, job, project.name, made=made)
+        digest = lifecycle.request_digest(_canonical_request(request), (sha256 or "").encode())
+        with app_state.database.write() as session:
+            project = _resolve_project(session, request)
+            job, created = _insert_job(session, app_state, origin, valid, project, digest)
+            if created and request.registry_password:
+                credentials.save_job_login(session, Vault(app_state.settings), job.id, request.registry_password)
+            if created and valid.git_login:
+                credentials.save_git_login(session, Vault(app_state.settings), job.id, valid.git_login)
+        _log_submission(job, created=created)
+    return _present(app_state, job, project.name, created=created)
 
 
-def dry_run(stores: OpenStores, asked: SubmitJob, *, uploaded: bool) -> DryRun:
+def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> DryRun:
     """Return the job that `submit` would create, storing nothing.
 
     Raises:
         SpecInvalid: The spec cannot be run here.
     """
-    valid = _check(stores, asked, uploaded=uploaded)
-    _check_stored(stores, asked.workspace_sha256)
-    machine, backend = valid.machine, stores.backend_for(valid.machine)
-    project: dict[str, str | None] = {"id": asked.project_id, "name": asked.project}
-    with stores.database.read() as session:
-        if asked.project_id:
-            project["name"] = queries.project(session, asked.project_id).name
+    valid = _validate(app_state, request, uploaded=uploaded)
+    _check_workspace_stored(app_state, request.workspace_sha256)
+    machine, backend = valid.machine, app_state.backend_for(valid.machine)
+    project: dict[str, str | None] = {"id": request.project_id, "name": request.project}
+    with app_state.database.read() as session:
+        if request.project_id:
+            project["name"] = queries.project(session, request.project_id).name
         offered = live_workers(session)
     project["name"] = project["name"] or DEFAULT_PROJECT
     return DryRun(
         job=resolved_view(valid.spec, machine, backend, project, valid.image),
         machine_type=machine_type_view(machine, backend, offered),
         price_per_hour=machine.price_per_hour,
-        notes=_notes(machine, backend, offered, uploaded=uploaded),
+        notes=_dry_run_notes(machine, backend, offered, uploaded=uploaded),
     )
 
 
-def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = False) -> Submitted:
+def clone(app_state: AppState, origin: RequestOrigin, job_id: str, *, pin_image: bool = False) -> Submitted:
     """Create a job with the spec, workspace and project of another.
 
     Args:
-        stores: The open stores.
+        app_state: The application's state.
         origin: The client and its request.
         job_id: The other job.
         pin_image: Use the exact image digest of the other job, even if its image's name has moved on.
@@ -140,24 +140,24 @@ def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = 
         IdempotencyMismatch: The Idempotency-Key was used with another request before.
         LimitReached: Its key or project has too many queued jobs.
     """
-    check_key(origin.idempotency_key)
+    check_idempotency_key(origin.idempotency_key)
     with tracing.span("submit"):
-        valid = _check_clone(stores, job_id, pin_image=pin_image)
-        with stores.database.write() as session:
+        valid = _validate_clone(app_state, job_id, pin_image=pin_image)
+        with app_state.database.write() as session:
             cloned = queries.get(session, job_id)
             digest = lifecycle.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image))
             project = queries.project(session, cloned.project_id)
-            job, made = _write(session, stores, origin, valid, project, digest, parent_id=cloned.id)
-            if made:
-                credentials.copy_git_login(session, Vault(stores.settings), cloned, job.id, valid.git_login)
-        _note(job, made=made)
-    return _submitted(stores, job, project.name, made=made)
+            job, created = _insert_job(session, app_state, origin, valid, project, digest, parent_id=cloned.id)
+            if created:
+                credentials.copy_git_login(session, Vault(app_state.settings), cloned, job.id, valid.git_login)
+        _log_submission(job, created=created)
+    return _present(app_state, job, project.name, created=created)
 
 
-def _check_clone(stores: OpenStores, job_id: str, *, pin_image: bool) -> _Valid:
-    with stores.database.read() as session:
+def _validate_clone(app_state: AppState, job_id: str, *, pin_image: bool) -> _ValidatedJob:
+    with app_state.database.read() as session:
         cloned = queries.get(session, job_id)
-        spec = pinned_spec(cloned) if pin_image else cloned.spec
+        spec = with_pinned_image(cloned) if pin_image else cloned.spec
         credentials.check_secrets_exist(session, spec, cloned.project_id)
     if spec.registry_username is not None:
         raise SpecInvalid(
@@ -165,8 +165,8 @@ def _check_clone(stores: OpenStores, job_id: str, *, pin_image: bool) -> _Valid:
             "with the password, or store it for all jobs with `gradient-cli registries set`.",
             field="registryPassword",
         )
-    valid = _check_spec(stores, spec, stores.catalogue.get(spec.machine_type), uploaded=False)
-    if spec.workspace_sha256 is not None and not stores.workspaces.mark_used(spec.workspace_sha256):
+    valid = _validate_spec(app_state, spec, app_state.catalogue.get(spec.machine_type), uploaded=False)
+    if spec.workspace_sha256 is not None and not app_state.workspaces.mark_used(spec.workspace_sha256):
         raise WorkspaceNotFound(
             f"The workspace that job {job_id} ran on is no longer stored here, so it cannot be cloned. Submit the "
             "folder again with `gradient-cli jobs create`.",
@@ -175,15 +175,17 @@ def _check_clone(stores: OpenStores, job_id: str, *, pin_image: bool) -> _Valid:
     return valid
 
 
-def check_key(key: str | None) -> None:
+def check_idempotency_key(key: str | None) -> None:
     """Validate an Idempotency-Key.
 
     Raises:
         SpecInvalid: The key is empty, too long, or not only visible ASCII.
     """
-    if key is not None and not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable() and " " not in key):
+    if key is not None and not (
+        0 < len(key) <= _MAX_IDEMPOTENCY_KEY and key.isascii() and key.isprintable() and " " not in key
+    ):
         raise SpecInvalid(
-            f"An Idempotency-Key has 1 to {_MAX_KEY} visible ASCII characters; a random UUID is a good one.",
+            f"An Idempotency-Key has 1 to {_MAX_IDEMPOTENCY_KEY} visible ASCII characters; use a random UUID.",
             field="Idempotency-Key",
         )
 
@@ -198,38 +200,38 @@ def check_project_name(name: str) -> str:
     return name
 
 
-def _check(stores: OpenStores, asked: SubmitJob, *, uploaded: bool) -> _Valid:
-    machine = stores.catalogue.get(asked.machine_type)
-    spec = asked.spec(machine.name)
+def _validate(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> _ValidatedJob:
+    machine = app_state.catalogue.get(request.machine_type)
+    spec = request.spec(machine.name)
     if spec.workspace is not None and uploaded:
         raise SpecInvalid("Give either a git URL or an uploaded folder, not both.", field="workspace")
-    if asked.project is not None and asked.project_id is not None:
+    if request.project is not None and request.project_id is not None:
         raise SpecInvalid("Give either project (a name) or projectId, not both.", field="projectId")
-    if asked.project is not None:
-        check_project_name(asked.project)
-    check_not_reserved(spec.parsed_ports(), stores.settings.own_ports)
-    _check_registry(asked)
-    valid = _check_spec(stores, spec, machine, uploaded=uploaded)
-    if asked.project_id is not None or spec.secrets():
-        with stores.database.read() as session:
-            if asked.project_id is not None:
-                project_id: str | None = queries.project(session, asked.project_id).id
+    if request.project is not None:
+        check_project_name(request.project)
+    check_not_reserved(spec.parsed_ports(), app_state.settings.own_ports)
+    _check_registry(request)
+    valid = _validate_spec(app_state, spec, machine, uploaded=uploaded)
+    if request.project_id is not None or spec.secrets():
+        with app_state.database.read() as session:
+            if request.project_id is not None:
+                project_id: str | None = queries.project(session, request.project_id).id
             else:
-                project_id = projects.find_id(session, asked.project or DEFAULT_PROJECT)
+                project_id = projects.find_id(session, request.project or DEFAULT_PROJECT)
             credentials.check_secrets_exist(session, spec, project_id)
     return valid
 
 
-def _check_spec(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> _Valid:
+def _validate_spec(app_state: AppState, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> _ValidatedJob:
     """Refuse a job that cannot be run here, and separate the login of its git address."""
-    spec, git_login = _without_login(spec)
-    _check_can_be_run(stores, spec, machine)
-    image = image_of(stores, spec, machine, uploaded=uploaded)
-    _check_egress(stores, spec, image)
-    return _Valid(spec, machine, image, git_login)
+    spec, git_login = _split_git_login(spec)
+    _check_backend_supports(app_state, spec, machine)
+    image = choose_image(app_state, spec, machine, uploaded=uploaded)
+    _check_egress(app_state, spec, image)
+    return _ValidatedJob(spec, machine, image, git_login)
 
 
-def _without_login(spec: JobSpec) -> tuple[JobSpec, str | None]:
+def _split_git_login(spec: JobSpec) -> tuple[JobSpec, str | None]:
     """Split a spec into the spec without the `user:password` of its git address, and that login."""
     if spec.workspace is None:
         return spec, None
@@ -237,11 +239,11 @@ def _without_login(spec: JobSpec) -> tuple[JobSpec, str | None]:
     return (spec, None) if login is None else (replace(spec, workspace=workspace), login)
 
 
-def _check_egress(stores: OpenStores, spec: JobSpec, image: str | None) -> None:
+def _check_egress(app_state: AppState, spec: JobSpec, image: str | None) -> None:
     """Refuse a job that names a git server or a registry to which connections are not allowed.
 
     Args:
-        stores: The open stores.
+        app_state: The application's state.
         spec: The job.
         image: The image reference that its `container` resolves to.
 
@@ -250,7 +252,7 @@ def _check_egress(stores: OpenStores, spec: JobSpec, image: str | None) -> None:
     """
     if spec.workspace is None and image is None and spec.registry_target is None:
         return
-    egress = Egress(stores.settings.egress)
+    egress = Egress(app_state.settings.egress)
     if spec.workspace is not None:
         egress.check_url(spec.workspace.removeprefix("git+"), "workspace")
     if image is not None:
@@ -259,10 +261,10 @@ def _check_egress(stores: OpenStores, spec: JobSpec, image: str | None) -> None:
         egress.check_image(spec.registry_target, "registryTarget")
 
 
-def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -> None:
+def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: MachineType) -> None:
     """Refuse a priority over the limit, and options that a simulated machine would ignore."""
-    _check_priority(stores, spec)
-    if capabilities_of(stores.backend_for(machine)).containers:
+    _check_priority(app_state, spec)
+    if capabilities_of(app_state.backend_for(machine)).containers:
         return
     simulated = "Machine types are simulated on this server: a job is a process of the server's own user there."
     if spec.user is not None:
@@ -274,8 +276,8 @@ def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -
         )
 
 
-def _check_priority(stores: OpenStores, spec: JobSpec) -> None:
-    highest = stores.settings.limits.priority
+def _check_priority(app_state: AppState, spec: JobSpec) -> None:
+    highest = app_state.settings.limits.priority
     if spec.priority > highest:
         raise SpecInvalid(
             f"{spec.priority} is above {highest}, the highest priority here (GRADIENT_LIMITS__PRIORITY).",
@@ -283,8 +285,8 @@ def _check_priority(stores: OpenStores, spec: JobSpec) -> None:
         )
 
 
-def _check_registry(asked: SubmitJob) -> None:
-    username, password = asked.registry_username, asked.registry_password
+def _check_registry(request: SubmitJob) -> None:
+    username, password = request.registry_username, request.registry_password
     if bool(username) != bool(password):
         raise SpecInvalid(
             "Signing in to a registry takes both registryUsername and registryPassword; give the other one too.",
@@ -294,40 +296,40 @@ def _check_registry(asked: SubmitJob) -> None:
         credentials.check_login(username, password, "registryUsername", "registryPassword")
 
 
-def _store(stores: OpenStores, upload: BinaryIO | None, expected: str | None) -> str | None:
+def _store_workspace(app_state: AppState, upload: BinaryIO | None, expected: str | None) -> str | None:
     if upload is None:
         # Marked as used, so that it is not deleted before the job that refers to it is stored.
-        if expected is not None and not stores.workspaces.mark_used(expected):
-            raise _not_stored()
+        if expected is not None and not app_state.workspaces.mark_used(expected):
+            raise _workspace_not_stored()
         return expected
-    api = stores.settings.api
+    api = app_state.settings.api
     limits = ArchiveLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_unpacked_bytes)
     try:
-        return stores.workspaces.add(upload, limits, expected_sha256=expected).sha256
+        return app_state.workspaces.add(upload, limits, expected_sha256=expected).sha256
     except OSError as error:
         raise StoreUnavailable(f"The workspace could not be stored: {error.strerror}. Try again later.") from error
 
 
-def _check_stored(stores: OpenStores, sha256: str | None) -> None:
-    if sha256 is not None and not stores.workspaces.has(sha256):
-        raise _not_stored()
+def _check_workspace_stored(app_state: AppState, sha256: str | None) -> None:
+    if sha256 is not None and not app_state.workspaces.has(sha256):
+        raise _workspace_not_stored()
 
 
-def _not_stored() -> WorkspaceNotFound:
+def _workspace_not_stored() -> WorkspaceNotFound:
     return WorkspaceNotFound("No archive with this sha256 is stored here; send it along.", field="workspaceSha256")
 
 
-def _project(session: Session, asked: SubmitJob) -> Project:
-    if asked.project_id is not None:
-        return queries.project(session, asked.project_id)
-    return projects.get_or_create(session, asked.project or DEFAULT_PROJECT)[0]
+def _resolve_project(session: Session, request: SubmitJob) -> Project:
+    if request.project_id is not None:
+        return queries.project(session, request.project_id)
+    return projects.get_or_create(session, request.project or DEFAULT_PROJECT)[0]
 
 
-def _write(
+def _insert_job(
     session: Session,
-    stores: OpenStores,
-    origin: Origin,
-    valid: _Valid,
+    app_state: AppState,
+    origin: RequestOrigin,
+    valid: _ValidatedJob,
     project: Project,
     digest: str,
     *,
@@ -336,7 +338,7 @@ def _write(
     submission = NewJob(
         spec=valid.spec,
         machine=valid.machine,
-        backend=stores.backend_for(valid.machine),
+        backend=app_state.backend_for(valid.machine),
         project=project,
         submitted_by=origin.key_id,
         parent_id=parent_id,
@@ -346,37 +348,37 @@ def _write(
         trace_parent=tracing.trace_parent(),
         image=valid.image,
     )
-    job, made = lifecycle.submit(session, submission)
-    if made:  # a repeat under the same Idempotency-Key adds no job
-        storage_quota.check_quota(session, project, stores.settings.disk.project_mb)
-        stores.limits.queue.check(session, job)
-    on_commit(session, stores.wake)
+    job, created = lifecycle.submit(session, submission)
+    if created:  # a repeat under the same Idempotency-Key adds no job
+        storage_quota.check_quota(session, project, app_state.settings.disk.project_mb)
+        app_state.limits.queue.check(session, job)
+    on_commit(session, app_state.wake)
     failpoint("submit_before_commit")
-    return job, made
+    return job, created
 
 
-def _note(job: Job, *, made: bool) -> None:
+def _log_submission(job: Job, *, created: bool) -> None:
     """Write the created job's id to the log and the trace."""
-    if made:
+    if created:
         logger.info("job_submitted", extra={"job_id": job.id, "machine_type": job.machine_type})
     tracing.set_attributes({"gradient.job.id": job.id, "gradient.machine_type": job.machine_type})
 
 
-def _submitted(stores: OpenStores, job: Job, project: str, *, made: bool) -> Submitted:
+def _present(app_state: AppState, job: Job, project: str, *, created: bool) -> Submitted:
     failpoint("submit_after_commit")
-    return Submitted(job, submitted_view(stores, job, project), made)
+    return Submitted(job, submitted_view(app_state, job, project), created)
 
 
-def _canonical(asked: SubmitJob) -> bytes:
+def _canonical_request(request: SubmitJob) -> bytes:
     # Without the archive's sha256: a repeat may send it in place of the archive, which is the same request.
     # Without a password: the stored hash of a request must not help to guess it.
-    fields = asked.model_dump(mode="json", exclude_none=True, exclude={"workspace_sha256", "registry_password"})
-    if asked.workspace:
-        fields["workspace"] = split_login(asked.workspace)[0]
+    fields = request.model_dump(mode="json", exclude_none=True, exclude={"workspace_sha256", "registry_password"})
+    if request.workspace:
+        fields["workspace"] = split_login(request.workspace)[0]
     return json.dumps(fields, sort_keys=True).encode()
 
 
-def _notes(machine: MachineType, backend: str, offered: LiveWorkers, *, uploaded: bool) -> list[str]:
+def _dry_run_notes(machine: MachineType, backend: str, offered: LiveWorkers, *, uploaded: bool) -> list[str]:
     notes = []
     if backend != machine.backend:
         notes.append("Simulated: the job runs on this server's own CPU, at that CPU's speed.")

@@ -8,14 +8,14 @@ from core.catalogue.machine_types import MachineType
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid
 from core.jobs.spec.job_spec import JobSpec
-from service.deps import OpenStores
+from service.deps import AppState
 
 
-def image_of(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> str | None:
+def choose_image(app_state: AppState, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> str | None:
     """Resolve a job's `container` to an image reference; None: the worker's default image, or one to be built.
 
     Args:
-        stores: The open stores.
+        app_state: The application's state.
         spec: The job's spec.
         machine: Its machine type.
         uploaded: Whether it has an uploaded workspace.
@@ -24,8 +24,8 @@ def image_of(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploade
         SpecInvalid: The image is to be built, and cannot be.
     """
     if not spec.use_dockerfile:
-        return stores.images.resolve(spec.container, machine).image
-    backend = stores.backend_for(machine)
+        return app_state.images.resolve(spec.container, machine).image
+    backend = app_state.backend_for(machine)
     if not capabilities_of(backend).builds_images:
         why = "Machine types are simulated here" if backend != machine.backend else f"{machine.name} has no engine"
         raise SpecInvalid(
@@ -33,7 +33,7 @@ def image_of(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploade
             "(GRADIENT_MACHINES__SIMULATE=false).",
             field="useDockerfile",
         )
-    if not stores.settings.images.builds:
+    if not app_state.settings.images.builds:
         raise SpecInvalid(
             "Building images is not open on this service: a Dockerfile's steps run with more rights than a job. Build "
             "it yourself, push it, and name it as container; or ask the service's administrator, who can open it "
@@ -49,7 +49,7 @@ def image_of(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploade
     return None
 
 
-def pinned_spec(job: Job) -> JobSpec:
+def with_pinned_image(job: Job) -> JobSpec:
     """Return the job's spec with the digest of the image it ran in place of the image's name.
 
     Raises:

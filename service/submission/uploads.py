@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from core.errors import SpecInvalid, StorageFull, WorkspaceInvalid
 from core.system.filesystem import describe_shortage
-from service.deps import OpenStores
+from service.deps import AppState
 from service.http.errors import problem
 
 SPEC = "spec"
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Body:
+class SubmissionBody:
     """The body of a submission.
 
     Attributes:
@@ -51,9 +51,9 @@ class Body:
             self.workspace.close()
 
 
-async def read_body(
+async def read_submission(
     request: Request, folder: Path, *, max_spec_bytes: int, max_upload_bytes: int, min_free_mb: int
-) -> Body:
+) -> SubmissionBody:
     """Read the whole body of a submission.
 
     Args:
@@ -71,18 +71,22 @@ async def read_body(
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind == _JSON:
-        return Body(await _read_json(request.stream(), max_spec_bytes))
+        return SubmissionBody(await _read_json(request.stream(), max_spec_bytes))
     if kind != _MULTIPART:
         raise HTTPException(
             415, "Send the job as application/json, or as multipart/form-data with the parts `spec` and `workspace`."
         )
     boundary = options.get(b"boundary")
     if not boundary:
-        raise _no_boundary()
-    return await _read_form(request, boundary, _Form(folder, WORKSPACE, min_free_mb, max_upload_bytes, max_spec_bytes))
+        raise _missing_boundary()
+    return await _read_form(
+        request, boundary, _MultipartReader(folder, WORKSPACE, min_free_mb, max_upload_bytes, max_spec_bytes)
+    )
 
 
-async def read_upload(request: Request, folder: Path, *, part: str, max_upload_bytes: int, min_free_mb: int) -> Body:
+async def read_upload(
+    request: Request, folder: Path, *, part: str, max_upload_bytes: int, min_free_mb: int
+) -> SubmissionBody:
     """Read a form with one file, of any content type, and without a spec.
 
     Args:
@@ -101,18 +105,18 @@ async def read_upload(request: Request, folder: Path, *, part: str, max_upload_b
     _, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary")
     if not boundary:
-        raise _no_boundary()
-    return await _read_form(request, boundary, _Form(folder, part, min_free_mb, max_upload_bytes))
+        raise _missing_boundary()
+    return await _read_form(request, boundary, _MultipartReader(folder, part, min_free_mb, max_upload_bytes))
 
 
-async def checked(stores: OpenStores, key: str, body: Body, submit: Callable[[], T]) -> T:
+async def run_submission(app_state: AppState, key: str, body: SubmissionBody, submit: Callable[[], T]) -> T:
     """Run `submit` in a thread and return its result.
 
     Checking an archive may take minutes, so this has its own threads and slots: archives block neither other requests
     nor, by the slots, the archives of other keys.
 
     Args:
-        stores: The open stores.
+        app_state: The application's state.
         key: Id of the client's API key.
         body: The submission's body.
         submit: Creates the job.
@@ -122,15 +126,15 @@ async def checked(stores: OpenStores, key: str, body: Body, submit: Callable[[],
     """
     if body.workspace is None:
         return await run_in_threadpool(submit)
-    async with stores.limits.uploads.taken(key):
-        return await anyio.to_thread.run_sync(submit, limiter=stores.limits.archive_readers)
+    async with app_state.limits.uploads.slot(key):
+        return await anyio.to_thread.run_sync(submit, limiter=app_state.limits.archive_readers)
 
 
-def _no_boundary() -> RequestValidationError:
+def _missing_boundary() -> RequestValidationError:
     return problem(("body",), "multipart/form-data without a boundary in its Content-Type")
 
 
-async def _read_form(request: Request, boundary: bytes, form: "_Form") -> Body:
+async def _read_form(request: Request, boundary: bytes, form: "_MultipartReader") -> SubmissionBody:
     length = request.headers.get("content-length", "")
     await anyio.to_thread.run_sync(form.require_room, int(length) if length.isdecimal() else 0)
     try:
@@ -158,7 +162,7 @@ class _Part:
     size: int = 0
 
 
-class _Form:
+class _MultipartReader:
     """Collects the parts of a form as they arrive.
 
     Args:
@@ -199,9 +203,9 @@ class _Form:
                 field=self._file,
             )
 
-    async def read(self, stream: AsyncIterator[bytes], boundary: bytes) -> Body:
+    async def read(self, stream: AsyncIterator[bytes], boundary: bytes) -> SubmissionBody:
         """Read the whole form and return its parts."""
-        parser = self._parser(boundary)
+        parser = self._create_parser(boundary)
         try:
             async for chunk in stream:
                 parser.write(chunk)
@@ -221,28 +225,28 @@ class _Form:
         await anyio.to_thread.run_sync(self._flush)
         if self._workspace is not None:
             self._workspace.seek(0)
-        return Body(bytes(self._spec or b""), self._workspace)
+        return SubmissionBody(bytes(self._spec or b""), self._workspace)
 
     def discard(self) -> None:
         """Close, and so delete, the file read so far."""
         if self._workspace is not None:
             self._workspace.close()
 
-    def _parser(self, boundary: bytes) -> MultipartParser:
+    def _create_parser(self, boundary: bytes) -> MultipartParser:
         return MultipartParser(
             boundary,
             {
-                "on_part_begin": self._begin,
+                "on_part_begin": self._begin_part,
                 "on_header_field": lambda data, start, end: self._header.extend(data[start:end]),
                 "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
                 "on_header_end": self._end_header,
-                "on_headers_finished": self._open,
-                "on_part_data": lambda data, start, end: self._take(data[start:end]),
-                "on_end": self._end,
+                "on_headers_finished": self._open_part,
+                "on_part_data": lambda data, start, end: self._add_data(data[start:end]),
+                "on_end": self._end_form,
             },
         )
 
-    def _begin(self) -> None:
+    def _begin_part(self) -> None:
         self._part = _Part()
 
     def _end_header(self) -> None:
@@ -250,7 +254,7 @@ class _Form:
         self._header.clear()
         self._value.clear()
 
-    def _open(self) -> None:
+    def _open_part(self) -> None:
         _, options = parse_options_header(self._part.headers.get(b"content-disposition"))
         name = options.get(b"name", b"").decode(errors="replace")
         if name not in self._limits:
@@ -264,7 +268,7 @@ class _Form:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._workspace = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - Body closes it
 
-    def _take(self, data: bytes) -> None:
+    def _add_data(self, data: bytes) -> None:
         part = self._part
         part.size += len(data)
         if part.size > self._limits[part.name]:
@@ -284,5 +288,5 @@ class _Form:
             view.release()
             self._pending.clear()
 
-    def _end(self) -> None:
+    def _end_form(self) -> None:
         self._ended = True

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.docker_server import SHELL
+from support.docker_server import SHELL_IMAGE
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -55,7 +55,7 @@ def test_containers_are_measured_on_the_engine_that_the_settings_name(docker_ser
     done = bench(
         *("--quick", "--only", "container"),
         GRADIENT_DOCKER__URL=docker_server.url,
-        GRADIENT_DOCKER__DEFAULT_IMAGE=SHELL,
+        GRADIENT_DOCKER__DEFAULT_IMAGE=SHELL_IMAGE,
     )
 
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ import signal
 import sys
 
 from chaos.faults import FAULTS
-from chaos.run import Log, Plan, missing, place, run
+from chaos.run import ProgressLog, RunPlan, missing_requirements, run, run_folder
 
 
 def _arguments() -> argparse.Namespace:
@@ -21,7 +21,7 @@ def _arguments() -> argparse.Namespace:
     given.kinds = tuple(one for one in FAULTS if not given.only or any(words in one.name for words in given.only))
     if not given.kinds:
         parser.error(f"no fault is called {' or '.join(given.only)}; there are {', '.join(one.name for one in FAULTS)}")
-    if lacking := missing():
+    if lacking := missing_requirements():
         parser.error(f"this machine lacks {lacking}")
     return given
 
@@ -34,11 +34,11 @@ def main() -> int:
         signal.signal(number, signal.default_int_handler)
     seed = random.randrange(10**6) if given.seed is None else int(given.seed)  # noqa: S311 - repeatable, not secret
     wrong = True
-    with place(keep=lambda: wrong or given.keep) as folder:
-        log = Log(folder / "chaos.log")
+    with run_folder(keep=lambda: wrong or given.keep) as folder:
+        log = ProgressLog(folder / "chaos.log")
         log(f"GRADIENT_CHAOS_SEED={seed}, {given.faults} faults; the log: {folder}/chaos.log")
         try:
-            wrong = bool(run(Plan(seed, given.faults, given.kinds, len(given.kinds)), folder, log).violations)
+            wrong = bool(run(RunPlan(seed, given.faults, given.kinds, len(given.kinds)), folder, log).violations)
         except KeyboardInterrupt:
             log("interrupted; everything is cleared away")
         finally:

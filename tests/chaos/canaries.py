@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from chaos.clients import Clients
 
-_EVERY_SECONDS = 3.0
-_MOST_OUTSTANDING = 5
-_GIVEN_UP_SECONDS = 120.0
+_INTERVAL_SECONDS = 3.0
+_MAX_OUTSTANDING = 5
+_GIVE_UP_SECONDS = 120.0
 
 
 @dataclass
@@ -34,9 +34,9 @@ class Canaries:
     def __init__(self, clients: Clients, aborted: threading.Event) -> None:
         self._clients, self._aborted = clients, aborted
         self._lock = threading.Lock()
-        self._sent: list[Canary] = []
+        self._canaries: list[Canary] = []
 
-    def first_after(self, machine_type: str, at: float, seconds: float) -> float | None:
+    def wait_first_success(self, machine_type: str, at: float, seconds: float) -> float | None:
         """Wait for a canary submitted after a time; return the seconds until the first success, or None.
 
         Args:
@@ -46,14 +46,14 @@ class Canaries:
         """
         while time.monotonic() - at < seconds and not self._aborted.is_set():
             with self._lock:
-                sent = [one for one in self._sent if one.machine_type == machine_type]
+                sent = [one for one in self._canaries if one.machine_type == machine_type]
                 if done := [one.done for one in sent if one.done is not None and one.submitted >= at]:
                     return min(done) - at
                 waiting = [one for one in sent if one.done is None and not one.given_up]
                 last = max((one.submitted for one in sent), default=0.0)
-                if (last < at or time.monotonic() - last > _EVERY_SECONDS) and len(waiting) < _MOST_OUTSTANDING:
-                    self._sent.append(Canary(machine_type, time.monotonic()))
-                    threading.Thread(target=self._follow, args=(self._sent[-1],), daemon=True).start()
+                if (last < at or time.monotonic() - last > _INTERVAL_SECONDS) and len(waiting) < _MAX_OUTSTANDING:
+                    self._canaries.append(Canary(machine_type, time.monotonic()))
+                    threading.Thread(target=self._follow, args=(self._canaries[-1],), daemon=True).start()
             self._aborted.wait(0.1)
         return None
 
@@ -61,7 +61,7 @@ class Canaries:
         chance = random.Random(one.submitted)  # noqa: S311 - only which API process is asked
         with contextlib.suppress(TimeoutError):
             job_id = self._clients.submit("canary", one.machine_type, chance).job_id
-            while not self._aborted.is_set() and time.monotonic() - one.submitted < _GIVEN_UP_SECONDS:
+            while not self._aborted.is_set() and time.monotonic() - one.submitted < _GIVE_UP_SECONDS:
                 if self._clients.state(job_id, chance.randrange(2)) == "Stopped":
                     one.done = time.monotonic()
                     return

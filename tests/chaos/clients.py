@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from chaos.stack import DOCKER_TYPE, Stack, new_key
-from chaos.workload import KINDS, Accepted, draw
+from chaos.stack import DOCKER_TYPE, Stack, new_idempotency_key
+from chaos.workload import JOB_KINDS, AcceptedJob, draw_job
 from sqlalchemy.exc import DatabaseError
-from support.docker_server import SHELL
+from support.docker_server import SHELL_IMAGE
 
 from core.errors import StoreUnavailable
 
-CLIENTS = 4
-UNDER_WAY = 12
+CLIENT_COUNT = 4
+MAX_ACTIVE_JOBS = 12
 """The most jobs that wait or run at a time, apart from canaries."""
-_ENDED = {"Stopped", "Failed", "Error", "Cancelled"}
-_RETRIED = {429, 503}
+_ENDED_STATES = {"Stopped", "Failed", "Error", "Cancelled"}
+_RETRY_STATUSES = {429, 503}
 
 
 @dataclass
-class Followed:
+class FollowedLog:
     """The record of what followers of one job's log were sent."""
 
     job_id: str
@@ -48,17 +48,17 @@ class Clients:
 
     def __init__(self, stack: Stack, seed: int) -> None:
         self.stack = stack
-        self.accepted: dict[str, Accepted] = {}
+        self.accepted: dict[str, AcceptedJob] = {}
         self.violations: list[tuple[float, str]] = []
         """Time, by the monotonic clock, and description of each wrong answer."""
-        self.followed: list[Followed] = []
+        self.followed: list[FollowedLog] = []
         self.answers = 0
         self.slowest_post = 0.0
         self._seed = seed
         self._http = httpx.Client(timeout=httpx.Timeout(20, connect=2), limits=httpx.Limits(max_connections=None))
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._ended: set[str] = set()
+        self._ended_ids: set[str] = set()
 
     # ---- Requests
 
@@ -89,50 +89,50 @@ class Clients:
             self.answers += 1
             if answer.status_code < 400 or answer.status_code in fine:
                 return answer
-            if answer.status_code not in _RETRIED:
-                self._violated(f"{method} {path} was answered with {answer.status_code}: {answer.text[:300]}")
+            if answer.status_code not in _RETRY_STATUSES:
+                self._add_violation(f"{method} {path} was answered with {answer.status_code}: {answer.text[:300]}")
                 if answer.status_code < 500:
                     return answer
             time.sleep(min(float(answer.headers.get("retry-after", 0.5)), 5))
         raise TimeoutError(f"{method} {path} was not answered for four minutes")
 
-    def submit(self, kind: str, machine_type: str, chance: random.Random) -> Accepted:
+    def submit(self, kind: str, machine_type: str, chance: random.Random) -> AcceptedJob:
         """Submit a job, sometimes twice with the same key, at two API processes."""
-        wanted = KINDS[kind]
-        key = new_key()
+        wanted = JOB_KINDS[kind]
+        key = new_idempotency_key()
         body = {"machineType": machine_type, "command": wanted.command(machine_type), "name": kind, **wanted.spec}
         if machine_type == DOCKER_TYPE:
             # A storage of their own: simulated jobs run as the worker's user, containers as their project's.
-            body |= {"container": SHELL, "project": "containers"}
+            body |= {"container": SHELL_IMAGE, "project": "containers"}
         send = {"json": body, "headers": {"Idempotency-Key": key}}
         first = chance.randrange(2)
         began = time.monotonic()
-        ids = {self._id(self.request("POST", "/jobs", first=first, **send))}
+        ids = {self._job_id(self.request("POST", "/jobs", first=first, **send))}
         self.slowest_post = max(self.slowest_post, time.monotonic() - began)
         if chance.random() < 0.25:
-            ids.add(self._id(self.request("POST", "/jobs", first=first + 1, **send)))
+            ids.add(self._job_id(self.request("POST", "/jobs", first=first + 1, **send)))
         for job_id in ids:
             self.stack.accepted.append((job_id, key))
-            self.accepted[job_id] = Accepted(job_id, kind, machine_type)
+            self.accepted[job_id] = AcceptedJob(job_id, kind, machine_type)
         return self.accepted[min(ids)]
 
-    def clone(self, one: Accepted) -> None:
+    def clone(self, one: AcceptedJob) -> None:
         """Submit a job once more by its id."""
-        key = new_key()
+        key = new_idempotency_key()
         answer = self.request("POST", f"/jobs/{one.job_id}/clone", fine=(404,), headers={"Idempotency-Key": key})
         if answer.status_code != 404:
-            job_id = self._id(answer)
+            job_id = self._job_id(answer)
             self.stack.accepted.append((job_id, key))
-            self.accepted[job_id] = Accepted(job_id, one.kind, one.machine_type)
+            self.accepted[job_id] = AcceptedJob(job_id, one.kind, one.machine_type)
 
-    def stop(self, one: Accepted, first: int = 0) -> None:
+    def stop(self, one: AcceptedJob, first: int = 0) -> None:
         """Ask for its stop."""
-        one.stop_asked = True
+        one.stop_requested = True
         self.request("POST", f"/jobs/{one.job_id}/stop", first=first, fine=(404,))
 
-    def delete(self, one: Accepted, first: int = 0) -> None:
+    def delete(self, one: AcceptedJob, first: int = 0) -> None:
         """Remove it, if it has ended."""
-        one.deleted = one.stop_asked = True
+        one.deleted = one.stop_requested = True
         self.request("DELETE", f"/jobs/{one.job_id}", first=first, fine=(404, 409))
 
     def state(self, job_id: str, first: int = 0) -> str:
@@ -140,18 +140,18 @@ class Clients:
         answer = self.request("GET", f"/jobs/{job_id}", first=first, fine=(404,))
         return answer.json()["state"] if answer.status_code == 200 else "Deleted"
 
-    def _id(self, answer: httpx.Response) -> str:
+    def _job_id(self, answer: httpx.Response) -> str:
         return answer.json()["id"]
 
-    def _violated(self, words: str) -> None:
+    def _add_violation(self, words: str) -> None:
         self.violations.append((time.monotonic(), words))
 
     # ---- Load
 
     def begin(self) -> None:
         """Submit jobs and follow some, until `end`."""
-        self._spawn(self._watch_for_ends)
-        for number in range(CLIENTS):
+        self._spawn(self._poll_ended_forever)
+        for number in range(CLIENT_COUNT):
             self._spawn(self._submit_forever, random.Random(f"{self._seed} client {number}"))  # noqa: S311
 
     def end(self, seconds: float) -> None:
@@ -166,28 +166,28 @@ class Clients:
         self._ending.set()
         self._http.close()
 
-    def under_way(self) -> list[Accepted]:
+    def active_jobs(self) -> list[AcceptedJob]:
         """Jobs that were not seen to have ended, canaries apart."""
-        running = [one for one in list(self.accepted.values()) if one.job_id not in self._ended]
+        running = [one for one in list(self.accepted.values()) if one.job_id not in self._ended_ids]
         return [one for one in running if one.kind != "canary"]
 
     def _spawn(self, work: Callable[..., None], *arguments: Any) -> None:
-        thread = threading.Thread(target=self._guarded, args=(work, *arguments), daemon=True)
+        thread = threading.Thread(target=self._run_guarded, args=(work, *arguments), daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
+    def _run_guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
             work(*arguments)
         except Exception as error:  # noqa: BLE001 - a client that fails is a finding, not the end of the run
-            self._violated(f"a client failed: {error!r}")
+            self._add_violation(f"a client failed: {error!r}")
 
     def _submit_forever(self, chance: random.Random) -> None:
         while not self._ending.is_set():
-            if len(self.under_way()) >= UNDER_WAY:
+            if len(self.active_jobs()) >= MAX_ACTIVE_JOBS:
                 self._ending.wait(0.5)
                 continue
-            one = self.submit(*draw(chance), chance)
+            one = self.submit(*draw_job(chance), chance)
             if chance.random() < 0.4:
                 self._spawn(self._follow, one, random.Random(chance.random()))  # noqa: S311 - repeatable, not secret
             if chance.random() < 0.07:
@@ -196,20 +196,20 @@ class Clients:
                 self._spawn(self._stop_later, one, 2 + 6 * chance.random())
             self._ending.wait(0.5 + 2 * chance.random())
 
-    def _stop_later(self, one: Accepted, seconds: float) -> None:
+    def _stop_later(self, one: AcceptedJob, seconds: float) -> None:
         self._ending.wait(seconds)
         self.stop(one)
 
-    def _watch_for_ends(self) -> None:
+    def _poll_ended_forever(self) -> None:
         while not self._ending.wait(1):
             with contextlib.suppress(StoreUnavailable, DatabaseError):
-                self._ended |= self.stack.ended_ids()
+                self._ended_ids |= self.stack.ended_ids()
 
     # ---- Logs
 
-    def _follow(self, one: Accepted, chance: random.Random) -> None:
+    def _follow(self, one: AcceptedJob, chance: random.Random) -> None:
         """Follow a log, over connections that are cut at random and taken up at the other API process."""
-        followed = Followed(one.job_id)
+        followed = FollowedLog(one.job_id)
         self.followed.append(followed)
         deadline = time.monotonic() + 600
         while not followed.complete and time.monotonic() < deadline and not one.deleted:
@@ -221,32 +221,32 @@ class Clients:
             except httpx.HTTPError:
                 time.sleep(0.2)
 
-    def _follow_once(self, followed: Followed, url: str, until: float) -> None:
+    def _follow_once(self, followed: FollowedLog, url: str, until: float) -> None:
         headers = {"x-api-key": self.stack.cli_json["apiKey"], "accept": "text/event-stream"}
         if followed.last:
             headers["last-event-id"] = str(followed.last)
         timeout = httpx.Timeout(20, connect=2)
         with self._http.stream("GET", f"{url}/jobs/{followed.job_id}/logs", headers=headers, timeout=timeout) as answer:
             if answer.status_code != 200:
-                if answer.status_code not in {*_RETRIED, 404}:
-                    self._violated(f"following {followed.job_id} was answered with {answer.status_code}")
+                if answer.status_code not in {*_RETRY_STATUSES, 404}:
+                    self._add_violation(f"following {followed.job_id} was answered with {answer.status_code}")
                 time.sleep(0.5)
                 return
-            for kind, data in _events(answer.iter_lines()):
+            for kind, data in _parse_events(answer.iter_lines()):
                 if kind == "line":
-                    self._line(followed, data)
+                    self._handle_line(followed, data)
                 followed.complete = followed.complete or kind == "end"
                 if time.monotonic() > until:
                     return
 
-    def _line(self, followed: Followed, row: dict[str, Any]) -> None:
+    def _handle_line(self, followed: FollowedLog, row: dict[str, Any]) -> None:
         if row["line"] != followed.last + 1:
-            self._violated(f"{followed.job_id}: a follower was sent line {row['line']} after {followed.last}")
+            self._add_violation(f"{followed.job_id}: a follower was sent line {row['line']} after {followed.last}")
         followed.last = row["line"]
         followed.text.update(row["message"].encode() + b"\n")
 
 
-def _events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parse_events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Kind and data of each server-sent event."""
     kind = ""
     for line in lines:

@@ -9,21 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from chaos.clients import Clients
-from chaos.stack import API, DOCKER_WORKER, HOME_BYTES, WORKERS, Stack
+from chaos.stack import API_PROCESSES, DOCKER_WORKER, HOME_BYTES, WORKERS, Stack
 from sqlalchemy import text
 
 ALL_WORKERS = (*WORKERS, DOCKER_WORKER)
 LEASE_SECONDS = 60
 _REFILL_SECONDS = 0.1
-_ROOM = 256 * 1024
+_FREE_BYTES = 256 * 1024
 
 
-class Aborted(Exception):
+class RunAborted(Exception):
     """The run is ending: what was broken is mended at once."""
 
 
 @dataclass
-class Hands:
+class FaultContext:
     """Everything that a fault works with.
 
     Attributes:
@@ -41,7 +41,7 @@ class Hands:
     def wait(self, least: float, most: float | None = None) -> None:
         """Leave things broken for a while, in seconds."""
         if self.aborted.wait(least if most is None else self.chance.uniform(least, most)):
-            raise Aborted
+            raise RunAborted
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Signal a process of the service; the keeper starts it again."""
@@ -51,7 +51,7 @@ class Hands:
 
 
 @dataclass(frozen=True)
-class Fault:
+class FaultKind:
     """One kind of fault.
 
     Attributes:
@@ -63,8 +63,8 @@ class Fault:
     """
 
     name: str
-    touches: tuple[str, ...]
-    inject: Callable[[Hands, dict[str, str]], None]
+    parts: tuple[str, ...]
+    inject: Callable[[FaultContext, dict[str, str]], None]
     weight: int = 3
     ends_containers: bool = False
 
@@ -72,37 +72,37 @@ class Fault:
 # ---- Processes of the service
 
 
-def kill_one(part: str) -> Callable[[Hands, dict[str, str]], None]:
+def kill_one(part: str) -> Callable[[FaultContext, dict[str, str]], None]:
     """Kill -9 of a process."""
     return lambda hands, chosen: hands.kill(chosen[part])
 
 
-def kill_all(names: tuple[str, ...]) -> Callable[[Hands, dict[str, str]], None]:
+def kill_all(names: tuple[str, ...]) -> Callable[[FaultContext, dict[str, str]], None]:
     """Kill -9 of several processes at once."""
 
-    def inject(hands: Hands, _: dict[str, str]) -> None:
+    def inject(hands: FaultContext, _: dict[str, str]) -> None:
         for name in names:
             hands.kill(name)
 
     return inject
 
 
-def terminate(hands: Hands, chosen: dict[str, str]) -> None:
+def terminate(hands: FaultContext, chosen: dict[str, str]) -> None:
     """Ask a worker to end, as a deployment does."""
     hands.kill(chosen["worker"], signal.SIGTERM)
 
 
-def kill_repeatedly(hands: Hands, chosen: dict[str, str]) -> None:
+def kill_repeatedly(hands: FaultContext, chosen: dict[str, str]) -> None:
     """Kill a worker four times, each time soon after it was started again."""
     for _ in range(4):
         hands.kill(chosen["worker"])
         hands.wait(2.2, 4.5)
 
 
-def freeze(part: str, least: float, most: float) -> Callable[[Hands, dict[str, str]], None]:
+def freeze(part: str, least: float, most: float) -> Callable[[FaultContext, dict[str, str]], None]:
     """SIGSTOP of a process, for so many seconds."""
 
-    def inject(hands: Hands, chosen: dict[str, str]) -> None:
+    def inject(hands: FaultContext, chosen: dict[str, str]) -> None:
         process = hands.stack.services[chosen[part]].process
         assert process is not None
         process.signal(signal.SIGSTOP)
@@ -114,10 +114,10 @@ def freeze(part: str, least: float, most: float) -> Callable[[Hands, dict[str, s
     return inject
 
 
-def shift_clock(seconds: int) -> Callable[[Hands, dict[str, str]], None]:
+def shift_clock(seconds: int) -> Callable[[FaultContext, dict[str, str]], None]:
     """Set the wall clock of one worker wrong for a while."""
 
-    def inject(hands: Hands, _: dict[str, str]) -> None:
+    def inject(hands: FaultContext, _: dict[str, str]) -> None:
         assert hands.stack.clock is not None
         hands.stack.clock.set(seconds)
         try:
@@ -131,10 +131,10 @@ def shift_clock(seconds: int) -> Callable[[Hands, dict[str, str]], None]:
 # ---- Redis
 
 
-def kill_redis(*, wipe: bool) -> Callable[[Hands, dict[str, str]], None]:
+def kill_redis(*, wipe: bool) -> Callable[[FaultContext, dict[str, str]], None]:
     """Kill Redis; it comes back with its data, or without."""
 
-    def inject(hands: Hands, _: dict[str, str]) -> None:
+    def inject(hands: FaultContext, _: dict[str, str]) -> None:
         redis = hands.stack.redis
         redis.kill()
         try:
@@ -147,13 +147,13 @@ def kill_redis(*, wipe: bool) -> Callable[[Hands, dict[str, str]], None]:
     return inject
 
 
-def flush_redis(hands: Hands, _: dict[str, str]) -> None:
+def flush_redis(hands: FaultContext, _: dict[str, str]) -> None:
     """Drop every message."""
     with hands.stack.redis.client() as client:
         client.flushall()
 
 
-def freeze_redis(hands: Hands, _: dict[str, str]) -> None:
+def freeze_redis(hands: FaultContext, _: dict[str, str]) -> None:
     """Redis takes connections and does not answer."""
     hands.stack.redis.freeze()
     try:
@@ -165,10 +165,10 @@ def freeze_redis(hands: Hands, _: dict[str, str]) -> None:
 # ---- PostgreSQL
 
 
-def postgres_down(least: float, most: float) -> Callable[[Hands, dict[str, str]], None]:
+def stop_postgres(least: float, most: float) -> Callable[[FaultContext, dict[str, str]], None]:
     """An immediate stop, and a start after so many seconds."""
 
-    def inject(hands: Hands, _: dict[str, str]) -> None:
+    def inject(hands: FaultContext, _: dict[str, str]) -> None:
         hands.stack.postgres.crash()
         try:
             hands.wait(least, most)
@@ -178,7 +178,7 @@ def postgres_down(least: float, most: float) -> Callable[[Hands, dict[str, str]]
     return inject
 
 
-def kill_postgres_backend(hands: Hands, _: dict[str, str]) -> None:
+def kill_postgres_backend(hands: FaultContext, _: dict[str, str]) -> None:
     """Kill -9 of one connection's process: the server ends all of them and recovers."""
     _, *others = hands.stack.postgres.processes()
     backends = [one for one in others if one.cmdline()[:1] and " t" in one.cmdline()[0]]
@@ -186,7 +186,7 @@ def kill_postgres_backend(hands: Hands, _: dict[str, str]) -> None:
         hands.chance.choice(backends).kill()
 
 
-def terminate_connections(hands: Hands, _: dict[str, str]) -> None:
+def terminate_connections(hands: FaultContext, _: dict[str, str]) -> None:
     """End every connection, several times."""
     ending = text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname IS NOT NULL AND pid <> :own")
     for _ in range(5):
@@ -196,7 +196,7 @@ def terminate_connections(hands: Hands, _: dict[str, str]) -> None:
         hands.wait(0.2)
 
 
-def freeze_postgres(hands: Hands, _: dict[str, str]) -> None:
+def freeze_postgres(hands: FaultContext, _: dict[str, str]) -> None:
     """The server and all its processes hang."""
     hands.stack.postgres.freeze()
     try:
@@ -208,7 +208,7 @@ def freeze_postgres(hands: Hands, _: dict[str, str]) -> None:
 # ---- Networks
 
 
-def network(server: str, how: str, least: float, most: float) -> Callable[[Hands, dict[str, str]], None]:
+def break_network(server: str, mode: str, least: float, most: float) -> Callable[[FaultContext, dict[str, str]], None]:
     """Take the way to a server from some processes, or from all.
 
     Args:
@@ -218,16 +218,16 @@ def network(server: str, how: str, least: float, most: float) -> Callable[[Hands
         most: Seconds.
     """
 
-    def inject(hands: Hands, _: dict[str, str]) -> None:
-        names = hands.chance.sample((*API, *ALL_WORKERS), hands.chance.choice((1, 2, 5)))
+    def inject(hands: FaultContext, _: dict[str, str]) -> None:
+        names = hands.chance.sample((*API_PROCESSES, *ALL_WORKERS), hands.chance.choice((1, 2, 5)))
         proxies = [hands.stack.proxies[name][server] for name in names]
         try:
             for proxy in proxies:
-                {"hole": proxy.shut, "refuse": proxy.refuse, "reset": proxy.reset}[how]()
+                {"hole": proxy.shut, "refuse": proxy.refuse, "reset": proxy.reset}[mode]()
             hands.wait(least, most)
         finally:
             for proxy in proxies:
-                {"hole": proxy.open, "refuse": proxy.accept, "reset": proxy.reset}[how]()
+                {"hole": proxy.open, "refuse": proxy.accept, "reset": proxy.reset}[mode]()
 
     return inject
 
@@ -235,10 +235,10 @@ def network(server: str, how: str, least: float, most: float) -> Callable[[Hands
 # ---- Containers
 
 
-def kill_engine(*, live_restore: bool) -> Callable[[Hands, dict[str, str]], None]:
+def kill_engine(*, live_restore: bool) -> Callable[[FaultContext, dict[str, str]], None]:
     """Kill the engine; its containers outlive that with live-restore alone."""
 
-    def inject(hands: Hands, _: dict[str, str]) -> None:
+    def inject(hands: FaultContext, _: dict[str, str]) -> None:
         server = hands.stack.server
         server.set_live_restore(on=live_restore)
         server.kill()
@@ -252,7 +252,7 @@ def kill_engine(*, live_restore: bool) -> Callable[[Hands, dict[str, str]], None
     return inject
 
 
-def freeze_engine(hands: Hands, _: dict[str, str]) -> None:
+def freeze_engine(hands: FaultContext, _: dict[str, str]) -> None:
     """The engine takes connections and does not answer."""
     hands.stack.server.freeze()
     try:
@@ -261,7 +261,7 @@ def freeze_engine(hands: Hands, _: dict[str, str]) -> None:
         hands.stack.server.thaw()
 
 
-def kill_containerd(hands: Hands, _: dict[str, str]) -> None:
+def kill_containerd(hands: FaultContext, _: dict[str, str]) -> None:
     """Kill what watches the containers; the engine starts it again."""
     hands.stack.server.kill_containerd()
     hands.wait(3)
@@ -270,22 +270,22 @@ def kill_containerd(hands: Hands, _: dict[str, str]) -> None:
 # ---- Disks, and clients
 
 
-def fill_disk(hands: Hands, _: dict[str, str]) -> None:
+def fill_disk(hands: FaultContext, _: dict[str, str]) -> None:
     """Take all room of GRADIENT_HOME's disk, and what becomes free while it lasts."""
     disk = hands.stack.disk
-    with _small(hands.stack):
+    with _shrunk_disk(hands.stack):
         for _ in range(int(hands.chance.uniform(6, 25) / _REFILL_SECONDS)):
             disk.fill()
             hands.wait(_REFILL_SECONDS)
 
 
 @contextlib.contextmanager
-def _small(stack: Stack) -> Iterator[None]:
+def _shrunk_disk(stack: Stack) -> Iterator[None]:
     """No more room than is used: filling takes no memory of the machine's."""
     try:
         for _ in range(50):
             with contextlib.suppress(AssertionError):  # more was written meanwhile
-                stack.disk.resize(stack.disk.used() + _ROOM)
+                stack.disk.resize(stack.disk.used_bytes() + _FREE_BYTES)
                 break
         yield
     finally:
@@ -293,9 +293,9 @@ def _small(stack: Stack) -> Iterator[None]:
         stack.disk.free()
 
 
-def stop_and_delete(hands: Hands, _: dict[str, str]) -> None:
+def stop_and_delete(hands: FaultContext, _: dict[str, str]) -> None:
     """Stop and delete jobs from several clients at once, each more than once."""
-    running = [one for one in hands.clients.under_way() if one.wanted.stops and not one.deleted]
+    running = [one for one in hands.clients.active_jobs() if one.expected.stops and not one.deleted]
     doomed = hands.chance.sample(running, min(len(running), 4))
     deleted = {one.job_id for one in doomed if hands.chance.random() < 0.4}
     with ThreadPoolExecutor(6) as several:
@@ -307,36 +307,36 @@ def stop_and_delete(hands: Hands, _: dict[str, str]) -> None:
 
 
 FAULTS = (
-    Fault("API kill -9", ("api",), kill_one("api"), 6),
-    Fault("API both kill -9", API, kill_all(API)),
-    Fault("API SIGSTOP 5-15 s", ("api",), freeze("api", 5, 15)),
-    Fault("worker kill -9", ("worker",), kill_one("worker"), 8),
-    Fault("worker kill -9 x 4", ("worker",), kill_repeatedly),
-    Fault("workers all kill -9", ALL_WORKERS, kill_all(ALL_WORKERS), 2),
-    Fault("worker SIGTERM", ("worker",), terminate, 6),
-    Fault("worker SIGSTOP 5-20 s", ("worker",), freeze("worker", 5, 20)),
-    Fault("worker SIGSTOP 75-120 s", ("worker",), freeze("worker", LEASE_SECONDS + 15, 2 * LEASE_SECONDS), 2),
-    Fault("worker clock -120 s", (WORKERS[-1],), shift_clock(-120), 2),
-    Fault("worker clock +3600 s", (WORKERS[-1],), shift_clock(3600), 2),
-    Fault("Redis kill -9", ("redis",), kill_redis(wipe=False), 5),
-    Fault("Redis kill -9, wiped", ("redis",), kill_redis(wipe=True), 5),
-    Fault("Redis FLUSHALL", ("redis",), flush_redis, 6),
-    Fault("Redis SIGSTOP 4-8 s", ("redis",), freeze_redis),
-    Fault("PG immediate restart", ("postgres",), postgres_down(0, 1), 4),
-    Fault("PG down 15-20 s", ("postgres",), postgres_down(15, 20), 2),
-    Fault("PG backend kill -9", ("postgres",), kill_postgres_backend, 4),
-    Fault("PG pg_terminate_backend", ("postgres",), terminate_connections, 6),
-    Fault("PG SIGSTOP 5-50 s", ("postgres",), freeze_postgres, 3),
-    Fault("PG hole 8-45 s", ("postgres",), network("postgres", "hole", 8, 45)),
-    Fault("PG reset", ("postgres",), network("postgres", "reset", 0.2, 1), 6),
-    Fault("PG refused 5-15 s", ("postgres",), network("postgres", "refuse", 5, 15)),
-    Fault("Redis hole 5-30 s", ("redis",), network("redis", "hole", 5, 30)),
-    Fault("Redis reset", ("redis",), network("redis", "reset", 0.2, 1), 5),
-    Fault("Redis refused 5-15 s", ("redis",), network("redis", "refuse", 5, 15)),
-    Fault("dockerd kill -9", ("engine",), kill_engine(live_restore=True), 5),
-    Fault("dockerd kill, no live-restore", ("engine",), kill_engine(live_restore=False), 4, ends_containers=True),
-    Fault("dockerd SIGSTOP 5-20 s", ("engine",), freeze_engine),
-    Fault("containerd kill -9", ("engine",), kill_containerd),
-    Fault("disk full 6-25 s", ("disk",), fill_disk, 5),
-    Fault("stops and deletes", ("clients",), stop_and_delete, 6),
+    FaultKind("API kill -9", ("api",), kill_one("api"), 6),
+    FaultKind("API both kill -9", API_PROCESSES, kill_all(API_PROCESSES)),
+    FaultKind("API SIGSTOP 5-15 s", ("api",), freeze("api", 5, 15)),
+    FaultKind("worker kill -9", ("worker",), kill_one("worker"), 8),
+    FaultKind("worker kill -9 x 4", ("worker",), kill_repeatedly),
+    FaultKind("workers all kill -9", ALL_WORKERS, kill_all(ALL_WORKERS), 2),
+    FaultKind("worker SIGTERM", ("worker",), terminate, 6),
+    FaultKind("worker SIGSTOP 5-20 s", ("worker",), freeze("worker", 5, 20)),
+    FaultKind("worker SIGSTOP 75-120 s", ("worker",), freeze("worker", LEASE_SECONDS + 15, 2 * LEASE_SECONDS), 2),
+    FaultKind("worker clock -120 s", (WORKERS[-1],), shift_clock(-120), 2),
+    FaultKind("worker clock +3600 s", (WORKERS[-1],), shift_clock(3600), 2),
+    FaultKind("Redis kill -9", ("redis",), kill_redis(wipe=False), 5),
+    FaultKind("Redis kill -9, wiped", ("redis",), kill_redis(wipe=True), 5),
+    FaultKind("Redis FLUSHALL", ("redis",), flush_redis, 6),
+    FaultKind("Redis SIGSTOP 4-8 s", ("redis",), freeze_redis),
+    FaultKind("PG immediate restart", ("postgres",), stop_postgres(0, 1), 4),
+    FaultKind("PG down 15-20 s", ("postgres",), stop_postgres(15, 20), 2),
+    FaultKind("PG backend kill -9", ("postgres",), kill_postgres_backend, 4),
+    FaultKind("PG pg_terminate_backend", ("postgres",), terminate_connections, 6),
+    FaultKind("PG SIGSTOP 5-50 s", ("postgres",), freeze_postgres, 3),
+    FaultKind("PG hole 8-45 s", ("postgres",), break_network("postgres", "hole", 8, 45)),
+    FaultKind("PG reset", ("postgres",), break_network("postgres", "reset", 0.2, 1), 6),
+    FaultKind("PG refused 5-15 s", ("postgres",), break_network("postgres", "refuse", 5, 15)),
+    FaultKind("Redis hole 5-30 s", ("redis",), break_network("redis", "hole", 5, 30)),
+    FaultKind("Redis reset", ("redis",), break_network("redis", "reset", 0.2, 1), 5),
+    FaultKind("Redis refused 5-15 s", ("redis",), break_network("redis", "refuse", 5, 15)),
+    FaultKind("dockerd kill -9", ("engine",), kill_engine(live_restore=True), 5),
+    FaultKind("dockerd kill, no live-restore", ("engine",), kill_engine(live_restore=False), 4, ends_containers=True),
+    FaultKind("dockerd SIGSTOP 5-20 s", ("engine",), freeze_engine),
+    FaultKind("containerd kill -9", ("engine",), kill_containerd),
+    FaultKind("disk full 6-25 s", ("disk",), fill_disk, 5),
+    FaultKind("stops and deletes", ("clients",), stop_and_delete, 6),
 )

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos import report, vitals
-from chaos.checker import Checker, Found, Outcome
+from chaos.checker import Checker, CheckResult, Violation
 from chaos.clients import Clients
 from chaos.clock import find_compiler
-from chaos.faults import FAULTS, Fault
+from chaos.faults import FAULTS, FaultKind
 from chaos.nemesis import Nemesis
 from chaos.stack import running_stack
-from support.docker_server import missing_for_docker
-from support.faults.containers import inventory
+from support.docker_server import missing_docker_requirements
+from support.faults.containers import list_engine_objects
 from support.postgres import find_binaries
 from support.redis_server import find_redis
 from support.small_disk import find_mount
@@ -27,7 +27,7 @@ _FOLLOWERS_SECONDS = 120
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """The parameters of a run.
 
     Attributes:
@@ -39,23 +39,23 @@ class Plan:
 
     seed: int
     faults: int
-    kinds: Sequence[Fault] = FAULTS
+    kinds: Sequence[FaultKind] = FAULTS
     alone: int = len(FAULTS)
 
 
-def missing() -> str:
+def missing_requirements() -> str:
     """Name what this machine lacks for a run; empty if nothing."""
-    lacking = {
+    requirements = {
         "PostgreSQL's server programs": find_binaries(),
         "redis-server": find_redis(),
         "the right to mount a disk": find_mount(),
         "a C compiler": find_compiler(),
     }
-    words = [name for name, found in lacking.items() if not found]
-    return ", ".join([*words, *filter(None, [missing_for_docker()])])
+    words = [name for name, found in requirements.items() if not found]
+    return ", ".join([*words, *filter(None, [missing_docker_requirements()])])
 
 
-def run(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outcome:
+def run(plan: RunPlan, folder: Path, log: Callable[[str], None]) -> CheckResult:
     """Start everything, break it, repair it, and check all that is known of it.
 
     Args:
@@ -65,34 +65,34 @@ def run(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outcome:
     """
     logging.getLogger("core.db.database").setLevel(logging.CRITICAL)  # the harness reads a database that it breaks
     with running_stack(folder) as stack:
-        say(f"the service is ready; its processes' logs: {folder}/home-*.log")
-        before = inventory(stack.server)
+        log(f"the service is ready; its processes' logs: {folder}/home-*.log")
+        before = list_engine_objects(stack.server)
         clients = Clients(stack, plan.seed)
-        watch = vitals.Watch(stack, folder / "vitals.csv")
-        nemesis = Nemesis(stack, clients, plan.seed, plan.kinds, say)
+        watch = vitals.VitalsMonitor(stack, folder / "vitals.csv")
+        nemesis = Nemesis(stack, clients, plan.seed, plan.kinds, log)
         checker = Checker(stack, clients, nemesis, before)
         outcome = checker.outcome
-        with _mended(nemesis), contextlib.closing(clients):
+        with _repaired_at_end(nemesis), contextlib.closing(clients):
             clients.begin()
             alone = min(plan.alone, plan.faults)
-            nemesis.each_alone(alone)
-            say(f"{alone} faults one at a time; now {plan.faults - alone} that overlap")
-            nemesis.overlapping(plan.faults - alone)
+            nemesis.inject_one_by_one(alone)
+            log(f"{alone} faults one at a time; now {plan.faults - alone} that overlap")
+            nemesis.inject_overlapping(plan.faults - alone)
             nemesis.wait()
-            say("the last fault is mended; waiting for jobs and followers")
+            log("the last fault is mended; waiting for jobs and followers")
             clients.end(_FOLLOWERS_SECONDS)
             checker.check()
             measured = watch.end()
-            outcome.violations += [Found(f"I18 {words}", 0, 0) for words in vitals.leaks(measured)]
-            stack.halt()
-            checker.check_left()
-        for line in report.lines(nemesis.injected, outcome, measured):
-            say(line)
+            outcome.violations += [Violation(f"I18 {words}", 0, 0) for words in vitals.find_leaks(measured)]
+            stack.shut_down()
+            checker.check_leftovers()
+        for line in report.format_report(nemesis.injected, outcome, measured):
+            log(line)
     return outcome
 
 
 @contextlib.contextmanager
-def _mended(nemesis: Nemesis) -> Iterator[None]:
+def _repaired_at_end(nemesis: Nemesis) -> Iterator[None]:
     """Repair everything however the block ends: a frozen process could not be cleared away."""
     try:
         yield
@@ -102,7 +102,7 @@ def _mended(nemesis: Nemesis) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def place(*, keep: Callable[[], bool]) -> Iterator[Path]:
+def run_folder(*, keep: Callable[[], bool]) -> Iterator[Path]:
     """A folder for a run, which goes at its end unless it is to be looked at."""
     folder = Path(tempfile.mkdtemp(prefix="gradient-chaos-", dir="/var/tmp"))
     try:
@@ -112,7 +112,7 @@ def place(*, keep: Callable[[], bool]) -> Iterator[Path]:
             shutil.rmtree(folder)
 
 
-class Log:
+class ProgressLog:
     """Progress, on the terminal and in a file, each line with the seconds since the beginning."""
 
     def __init__(self, file: Path) -> None:

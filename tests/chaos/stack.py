@@ -16,9 +16,9 @@ from pathlib import Path
 
 from chaos.clock import WallClock, find_compiler
 from sqlalchemy import select
-from support.deployment import PATIENCE, Process, wait_until
+from support.deployment import TIMEOUT_SECONDS, Process, wait_until
 from support.docker_server import DockerServer, running_engine
-from support.faults.containers import Contained
+from support.faults.containers import ContainerDeployment
 from support.faults.proxy import Proxy
 from support.postgres import PostgresServer
 from support.redis_server import RedisServer
@@ -28,7 +28,7 @@ from core.db.models.jobs import Job
 
 RESTART_SECONDS = 2.0
 HOME_BYTES = 2 * 1024**3
-API, WORKERS, DOCKER_WORKER = ("api1", "api2"), ("w1", "w2"), "w3"
+API_PROCESSES, WORKERS, DOCKER_WORKER = ("api1", "api2"), ("w1", "w2"), "w3"
 MOCK_TYPE, DOCKER_TYPE = "Simulated CPU", "CPU"
 BACKENDS = {MOCK_TYPE: "mock", DOCKER_TYPE: "docker"}
 _CATALOGUE = f"""
@@ -50,7 +50,7 @@ spec_source = "made up"
 
 
 @dataclass
-class Kept:
+class SupervisedProcess:
     """A process that is started again whenever it has ended."""
 
     name: str
@@ -64,7 +64,7 @@ class Kept:
         return self.process is not None and self.process.alive()
 
 
-class Stack(Contained):
+class Stack(ContainerDeployment):
     """The whole service.
 
     Args:
@@ -94,11 +94,11 @@ class Stack(Contained):
         self.postgres, self.redis, self.disk = postgres, redis, disk
         self.clock = WallClock(folder) if find_compiler() else None
         self.proxies: dict[str, dict[str, Proxy]] = {}
-        self.services: dict[str, Kept] = {}
-        self.ports = {name: _free_port() for name in API}
+        self.services: dict[str, SupervisedProcess] = {}
+        self.ports = {name: _free_port() for name in API_PROCESSES}
         self._key = ""
         self._stopping = threading.Event()
-        self._keeper = threading.Thread(target=self._keep, daemon=True)
+        self._restarter = threading.Thread(target=self._restart_forever, daemon=True)
 
     @property
     def urls(self) -> list[str]:
@@ -109,35 +109,35 @@ class Stack(Contained):
     def cli_json(self) -> dict[str, str]:
         return {"url": self.urls[0], "apiKey": self._key or super().cli_json["apiKey"]}
 
-    def begin(self) -> None:
+    def start_all(self) -> None:
         """Start everything, and wait until it is ready."""
         self.migrate()
-        for name in API:
+        for name in API_PROCESSES:
             self._add(name, "api", "--port", str(self.ports[name]))
         for name in WORKERS:
             moved = self.clock.environment() if self.clock and name == WORKERS[-1] else {}
             simulated = {"GRADIENT_MACHINES__SIMULATE": "true", "GRADIENT_WORKER__HOST": "simulated-host"}
             self._add(name, "worker", "--name", name, **simulated, **moved)
         self._add(DOCKER_WORKER, "worker", "--name", DOCKER_WORKER, GRADIENT_WORKER__HOST="docker-host")
-        self._keeper.start()
-        first = self.services[API[0]].process
+        self._restarter.start()
+        first = self.services[API_PROCESSES[0]].process
         assert first is not None
         self.wait_ready(first)
         self._key = self.cli_json["apiKey"]
         ready = [self.services[name] for name in (*WORKERS, DOCKER_WORKER)]
-        wait_until(lambda: all("is ready" in one.process.said() for one in ready), "the workers")
+        wait_until(lambda: all("is ready" in one.process.read_log() for one in ready), "the workers")
 
     def _add(self, name: str, *arguments: str, **settings: str) -> None:
-        ways = self.proxies[name] = {"postgres": Proxy(self.postgres.socket), "redis": Proxy(self.redis.port)}
+        proxies = self.proxies[name] = {"postgres": Proxy(self.postgres.socket), "redis": Proxy(self.redis.port)}
         settings = {
-            "GRADIENT_DATABASE__URL": ways["postgres"].url(self.database_url),
-            "GRADIENT_QUEUE__BROKER_URL": self.redis.url_at(ways["redis"].port),
+            "GRADIENT_DATABASE__URL": proxies["postgres"].url(self.database_url),
+            "GRADIENT_QUEUE__BROKER_URL": self.redis.url_at(proxies["redis"].port),
             "GRADIENT_WORKER__SLOTS": "8",
         } | settings
-        kept = self.services[name] = Kept(name, lambda: self.start(*arguments, **settings))
-        kept.process = kept.start()
+        service = self.services[name] = SupervisedProcess(name, lambda: self.start(*arguments, **settings))
+        service.process = service.start()
 
-    def _keep(self) -> None:
+    def _restart_forever(self) -> None:
         while not self._stopping.wait(0.1):
             for one in self.services.values():
                 if one.alive():
@@ -154,10 +154,10 @@ class Stack(Contained):
         with self.database() as database, database.read() as session:
             return set(session.scalars(select(Job.id).where(Job.finished_at.is_not(None))))
 
-    def halt(self, seconds: float = PATIENCE) -> None:
+    def shut_down(self, seconds: float = TIMEOUT_SECONDS) -> None:
         """Ask the service's processes to end, and wait until they have."""
         self._stopping.set()
-        self._keeper.join()
+        self._restarter.join()
         living = [one.process for one in self.services.values() if one.alive()]
         for process in living:
             process.signal(15)
@@ -165,8 +165,8 @@ class Stack(Contained):
 
     def stop(self) -> None:
         self._stopping.set()
-        if self._keeper.is_alive():
-            self._keeper.join()
+        if self._restarter.is_alive():
+            self._restarter.join()
         super().stop()
         for proxy in (one for both in self.proxies.values() for one in both.values()):
             proxy.close()
@@ -193,7 +193,7 @@ def running_stack(folder: Path) -> Iterator[Stack]:
         redis.start()
         stack = Stack(folder, server=server, postgres=postgres, redis=redis, disk=disk)
         left.callback(stack.stop)
-        stack.begin()
+        stack.start_all()
         yield stack
 
 
@@ -202,6 +202,6 @@ def _free_port() -> int:
         return free.getsockname()[1]
 
 
-def new_key() -> str:
+def new_idempotency_key() -> str:
     """An Idempotency-Key."""
     return secrets.token_hex(12)

@@ -1,11 +1,11 @@
 """A chaos run of a few faults, so that `make chaos` works when it is needed."""
 
 import pytest
-from chaos.checker import documented, log_difference
+from chaos.checker import is_documented_end, log_difference
 from chaos.faults import FAULTS
-from chaos.run import Plan, run
-from chaos.vitals import Vitals, leaks
-from support.faults.job_journal import Truth
+from chaos.run import RunPlan, run
+from chaos.vitals import ProcessVitals, find_leaks
+from support.faults.job_journal import JobJournal
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -18,13 +18,13 @@ def test_a_few_faults_break_no_promise(tmp_path, postgres, redis, docker_server,
     folder = tmp_path / "chaos"
     folder.mkdir()
     said = []
-    outcome = run(Plan(seed=20181030, faults=len(QUICK), kinds=kinds, alone=0), folder, said.append)
+    outcome = run(RunPlan(seed=20181030, faults=len(QUICK), kinds=kinds, alone=0), folder, said.append)
     assert outcome.violations == [], "\n".join(said)
-    assert outcome.checked["jobs"] > len(QUICK)
+    assert outcome.checked_counts["jobs"] > len(QUICK)
 
 
 def test_a_missing_line_a_repeated_one_and_one_of_nobody_are_found():
-    whole = [Truth(out=b"one\ntwo\nthree\n", exit=0)]
+    whole = [JobJournal(out=b"one\ntwo\nthree\n", exit=0)]
     assert log_difference(b"one\ntwo\nthree\n", whole) == ""
     assert log_difference(b"one\nthree\n", whole)
     assert log_difference(b"one\ntwo\ntwo\nthree\n", whole)
@@ -34,29 +34,33 @@ def test_a_missing_line_a_repeated_one_and_one_of_nobody_are_found():
 
 
 def test_a_shells_own_words_and_lines_that_found_no_room_are_none():
-    ended = [Truth(out=b"one\ntwo\n")]
+    ended = [JobJournal(out=b"one\ntwo\n")]
     assert log_difference(b"one\ntwo\nbash: line 9:  311 Terminated    sleep 1\n", ended) == ""
     assert log_difference(b"one\ntwo\nthree\n", ended) == "", "printed before its end, and not written down any more"
     assert log_difference(b"one\n", ended), "written down, so it was printed"
-    full = [Truth(out=b"one\ntwo\nthree\n", exit=0, unsaid=True)]
+    full = [JobJournal(out=b"one\ntwo\nthree\n", exit=0, unsaid=True)]
     assert log_difference(b"one\nthree\n", full) == ""
 
 
 def test_a_process_that_opens_ever_more_files_is_found():
-    steady = Vitals("w1", 1, 0.0, 600, first_files=30, files=90, first_mib=150, mib=170)
-    leaking = Vitals("w3", 2, 0.0, 600, first_files=30, files=730, first_mib=150, mib=185)
-    assert leaks([steady]) == []
-    (found,) = leaks([steady, leaking])
+    steady = ProcessVitals("w1", 1, 0.0, 600, first_files=30, files=90, first_mib=150, mib=170)
+    leaking = ProcessVitals("w3", 2, 0.0, 600, first_files=30, files=730, first_mib=150, mib=185)
+    assert find_leaks([steady]) == []
+    (found,) = find_leaks([steady, leaking])
     assert "w3" in found
 
 
 def test_a_job_that_never_began_has_to_be_repeated_and_a_lost_container_may_end_it():
     never = {"reason": "never_started", "machine_faults": 0}
-    assert not documented(never, began=False, lost=False)
-    assert not documented(never, began=False, lost=True), "another container would have run it"
-    assert documented(never | {"machine_faults": 3}, began=False, lost=False), "repeated as often as is documented"
-    assert documented({"reason": "vanished", "machine_faults": 0}, began=True, lost=True)
-    assert not documented({"reason": "vanished", "machine_faults": 0}, began=True, lost=False)
-    assert not documented({"reason": "signalled", "machine_faults": 0}, began=True, lost=True), "nobody signalled it"
-    assert documented({"reason": "engine_away", "machine_faults": 0}, began=False, lost=False, stopped=True)
-    assert not documented({"reason": "internal_error", "machine_faults": 3}, began=False, lost=False)
+    assert not is_documented_end(never, began=False, lost=False)
+    assert not is_documented_end(never, began=False, lost=True), "another container would have run it"
+    assert is_documented_end(never | {"machine_faults": 3}, began=False, lost=False), (
+        "repeated as often as is documented"
+    )
+    assert is_documented_end({"reason": "vanished", "machine_faults": 0}, began=True, lost=True)
+    assert not is_documented_end({"reason": "vanished", "machine_faults": 0}, began=True, lost=False)
+    assert not is_documented_end({"reason": "signalled", "machine_faults": 0}, began=True, lost=True), (
+        "nobody signalled it"
+    )
+    assert is_documented_end({"reason": "engine_away", "machine_faults": 0}, began=False, lost=False, stopped=True)
+    assert not is_documented_end({"reason": "internal_error", "machine_faults": 3}, began=False, lost=False)

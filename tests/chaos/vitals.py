@@ -10,14 +10,14 @@ from typing import TextIO
 import psutil
 from chaos.stack import Stack
 
-MOST_MORE_FILES = 60
+MAX_FILES_GROWTH = 60
 """A process that opens so many more than it had is leaking them: each job under way needs a few, each follower two."""
-MOST_MORE_MIB = 256
-_SETTLED_SECONDS = 10.0
+MAX_MIB_GROWTH = 256
+_WARM_UP_SECONDS = 10.0
 
 
 @dataclass
-class Vitals:
+class ProcessVitals:
     """One process of the service."""
 
     name: str
@@ -38,7 +38,7 @@ class Vitals:
         )
 
 
-class Watch:
+class VitalsMonitor:
     """Measures every process of a stack now and then, until it is ended.
 
     Args:
@@ -48,7 +48,7 @@ class Watch:
     """
 
     def __init__(self, stack: Stack, file: Path, seconds: float = 2.0) -> None:
-        self.processes: dict[int, Vitals] = {}
+        self.processes: dict[int, ProcessVitals] = {}
         self._stack = stack
         self._began = time.monotonic()
         self._file = file
@@ -56,7 +56,7 @@ class Watch:
         self._thread = threading.Thread(target=self._measure_forever, args=(seconds,), daemon=True)
         self._thread.start()
 
-    def end(self) -> list[Vitals]:
+    def end(self) -> list[ProcessVitals]:
         """Stop, and return the measurements of each process."""
         self._ending.set()
         self._thread.join()
@@ -75,21 +75,21 @@ class Watch:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return
-        one = self.processes.setdefault(pid, Vitals(name, pid, time.monotonic()))
+        one = self.processes.setdefault(pid, ProcessVitals(name, pid, time.monotonic()))
         one.seconds = time.monotonic() - one.since
         one.files, one.mib = process.num_fds(), process.memory_info().rss / 1024**2
-        if one.seconds < _SETTLED_SECONDS:
+        if one.seconds < _WARM_UP_SECONDS:
             one.first_files, one.first_mib = one.files, one.mib
         file.write(f"{time.monotonic() - self._began:.0f},{name},{pid},{one.files},{one.mib:.0f}\n")
         one.most_files = max(one.most_files, one.files)
         one.most_mib = max(one.most_mib, one.mib)
 
 
-def leaks(measured: list[Vitals]) -> list[str]:
+def find_leaks(measured: list[ProcessVitals]) -> list[str]:
     """Processes that had far more at their end than after their start."""
     found = [
         f"open files: {one}; `ls -l /proc/{one.pid}/fd` of a living one says which"
         for one in measured
-        if one.files - one.first_files > MOST_MORE_FILES
+        if one.files - one.first_files > MAX_FILES_GROWTH
     ]
-    return found + [f"memory: {one}" for one in measured if one.mib - one.first_mib > MOST_MORE_MIB]
+    return found + [f"memory: {one}" for one in measured if one.mib - one.first_mib > MAX_MIB_GROWTH]

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.stack import DOCKER_TYPE, MOCK_TYPE
-from support.faults.containers import contained
-from support.faults.job_journal import recorded
+from support.faults.containers import recorded_in_container
+from support.faults.job_journal import recorded_command
 
 _LINES = 'i=0; while [ $i -lt {count} ]; do i=$((i+1)); say "{text} $i"; sleep {pause}; done'
 # Counts the starts and not the attempts: an attempt that a fault ended before its start uses up none.
@@ -20,7 +20,7 @@ _STUBBORN = f"trap '' TERM; {_LINES.format(count=25, text='stubborn', pause=1)};
 
 
 @dataclass(frozen=True)
-class Kind:
+class JobKind:
     """One kind of job.
 
     Attributes:
@@ -41,39 +41,39 @@ class Kind:
 
     def command(self, machine_type: str) -> str:
         """Return the command to submit, for either backend."""
-        return (contained if machine_type == DOCKER_TYPE else recorded)(self.body, self.code or 0)
+        return (recorded_in_container if machine_type == DOCKER_TYPE else recorded_command)(self.body, self.code or 0)
 
 
-KINDS = {
-    "steady": Kind(_LINES.format(count=12, text="steady", pause=1) + "; leave model weights; leave note small", 24),
-    "short": Kind("say done; leave model weights", 22),
-    "flaky": Kind(_FLAKY, 12, spec={"maxAttempts": 3}),
-    "stubborn": Kind(_STUBBORN, 8, spec={"stopGrace": 3}),
-    "loud": Kind(_LOUD, 8, stops=False),
-    "fail": Kind("say doomed; leave model weights", 8, code=42, reason="exit_nonzero"),
-    "forker": Kind("(setsid sleep 600 &); (sleep 600 &); say forked; sleep 1", 6),
-    "time limit": Kind("say up; sleep 600", 5, None, "time_limit", {"timeLimit": 4, "stopGrace": 1}, stops=False),
-    "self-kill": Kind("say up; kill -9 $$", 4, 137, "killed", stops=False),
-    "canary": Kind("say done", 0, spec={"priority": 100}, stops=False),
+JOB_KINDS = {
+    "steady": JobKind(_LINES.format(count=12, text="steady", pause=1) + "; leave model weights; leave note small", 24),
+    "short": JobKind("say done; leave model weights", 22),
+    "flaky": JobKind(_FLAKY, 12, spec={"maxAttempts": 3}),
+    "stubborn": JobKind(_STUBBORN, 8, spec={"stopGrace": 3}),
+    "loud": JobKind(_LOUD, 8, stops=False),
+    "fail": JobKind("say doomed; leave model weights", 8, code=42, reason="exit_nonzero"),
+    "forker": JobKind("(setsid sleep 600 &); (sleep 600 &); say forked; sleep 1", 6),
+    "time limit": JobKind("say up; sleep 600", 5, None, "time_limit", {"timeLimit": 4, "stopGrace": 1}, stops=False),
+    "self-kill": JobKind("say up; kill -9 $$", 4, 137, "killed", stops=False),
+    "canary": JobKind("say done", 0, spec={"priority": 100}, stops=False),
 }
 
 
 @dataclass
-class Accepted:
+class AcceptedJob:
     """A job, as the client that submitted it remembers it."""
 
     job_id: str
     kind: str
     machine_type: str
-    stop_asked: bool = False
+    stop_requested: bool = False
     deleted: bool = False
 
     @property
-    def wanted(self) -> Kind:
-        return KINDS[self.kind]
+    def expected(self) -> JobKind:
+        return JOB_KINDS[self.kind]
 
 
-def draw(chance: random.Random) -> tuple[str, str]:
+def draw_job(chance: random.Random) -> tuple[str, str]:
     """A kind of job, and the machine type to run it on."""
-    kind = chance.choices(list(KINDS), [one.weight for one in KINDS.values()])[0]
+    kind = chance.choices(list(JOB_KINDS), [one.weight for one in JOB_KINDS.values()])[0]
     return kind, chance.choice((MOCK_TYPE, MOCK_TYPE, DOCKER_TYPE))

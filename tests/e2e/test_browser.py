@@ -47,7 +47,7 @@ def go(service, job_id, name):
 
 
 def fits(browser):
-    return browser.script("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    return browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
 def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
@@ -60,26 +60,30 @@ def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
     log = "document.getElementById('log').innerText"
     browser.wait_for(f"{log}.includes('step 1')")
     assert "green <b>not bold</b><script>" in browser.text("#log")
-    assert browser.script("document.querySelector('#log .fg2').textContent") == "green"
+    assert browser.evaluate("document.querySelector('#log .fg2').textContent") == "green"
     assert browser.text("#log .partial") == "step 1"
     browser.wait_for("document.querySelector('.state .badge').innerText === 'Running'")
     browser.wait_for("document.querySelector('.chart-line[d^=M]')")
     assert fits(browser)
     go(service, job_id, "go-1")
     browser.wait_for(f"{log}.includes('last line')")
-    assert browser.script("document.querySelectorAll('#log .partial').length") == 0
-    assert browser.script("[...document.querySelectorAll('#log .row')].map(row => row.dataset.line)") == ["1", "2", "3"]
+    assert browser.evaluate("document.querySelectorAll('#log .partial').length") == 0
+    assert browser.evaluate("[...document.querySelectorAll('#log .row')].map(row => row.dataset.line)") == [
+        "1",
+        "2",
+        "3",
+    ]
     go(service, job_id, "go-2")
     browser.wait_for("document.querySelector('.state .badge').innerText === 'Stopped'")
     assert "exit code 0" in browser.text(".state")
-    assert browser.script("document.querySelectorAll('#stop').length") == 0
+    assert browser.evaluate("document.querySelectorAll('#stop').length") == 0
     assert "1 file" in browser.text("#browse")
     browser.click("#browse")
     browser.wait_for("document.title.startsWith('Artifacts')")
     browser.wait_for("document.readyState === 'complete'")
     assert "report.html" in browser.text("table")
     assert fits(browser)
-    assert browser.script("window.broken") is None
+    assert browser.evaluate("window.broken") is None
     assert browser.messages == [] or all("username fields" in message for message in browser.messages)
 
 

@@ -41,11 +41,11 @@ def test_what_a_job_leaves_is_in_the_bucket_and_comes_from_there(gcs, kept_in, s
     for file in page["files"]:
         content = service.artifact(job_id, file["path"])
         assert hashlib.sha256(content).hexdigest() == file["sha256"]
-        assert gcs.objects(kept_in)[f"of/jobs/{job_id}/2/files/{file['path']}"] == content
+        assert gcs.read_objects(kept_in)[f"of/jobs/{job_id}/2/files/{file['path']}"] == content
     part = service.request("GET", f"/jobs/{job_id}/artifacts/file/sub/a.txt", headers={"Range": "bytes=6-"})
     assert (part.status_code, part.content) == (206, b"again\n")
     packed = zipfile.ZipFile(io.BytesIO(service.request("GET", f"/jobs/{job_id}/artifacts.zip").content))
     assert packed.read(f"{job_id}/sub/a.txt") == b"hello\nagain\n"
     assert [path for path in (tmp_path / "home" / "artifacts").rglob("*") if path.is_file()] == []
     assert service.request("DELETE", f"/jobs/{job_id}").status_code == 204
-    wait_until(lambda: gcs.objects(kept_in) == {}, "the sweep emptied the bucket")
+    wait_until(lambda: gcs.read_objects(kept_in) == {}, "the sweep emptied the bucket")

@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 import pytest
-from support.deployment import CLI, Deployment, wait_until
+from support.deployment import CLI_PROGRAM, Deployment, wait_until
 
 MAIN = """
 import os
@@ -36,7 +36,7 @@ class Shell:
 
     def __call__(self, *arguments, env=None, code=0):
         done = subprocess.run(
-            [str(CLI), *arguments],
+            [str(CLI_PROGRAM), *arguments],
             cwd=self.folder,
             env=self._env | (env or {}),
             capture_output=True,
@@ -50,7 +50,7 @@ class Shell:
 
     def start(self, *arguments):
         return subprocess.Popen(
-            [str(CLI), *arguments],
+            [str(CLI_PROGRAM), *arguments],
             cwd=self.folder,
             env=self._env,
             stdout=subprocess.PIPE,

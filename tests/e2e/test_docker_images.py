@@ -6,11 +6,11 @@ import subprocess
 import zipfile
 
 import pytest
-from support.deployment import CLI, SERVER, Deployment, wait_until
-from support.docker_server import SHELL, layer
+from support.deployment import CLI_PROGRAM, SERVER_PROGRAM, Deployment, wait_until
+from support.docker_server import SHELL_IMAGE, build_layer
 from support.registry_server import Registry
 
-DOCKERFILE = f"FROM {SHELL}\nCOPY data.txt /data.txt\nRUN echo a step of the build; cat /data.txt\n"
+DOCKERFILE = f"FROM {SHELL_IMAGE}\nCOPY data.txt /data.txt\nRUN echo a step of the build; cat /data.txt\n"
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +24,10 @@ def registry(docker_server, tmp_path_factory):
 def image(docker_server, registry):
     """An image with a shell that only the registry has."""
     with docker_server.client() as client:
-        made = client.create_container(SHELL, ["/none"])["Id"]
+        made = client.create_container(SHELL_IMAGE, ["/none"])["Id"]
         content = b"".join(client.export(made))
         client.remove_container(made)
-    return registry.put("team/shell:1", [content, layer({"data": os.urandom(300_000)})])
+    return registry.add_image("team/shell:1", [content, build_layer({"data": os.urandom(300_000)})])
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def service(docker_server, registry, tmp_path_factory):
 def cli(service, tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")}
 
-    def run(*arguments, program=CLI):
+    def run(*arguments, program=CLI_PROGRAM):
         command = [str(program), *arguments]
         env_here = env | service.environment()
         return subprocess.run(command, cwd=tmp_path, env=env_here, capture_output=True, text=True, check=False)
@@ -93,7 +93,7 @@ def left(server):
 
 def test_a_pull_is_seen_with_bytes_and_layers_and_the_digest_is_kept(service, registry, image, cli, docker_server):
     reference, digest = image
-    registry.behave(bytes_per_second=60_000)
+    registry.configure(bytes_per_second=60_000)
     job_id = service.submit("exit 6", container="shell")
 
     def pulling():
@@ -103,7 +103,7 @@ def test_a_pull_is_seen_with_bytes_and_layers_and_the_digest_is_kept(service, re
     seen = wait_until(pulling, "bytes of the pull")
     assert seen["phaseDetail"].startswith(f"{reference}: 0 of 2 layers, ")
     assert (seen["state"], seen["image"], seen["imageDigest"]) == ("Pending", reference, None)
-    registry.behave()
+    registry.configure()
     job = service.wait_ended(job_id)
     assert (job["exitCode"], job["container"], job["imageDigest"]) == (6, "shell", digest)
     begun = [one for one in service.events(job_id) if one["phase"] == "pulling"]
@@ -134,14 +134,14 @@ def test_hosts_tell_what_they_hold(service, image, cli):
 def test_images_that_jobs_brought_can_be_pruned(service, image, cli):
     service.wait_ended(service.submit("true", container="shell"))
     reference, _ = image
-    dry = cli("prune", "--images", "--dry-run", program=SERVER)
+    dry = cli("prune", "--images", "--dry-run", program=SERVER_PROGRAM)
     assert dry.returncode == 0, dry.stderr
     assert reference in dry.stdout
     assert "Would be removed: " in dry.stdout
-    done = cli("prune", "--images", program=SERVER)
+    done = cli("prune", "--images", program=SERVER_PROGRAM)
     assert "\nRemoved: " in done.stdout
     assert reference in done.stdout
-    assert "Removed: nothing" in cli("prune", "--images", program=SERVER).stdout
+    assert "Removed: nothing" in cli("prune", "--images", program=SERVER_PROGRAM).stdout
 
 
 def test_a_job_builds_its_image_and_runs_in_it(service, build, docker_server):
@@ -156,7 +156,7 @@ def test_a_job_builds_its_image_and_runs_in_it(service, build, docker_server):
 
 
 def test_the_log_of_a_build_is_seen_while_it_is_built(service, build, docker_server):
-    job_id = build(f"FROM {SHELL}\nRUN echo slow step; sleep 600\n")
+    job_id = build(f"FROM {SHELL_IMAGE}\nRUN echo slow step; sleep 600\n")
     wait_until(lambda: b"\nslow step\n" in service.raw_log(job_id), "the step's output")
     assert (service.job(job_id)["state"], service.job(job_id)["phase"]) == ("Pending", "building")
     service.request("POST", f"/jobs/{job_id}/stop")
@@ -170,7 +170,7 @@ def test_a_build_alone_is_pushed_and_runs_nothing(service, build, registry, dock
     assert (job["state"], job["reason"], job["exitCode"]) == ("Stopped", "built", 0)
     assert job["imageDigest"].startswith(f"{registry.host}/team/made@sha256:")
     assert job["imageDigest"] in job["message"]
-    assert registry.has("team/made:1")
+    assert registry.has_manifest("team/made:1")
     assert b"a step of the build" in service.raw_log(job["id"])
     assert left(docker_server) == []
     ran = service.wait_ended(service.submit("cat /data.txt", container=job["imageDigest"]))
@@ -179,7 +179,7 @@ def test_a_build_alone_is_pushed_and_runs_nothing(service, build, registry, dock
 
 
 def test_a_push_signs_in_with_what_is_stored_for_the_registry(service, build, registry):
-    registry.behave(require="Basic bWU6cHVzaGVk")  # me:pushed
+    registry.configure(require="Basic bWU6cHVzaGVk")  # me:pushed
     wish = {"buildOnly": True, "registryTarget": f"{registry.host}/team/private:1", "command": ""}
     refused = service.wait_ended(build(**wish))
     assert (refused["state"], refused["reason"]) == ("Error", "image_push")
@@ -187,13 +187,13 @@ def test_a_push_signs_in_with_what_is_stored_for_the_registry(service, build, re
     assert service.request("PUT", path, json={"username": "me", "password": "pushed", "push": True}).status_code == 201
     job = service.wait_ended(build(**wish))
     assert (job["state"], job["reason"]) == ("Stopped", "built")
-    assert registry.has("team/private:1")
-    registry.behave()
+    assert registry.has_manifest("team/private:1")
+    registry.configure()
     assert service.request("DELETE", path).status_code == 204
 
 
 def test_a_build_that_fails_says_so(service, build):
-    job = service.wait_ended(build(f"FROM {SHELL}\nRUN exit 9\n"))
+    job = service.wait_ended(build(f"FROM {SHELL_IMAGE}\nRUN exit 9\n"))
     assert (job["state"], job["reason"], job["exitCode"]) == ("Error", "image_build", None)
     assert "non-zero code: 9" in job["message"]
     assert b"non-zero code: 9" in service.raw_log(job["id"])
@@ -215,7 +215,7 @@ def test_a_build_goes_on_under_another_worker(docker_server, tmp_path):
         worker = deployment.start_worker()
         archive = tmp_path / "w.zip"
         with zipfile.ZipFile(archive, "w") as packed:
-            packed.writestr("Dockerfile", f"FROM {SHELL}\nRUN echo first; sleep 2\nRUN echo second\n")
+            packed.writestr("Dockerfile", f"FROM {SHELL_IMAGE}\nRUN echo first; sleep 2\nRUN echo second\n")
         spec = {"machineType": "CPU", "command": "echo ran", "useDockerfile": True}
         files = {"workspace": ("w.zip", archive.read_bytes(), "application/zip")}
         job_id = deployment.request("POST", "/jobs", data={"spec": json.dumps(spec)}, files=files).json()["id"]

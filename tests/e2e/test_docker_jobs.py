@@ -4,8 +4,8 @@ import os
 import subprocess
 
 import pytest
-from support.deployment import CLI, Deployment, wait_until
-from support.docker_server import SHELL
+from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.docker_server import SHELL_IMAGE
 
 MAIN = """
 echo training in "$PWD" as "$(id -u)"
@@ -49,8 +49,8 @@ def test_a_workspace_goes_into_a_container_and_its_outputs_come_back(service, do
     (folder / "main.sh").write_text(MAIN)
     (folder / "data.txt").write_text("data of the workspace\n")
     env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
-    create = ["jobs", "create", "--machineType", "CPU", "--container", SHELL, "--command", "sh main.sh"]
-    done = subprocess.run([str(CLI), *create], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    create = ["jobs", "create", "--machineType", "CPU", "--container", SHELL_IMAGE, "--command", "sh main.sh"]
+    done = subprocess.run([str(CLI_PROGRAM), *create], cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 3, done.stderr
     user = service.storage.stat().st_uid
     assert f"training in /paperspace as {user}\ndata of the workspace\n" in done.stdout
@@ -67,7 +67,9 @@ def test_a_workspace_goes_into_a_container_and_its_outputs_come_back(service, do
 
 
 def test_a_stop_reaches_the_training_and_takes_everything_down(service, docker_server):
-    job_id = service.submit("trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done", container=SHELL)
+    job_id = service.submit(
+        "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done", container=SHELL_IMAGE
+    )
     wait_until(lambda: b"up" in service.raw_log(job_id), "its first line")
     service.request("POST", f"/jobs/{job_id}/stop")
     job = service.wait_ended(job_id)
@@ -82,7 +84,7 @@ def test_containers_outlive_their_worker(docker_server, tmp_path):
     try:
         service.start_api()
         worker = service.start_worker(GRADIENT_WORKER__SLOTS="3")
-        job_ids = [service.submit(COUNTS, container=SHELL) for _ in range(3)]
+        job_ids = [service.submit(COUNTS, container=SHELL_IMAGE) for _ in range(3)]
         for job_id in job_ids:
             wait_until(lambda job_id=job_id: b"line 10\n" in service.raw_log(job_id), "its first lines")
         worker.kill()
@@ -108,18 +110,20 @@ def test_an_image_that_will_not_do_is_explained(service, docker_server, containe
 
 
 def test_a_host_without_a_gpu_takes_no_job_that_needs_one(service):
-    waiting = service.submit("true", container=SHELL, machineType="P4000")
-    ended = service.wait_ended(service.submit("true", container=SHELL))
+    waiting = service.submit("true", container=SHELL_IMAGE, machineType="P4000")
+    ended = service.wait_ended(service.submit("true", container=SHELL_IMAGE))
     assert ended["state"] == "Stopped"
     assert service.job(waiting)["state"] == "Pending", "the one after it was served"
     service.request("DELETE", f"/jobs/{waiting}")
 
 
 def test_a_container_that_nobody_knows_of_any_more_is_swept(service, docker_server):
-    job_id = service.submit("true", container=SHELL)
+    job_id = service.submit("true", container=SHELL_IMAGE)
     service.wait_ended(job_id)
     labels = {"gradient.home": str(service.home), "gradient.job": job_id, "gradient.attempt": "1"}
     with docker_server.client() as client:
         config = client.create_host_config(network_mode="none")
-        client.create_container(SHELL, ["sleep", "600"], host_config=config, labels=labels, name=f"gradient-{job_id}-1")
+        client.create_container(
+            SHELL_IMAGE, ["sleep", "600"], host_config=config, labels=labels, name=f"gradient-{job_id}-1"
+        )
     wait_until(lambda: left(docker_server) == [], "the sweep")

@@ -10,8 +10,8 @@ import pytest
 import support.private_registry
 from sqlalchemy import func, select
 from support.deployment import Deployment, wait_until
-from support.docker_server import SHELL
-from support.private_registry import NAME, TAG
+from support.docker_server import SHELL_IMAGE
+from support.private_registry import IMAGE_NAME, IMAGE_TAG
 
 from core.db.database import Database
 from core.db.models.credentials import JobRegistryPassword
@@ -29,7 +29,7 @@ def registry(docker_server, password, tmp_path_factory):
     """Two of them, beside the engine: by password and by token."""
     layer = tmp_path_factory.mktemp("registry") / "layer.tar"
     with docker_server.client() as client:
-        container = client.create_container(SHELL, ["true"])["Id"]
+        container = client.create_container(SHELL_IMAGE, ["true"])["Id"]
         layer.write_bytes(b"".join(client.export(container)))
         client.remove_container(container)
     program = [*docker_server.network, sys.executable, support.private_registry.__file__, "127.0.0.1"]
@@ -86,7 +86,7 @@ def stored_logins(service):
 
 
 def image(port):
-    return f"127.0.0.1:{port}/{NAME}:{TAG}"
+    return f"127.0.0.1:{port}/{IMAGE_NAME}:{IMAGE_TAG}"
 
 
 def holding(folder: Path, value: str):
@@ -129,7 +129,7 @@ def test_a_job_may_bring_its_own_password_which_goes_with_it(service, password):
 def test_a_containers_port_is_reached_at_its_link_and_is_free_again(service, docker_server):
     serve = "mkdir www; echo hello >www/index.html; exec httpd -f -p $GRADIENT_PORT_8000 -h www"
     for _ in range(2):
-        job_id = service.submit(serve, container=SHELL, ports=["24680:8000"], stopGrace=0)
+        job_id = service.submit(serve, container=SHELL_IMAGE, ports=["24680:8000"], stopGrace=0)
         wait_until(lambda job_id=job_id: service.job(job_id)["state"] == "Running", "the job to run")
         [port] = service.job(job_id)["ports"]
         assert port == {"internal": 8000, "external": 24680, "url": "http://127.0.0.2:24680"}
@@ -147,7 +147,7 @@ def test_a_containers_port_is_reached_at_its_link_and_is_free_again(service, doc
 
 def test_a_containers_secret_is_in_no_log_of_the_engine(service, docker_server, password):
     service.request("PUT", "/secrets/token", json={"value": password})
-    job_id = service.submit('printf %s "$TOKEN" | sha256sum', container=SHELL, envVars={"TOKEN": "secret:token"})
+    job_id = service.submit('printf %s "$TOKEN" | sha256sum', container=SHELL_IMAGE, envVars={"TOKEN": "secret:token"})
     assert service.wait_ended(job_id)["exitCode"] == 0
     assert service.raw_log(job_id).split()[0].decode() == hashlib.sha256(password.encode()).hexdigest()
     wait_until(lambda: service.scratch() == [], "its folders to go")

@@ -4,9 +4,9 @@ import os
 import subprocess
 
 import pytest
-from support.deployment import CLI, Deployment, wait_until
-from support.docker_server import SHELL, running_engine
-from support.nvidia_driver import MIB, DriverOfProcesses, hooked, install_toolkit
+from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.docker_server import SHELL_IMAGE, running_engine
+from support.nvidia_driver import MIB, FakeDriverEnvironment, install_toolkit, list_hooked_containers
 
 GPU = "P4000"
 HOLD = """
@@ -32,7 +32,7 @@ def gpu_server(docker_server, programs):
 
 @pytest.fixture
 def driver(programs):
-    return DriverOfProcesses(programs, 1)
+    return FakeDriverEnvironment(programs, 1)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def service(gpu_server, driver, programs, tmp_path):
         **driver.environment,
         GRADIENT_MACHINES__SIMULATE="false",
         GRADIENT_DOCKER__URL=gpu_server.url,
-        GRADIENT_DOCKER__DEFAULT_IMAGE=SHELL,
+        GRADIENT_DOCKER__DEFAULT_IMAGE=SHELL_IMAGE,
         GRADIENT_DOCKER__PULL="never",
         GRADIENT_DOCKER__FIREWALL="off",
         GRADIENT_WORKER__SLOTS="4",
@@ -90,7 +90,7 @@ def test_two_jobs_for_one_gpu_take_turns(service, gpu_server, programs):
         assert (job["gpuDriver"], job["gpuCuda"], job["gpuCount"]) == ("550.54.15", "12.4", 1)
         assert [(gpu["index"], gpu["uuid"]) for gpu in job["gpus"]] == [("0", "GPU-000")]
     assert service.raw_log(first) == b"GPUs 0 0\n", "the engine took the request"
-    assert len(hooked(programs)) >= 2, "and gave it to the toolkit"
+    assert len(list_hooked_containers(programs)) >= 2, "and gave it to the toolkit"
     with gpu_server.client() as client:
         assert client.containers(all=True) == []
 
@@ -113,7 +113,7 @@ def test_what_a_job_did_with_its_gpu_is_kept(service, driver, tmp_path):
     assert series["gpu0_memory_bytes"]["max"] == 9000 * MIB
     assert series["gpu0_watts"]["last"] == 65.2
     env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
-    show = [str(CLI), "jobs", "show", job_id]
+    show = [str(CLI_PROGRAM), "jobs", "show", job_id]
     shown = subprocess.run(show, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
     assert "NVIDIA Test GPU, 17.2 GB, driver 550.54.15 (CUDA 12.4), GPU 0 there" in shown
     assert "9.4 GB of its memory" in shown

@@ -16,7 +16,7 @@ GATE = 'while [ ! -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done'
 
 
 @pytest.fixture
-def parts(tmp_path, postgres, redis):
+def full_deployment(tmp_path, postgres, redis):
     deployment = Deployment(
         tmp_path / "home",
         GRADIENT_DATABASE__URL=postgres.new_database(),
@@ -47,7 +47,7 @@ def running(deployment):
 def parents(deployment):
     """Pids of what started the jobs' processes; a shell's short-lived children may be gone while one looks."""
     found = set()
-    for process in deployment.job_processes():
+    for process in deployment.find_job_processes():
         with contextlib.suppress(psutil.NoSuchProcess):
             found.add(process.ppid())
     return found
@@ -57,63 +57,65 @@ def open_gate(deployment):
     (deployment.storage / "go").touch()
 
 
-def test_twenty_jobs_run_once_on_two_workers(parts):
-    workers = [parts.start_worker(name) for name in ("one", "two")]
-    jobs = [parts.submit(f"{ONCE}; {GATE}; echo done") for _ in range(20)]
-    wait_until(lambda: len(running(parts)) == 4, "both slots of both workers to be taken")
-    assert {worker.pid for worker in workers} <= parents(parts), "both take part"
-    open_gate(parts)
-    all_end_once(parts, jobs)
-    assert parts.scratch() == []
+def test_twenty_jobs_run_once_on_two_workers(full_deployment):
+    workers = [full_deployment.start_worker(name) for name in ("one", "two")]
+    jobs = [full_deployment.submit(f"{ONCE}; {GATE}; echo done") for _ in range(20)]
+    wait_until(lambda: len(running(full_deployment)) == 4, "both slots of both workers to be taken")
+    assert {worker.pid for worker in workers} <= parents(full_deployment), "both take part"
+    open_gate(full_deployment)
+    all_end_once(full_deployment, jobs)
+    assert full_deployment.scratch() == []
 
 
-def test_a_worker_that_is_asked_to_end_leaves_its_job_to_the_next(parts):
-    first = parts.start_worker("one")
-    job_id = parts.submit(f"{ONCE}; {GATE}; echo done")
-    wait_until(lambda: running(parts), "the job to run")
-    leader = parts.job_processes(job_id)[0].pid
+def test_a_worker_that_is_asked_to_end_leaves_its_job_to_the_next(full_deployment):
+    first = full_deployment.start_worker("one")
+    job_id = full_deployment.submit(f"{ONCE}; {GATE}; echo done")
+    wait_until(lambda: running(full_deployment), "the job to run")
+    leader = full_deployment.find_job_processes(job_id)[0].pid
     first.signal(signal.SIGTERM)
-    assert first.wait() == 0, first.said()
+    assert first.wait() == 0, first.read_log()
     assert psutil.pid_exists(leader)
-    assert parts.job(job_id)["state"] == "Running"
-    parts.start_worker("two")
-    wait_until(lambda: [e for e in parts.events(job_id) if e["kind"] == "adopted"], "the job to be adopted")
-    open_gate(parts)
-    all_end_once(parts, [job_id])
-    assert parts.job_processes(job_id) == []
+    assert full_deployment.job(job_id)["state"] == "Running"
+    full_deployment.start_worker("two")
+    wait_until(lambda: [e for e in full_deployment.events(job_id) if e["kind"] == "adopted"], "the job to be adopted")
+    open_gate(full_deployment)
+    all_end_once(full_deployment, [job_id])
+    assert full_deployment.find_job_processes(job_id) == []
 
 
-def test_a_broker_that_crashes_and_forgets_everything_loses_no_job(parts, redis):
-    workers = [parts.start_worker(name) for name in ("one", "two")]
-    jobs = [parts.submit(f"{ONCE}; {GATE}; echo done") for _ in range(10)]
-    wait_until(lambda: len(running(parts)) == 4, "both workers to be full")
+def test_a_broker_that_crashes_and_forgets_everything_loses_no_job(full_deployment, redis):
+    workers = [full_deployment.start_worker(name) for name in ("one", "two")]
+    jobs = [full_deployment.submit(f"{ONCE}; {GATE}; echo done") for _ in range(10)]
+    wait_until(lambda: len(running(full_deployment)) == 4, "both workers to be full")
     redis.kill()
-    jobs += [parts.submit(f"{ONCE}; {GATE}; echo done") for _ in range(5)]
+    jobs += [full_deployment.submit(f"{ONCE}; {GATE}; echo done") for _ in range(5)]
     redis.start()
     with redis.client() as client:
         client.flushall()
-    jobs += [parts.submit(f"{ONCE}; {GATE}; echo done") for _ in range(5)]
-    open_gate(parts)
-    all_end_once(parts, jobs)
+    jobs += [full_deployment.submit(f"{ONCE}; {GATE}; echo done") for _ in range(5)]
+    open_gate(full_deployment)
+    all_end_once(full_deployment, jobs)
     assert [worker.alive() for worker in workers] == [True, True]
     for worker in workers:
         worker.signal(signal.SIGTERM)
-        assert worker.wait() == 0, worker.said()
+        assert worker.wait() == 0, worker.read_log()
 
 
-def test_a_worker_on_another_machine_hears_through_the_broker(parts, redis, tmp_path):
+def test_a_worker_on_another_machine_hears_through_the_broker(full_deployment, redis, tmp_path):
     """It shares the stores, not the local notification file: without a message it looks only once in two minutes."""
     far = tmp_path / "far"
     far.mkdir()
     for store in ("workspaces", "logs", "artifacts", "attempts", "storage"):
-        (parts.home / store).mkdir(exist_ok=True)
-        (far / store).symlink_to(parts.home / store)
-    worker = parts.start("worker", "--name", "far", GRADIENT_HOME=str(far), GRADIENT_WORKER__POLL_SECONDS="120")
-    wait_until(lambda: "ready." in worker.said(), "it to listen")
+        (full_deployment.home / store).mkdir(exist_ok=True)
+        (far / store).symlink_to(full_deployment.home / store)
+    worker = full_deployment.start(
+        "worker", "--name", "far", GRADIENT_HOME=str(far), GRADIENT_WORKER__POLL_SECONDS="120"
+    )
+    wait_until(lambda: "ready." in worker.read_log(), "it to listen")
     for _ in range(3):
-        job_id = parts.submit(f"{ONCE}; {GATE}; echo done")
-        open_gate(parts)
-        all_end_once(parts, [job_id])
+        job_id = full_deployment.submit(f"{ONCE}; {GATE}; echo done")
+        open_gate(full_deployment)
+        all_end_once(full_deployment, [job_id])
         # The connection is lost and comes back: the worker hears the next ring as well.
         redis.kill()
         redis.start()
@@ -121,12 +123,12 @@ def test_a_worker_on_another_machine_hears_through_the_broker(parts, redis, tmp_
         assert client.llen("gradient:" + machine_type_queue("CPU")) == 0
 
 
-def test_a_worker_that_went_deaf_is_seen(parts):
-    worker = parts.start_worker("one")
+def test_a_worker_that_went_deaf_is_seen(full_deployment):
+    worker = full_deployment.start_worker("one")
     settings = {"GRADIENT_WORKER__HEARTBEAT_SECONDS": "0.5"}
 
     def alive(name="one"):
-        return parts.start("alive", "--name", name, **settings).wait() == 0
+        return full_deployment.start("alive", "--name", name, **settings).wait() == 0
 
     assert not alive("nobody")
     wait_until(alive, "the worker to report")

@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.deployment import CLI, SERVER, wait_until
+from support.deployment import CLI_PROGRAM, SERVER_PROGRAM, wait_until
 from support.faults.history import check_history
-from support.faults.observed_deployment import Watched
+from support.faults.observed_deployment import ObservedDeployment
 
 from core.db.models.jobs import Job
 
@@ -22,7 +22,7 @@ def digest(value):
 
 @pytest.fixture
 def service(tmp_path, redis):
-    service = Watched(tmp_path / "home", redis=redis, canary=False, GRADIENT_QUEUE__BROKER_URL=redis.url)
+    service = ObservedDeployment(tmp_path / "home", redis=redis, canary=False, GRADIENT_QUEUE__BROKER_URL=redis.url)
     service.start_api()
     service.start_worker(GRADIENT_WORKER__SWEEP_SECONDS="1")
     yield service
@@ -32,7 +32,13 @@ def service(tmp_path, redis):
 def client(service, *arguments, given=None):
     env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
     return subprocess.run(
-        [str(CLI), *arguments], input=given, cwd=service.home, env=env, capture_output=True, text=True, check=False
+        [str(CLI_PROGRAM), *arguments],
+        input=given,
+        cwd=service.home,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -106,7 +112,11 @@ def test_a_projects_own_secret_goes_first_and_a_change_is_for_jobs_to_come(servi
 
 def rotate(service):
     done = subprocess.run(
-        [str(SERVER), "secrets", "rotate"], env=service.environment(), capture_output=True, text=True, check=False
+        [str(SERVER_PROGRAM), "secrets", "rotate"],
+        env=service.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.returncode, done.stdout + done.stderr
 

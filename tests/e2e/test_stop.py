@@ -44,7 +44,7 @@ def test_sigterm_reaches_the_training_however_it_was_started(deployment, running
     assert deployment.artifact(job_id, "checkpoint") == b"saved"
     if "cat" not in shell:  # which is told to end as well
         assert deployment.raw_log(job_id) == b"training\nsaved\n"
-    assert deployment.job_processes(job_id) == []
+    assert deployment.find_job_processes(job_id) == []
 
 
 def test_what_ignores_sigterm_is_killed_after_its_grace(deployment, running):
@@ -53,7 +53,7 @@ def test_what_ignores_sigterm_is_killed_after_its_grace(deployment, running):
     deployment.request("POST", f"/jobs/{job_id}/stop")
     job = deployment.wait_ended(job_id)
     assert (job["state"], job["exitCode"]) == ("Cancelled", 137)
-    assert deployment.job_processes(job_id) == []
+    assert deployment.find_job_processes(job_id) == []
 
 
 def test_double_forks_do_not_escape(deployment, running):
@@ -61,13 +61,13 @@ def test_double_forks_do_not_escape(deployment, running):
     job_id = running(hidden, b"hidden", stopGrace=1)
     deployment.request("POST", f"/jobs/{job_id}/stop")
     assert deployment.wait_ended(job_id)["state"] == "Cancelled"
-    assert deployment.job_processes(job_id) == []
+    assert deployment.find_job_processes(job_id) == []
 
 
 def test_what_a_command_leaves_in_the_background_ends_with_it(deployment, running):
     job_id = running("setsid sleep 600 & echo done", b"done")
     assert deployment.wait_ended(job_id)["state"] == "Stopped"
-    assert deployment.job_processes(job_id) == []
+    assert deployment.find_job_processes(job_id) == []
 
 
 def test_a_time_limit_counts_running_time_and_says_so(deployment, running):
@@ -90,5 +90,5 @@ def test_deleting_a_running_job_ends_and_hides_it(deployment, running):
     job_id = running("echo begun; sleep 600", b"begun", stopGrace=1)
     assert deployment.request("DELETE", f"/jobs/{job_id}").status_code == 204
     assert deployment.request("GET", f"/jobs/{job_id}").status_code == 404
-    wait_until(lambda: not deployment.job_processes(job_id), "its processes to end")
+    wait_until(lambda: not deployment.find_job_processes(job_id), "its processes to end")
     wait_until(lambda: deployment.scratch() == [], "its folders to go")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from support.deployment import Deployment, wait_until
-from support.fake_clouds import simulated, tpu_settings
+from support.fake_clouds import running_simulator, tpu_settings
 
 WRITE = """
 import os
@@ -28,7 +28,7 @@ for name in ("TPU_MODEL_DIR", "TPU_DATA_DIR"):
 
 @pytest.fixture
 def simulator():
-    with simulated() as running:
+    with running_simulator() as running:
         yield running
 
 
@@ -69,7 +69,7 @@ def test_what_a_job_writes_to_its_bucket_is_among_its_artifacts_and_the_bucket_i
     assert f"read ['jobs/{job_id}/data/digits']" in said
     assert service.artifact(job_id, "ckpt/weights") == b"weights"
     assert [file["path"] for file in service.artifacts(job_id)["files"]] == ["ckpt/weights"]
-    wait_until(lambda: simulator.cloud.left() == ([], []), "the TPU to be gone")
+    wait_until(lambda: simulator.cloud.remaining_resources() == ([], []), "the TPU to be gone")
     assert storage.objects() == []
 
 
@@ -156,5 +156,5 @@ def test_a_later_attempt_finds_in_the_bucket_what_the_one_before_wrote(deploy, s
     assert any(name.endswith(f"/jobs/{job_id}/model/ckpt/weights") for name in storage.objects())
     service.request("POST", f"/jobs/{job_id}/stop")
     service.wait_ended(job_id)
-    wait_until(lambda: simulator.cloud.left() == ([], []), "the TPU to be gone")
+    wait_until(lambda: simulator.cloud.remaining_resources() == ([], []), "the TPU to be gone")
     assert storage.objects() == []

@@ -6,15 +6,15 @@ import subprocess
 
 import grpc
 import pytest
-from support.deployment import CLI, Deployment, wait_until
-from support.fake_clouds import NOTHING, ZONES, simulated, tpu_settings
+from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.fake_clouds import NO_RESOURCES, ZONES, running_simulator, tpu_settings
 
-from gradient_server.simulator.tpu.faults import HANG, Fault
+from gradient_server.simulator.tpu.faults import HANG, TpuFault
 
 
 @pytest.fixture
 def simulator():
-    with simulated(create_seconds=0.3) as running:
+    with running_simulator(create_seconds=0.3) as running:
         yield running
 
 
@@ -32,7 +32,7 @@ def service(simulator, tmp_path):
 
 
 def nothing_left(simulator):
-    wait_until(lambda: simulator.cloud.left() == NOTHING, "everything to be gone")
+    wait_until(lambda: simulator.cloud.remaining_resources() == NO_RESOURCES, "everything to be gone")
     return True
 
 
@@ -41,7 +41,7 @@ def test_one_command_gets_a_device_runs_beside_it_and_gives_it_back(service, sim
     create = ["jobs", "create", "--machineType", "TPU", "--workspace", "none"]
     command = 'echo "at $TPU_GRPC_URL"; echo model >"$GRADIENT_ARTIFACTS_DIR/model"; sleep 1; exit 3'
     done = subprocess.run(
-        [CLI, *create, "--command", command], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+        [CLI_PROGRAM, *create, "--command", command], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 3, done.stderr
     address, port = simulator.cloud.device
@@ -50,7 +50,9 @@ def test_one_command_gets_a_device_runs_beside_it_and_gives_it_back(service, sim
     assert (job["state"], job["backend"], job["simulated"]) == ("Failed", "tpu-simulator", True)
     place = {"zone": job["tpu"]["zone"], "name": f"gj-{job['id']}-1", "type": "v2-8"}
     assert job["tpu"] == place | {"grpcUrl": f"grpc://{address}:{port}"}
-    shown = subprocess.run([CLI, "jobs", "show", job["id"]], env=env, capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [CLI_PROGRAM, "jobs", "show", job["id"]], env=env, capture_output=True, text=True, check=True
+    )
     assert f"{place['zone']}/{place['name']}, v2-8, grpc://{address}:{port}" in shown.stdout
     original = service.request("GET", f"/original/jobs/getJob?jobId={job['id']}").json()
     assert (original["tpuName"], original["tpuType"]) == (place["name"], "v2-8")
@@ -98,9 +100,9 @@ def test_a_job_that_waits_says_why_and_can_be_stopped(service, simulator):
 @pytest.mark.faults
 def test_a_worker_killed_between_create_and_store_loses_no_tpu(service, simulator):
     """The request reached the cloud, its response reached nobody: the next worker finds it by its recorded name."""
-    simulator.inject("CreateQueuedResource", Fault(seconds=HANG, done=True))
+    simulator.inject("CreateQueuedResource", TpuFault(seconds=HANG, done=True))
     job_id = service.submit("echo ran", machineType="TPU")
-    wait_until(lambda: simulator.cloud.left()[1], "the queued resource")
+    wait_until(lambda: simulator.cloud.remaining_resources()[1], "the queued resource")
     service._processes[-1].kill()
     service.start_up()
     job = service.wait_ended(job_id)
@@ -128,7 +130,7 @@ def test_a_preempted_job_is_tried_again_without_using_up_its_attempts(service, s
 @pytest.mark.faults
 def test_an_api_that_is_away_at_the_end_delays_and_loses_nothing(service, simulator):
     job_id = service.submit("echo done >$GRADIENT_ARTIFACTS_DIR/done", machineType="TPU")
-    simulator.inject("DeleteQueuedResource", Fault(grpc.StatusCode.UNAVAILABLE, "not now"))
+    simulator.inject("DeleteQueuedResource", TpuFault(grpc.StatusCode.UNAVAILABLE, "not now"))
     job = service.wait_ended(job_id)
     assert (job["state"], service.artifact(job_id, "done")) == ("Stopped", b"done\n")
     assert nothing_left(simulator)

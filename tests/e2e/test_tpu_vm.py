@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 from support.deployment import Deployment, wait_until
-from support.docker_server import SHELL
-from support.fake_clouds import NOTHING, simulated, tpu_settings
+from support.docker_server import SHELL_IMAGE
+from support.fake_clouds import NO_RESOURCES, running_simulator, tpu_settings
 
-from gradient_server.simulator.tpu.vms import Machines
+from gradient_server.simulator.tpu.vms import SimulatedVms
 
 LESS_RIGHTS = """#!/bin/bash
 echo "$@" >>{asked}
@@ -35,8 +35,8 @@ def simulator(storage):
 
 @contextlib.contextmanager
 def vms(storage, **environment):
-    machines = Machines(storage.environment() | environment)
-    with simulated(machines=machines) as running:
+    machines = SimulatedVms(storage.environment() | environment)
+    with running_simulator(machines=machines) as running:
         yield running
     machines.stop()
 
@@ -65,7 +65,7 @@ def served(simulator, storage, tmp_path, **settings):
 
 
 def nothing_left(simulator, storage):
-    wait_until(lambda: simulator.cloud.left() == NOTHING, "nodes and queued resources to be gone")
+    wait_until(lambda: simulator.cloud.remaining_resources() == NO_RESOURCES, "nodes and queued resources to be gone")
     wait_until(lambda: storage.objects() == [], "the bucket to be empty")
     return True
 
@@ -123,7 +123,7 @@ def test_on_a_vm_with_an_engine_it_is_a_container(docker_server, storage, tmp_pa
     ):
         command = 'echo "$TPU_NAME in $PWD as $(id -u): $WORDS"; echo kept >/artifacts/model; exit 3'
         words = "two words\nand a line"
-        job_id = service.submit(command, machineType="TPU", container=SHELL, envVars={"WORDS": words})
+        job_id = service.submit(command, machineType="TPU", container=SHELL_IMAGE, envVars={"WORDS": words})
         job = service.wait_ended(job_id)
         said = service.raw_log(job_id)
         assert (job["state"], job["exitCode"]) == ("Failed", 3), job["message"]
@@ -134,7 +134,7 @@ def test_on_a_vm_with_an_engine_it_is_a_container(docker_server, storage, tmp_pa
         assert "two" not in asked, "values do not stand on a command line"
         client.remove_container("gradient-job", force=True)
 
-        job_id = service.submit("echo ready; sleep 600", machineType="TPU", container=SHELL)
+        job_id = service.submit("echo ready; sleep 600", machineType="TPU", container=SHELL_IMAGE)
         printed(service, job_id)
         service.request("POST", f"/jobs/{job_id}/stop")
         assert service.wait_ended(job_id)["state"] == "Cancelled"
@@ -218,11 +218,11 @@ ACCOUNT = "tpu@p.iam.gserviceaccount.com"
 def test_a_job_on_a_vm_is_let_into_its_own_part_of_the_bucket_alone(storage, tmp_path):
     """Another job's `job.json` holds that job's secrets; the VM's account and the job's own tokens are tried."""
     operator = storage.tokens.caller(None)
-    machines = Machines(
+    machines = SimulatedVms(
         storage.environment(), lambda: storage.tokens.impersonate(operator, ACCOUNT, 3600.0)["accessToken"]
     )
     with (
-        simulated(machines=machines) as simulator,
+        running_simulator(machines=machines) as simulator,
         served(simulator, storage, tmp_path, GRADIENT_TPU__SERVICE_ACCOUNT=ACCOUNT) as service,
     ):
         first = service.wait_ended(service.submit("true", machineType="TPU"))

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.deployment import CLI, Deployment, wait_until
-from support.fake_clouds import NOTHING
+from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.fake_clouds import NO_RESOURCES
 
-from gradient_server.simulator.cloud import World
+from gradient_server.simulator.cloud import SimulatedCloud
 
 TRAINER = Path(__file__).parents[2] / "images" / "trainer"
 
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def world():
     """One for all tests: its device takes TensorFlow's time to start."""
-    world = World().start()
+    world = SimulatedCloud().start()
     yield world
     world.stop()
 
@@ -54,7 +54,7 @@ def service(world, tmp_path_factory):
 
 
 def nothing_left(world):
-    wait_until(lambda: world.tpus.cloud.left() == NOTHING, "nodes and queued resources to be gone")
+    wait_until(lambda: world.tpus.cloud.remaining_resources() == NO_RESOURCES, "nodes and queued resources to be gone")
     assert world.storage.objects() == []
     return True
 
@@ -64,7 +64,7 @@ def test_one_command_trains_on_eight_replicas_and_brings_the_model_home(service,
     env = service.environment() | {"TF_CPP_MIN_LOG_LEVEL": "2"}
     train = "python -m gradient_trainer --data digits --epochs 12 --seed 1"
     create = ["jobs", "create", "--machineType", "TPU", "--workspace", str(TRAINER), "--command", train]
-    done = subprocess.run([CLI, *create], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run([CLI_PROGRAM, *create], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "simulated TPU at grpc://" in done.stdout
     assert ": 8 CPU devices" in done.stdout

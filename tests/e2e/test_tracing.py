@@ -10,7 +10,7 @@ from support.deployment import Deployment, wait_until
 
 from core.errors import GradientError
 from core.settings import TracingSettings
-from gradient_server.tracing import TracingMissing, traced
+from gradient_server.tracing import TracingMissing, export_spans
 
 STEPS = {"prepare", "launch", "run", "tear down", "collect", "finish"}
 GATE = 'while [ ! -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done'
@@ -18,7 +18,7 @@ THEIRS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture
-def traced_parts(tmp_path, collector):
+def traced_deployment(tmp_path, collector):
     """API and workers in processes of their own, which send traces at once."""
     deployment = Deployment(
         tmp_path / "home",
@@ -39,12 +39,12 @@ def submit(deployment, command, *, headers, **fields):
     return answer.json()["id"]
 
 
-def test_one_trace_holds_a_job_from_its_request_to_its_end(traced_parts, collector):
-    traced_parts.start_api()
-    traced_parts.start_worker()
-    job_id = submit(traced_parts, "echo secret-word", headers={"traceparent": THEIRS})
-    traced_parts.wait_ended(job_id)
-    wait_until(lambda: collector.named("attempt"), "the attempt's span")
+def test_one_trace_holds_a_job_from_its_request_to_its_end(traced_deployment, collector):
+    traced_deployment.start_api()
+    traced_deployment.start_worker()
+    job_id = submit(traced_deployment, "echo secret-word", headers={"traceparent": THEIRS})
+    traced_deployment.wait_ended(job_id)
+    wait_until(lambda: collector.spans_named("attempt"), "the attempt's span")
     ours = {span.name: span for span in collector.spans if span.trace_id == THEIRS.split("-")[1]}
     assert ours.keys() == {"POST /jobs", "submit", "attempt"} | STEPS
     request, submission, attempt = ours["POST /jobs"], ours["submit"], ours["attempt"]
@@ -61,25 +61,25 @@ def test_one_trace_holds_a_job_from_its_request_to_its_end(traced_parts, collect
     assert not any(span.failed for span in ours.values())
     assert attempt.resource["service.name"] == "gradient-jobs"
     assert "secret-word" not in str(collector.spans)
-    assert traced_parts.request("GET", "/ui/login?ticket=secret-ticket").status_code < 500
-    wait_until(lambda: collector.named("GET /ui/login"), "the page's span")
+    assert traced_deployment.request("GET", "/ui/login?ticket=secret-ticket").status_code < 500
+    wait_until(lambda: collector.spans_named("GET /ui/login"), "the page's span")
     assert "secret-ticket" not in str(collector.spans)
     assert not {"/health", "/readiness", "/metrics"} & {span.attributes.get("url.path") for span in collector.spans}
 
 
-def test_a_run_is_not_lost_when_its_worker_restarts(traced_parts, collector):
-    traced_parts.start_api()
-    first = traced_parts.start_worker("w1")
-    job_id = submit(traced_parts, f"{GATE}; exit 3", headers={})
-    began = wait_until(lambda: traced_parts.job(job_id)["startedAt"], "the job to run")
+def test_a_run_is_not_lost_when_its_worker_restarts(traced_deployment, collector):
+    traced_deployment.start_api()
+    first = traced_deployment.start_worker("w1")
+    job_id = submit(traced_deployment, f"{GATE}; exit 3", headers={})
+    began = wait_until(lambda: traced_deployment.job(job_id)["startedAt"], "the job to run")
     first.signal(signal.SIGTERM)
-    assert first.wait() == 0, first.said()
+    assert first.wait() == 0, first.read_log()
     assert collector.one("launch").parent_id, "what was done is sent when the worker ends"
-    assert not collector.named("run")
-    traced_parts.start_worker("w1")
-    (traced_parts.storage / "go").touch()
-    traced_parts.wait_ended(job_id)
-    wait_until(lambda: collector.named("attempt"), "the attempt's span")
+    assert not collector.spans_named("run")
+    traced_deployment.start_worker("w1")
+    (traced_deployment.storage / "go").touch()
+    traced_deployment.wait_ended(job_id)
+    wait_until(lambda: collector.spans_named("attempt"), "the attempt's span")
     run, attempt = collector.one("run"), collector.one("attempt")
     assert collector.one("launch").parent_id == run.parent_id == attempt.span_id
     assert attempt.parent_id == collector.one("submit").span_id
@@ -90,17 +90,17 @@ def test_a_run_is_not_lost_when_its_worker_restarts(traced_parts, collector):
     assert run.attributes["gradient.reason"] == "exit_nonzero"
 
 
-def test_a_request_id_goes_from_the_client_to_the_workers_log(traced_parts):
-    api = traced_parts.start_api(GRADIENT_TRACING__ENABLED="false")
-    worker = traced_parts.start_worker(GRADIENT_TRACING__ENABLED="false")
-    job_id = submit(traced_parts, "true", headers={"X-Request-Id": "from-the-client.7"})
-    traced_parts.wait_ended(job_id)
-    clone = traced_parts.request("POST", f"/jobs/{job_id}/clone", headers={"X-Request-Id": "again"}).json()
-    traced_parts.wait_ended(clone["id"])
+def test_a_request_id_goes_from_the_client_to_the_workers_log(traced_deployment):
+    api = traced_deployment.start_api(GRADIENT_TRACING__ENABLED="false")
+    worker = traced_deployment.start_worker(GRADIENT_TRACING__ENABLED="false")
+    job_id = submit(traced_deployment, "true", headers={"X-Request-Id": "from-the-client.7"})
+    traced_deployment.wait_ended(job_id)
+    clone = traced_deployment.request("POST", f"/jobs/{job_id}/clone", headers={"X-Request-Id": "again"}).json()
+    traced_deployment.wait_ended(clone["id"])
     assert "from-the-client" not in json.dumps(clone)
 
     def lines(process):
-        return [json.loads(line) for line in process.said().splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in process.read_log().splitlines() if line.startswith("{")]
 
     wait_until(
         lambda: sum(line["event"] == "attempt_closed" for line in lines(worker)) == 2, "both attempts' last line"
@@ -118,11 +118,11 @@ def test_a_request_id_goes_from_the_client_to_the_workers_log(traced_parts):
     assert (cloned["route"], cloned["job_id"]) == ("/jobs/{job_id}/clone", job_id)
 
 
-def test_a_collector_that_is_away_holds_nothing_up(traced_parts, collector):
+def test_a_collector_that_is_away_holds_nothing_up(traced_deployment, collector):
     collector.stop()
-    up = traced_parts.start_up()
-    job_id = submit(traced_parts, "true", headers={})
-    assert traced_parts.wait_ended(job_id)["state"] == "Stopped"
+    up = traced_deployment.start_up()
+    job_id = submit(traced_deployment, "true", headers={})
+    assert traced_deployment.wait_ended(job_id)["state"] == "Stopped"
     up.signal(signal.SIGTERM)
     assert up.wait() == 0
 
@@ -131,18 +131,20 @@ def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with (
         pytest.raises(TracingMissing, match=r"pip install 'gradient-jobs\[otel\]'") as raised,
-        traced(TracingSettings(enabled=True)),
+        export_spans(TracingSettings(enabled=True)),
     ):
         pass
     assert isinstance(raised.value, GradientError)
-    with traced(TracingSettings()) as nothing:
+    with export_spans(TracingSettings()) as nothing:
         assert nothing is None
 
 
-def test_a_trace_that_a_stranger_began_is_not_continued(traced_parts, collector):
-    traced_parts.start_api()
+def test_a_trace_that_a_stranger_began_is_not_continued(traced_deployment, collector):
+    traced_deployment.start_api()
     for headers in ({"x-api-key": "wrong"}, {"x-api-key": ""}, {}):
-        traced_parts.request("GET", "/jobs", headers={"traceparent": THEIRS} | headers)
-    found = wait_until(lambda: len(collector.named("GET /jobs")) == 3 and collector.named("GET /jobs"), "the spans")
+        traced_deployment.request("GET", "/jobs", headers={"traceparent": THEIRS} | headers)
+    found = wait_until(
+        lambda: len(collector.spans_named("GET /jobs")) == 3 and collector.spans_named("GET /jobs"), "the spans"
+    )
     theirs = [span for span in found if span.trace_id == THEIRS.split("-")[1]]
     assert [span.attributes["http.response.status_code"] for span in theirs] == [200]

@@ -26,7 +26,7 @@ OWN = "gradient:" + worker_queue("one")
 
 
 @pytest.fixture
-def parts(tmp_path, redis):
+def redis_deployment(tmp_path, redis):
     """A running API, and the folders of a worker that shares its stores but not its local notification file."""
     deployment = Deployment(
         tmp_path / "home",
@@ -48,21 +48,21 @@ def parts(tmp_path, redis):
     Deployment(far).stop()  # what its jobs left
 
 
-def start_far(parts, **settings):
-    far = str(parts.home.parent / "far")
-    return parts.start("worker", "--name", "one", **{"GRADIENT_HOME": far} | settings)
+def start_far(redis_deployment, **settings):
+    far = str(redis_deployment.home.parent / "far")
+    return redis_deployment.start("worker", "--name", "one", **{"GRADIENT_HOME": far} | settings)
 
 
 def listens(worker):
-    wait_until(lambda: "ready. [celery" in worker.said(), "it to listen")
+    wait_until(lambda: "ready. [celery" in worker.read_log(), "it to listen")
 
 
-def open_gate(parts):
-    (parts.storage / "go").touch()
+def open_gate(redis_deployment):
+    (redis_deployment.storage / "go").touch()
 
 
-def messages(parts):
-    database = Database(parts.database_url)
+def messages(redis_deployment):
+    database = Database(redis_deployment.database_url)
     try:
         with database.read() as session:
             return session.scalar(select(func.count(Outbox.id)))
@@ -81,7 +81,7 @@ def envelope(body, *, headers=None, content_type="application/json", **propertie
         "body": base64.b64encode(body).decode(),
         "content-encoding": "utf-8" if content_type == "application/json" else "binary",
         "content-type": content_type,
-        "headers": {"task": "gradient.ring", "id": "m1", "lang": "py"} if headers is None else headers,
+        "headers": {"task": "gradient.wake", "id": "m1", "lang": "py"} if headers is None else headers,
         "properties": properties,
     }
     return json.dumps(message).encode()
@@ -100,10 +100,10 @@ HOSTILE = {
     "pickle": envelope(PICKLE, content_type="application/x-python-serialize"),
     "unknown task": envelope(RINGS, headers={"task": "os.system", "id": "m2"}),
     "unknown task of the first protocol": envelope(b'{"task": "os.system"}', headers={}),
-    "no id": envelope(RINGS, headers={"task": "gradient.ring"}),
-    "years later": envelope(RINGS, headers={"task": "gradient.ring", "id": "m3", "eta": "9999-01-01T00:00:00"}),
+    "no id": envelope(RINGS, headers={"task": "gradient.wake"}),
+    "years later": envelope(RINGS, headers={"task": "gradient.wake", "id": "m3", "eta": "9999-01-01T00:00:00"}),
     "headers are a list": envelope(RINGS, headers=[1]),
-    "not compressed": envelope(RINGS, headers={"task": "gradient.ring", "id": "m", "compression": "application/gzip"}),
+    "not compressed": envelope(RINGS, headers={"task": "gradient.wake", "id": "m", "compression": "application/gzip"}),
     "no delivery tag": envelope(RINGS, delivery_tag=None),
     "no envelope": b"[1]",
     "no JSON": b"\xff\x00hello",
@@ -111,8 +111,8 @@ HOSTILE = {
 }
 
 
-def test_no_message_ends_a_worker_or_makes_it_deaf(parts, redis):
-    worker = start_far(parts, GRADIENT_WORKER__POLL_SECONDS="3600")
+def test_no_message_ends_a_worker_or_makes_it_deaf(redis_deployment, redis):
+    worker = start_far(redis_deployment, GRADIENT_WORKER__POLL_SECONDS="3600")
     listens(worker)
     with redis.client() as client:
         for name, message in HOSTILE.items():
@@ -120,71 +120,73 @@ def test_no_message_ends_a_worker_or_makes_it_deaf(parts, redis):
                 client.lpush(OWN, message)
             marker = "after" + "".join(name.split())
             client.lpush(OWN, envelope(json.dumps([[marker, None], {}, {}]).encode()))
-            wait_until(lambda marker=marker: marker in worker.said(), f"it to hear after {name}")
+            wait_until(lambda marker=marker: marker in worker.read_log(), f"it to hear after {name}")
         wait_until(lambda: client.llen(OWN) == client.hlen("gradient:unacked") == 0, "nothing to be left")
     assert worker.alive()
-    assert parts.wait_ended(parts.submit("true"))["state"] == "Stopped"
+    assert redis_deployment.wait_ended(redis_deployment.submit("true"))["state"] == "Stopped"
 
 
-def test_doubled_and_replayed_rings_start_nothing_twice(parts, redis):
-    start_far(parts)
+def test_doubled_and_replayed_rings_start_nothing_twice(redis_deployment, redis):
+    start_far(redis_deployment)
     once = 'echo started >>"$GRADIENT_STORAGE_DIR/starts"'
-    job_id = parts.submit(f"{once}; {GATE}")
-    ringer = Publisher(redis.url)
-    ringer.publish_wake(
+    job_id = redis_deployment.submit(f"{once}; {GATE}")
+    publisher = Publisher(redis.url)
+    publisher.publish_wake(
         [
             WakeMessage(queue, job_id, "r1")
             for queue in (machine_type_queue("CPU"), worker_queue("one"))
             for _ in range(20)
         ]
     )
-    open_gate(parts)
-    assert parts.wait_ended(job_id)["attempt"] == 1
-    ringer.publish_wake([WakeMessage(machine_type_queue("CPU"), job_id, None)] * 20)
-    assert parts.wait_ended(parts.submit("true"))["state"] == "Stopped"
-    assert (parts.storage / "starts").read_text() == "started\n"
+    open_gate(redis_deployment)
+    assert redis_deployment.wait_ended(job_id)["attempt"] == 1
+    publisher.publish_wake([WakeMessage(machine_type_queue("CPU"), job_id, None)] * 20)
+    assert redis_deployment.wait_ended(redis_deployment.submit("true"))["state"] == "Stopped"
+    assert (redis_deployment.storage / "starts").read_text() == "started\n"
 
 
-def test_a_wish_rings_the_host_that_holds_the_job(parts):
+def test_a_wish_rings_the_host_that_holds_the_job(redis_deployment):
     """The worker looks for stop requests only once an hour, unless a message wakes it."""
-    worker = start_far(parts, GRADIENT_WORKER__HEARTBEAT_SECONDS="3600", GRADIENT_WORKER__POLL_SECONDS="3600")
+    worker = start_far(
+        redis_deployment, GRADIENT_WORKER__HEARTBEAT_SECONDS="3600", GRADIENT_WORKER__POLL_SECONDS="3600"
+    )
     listens(worker)
-    job_id = parts.submit("sleep 600")
-    wait_until(lambda: parts.job(job_id)["state"] == "Running", "the job to run")
-    assert parts.request("POST", f"/jobs/{job_id}/stop").status_code == 200
-    assert parts.wait_ended(job_id)["state"] == "Cancelled"
+    job_id = redis_deployment.submit("sleep 600")
+    wait_until(lambda: redis_deployment.job(job_id)["state"] == "Running", "the job to run")
+    assert redis_deployment.request("POST", f"/jobs/{job_id}/stop").status_code == 200
+    assert redis_deployment.wait_ended(job_id)["state"] == "Cancelled"
 
 
-def test_a_broker_that_hangs_keeps_no_request_waiting(parts, redis):
-    parts.submit("true")
-    wait_until(lambda: messages(parts) == 0, "the first ring to be sent")
+def test_a_broker_that_hangs_keeps_no_request_waiting(redis_deployment, redis):
+    redis_deployment.submit("true")
+    wait_until(lambda: messages(redis_deployment) == 0, "the first ring to be sent")
     redis.freeze()
     try:
-        jobs = [parts.submit("true") for _ in range(20)]
-        assert messages(parts) == 20, "none of them could be sent"
+        jobs = [redis_deployment.submit("true") for _ in range(20)]
+        assert messages(redis_deployment) == 20, "none of them could be sent"
     finally:
         redis.thaw()
-    wait_until(lambda: messages(parts) == 0, "the rings to be sent")
+    wait_until(lambda: messages(redis_deployment) == 0, "the rings to be sent")
     assert queue_length(redis.url, machine_type_queue("CPU")) >= 1
-    start_far(parts)
+    start_far(redis_deployment)
     for job_id in jobs:
-        assert parts.wait_ended(job_id)["state"] == "Stopped"
+        assert redis_deployment.wait_ended(job_id)["state"] == "Stopped"
 
 
 def test_sending_to_a_broker_that_hangs_ends_by_itself(redis):
-    ringer = Publisher(redis.url)
+    publisher = Publisher(redis.url)
     ring = [WakeMessage(machine_type_queue("CPU"), "j1", None)]
-    ringer.publish_wake(ring)
+    publisher.publish_wake(ring)
     redis.freeze()
     try:
         for _ in range(2):
             with pytest.raises(OSError, match="imeout"):
-                ringer.publish_wake(ring)
+                publisher.publish_wake(ring)
         with pytest.raises(OSError, match="imeout"):
             queue_length(redis.url, machine_type_queue("CPU"))
     finally:
         redis.thaw()
-    ringer.publish_wake(ring)
+    publisher.publish_wake(ring)
 
 
 def test_a_queue_that_nobody_hears_does_not_grow_for_ever(redis):
@@ -195,25 +197,25 @@ def test_a_queue_that_nobody_hears_does_not_grow_for_ever(redis):
     assert queue_length(redis.url, machine_type_queue("GPU")) == 0
 
 
-def test_a_worker_hears_only_the_machine_types_it_takes(parts, redis):
-    worker = start_far(parts, GRADIENT_WORKER__MACHINE_TYPES='["cpu"]')
+def test_a_worker_hears_only_the_machine_types_it_takes(redis_deployment, redis):
+    worker = start_far(redis_deployment, GRADIENT_WORKER__MACHINE_TYPES='["cpu"]')
     listens(worker)
     Publisher(redis.url).publish_wake(
         [WakeMessage(machine_type_queue(name), f"for{name}", None) for name in ("A100", "CPU")]
     )
-    wait_until(lambda: "forCPU" in worker.said(), "it to hear its own")
+    wait_until(lambda: "forCPU" in worker.read_log(), "it to hear its own")
     assert queue_length(redis.url, machine_type_queue("A100")) == 1
     assert queue_length(redis.url, machine_type_queue("CPU")) == 0
 
 
-def test_a_worker_works_before_its_broker_is_there(parts, redis):
+def test_a_worker_works_before_its_broker_is_there(redis_deployment, redis):
     redis.kill()
-    worker = start_far(parts)
+    worker = start_far(redis_deployment)
     try:
-        assert parts.wait_ended(parts.submit("true"))["state"] == "Stopped"
-        assert "ready. [celery" not in worker.said()
+        assert redis_deployment.wait_ended(redis_deployment.submit("true"))["state"] == "Stopped"
+        assert "ready. [celery" not in worker.read_log()
         worker.signal(signal.SIGTERM)
-        assert worker.wait() == 0, worker.said()
+        assert worker.wait() == 0, worker.read_log()
     finally:
         redis.start()
 
@@ -239,13 +241,17 @@ sys.exit(main(["worker", "--name", "one"]))
 
 
 @pytest.fixture
-def deafened(parts, tmp_path):
+def deafened(redis_deployment, tmp_path):
     """Starts a worker that goes deaf when its file `deaf` appears."""
     started = []
 
     def start(**settings):
-        env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | parts._settings | settings
-        env |= {"GRADIENT_HOME": str(parts.home)}
+        env = (
+            {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
+            | redis_deployment._settings
+            | settings
+        )
+        env |= {"GRADIENT_HOME": str(redis_deployment.home)}
         (tmp_path / "server.py").write_text(DEAFENED)
         with (tmp_path / "deaf.log").open("ab") as log:
             command = [sys.executable, tmp_path / "server.py", tmp_path / "deaf"]
@@ -258,52 +264,52 @@ def deafened(parts, tmp_path):
         process.wait()
 
 
-def test_a_deaf_worker_ends_and_its_job_goes_on(parts, deafened, tmp_path):
+def test_a_deaf_worker_ends_and_its_job_goes_on(redis_deployment, deafened, tmp_path):
     deaf = deafened(GRADIENT_QUEUE__BROKER_SILENT_SECONDS="4")
     said = tmp_path / "deaf.log"
-    job_id = parts.submit(f"{GATE}; echo done")
-    wait_until(lambda: parts.job(job_id)["state"] == "Running", "the job to run")
-    leader = wait_until(lambda: parts.job_processes(job_id), "its process to be there")[0].pid
+    job_id = redis_deployment.submit(f"{GATE}; echo done")
+    wait_until(lambda: redis_deployment.job(job_id)["state"] == "Running", "the job to run")
+    leader = wait_until(lambda: redis_deployment.find_job_processes(job_id), "its process to be there")[0].pid
     (tmp_path / "deaf").touch()
     assert deaf.wait(60) == 70, said.read_text()
     assert "worker_deaf" in said.read_text()
     assert psutil.pid_exists(leader)
-    assert parts.job(job_id)["state"] == "Running"
-    parts.start_worker("one")
-    wait_until(lambda: [e for e in parts.events(job_id) if e["kind"] == "adopted"], "the job to be adopted")
-    open_gate(parts)
-    job = parts.wait_ended(job_id)
+    assert redis_deployment.job(job_id)["state"] == "Running"
+    redis_deployment.start_worker("one")
+    wait_until(lambda: [e for e in redis_deployment.events(job_id) if e["kind"] == "adopted"], "the job to be adopted")
+    open_gate(redis_deployment)
+    job = redis_deployment.wait_ended(job_id)
     assert (job["state"], job["attempt"]) == ("Stopped", 1)
-    assert parts.raw_log(job_id) == b"done\n"
+    assert redis_deployment.raw_log(job_id) == b"done\n"
 
 
-def test_a_broker_that_is_away_for_a_while_makes_nobody_deaf(parts, redis):
-    worker = start_far(parts, GRADIENT_QUEUE__BROKER_SILENT_SECONDS="30")
+def test_a_broker_that_is_away_for_a_while_makes_nobody_deaf(redis_deployment, redis):
+    worker = start_far(redis_deployment, GRADIENT_QUEUE__BROKER_SILENT_SECONDS="30")
     listens(worker)
     redis.kill()
-    wait_until(lambda: worker.said().count("broker_away") >= 2, "two of its messages to fail, in seconds each")
+    wait_until(lambda: worker.read_log().count("broker_away") >= 2, "two of its messages to fail, in seconds each")
     redis.start()
-    before = worker.said().count("rang")
-    ringer = Publisher(redis.url)
+    before = worker.read_log().count("rang")
+    publisher = Publisher(redis.url)
 
     def rings():
         with contextlib.suppress(OSError):
-            ringer.publish_wake([WakeMessage(worker_queue("one"), "jback", None)])
-        return worker.said().count("rang") > before
+            publisher.publish_wake([WakeMessage(worker_queue("one"), "jback", None)])
+        return worker.read_log().count("rang") > before
 
     wait_until(rings, "it to hear again")
     assert worker.alive()
 
 
-def test_alive_tells_a_deaf_worker_from_a_broker_that_is_away(parts, deafened, redis, tmp_path):
+def test_alive_tells_a_deaf_worker_from_a_broker_that_is_away(redis_deployment, deafened, redis, tmp_path):
     process = deafened(GRADIENT_QUEUE__BROKER_SILENT_SECONDS="0")  # it does not end by itself
 
     def alive():
-        asked = parts.start("alive", "--name", "one", GRADIENT_QUEUE__BROKER_SILENT_SECONDS="2")
-        return asked.wait(), asked.said()
+        asked = redis_deployment.start("alive", "--name", "one", GRADIENT_QUEUE__BROKER_SILENT_SECONDS="2")
+        return asked.wait(), asked.read_log()
 
     wait_until(lambda: alive() == (0, ""), "the worker to report")
-    wait_until(lambda: heard(parts), "it to hear itself")
+    wait_until(lambda: heard(redis_deployment), "it to hear itself")
     redis.kill()
     wait_until(lambda: "does not answer" in alive()[1], "its silence to be seen")
     assert alive()[0] == 0, "the broker's, not its own"
@@ -315,8 +321,8 @@ def test_alive_tells_a_deaf_worker_from_a_broker_that_is_away(parts, deafened, r
     assert process.poll() is None
 
 
-def heard(parts):
-    database = Database(parts.database_url)
+def heard(redis_deployment):
+    database = Database(redis_deployment.database_url)
     try:
         with database.read() as session:
             return session.scalar(select(Worker.heard_at))

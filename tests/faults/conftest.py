@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from support.docker_server import DockerServer, running_engine
-from support.faults.containers import ENGINES_OWN, Contained, inventory
-from support.faults.observed_deployment import Watched
+from support.faults.containers import ENGINE_INTERNALS, ContainerDeployment, list_engine_objects
+from support.faults.observed_deployment import ObservedDeployment
 from support.postgres import PostgresServer
 from support.redis_server import RedisServer
 
-QUICK = {
+SHORT_TIMERS = {
     "GRADIENT_WORKER__LEASE_SECONDS": "2",
     "GRADIENT_WORKER__HEARTBEAT_SECONDS": "0.5",
     "GRADIENT_WORKER__POLL_SECONDS": "0.2",
@@ -22,12 +22,12 @@ QUICK = {
 
 
 @pytest.fixture
-def make_deployment(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+def make_deployment(tmp_path: Path) -> Iterator[Callable[..., ObservedDeployment]]:
     """Makes services that are gone when the test ends."""
-    made: list[Watched] = []
+    made: list[ObservedDeployment] = []
 
-    def make(**settings: str) -> Watched:
-        made.append(Watched(tmp_path / f"home{len(made)}", **{**QUICK, **settings}))
+    def make(**settings: str) -> ObservedDeployment:
+        made.append(ObservedDeployment(tmp_path / f"home{len(made)}", **{**SHORT_TIMERS, **settings}))
         return made[-1]
 
     yield make
@@ -36,13 +36,13 @@ def make_deployment(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
 
 
 @pytest.fixture
-def deployment(make_deployment) -> Watched:
+def deployment(make_deployment) -> ObservedDeployment:
     """Over SQLite; nothing of it is started yet."""
     return make_deployment()
 
 
 @pytest.fixture
-def shared(make_deployment, postgres: PostgresServer) -> Watched:
+def postgres_deployment(make_deployment, postgres: PostgresServer) -> ObservedDeployment:
     """Over PostgreSQL: a process that is frozen while it holds SQLite's one write lock stops everybody."""
     deployment = make_deployment(GRADIENT_DATABASE__URL=postgres.new_database())
     deployment.migrate()
@@ -50,7 +50,7 @@ def shared(make_deployment, postgres: PostgresServer) -> Watched:
 
 
 @pytest.fixture
-def parts(make_deployment, postgres: PostgresServer, redis: RedisServer) -> Watched:
+def full_deployment(make_deployment, postgres: PostgresServer, redis: RedisServer) -> ObservedDeployment:
     """As docker-compose.yml starts it: PostgreSQL and Redis; nothing else is started yet."""
     url = postgres.new_database()
     deployment = make_deployment(redis=redis, GRADIENT_DATABASE__URL=url, GRADIENT_QUEUE__BROKER_URL=redis.url)
@@ -59,7 +59,7 @@ def parts(make_deployment, postgres: PostgresServer, redis: RedisServer) -> Watc
 
 
 @pytest.fixture(scope="module")
-def mortal() -> Iterator[DockerServer]:
+def killable_engine() -> Iterator[DockerServer]:
     """An engine to be killed, apart from the one that other tests use."""
     with running_engine() as server:
         yield server
@@ -73,27 +73,29 @@ def make_engine() -> Iterator[Callable[..., DockerServer]]:
 
 
 @pytest.fixture
-def make_contained(tmp_path: Path, make_engine) -> Iterator[Callable[..., Contained]]:
+def make_container_deployment(tmp_path: Path, make_engine) -> Iterator[Callable[..., ContainerDeployment]]:
     """Makes services over an engine; when the test ends, the engine has what it had before."""
     del make_engine  # what it made outlives what stands on it
-    made: list[Contained] = []
+    made: list[ContainerDeployment] = []
     before: dict[DockerServer, Counter[tuple[str, str]]] = {}
 
-    def make(server: DockerServer, url: str | None = None, **settings: str) -> Contained:
-        before.setdefault(server, inventory(server))
-        made.append(Contained(tmp_path / f"contained{len(made)}", server, url=url, **{**QUICK, **settings}))
+    def make(server: DockerServer, url: str | None = None, **settings: str) -> ContainerDeployment:
+        before.setdefault(server, list_engine_objects(server))
+        made.append(
+            ContainerDeployment(tmp_path / f"contained{len(made)}", server, url=url, **{**SHORT_TIMERS, **settings})
+        )
         return made[-1]
 
     yield make
     for deployment in made:
         deployment.stop()
     for server, had in before.items():
-        forgotten = ENGINES_OWN if server.kills else set()
-        left = [f"{kind} {name}" for kind, name in sorted(inventory(server) - had) if kind not in forgotten]
+        forgotten = ENGINE_INTERNALS if server.kill_count else set()
+        left = [f"{kind} {name}" for kind, name in sorted(list_engine_objects(server) - had) if kind not in forgotten]
         assert not left, "\n".join(["left behind in the engine:", *left])
 
 
 @pytest.fixture
-def contained(make_contained, docker_server: DockerServer) -> Contained:
+def container_deployment(make_container_deployment, docker_server: DockerServer) -> ContainerDeployment:
     """Jobs in containers of the engine that nobody harms; nothing of the service is started yet."""
-    return make_contained(docker_server)
+    return make_container_deployment(docker_server)

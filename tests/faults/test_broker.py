@@ -6,75 +6,75 @@ import time
 
 import pytest
 import redis as client
-from support.faults.job_journal import gate, recorded
-from support.faults.table import FULL, trial, tries
+from support.faults.job_journal import gate_command, recorded_command
+from support.faults.table import FULL_RUN, fault_trial, tries
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
 
 QUICKLY = 2.0
 """Seconds for an answer, on a machine that is busy with other tests: far below any timeout of a broker's client."""
 
 
 def start_workers(deployment, count=2, **settings):
-    return [deployment.start_far_worker(f"far{number}", **settings) for number in range(count)]
+    return [deployment.start_remote_worker(f"far{number}", **settings) for number in range(count)]
 
 
 @pytest.mark.parametrize("_", range(tries(1, 20)))
-def test_redis_is_flushed_and_restarted_while_100_jobs_wait_and_20_run(parts, redis, _):
-    parts.start_api()
-    start_workers(parts, GRADIENT_WORKER__SLOTS="10")
-    with trial("F6", parts, seconds=900) as one:
+def test_redis_is_flushed_and_restarted_while_100_jobs_wait_and_20_run(full_deployment, redis, _):
+    full_deployment.start_api()
+    start_workers(full_deployment, GRADIENT_WORKER__SLOTS="10")
+    with fault_trial("F6", full_deployment, seconds=900) as one:
         for _ in range(tries(120, 1020)):
-            parts.submit(recorded(f"{gate()}; say done"))
-        parts.wait_states(running=20)
+            full_deployment.submit(recorded_command(f"{gate_command()}; say done"))
+        full_deployment.wait_states(running=20)
         with redis.client() as connection:
             connection.flushall()
         redis.kill()
         redis.start()
         with redis.client() as connection:
             connection.flushall()
-        parts.open_gate()
-        one.lifted()
+        full_deployment.open_gate()
+        one.mark_lifted()
     assert one.jobs == tries(120, 1020)
 
 
 @pytest.mark.parametrize("how", ["down", "frozen"])
 @pytest.mark.parametrize("_", range(tries(1, 10)))
-def test_redis_is_gone_and_jobs_are_accepted_and_run(parts, redis, how, _):
-    parts.start_api()
-    start_workers(parts, 1)
-    with trial("F7", parts) as one:
-        parts.submit(recorded())
-        parts.wait_all_ended()
+def test_redis_is_gone_and_jobs_are_accepted_and_run(full_deployment, redis, how, _):
+    full_deployment.start_api()
+    start_workers(full_deployment, 1)
+    with fault_trial("F7", full_deployment) as one:
+        full_deployment.submit(recorded_command())
+        full_deployment.wait_all_ended()
         redis.kill() if how == "down" else redis.freeze()
         began = time.monotonic()
         # The dispatcher has to meet the silence, not only the request.
-        answers = [parts.post(recorded()) for _ in range(20)]
-        parts.wait_all_ended()
+        answers = [full_deployment.post(recorded_command()) for _ in range(20)]
+        full_deployment.wait_all_ended()
         while time.monotonic() < began + tries(4, 60):
-            answers.append(parts.post(recorded()))
+            answers.append(full_deployment.post(recorded_command()))
             time.sleep(0.2)
-        parts.wait_all_ended()
+        full_deployment.wait_all_ended()
         redis.start() if how == "down" else redis.thaw()
-        one.lifted()
-        parts.submit(recorded())
+        one.mark_lifted()
+        full_deployment.submit(recorded_command())
     assert max(answers) < QUICKLY, f"an answer waited for the broker: {max(answers):.2f} s"
 
 
-def test_redis_is_killed_again_and_again_under_load(parts, redis):
-    parts.start_api()
-    workers = start_workers(parts, GRADIENT_WORKER__SLOTS="4")
+def test_redis_is_killed_again_and_again_under_load(full_deployment, redis):
+    full_deployment.start_api()
+    workers = start_workers(full_deployment, GRADIENT_WORKER__SLOTS="4")
     kills = tries(3, 100)
-    with trial("F8", parts, seconds=900) as one:
+    with fault_trial("F8", full_deployment, seconds=900) as one:
         one.tries = kills
         for _ in range(kills):
             for _ in range(10):
-                parts.submit(recorded("sleep 0.1; say done"))
+                full_deployment.submit(recorded_command("sleep 0.1; say done"))
             redis.kill()
             for _ in range(5):
-                parts.submit(recorded())
+                full_deployment.submit(recorded_command())
             redis.start()
-        one.lifted()
+        one.mark_lifted()
     assert [worker.alive() for worker in workers] == [True, True]
 
 
@@ -104,7 +104,7 @@ class Echo(threading.Thread):
     def _hear(self, command):
         verb, _, rest = command.partition(" ")
         queue, _, message = rest.partition(" ")
-        if verb == "LPUSH" and "gradient.ring" in message and message not in self._sent:
+        if verb == "LPUSH" and "gradient.wake" in message and message not in self._sent:
             self._sent.add(message)
             self._heard.append((queue, message))
 
@@ -129,32 +129,32 @@ class Echo(threading.Thread):
                 self.repeats += 1
 
 
-def test_every_message_comes_several_times_and_once_more_later(parts, redis):
-    parts.start_api()
-    start_workers(parts, GRADIENT_WORKER__SLOTS="4")
+def test_every_message_comes_several_times_and_once_more_later(full_deployment, redis):
+    full_deployment.start_api()
+    start_workers(full_deployment, GRADIENT_WORKER__SLOTS="4")
     echo = Echo(redis, random.Random(9))  # noqa: S311 - repeatable, not secret
     echo.start()
     assert echo.ready.wait(10)
-    with trial("F9", parts, seconds=600) as one:
+    with fault_trial("F9", full_deployment, seconds=600) as one:
         for number in range(tries(30, 2000)):
-            parts.submit(recorded("sleep 0.05; say done", number % 3))
-        parts.wait_all_ended(600)
+            full_deployment.submit(recorded_command("sleep 0.05; say done", number % 3))
+        full_deployment.wait_all_ended(600)
         echo.replay()
         one.tries = echo.repeats
-        one.lifted()
-        parts.submit(recorded())
+        one.mark_lifted()
+        full_deployment.submit(recorded_command())
     assert echo.repeats > 10
 
 
-def test_every_message_is_lost_and_jobs_begin_at_the_next_look(parts, redis):
+def test_every_message_is_lost_and_jobs_begin_at_the_next_look(full_deployment, redis):
     """The API rings where nobody listens."""
     nowhere = redis.url.removesuffix("/0") + "/1"
-    parts.start_api(GRADIENT_QUEUE__BROKER_URL=nowhere)
-    start_workers(parts, GRADIENT_WORKER__POLL_SECONDS="1")
-    with trial("F10", parts, seconds=600) as one:
+    full_deployment.start_api(GRADIENT_QUEUE__BROKER_URL=nowhere)
+    start_workers(full_deployment, GRADIENT_WORKER__POLL_SECONDS="1")
+    with fault_trial("F10", full_deployment, seconds=600) as one:
         for _ in range(tries(8, 200)):
-            parts.wait_ended(parts.submit(recorded()))
-        one.lifted()
+            full_deployment.wait_ended(full_deployment.submit(recorded_command()))
+        one.mark_lifted()
         one.tries = tries(8, 200)
     with client.Redis.from_url(nowhere) as connection:
         assert connection.keys("*gradient*"), "the messages were sent"

@@ -4,12 +4,12 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.faults.job_journal import gate, recorded
-from support.faults.table import FULL, trial, tries
+from support.faults.job_journal import gate_command, recorded_command
+from support.faults.table import FULL_RUN, fault_trial, tries
 
 from core.db.models.jobs import Event
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
 
 # libfaketime 0.9.10 has a sleep until a time that has just passed fail (EINVAL), as the system does not.
 SLEEP = """
@@ -21,7 +21,7 @@ JUMPS = [HOUR, -HOUR, 24 * HOUR, -24 * HOUR, 0]
 LIMIT = 1
 
 
-def test_clocks_jump_while_jobs_run(shared, faketime, tmp_path):
+def test_clocks_jump_while_jobs_run(postgres_deployment, faketime, tmp_path):
     clock = tmp_path / "clock"
     clock.write_text("+0\n")
     (tmp_path / "sitecustomize.py").write_text(SLEEP)
@@ -34,27 +34,30 @@ def test_clocks_jump_while_jobs_run(shared, faketime, tmp_path):
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
     }
-    shared.start_api(**settings)
-    shared.start_worker("one", GRADIENT_WORKER__SLOTS="4", **settings)
-    with trial("F19", shared, seconds=300) as one:
+    postgres_deployment.start_api(**settings)
+    postgres_deployment.start_worker("one", GRADIENT_WORKER__SLOTS="4", **settings)
+    with fault_trial("F19", postgres_deployment, seconds=300) as one:
         one.tries = tries(1, 10) * len(JUMPS)
         for number in range(one.tries):
-            running = shared.submit(recorded(f"say before; {gate(f'go{number}')}; say after", 3))
-            limited = shared.submit(recorded("say up; sleep 600"), timeLimit=LIMIT, stopGrace=1)
+            running = postgres_deployment.submit(
+                recorded_command(f"say before; {gate_command(f'go{number}')}; say after", 3)
+            )
+            limited = postgres_deployment.submit(recorded_command("say up; sleep 600"), timeLimit=LIMIT, stopGrace=1)
             wait_until(
-                lambda both=(running, limited): {job for job, _, _ in shared.running()} >= set(both), "both to run"
+                lambda both=(running, limited): {job for job, _, _ in postgres_deployment.running()} >= set(both),
+                "both to run",
             )
             jumped = time.monotonic()
             clock.write_text(f"{JUMPS[number % len(JUMPS)]:+d}\n")
-            fresh = shared.submit(recorded("say done"))
-            shared.wait_ended(fresh)
-            job = shared.wait_ended(limited)
+            fresh = postgres_deployment.submit(recorded_command("say done"))
+            postgres_deployment.wait_ended(fresh)
+            job = postgres_deployment.wait_ended(limited)
             assert time.monotonic() - jumped >= LIMIT / 2, "not before its time"
             assert (job["state"], job["reason"]) == ("Failed", "time_limit")
-            assert shared.job(running)["state"] == "Running"
-            one.lifted()
-            shared.open_gate(f"go{number}")
-            job = shared.wait_ended(running)
+            assert postgres_deployment.job(running)["state"] == "Running"
+            one.mark_lifted()
+            postgres_deployment.open_gate(f"go{number}")
+            job = postgres_deployment.wait_ended(running)
             one.repaired()
             assert (job["exitCode"], job["attempt"]) == (3, 1)
-    assert [event for event in shared.rows(Event)[0] if event["kind"] == "adopted"] == []
+    assert [event for event in postgres_deployment.rows(Event)[0] if event["kind"] == "adopted"] == []

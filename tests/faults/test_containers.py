@@ -5,61 +5,61 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.faults.containers import contained as recorded
-from support.faults.job_journal import gate
+from support.faults.containers import recorded_in_container as recorded
+from support.faults.job_journal import gate_command
 from support.faults.proxy import EngineProxy
-from support.faults.table import FULL, trial, tries
+from support.faults.table import FULL_RUN, fault_trial, tries
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL else 300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL_RUN else 300)]
 
 
 def begun(deployment, job_id, sign=b"up"):
     wait_until(lambda: sign in deployment.raw_log(job_id), f"{sign!r} in the log of {job_id}")
 
 
-def test_jobs_that_run_and_jobs_that_start_outlive_a_killed_engine(make_contained, mortal):
-    deployment = make_contained(mortal, GRADIENT_WORKER__SLOTS="6")
+def test_jobs_that_run_and_jobs_that_start_outlive_a_killed_engine(make_container_deployment, killable_engine):
+    deployment = make_container_deployment(killable_engine, GRADIENT_WORKER__SLOTS="6")
     deployment.start_up()
     chance = random.Random(11)  # noqa: S311 - repeatable, not secret
-    with trial("F11", deployment, seconds=300) as one:
+    with fault_trial("F11", deployment, seconds=300) as one:
         one.tries = tries(1, 20)
         for number in range(one.tries):
-            body = f"say up; {gate(f'go{number}')}; leave model weights; say done"
+            body = f"say up; {gate_command(f'go{number}')}; leave model weights; say done"
             running = [deployment.submit(recorded(body, 5)) for _ in range(2)]
             for job_id in running:
                 begun(deployment, job_id)
             starting = [deployment.submit(recorded("say up; sleep 0.3; say done", 6)) for _ in range(4)]
             time.sleep(chance.random() * 1.5)
-            mortal.kill()
+            killable_engine.kill()
             deployment.open_gate(f"go{number}")
-            mortal.start()
-            one.lifted()
+            killable_engine.start()
+            one.mark_lifted()
             jobs = [deployment.wait_ended(job_id, 120) for job_id in running + starting]
             one.repaired()
             assert [job["exitCode"] for job in jobs] == [5, 5, 6, 6, 6, 6], jobs
             assert [job["attempt"] for job in jobs[:2]] == [1, 1]
 
 
-def test_jobs_that_end_without_their_engine_are_told_by_their_files(make_contained, mortal):
+def test_jobs_that_end_without_their_engine_are_told_by_their_files(make_container_deployment, killable_engine):
     """Longer output than a pipe would hold, so that a job that waits for a reader would not come to its end."""
-    deployment = make_contained(mortal, GRADIENT_WORKER__SLOTS="3")
+    deployment = make_container_deployment(killable_engine, GRADIENT_WORKER__SLOTS="3")
     deployment.start_up()
     loud = "yes 0123456789abcdef0123456789abcdef | head -n 20000 >loud; cat loud; cat loud >>$truth.out"
-    with trial("F12", deployment, seconds=300) as one:
+    with fault_trial("F12", deployment, seconds=300) as one:
         one.tries = tries(1, 10)
         for number in range(one.tries):
-            body = f"say up; {gate(f'go{number}')}; {loud}; leave model weights; say done"
+            body = f"say up; {gate_command(f'go{number}')}; {loud}; leave model weights; say done"
             jobs = [deployment.submit(recorded(body, code)) for code in (0, 3, 4)]
             for job_id in jobs:
                 begun(deployment, job_id)
-            mortal.kill()
+            killable_engine.kill()
             deployment.open_gate(f"go{number}")
             for job_id in jobs:
                 begun(deployment, job_id, b"done\n")
             time.sleep(tries(0, 90))
             assert {deployment.job(job_id)["state"] for job_id in jobs} == {"Running"}
-            mortal.start()
-            one.lifted()
+            killable_engine.start()
+            one.mark_lifted()
             ended = [deployment.wait_ended(job_id, 120) for job_id in jobs]
             one.repaired()
             assert [job["exitCode"] for job in ended] == [0, 3, 4]
@@ -72,25 +72,27 @@ def outside(deployment, action, job_id):
         getattr(client, action)(f"gradient-{job_id}-1")
 
 
-def test_containers_that_somebody_else_takes_away(contained):
-    contained.start_up(GRADIENT_WORKER__SLOTS="8")
-    with trial("F12", contained, seconds=300) as one:
+def test_containers_that_somebody_else_takes_away(container_deployment):
+    container_deployment.start_up(GRADIENT_WORKER__SLOTS="8")
+    with fault_trial("F12", container_deployment, seconds=300) as one:
         one.tries = tries(1, 10)
         for _ in range(one.tries):
             waits = recorded("leave model weights; say up; while :; do sleep 0.1; done")
             # Removal kills first: whether the kill or the removal is seen is a matter of moments.
-            jobs = {how: contained.submit(waits, stopGrace=2) for how in ("kill", "remove", "stop", "pause")}
-            again = contained.submit(recorded('say up; [ "$GRADIENT_ATTEMPT" = 2 ] || sleep 600'), maxAttempts=2)
+            jobs = {how: container_deployment.submit(waits, stopGrace=2) for how in ("kill", "remove", "stop", "pause")}
+            again = container_deployment.submit(
+                recorded('say up; [ "$GRADIENT_ATTEMPT" = 2 ] || sleep 600'), maxAttempts=2
+            )
             for job_id in (*jobs.values(), again):
-                begun(contained, job_id)
-            with contained.server.client() as client:
+                begun(container_deployment, job_id)
+            with container_deployment.server.client() as client:
                 client.remove_container(f"gradient-{jobs['remove']}-1", force=True)
                 client.remove_container(f"gradient-{again}-1", force=True)
             for how in ("kill", "stop", "pause"):
-                outside(contained, how, jobs[how])
-            contained.request("POST", f"/jobs/{jobs['pause']}/stop")
-            one.lifted()
-            ended = {how: contained.wait_ended(job_id, 120) for how, job_id in jobs.items()}
+                outside(container_deployment, how, jobs[how])
+            container_deployment.request("POST", f"/jobs/{jobs['pause']}/stop")
+            one.mark_lifted()
+            ended = {how: container_deployment.wait_ended(job_id, 120) for how, job_id in jobs.items()}
             one.repaired()
             assert {how: (job["state"], job["reason"]) for how, job in ended.items()} == {
                 "kill": ("Failed", "vanished"),
@@ -98,8 +100,8 @@ def test_containers_that_somebody_else_takes_away(contained):
                 "stop": ("Failed", "signalled"),
                 "pause": ("Cancelled", "stopped_by_user"),
             }
-            assert {contained.artifact(job_id, "model") for job_id in jobs.values()} == {b"weights"}
-            job = contained.wait_ended(again, 120)
+            assert {container_deployment.artifact(job_id, "model") for job_id in jobs.values()} == {b"weights"}
+            job = container_deployment.wait_ended(again, 120)
             assert (job["exitCode"], job["attempt"]) == (0, 2), job
 
 
@@ -111,14 +113,16 @@ def moody(docker_server):
     proxy.close()
 
 
-def test_a_slow_engine_and_a_silent_one_cost_no_job(make_contained, docker_server, moody):
-    deployment = make_contained(docker_server, moody.address, GRADIENT_DOCKER__TIMEOUT_SECONDS="2")
+def test_a_slow_engine_and_a_silent_one_cost_no_job(make_container_deployment, docker_server, moody):
+    deployment = make_container_deployment(docker_server, moody.address, GRADIENT_DOCKER__TIMEOUT_SECONDS="2")
     deployment.start_up(GRADIENT_WORKER__SLOTS="4")
-    with trial("F13", deployment, seconds=300, healthy=False) as one:
+    with fault_trial("F13", deployment, seconds=300, healthy=False) as one:
         one.tries = tries(1, 10)
         for number in range(one.tries):
             moody.delay = 0.2
-            running = [deployment.submit(recorded(f"say up; {gate(f'go{number}')}; say done", 4)) for _ in range(2)]
+            running = [
+                deployment.submit(recorded(f"say up; {gate_command(f'go{number}')}; say done", 4)) for _ in range(2)
+            ]
             stopped = deployment.submit(recorded("say up; while :; do sleep 0.1; done"), stopGrace=1)
             for job_id in (*running, stopped):
                 begun(deployment, job_id)
@@ -129,51 +133,53 @@ def test_a_slow_engine_and_a_silent_one_cost_no_job(make_contained, docker_serve
             deployment.request("POST", f"/jobs/{stopped}/stop")
             wait_until(lambda: not deployment.running(), "the jobs to end in the dark, the stopped one too")
             moody.open()
-            one.lifted()
+            one.mark_lifted()
             ended = [deployment.wait_ended(job_id, 120) for job_id in (*running, starting, stopped)]
             one.repaired()
             assert [job["exitCode"] for job in ended[:3]] == [4, 4, 5], ended
             assert ended[3]["state"] == "Cancelled"
 
 
-def test_an_engine_that_refuses_and_loses_answers_costs_no_job(make_contained, docker_server, moody):
-    deployment = make_contained(docker_server, moody.address)
+def test_an_engine_that_refuses_and_loses_answers_costs_no_job(make_container_deployment, docker_server, moody):
+    deployment = make_container_deployment(docker_server, moody.address)
     deployment.start_up(GRADIENT_WORKER__SLOTS="4")
-    with trial("F13", deployment, seconds=600, healthy=False) as one:
+    with fault_trial("F13", deployment, seconds=600, healthy=False) as one:
         one.tries = tries(1, 10)
         for number in range(one.tries):
-            running = deployment.submit(recorded(f"say up; {gate(f'go{number}')}; leave model weights; say done", 4))
+            running = deployment.submit(
+                recorded(f"say up; {gate_command(f'go{number}')}; leave model weights; say done", 4)
+            )
             stopped = deployment.submit(recorded("say up; while :; do sleep 0.1; done"), stopGrace=1)
             for job_id in (running, stopped):
                 begun(deployment, job_id)
-            moody.refused = 1.0
+            moody.refused_share = 1.0
             deployment.request("POST", f"/jobs/{stopped}/stop")
             deployment.open_gate(f"go{number}")
             wait_until(lambda: not deployment.running(), "both to end while the engine refuses everything")
-            moody.refused, moody.lost = 0.1, 0.1
+            moody.refused_share, moody.lost_share = 0.1, 0.1
             starting = [deployment.submit(recorded("say done", 5)) for _ in range(tries(4, 12))]
             for job_id in (running, stopped, *starting):
                 deployment.wait_ended(job_id, 300)
-            moody.refused = moody.lost = 0.0
-            one.lifted()
+            moody.refused_share = moody.lost_share = 0.0
+            one.mark_lifted()
             codes = [deployment.job(job_id)["exitCode"] for job_id in (running, *starting)]
             assert codes == [4] + [5] * len(starting)
             assert deployment.job(stopped)["state"] == "Cancelled"
 
 
-def test_an_engine_without_live_restore_ends_its_jobs_and_that_is_said(make_engine, make_contained):
+def test_an_engine_without_live_restore_ends_its_jobs_and_that_is_said(make_engine, make_container_deployment):
     server = make_engine(**{"live-restore": False})
-    deployment = make_contained(server)
+    deployment = make_container_deployment(server)
     worker = deployment.start_up()
-    wait_until(lambda: "live_restore_off" in worker.said(), "the warning")
-    with trial("F13", deployment, seconds=300) as one:
+    wait_until(lambda: "live_restore_off" in worker.read_log(), "the warning")
+    with fault_trial("F13", deployment, seconds=300) as one:
         job_id = deployment.submit(recorded("say up; sleep 600"))
         again = deployment.submit(recorded('say up; [ "$GRADIENT_ATTEMPT" = 2 ] || sleep 600'), maxAttempts=2)
         for job in (job_id, again):
             begun(deployment, job)
         server.kill()
         server.start()
-        one.lifted()
+        one.mark_lifted()
         # The engine that comes back asks its containers to end, and ends them when it must.
         assert deployment.wait_ended(job_id)["reason"] in {"engine_restarted", "vanished"}
         assert deployment.wait_ended(again)["exitCode"] == 0

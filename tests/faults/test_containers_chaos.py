@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 from support.deployment import wait_until
-from support.faults.containers import Contained, shims
-from support.faults.containers import contained as recorded
-from support.faults.table import FULL, trial, tries
+from support.faults.containers import ContainerDeployment, find_shims
+from support.faults.containers import recorded_in_container as recorded
+from support.faults.table import FULL_RUN, fault_trial, tries
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL else 400)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL_RUN else 400)]
 
 JOBS = tries(20, 150)
 SEED = int(os.environ.get("GRADIENT_CHAOS_SEED", "20181030"))
@@ -34,7 +34,7 @@ BODIES = (
 class Chaos:
     """Does harm, and says what it did."""
 
-    deployment: Contained
+    deployment: ContainerDeployment
     chance: random.Random
     workers: dict = field(default_factory=dict)
     done: dict[str, int] = field(default_factory=dict)
@@ -60,15 +60,15 @@ class Chaos:
             self.start(name)
 
 
-def test_jobs_in_containers_outlive_the_deaths_of_supervisors_and_engine(make_contained, mortal):
+def test_jobs_in_containers_outlive_the_deaths_of_supervisors_and_engine(make_container_deployment, killable_engine):
     chance = random.Random(SEED)  # noqa: S311 - repeatable, not secret
-    deployment = make_contained(mortal, GRADIENT_WORKER__SWEEP_SECONDS="1")
+    deployment = make_container_deployment(killable_engine, GRADIENT_WORKER__SWEEP_SECONDS="1")
     deployment.start_api()
     chaos = Chaos(deployment, chance)
     for name in NAMES:
         chaos.start(name)
     stops = []
-    with trial("F11", deployment, seconds=600, healthy=False) as one:
+    with fault_trial("F11", deployment, seconds=600, healthy=False) as one:
         while len(deployment.accepted) < JOBS:
             wait_until(lambda: busy(deployment) < UNDER_WAY, "some jobs to end", 300)
             for _ in range(min(4, JOBS - len(deployment.accepted))):
@@ -76,7 +76,7 @@ def test_jobs_in_containers_outlive_the_deaths_of_supervisors_and_engine(make_co
             time.sleep(chance.random() * MOST_QUIET)
             chaos.harm()
         one.tries = sum(chaos.done.values())
-        one.lifted()
+        one.mark_lifted()
     settled(deployment, chaos, len(stops))
 
 
@@ -103,7 +103,7 @@ def settled(deployment, chaos, stops):
     for row in deployment.seen_ended.values():
         reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
     retried = sum(row["attempt"] > 1 for row in deployment.seen_ended.values())
-    forgotten = shims(deployment.server)
+    forgotten = find_shims(deployment.server)
     under = sum(len(shim.children(recursive=True)) for shim in forgotten)
     logging.getLogger(__name__).warning(
         "seed %d: %s; %d stops; ends %s; %d jobs retried; %d shims that the engine forgot, with %d processes",

@@ -6,14 +6,14 @@ import time
 import psutil
 import pytest
 from support.deployment import wait_until
-from support.docker_server import BARE
-from support.egress import FETCH, METADATA, OUTSIDE, Outside
-from support.faults.containers import contained as recorded
-from support.faults.hostile import fight
-from support.faults.job_journal import gate
-from support.faults.table import FULL, trial, tries
+from support.docker_server import BARE_IMAGE
+from support.egress import FETCH_COMMAND, METADATA_ADDRESS, PUBLIC_ADDRESS, OutsideHost
+from support.faults.containers import recorded_in_container as recorded
+from support.faults.control_attacks import run_control_attacks
+from support.faults.job_journal import gate_command
+from support.faults.table import FULL_RUN, fault_trial, tries
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL else 300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL_RUN else 300)]
 
 MIB = 1024**2
 MORE_MIB = 200
@@ -33,9 +33,9 @@ def begun(deployment, job_id, sign=b"up"):
     wait_until(lambda: sign in deployment.raw_log(job_id), f"{sign!r} in the log of {job_id}")
 
 
-def test_containers_that_fight_their_control_folder_harm_only_themselves(contained):
-    contained.start_api()
-    fight(contained, contained.start_worker(GRADIENT_WORKER__SLOTS="4"), recorded)
+def test_containers_that_fight_their_control_folder_harm_only_themselves(container_deployment):
+    container_deployment.start_api()
+    run_control_attacks(container_deployment, container_deployment.start_worker(GRADIENT_WORKER__SLOTS="4"), recorded)
 
 
 # Command, options, and how the job is then shown: state, reason, exit code.
@@ -57,37 +57,39 @@ BOMBS = {
         ("Cancelled", "stopped_by_user", 137),
     ),
     "missing": ("say up", {"container": "no/such:image"}, ("Error", "image_pull", None)),
-    "bare": ("say up", {"container": BARE}, ("Error", "no_shell", None)),
+    "bare": ("say up", {"container": BARE_IMAGE}, ("Error", "no_shell", None)),
 }
 
 
 @pytest.mark.parametrize("_", range(tries(1, 5)))
-def test_bombs_go_off_in_their_containers_and_disturb_nobody(contained, _):
-    contained.start_up(GRADIENT_WORKER__SLOTS="8", GRADIENT_DOCKER__PIDS="64")
-    with trial("F30", contained) as one:
-        neighbour = contained.submit(recorded(f"say up; {gate()}; leave model weights; say done", 5))
-        begun(contained, neighbour)
-        jobs = {name: contained.submit(recorded(body), **options) for name, (body, options, _) in BOMBS.items()}
-        begun(contained, jobs["deaf"])
-        contained.request("POST", f"/jobs/{jobs['deaf']}/stop")
-        ended = {name: contained.wait_ended(job_id) for name, job_id in jobs.items()}
-        one.lifted()
+def test_bombs_go_off_in_their_containers_and_disturb_nobody(container_deployment, _):
+    container_deployment.start_up(GRADIENT_WORKER__SLOTS="8", GRADIENT_DOCKER__PIDS="64")
+    with fault_trial("F30", container_deployment) as one:
+        neighbour = container_deployment.submit(recorded(f"say up; {gate_command()}; leave model weights; say done", 5))
+        begun(container_deployment, neighbour)
+        jobs = {
+            name: container_deployment.submit(recorded(body), **options) for name, (body, options, _) in BOMBS.items()
+        }
+        begun(container_deployment, jobs["deaf"])
+        container_deployment.request("POST", f"/jobs/{jobs['deaf']}/stop")
+        ended = {name: container_deployment.wait_ended(job_id) for name, job_id in jobs.items()}
+        one.mark_lifted()
         shown = {name: (job["state"], job["reason"], job["exitCode"]) for name, job in ended.items()}
         assert shown == {name: wanted for name, (_, _, wanted) in BOMBS.items()}
-        contained.open_gate()
-        assert contained.wait_ended(neighbour)["exitCode"] == 5
+        container_deployment.open_gate()
+        assert container_deployment.wait_ended(neighbour)["exitCode"] == 5
     assert "64 MiB" in ended["memory"]["message"]
     assert "no/such:image" in ended["missing"]["message"]
     assert "/bin/sh" in ended["bare"]["message"]
 
 
-def test_a_job_that_looks_around_reaches_nothing_that_is_none_of_its_business(make_contained, docker_server):
+def test_a_job_that_looks_around_reaches_nothing_that_is_none_of_its_business(make_container_deployment, docker_server):
     """Its worker runs where the engine's network is, and sets the fence itself."""
-    deployment = make_contained(docker_server, GRADIENT_DOCKER__NETWORK="watched")
-    own = (OUTSIDE, 5432)
+    deployment = make_container_deployment(docker_server, GRADIENT_DOCKER__NETWORK="watched")
+    own = (PUBLIC_ADDRESS, 5432)
     with contextlib.ExitStack() as stack, docker_server.client() as client:
         stack.callback(client.remove_network, "watched")
-        outside = Outside(docker_server, stack)
+        outside = OutsideHost(docker_server, stack)
         for network, port in ((outside.network, 80), (outside.network, 5432), (docker_server.network, 8780)):
             outside.listen(network, port)
         deployment.start_api()
@@ -97,33 +99,36 @@ def test_a_job_that_looks_around_reaches_nothing_that_is_none_of_its_business(ma
             GRADIENT_API__PUBLIC_URL="http://{}:{}/".format(*own),
         )
         gateway = "$(ip route | awk '/^default/ {print $3}')"
-        places = ((OUTSIDE, 80), own, (METADATA, 80), (gateway, 8780), ("10.99.0.1", 8780))
-        looks = "; ".join(f'say "$({FETCH.format(f"{address} {port}")})"' for address, port in places)
-        with trial("F30", deployment) as one:
+        places = ((PUBLIC_ADDRESS, 80), own, (METADATA_ADDRESS, 80), (gateway, 8780), ("10.99.0.1", 8780))
+        looks = "; ".join(f'say "$({FETCH_COMMAND.format(f"{address} {port}")})"' for address, port in places)
+        with fault_trial("F30", deployment) as one:
             one.tries = len(places)
             job_id = deployment.submit(recorded(looks))
             assert deployment.wait_ended(job_id)["state"] == "Stopped"
             assert deployment.raw_log(job_id).decode().splitlines() == ["reached"] + ["kept off"] * 4
 
 
-def test_a_loud_container_is_stored_byte_by_byte_and_keeps_no_disk(contained):
+def test_a_loud_container_is_stored_byte_by_byte_and_keeps_no_disk(container_deployment):
     """A gigabyte as fast as it can print it, where it is tried in full."""
-    contained.start_api()
-    worker = contained.start_worker(GRADIENT_WORKER__SLOTS="2", GRADIENT_LOGS__MAX_BYTES=str(2048 * MIB))
-    wait_until(lambda: "is ready" in worker.said(), "the worker")
+    container_deployment.start_api()
+    worker = container_deployment.start_worker(GRADIENT_WORKER__SLOTS="2", GRADIENT_LOGS__MAX_BYTES=str(2048 * MIB))
+    wait_until(lambda: "is ready" in worker.read_log(), "the worker")
     output = f"yes '{LOUD}' | head -c {LOUD_MIB * MIB}"
     told = '{ read -r sum _; printf "%s %s" "$sum" ' + f'{LOUD_MIB * MIB} >"$truth.digest"; }}'
     before, peak, held = psutil.Process(worker.pid).memory_info().rss, 0, 0
-    with trial("F24", contained, seconds=600) as one:
-        job_id = contained.submit(recorded(f"{output} | sha256sum | {told}; {output}", 2))
-        while contained.job(job_id)["finishedAt"] is None:
+    with fault_trial("F24", container_deployment, seconds=600) as one:
+        job_id = container_deployment.submit(recorded(f"{output} | sha256sum | {told}; {output}", 2))
+        while container_deployment.job(job_id)["finishedAt"] is None:
             peak = max(peak, psutil.Process(worker.pid).memory_info().rss - before)
-            held = max(held, on_disk(contained, "logs/**/raw") + on_disk(contained, "attempts/*/control/log"))
+            held = max(
+                held,
+                on_disk(container_deployment, "logs/**/raw") + on_disk(container_deployment, "attempts/*/control/log"),
+            )
             began = time.monotonic()
-            contained.wait_ended(contained.submit(recorded("say quiet")), 120)
+            container_deployment.wait_ended(container_deployment.submit(recorded("say quiet")), 120)
             assert time.monotonic() - began < NEIGHBOUR_SECONDS, "a neighbour is served meanwhile"
-        one.lifted()
-        assert contained.job(job_id)["exitCode"] == 2
+        one.mark_lifted()
+        assert container_deployment.job(job_id)["exitCode"] == 2
     assert peak < MORE_MIB * MIB
     assert held < (LOUD_MIB + MORE_ON_DISK_MIB) * MIB
 
@@ -137,8 +142,8 @@ def on_disk(deployment, pattern):
     return blocks * 512
 
 
-def test_very_many_files_and_a_very_large_one_are_kept(contained):
-    contained.start_up(GRADIENT_DISK__ARTIFACT_FILES=str(FILES + 1))
+def test_very_many_files_and_a_very_large_one_are_kept(container_deployment):
+    container_deployment.start_up(GRADIENT_DISK__ARTIFACT_FILES=str(FILES + 1))
     many = f"""
 cd "$GRADIENT_ARTIFACTS_DIR"; mkdir small
 i=0; while [ $i -lt {FILES} ]; do i=$((i+1)); echo "file $i" >small/$i; done
@@ -146,25 +151,29 @@ dd if=/dev/urandom of=large bs=1M count={LARGE_MIB} 2>/dev/null
 find small large -type f -exec sha256sum {{}} + | sed 's/  / /' >>"$truth.artifacts"
 say done
 """
-    with trial("F24", contained, seconds=1800) as one:
-        job_id = contained.submit(recorded(many))
-        job = contained.wait_ended(job_id, 1800)
-        one.lifted()
+    with fault_trial("F24", container_deployment, seconds=1800) as one:
+        job_id = container_deployment.submit(recorded(many))
+        job = container_deployment.wait_ended(job_id, 1800)
+        one.mark_lifted()
         assert (job["exitCode"], job["artifactsState"]) == (0, "complete")
-        listed = contained.artifacts(job_id)
+        listed = container_deployment.artifacts(job_id)
         assert listed["totalFiles"] == FILES + 1
         assert listed["totalBytes"] > LARGE_MIB * MIB
 
 
-def test_a_disk_that_a_job_fills_is_emptied_again_and_told(make_engine, make_contained, tmp_path, small_disk):
+def test_a_disk_that_a_job_fills_is_emptied_again_and_told(
+    make_engine, make_container_deployment, tmp_path, small_disk
+):
     """The engine's own disk, and then that of the jobs' folders; a neighbour prints on through the first."""
     small_disk(tmp_path / "contained0" / "attempts", 4 * MIB)
-    deployment = make_contained(make_engine(data_bytes=24 * MIB))
+    deployment = make_container_deployment(make_engine(data_bytes=24 * MIB))
     deployment.start_up(GRADIENT_WORKER__SLOTS="3")
-    with trial("F18", deployment, seconds=300) as one:
-        neighbour = deployment.submit(recorded(f"say up; {gate('full')}; say still; leave model weights", 5))
+    with fault_trial("F18", deployment, seconds=300) as one:
+        neighbour = deployment.submit(recorded(f"say up; {gate_command('full')}; say still; leave model weights", 5))
         begun(deployment, neighbour)
-        filler = deployment.submit(recorded(f"dd if=/dev/zero of=/tmp/fill bs=64k 2>/dev/null; say full; {gate()}", 6))
+        filler = deployment.submit(
+            recorded(f"dd if=/dev/zero of=/tmp/fill bs=64k 2>/dev/null; say full; {gate_command()}", 6)
+        )
         begun(deployment, filler, b"full")
         doomed = deployment.submit(recorded())
         told = wait_until(lambda: full_disk(deployment, doomed), "the full disk to be told")
@@ -177,7 +186,7 @@ def test_a_disk_that_a_job_fills_is_emptied_again_and_told(make_engine, make_con
         inside = "dd if=/dev/zero of=fill bs=64k 2>/dev/null; finish 7"
         job = deployment.wait_ended(deployment.submit(recorded(inside)))
         assert (job["exitCode"], job["reason"]) == (7, "exit_nonzero"), "its end is told though no byte fits"
-        one.lifted()
+        one.mark_lifted()
         assert deployment.wait_ended(deployment.submit(recorded()))["state"] == "Stopped"
 
 

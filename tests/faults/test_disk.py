@@ -6,10 +6,10 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.faults.job_journal import gate, recorded
-from support.faults.table import FULL, trial, tries
+from support.faults.job_journal import gate_command, recorded_command
+from support.faults.table import FULL_RUN, fault_trial, tries
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
 
 MIB = 1024**2
 LARGE = tries(48, 1024)
@@ -32,16 +32,16 @@ def test_a_worker_killed_while_it_collects_a_large_file(deployment, small_disk):
     small_disk(deployment.home / "artifacts", 8 * LARGE * MIB)
     deployment.start_api()
     worker = deployment.start_worker(GRADIENT_WORKER__SYNC_SECONDS="600")
-    with trial("F4", deployment, seconds=900) as one:
+    with fault_trial("F4", deployment, seconds=900) as one:
         one.tries = tries(2, 50)
         for _ in range(one.tries):
-            job_id = deployment.submit(recorded(BIG, 6))
+            job_id = deployment.submit(recorded_command(BIG, 6))
             for _ in range(2):
                 wait_until(lambda job_id=job_id: collecting(deployment, job_id), "the collection to begin", 120)
                 time.sleep(chance.random() * LARGE / 200)
                 worker.kill()
                 worker = deployment.start_worker(GRADIENT_WORKER__SYNC_SECONDS="600")
-            one.lifted()
+            one.mark_lifted()
             job = deployment.wait_ended(job_id, 300)
             one.repaired()
             assert (job["state"], job["exitCode"], job["artifactsState"]) == ("Failed", 6, "complete")
@@ -52,18 +52,20 @@ def test_a_worker_killed_while_it_collects_a_large_file(deployment, small_disk):
 def test_the_disk_of_the_logs_is_full_for_a_while(deployment, small_disk, _):
     disk = small_disk(deployment.home / "logs", MIB)
     deployment.start_up(GRADIENT_WORKER__SLOTS="2")
-    with trial("F18", deployment) as one:
-        noisy = deployment.submit(recorded(f"say before; {gate('full')}; say one; say two; {gate()}", 4))
+    with fault_trial("F18", deployment) as one:
+        noisy = deployment.submit(
+            recorded_command(f"say before; {gate_command('full')}; say one; say two; {gate_command()}", 4)
+        )
         wait_until(lambda: b"before" in deployment.raw_log(noisy), "its first line")
         disk.fill()
         deployment.open_gate("full")
-        neighbour = deployment.submit(recorded("say neighbour; leave model weights"))
+        neighbour = deployment.submit(recorded_command("say neighbour; leave model weights"))
         wait_until(lambda: deployment.job(neighbour)["phase"] == "collecting", "the neighbour to have run")
         assert deployment.job(noisy)["state"] == "Running"
         # Longer than any number of quick tries would last.
         wait_until(lambda: tried_again(deployment, neighbour), "its outputs to be tried again")
         disk.free()
-        one.lifted()
+        one.mark_lifted()
         deployment.open_gate()
         assert deployment.wait_ended(noisy)["exitCode"] == 4
         assert deployment.wait_ended(neighbour)["state"] == "Stopped"
@@ -72,14 +74,14 @@ def test_the_disk_of_the_logs_is_full_for_a_while(deployment, small_disk, _):
 def test_the_disk_of_the_scratch_directories_is_full(deployment, small_disk):
     disk = small_disk(deployment.home / "attempts", MIB)
     deployment.start_up(GRADIENT_WORKER__SLOTS="2")
-    with trial("F18", deployment) as one:
-        neighbour = deployment.submit(recorded(f"say before; {gate()}; say after"))
+    with fault_trial("F18", deployment) as one:
+        neighbour = deployment.submit(recorded_command(f"say before; {gate_command()}; say after"))
         wait_until(lambda: b"before" in deployment.raw_log(neighbour), "the neighbour's first line")
         disk.fill()
-        doomed = deployment.submit(recorded(), maxAttempts=1)
+        doomed = deployment.submit(recorded_command(), maxAttempts=1)
         wait_until(lambda: spoken_of_a_full_disk(deployment, doomed), "the full disk to be told")
         disk.free()
-        one.lifted()
+        one.mark_lifted()
         deployment.open_gate()
         assert deployment.wait_ended(neighbour)["state"] == "Stopped"
 
@@ -91,14 +93,14 @@ def spoken_of_a_full_disk(deployment, job_id):
 def test_the_disk_of_the_database_is_full(deployment, small_disk):
     disk = small_disk(deployment.home, 8 * MIB)
     deployment.start_up()
-    with trial("F18", deployment) as one:
-        job_id = deployment.submit(recorded(f"say before; {gate()}; say after"))
+    with fault_trial("F18", deployment) as one:
+        job_id = deployment.submit(recorded_command(f"say before; {gate_command()}; say after"))
         wait_until(lambda: b"before" in deployment.raw_log(job_id), "its first line")
         disk.fill()
         refused = deployment.request("POST", "/jobs", json={"machineType": "CPU", "command": "true"})
         assert refused.status_code in {201, 503}, refused.text
         disk.free()
-        one.lifted()
+        one.mark_lifted()
         deployment.open_gate()
         if refused.status_code == 201:
             deployment.accepted.append((refused.json()["id"], None))
@@ -115,11 +117,11 @@ def test_the_store_of_artifacts_is_out_of_order_while_a_job_ends(deployment, sma
     store.mkdir(parents=True)
     disk = small_disk(store, MIB) if how == "full" else None
     deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2")
-    with trial("F31", deployment) as one:
+    with fault_trial("F31", deployment) as one:
         one.tries = tries(1, 5)
         for number in range(one.tries):
-            body = f'say before; {gate(f"go{number}")}; leave model "$(seq 20000)"; leave note small'
-            job_id = deployment.submit(recorded(body, 5))
+            body = f'say before; {gate_command(f"go{number}")}; leave model "$(seq 20000)"; leave note small'
+            job_id = deployment.submit(recorded_command(body, 5))
             wait_until(lambda job_id=job_id: b"before" in deployment.raw_log(job_id), "its first line")
             if disk is not None:
                 disk.fill()
@@ -134,7 +136,7 @@ def test_the_store_of_artifacts_is_out_of_order_while_a_job_ends(deployment, sma
             else:
                 store.unlink()
                 store.with_name("away").rename(store)
-            one.lifted()
+            one.mark_lifted()
             job = deployment.wait_ended(job_id)
             one.repaired()
             assert (job["state"], job["exitCode"], job["artifactsState"]) == ("Failed", 5, "complete")

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 from support.deployment import wait_until
-from support.faults.job_journal import recorded
-from support.faults.table import FULL, trial, tries
+from support.faults.job_journal import recorded_command
+from support.faults.table import FULL_RUN, fault_trial, tries
 
 from core.system.failpoints import FAILPOINTS, failpoint
 
@@ -13,7 +13,7 @@ SUBMITTING = sorted(name for name in FAILPOINTS if name.startswith("submit_"))
 RUNNING = sorted(set(FAILPOINTS) - set(SUBMITTING))
 LINES = 300
 # Prints, leaves a file and a metric, and ends with a code of its own.
-COMMAND = recorded(
+COMMAND = recorded_command(
     f"""
 i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); say "line $i"; done
 leave model 'the model'
@@ -22,7 +22,7 @@ echo '{{"step": 1, "loss": 0.5}}' >>"$GRADIENT_METRICS_FILE"
     7,
 )
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 120)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 120)]
 
 
 def check_outcome(deployment, job_id):
@@ -37,13 +37,13 @@ def check_outcome(deployment, job_id):
 @pytest.mark.parametrize("name", RUNNING)
 def test_a_worker_killed_here_loses_nothing(deployment, name):
     deployment.start_api()
-    with trial("F3", deployment) as one:
+    with fault_trial("F3", deployment) as one:
         one.tries = tries(1, 40)
         for _ in range(one.tries):
             doomed = deployment.start_worker(GRADIENT_FAILPOINT=name)
             job_id = deployment.submit(COMMAND)
-            assert doomed.wait() == -signal.SIGKILL, doomed.said()
-            one.lifted()
+            assert doomed.wait() == -signal.SIGKILL, doomed.read_log()
+            one.mark_lifted()
             heir = deployment.start_worker()
             check_outcome(deployment, job_id)
             wait_until(lambda: deployment.scratch() == [], "the scratch directory to go")
@@ -53,41 +53,41 @@ def test_a_worker_killed_here_loses_nothing(deployment, name):
 
 
 @pytest.mark.parametrize("name", RUNNING)
-def test_a_worker_frozen_here_does_no_harm_when_it_wakes(shared, name):
-    shared.start_api()
-    with trial("F5", shared) as one:
+def test_a_worker_frozen_here_does_no_harm_when_it_wakes(postgres_deployment, name):
+    postgres_deployment.start_api()
+    with fault_trial("F5", postgres_deployment) as one:
         one.tries = tries(1, 10)
         for number in range(one.tries):
-            zombie = shared.start_worker(f"zombie{number}", GRADIENT_FAILPOINT=f"{name}:stop")
-            job_id = shared.submit(COMMAND)
+            zombie = postgres_deployment.start_worker(f"zombie{number}", GRADIENT_FAILPOINT=f"{name}:stop")
+            job_id = postgres_deployment.submit(COMMAND)
             wait_until(zombie.frozen, "the worker to freeze")
-            one.lifted()
-            heir = shared.start_worker("heir")
-            job = shared.wait_ended(job_id)
+            one.mark_lifted()
+            heir = postgres_deployment.start_worker("heir")
+            job = postgres_deployment.wait_ended(job_id)
             one.repaired()
-            events = shared.events(job_id)
+            events = postgres_deployment.events(job_id)
             zombie.signal(signal.SIGCONT)
             zombie.signal(signal.SIGTERM)
-            assert zombie.wait() == 0, zombie.said()
-            assert shared.job(job_id) == job
-            assert shared.events(job_id) == events
-            check_outcome(shared, job_id)
+            assert zombie.wait() == 0, zombie.read_log()
+            assert postgres_deployment.job(job_id) == job
+            assert postgres_deployment.events(job_id) == events
+            check_outcome(postgres_deployment, job_id)
             # A folder that the zombie recreated when it woke belongs to no attempt: the next worker's sweep finds it.
-            wait_until(lambda: shared.scratch() == [], "the scratch directory to go")
+            wait_until(lambda: postgres_deployment.scratch() == [], "the scratch directory to go")
             heir.signal(signal.SIGTERM)
             heir.wait()
 
 
 @pytest.mark.parametrize("name", SUBMITTING)
 def test_an_api_killed_while_it_answers_makes_one_job(deployment, name):
-    with trial("F1", deployment) as one:
+    with fault_trial("F1", deployment) as one:
         one.tries = tries(1, 100)
         for number in range(one.tries):
             doomed = deployment.start_api(GRADIENT_FAILPOINT=name)
             with pytest.raises(Exception, match=r"disconnected|reset|refused"):
                 post(deployment, f"once{number}", retry=False)
             assert doomed.wait() == -signal.SIGKILL
-            one.lifted()
+            one.mark_lifted()
             api = deployment.start_api()
             answers = [post(deployment, f"once{number}") for _ in range(3)]
             one.repaired()
@@ -102,7 +102,7 @@ def test_an_api_killed_while_it_answers_makes_one_job(deployment, name):
 
 
 def post(deployment, key, **options):
-    body = {"machineType": "CPU", "command": recorded()}
+    body = {"machineType": "CPU", "command": recorded_command()}
     return deployment.request("POST", "/jobs", json=body, headers={"Idempotency-Key": key}, **options)
 
 

@@ -6,9 +6,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.faults import table
-from support.faults.history import History, HistoryBroken, Served, check_history, judge, matches, violations
-from support.faults.job_journal import Truth, recorded
-from support.faults.table import Trial
+from support.faults.history import (
+    History,
+    HistoryViolation,
+    ServedOutputs,
+    check_history,
+    find_violations,
+    log_matches,
+    make_report,
+)
+from support.faults.job_journal import JobJournal, recorded_command
+from support.faults.table import FaultTrial
 
 from core.jobs.states import JobState
 
@@ -34,7 +42,7 @@ def row(job_id, state, **values):
         "deleted_at": None,
         "logs_removed_at": None,
         "artifacts_state": "complete",
-        "spec_json": {"command": recorded(), "stop_grace": 10},
+        "spec_json": {"command": recorded_command(), "stop_grace": 10},
     }
     return base | values
 
@@ -87,13 +95,13 @@ def whole():
         gpus=[{"host": "h1", "gpu": "0", "job_id": TWO, "attempt": 1}],
         accepted=[(ONE, "key1"), (TWO, None)],
         seen_ended={ONE: row(ONE, JobState.SUCCEEDED)},
-        truths={
-            (ONE, 1): Truth(starts=[7], out=OUT, artifacts={"model": MODEL}, exit=0),
-            (TWO, 1): Truth(starts=[8], out=b"a\n"),
+        journals={
+            (ONE, 1): JobJournal(starts=[7], out=OUT, artifacts={"model": MODEL}, exit=0),
+            (TWO, 1): JobJournal(starts=[8], out=b"a\n"),
         },
         served={
-            ONE: Served(OUT, [1, 2], True, "complete", {"model": (MODEL, MODEL)}),  # noqa: FBT003 - complete
-            TWO: Served(b"a\n", [1], False, "none", {}),  # noqa: FBT003 - not complete
+            ONE: ServedOutputs(OUT, [1, 2], True, "complete", {"model": (MODEL, MODEL)}),  # noqa: FBT003 - complete
+            TWO: ServedOutputs(b"a\n", [1], False, "none", {}),  # noqa: FBT003 - not complete
         },
         processes=[(TWO, 1, 8)],
         scratch=[(TWO, 1)],
@@ -101,8 +109,8 @@ def whole():
 
 
 def test_a_whole_history_has_no_violation(whole):
-    assert violations(whole) == []
-    report = judge(whole)
+    assert find_violations(whole) == []
+    report = make_report(whole)
     assert (report.jobs, report.lost, report.doubled, report.stuck) == (2, 0, 0, 1)
 
 
@@ -127,7 +135,7 @@ def stopped(history, seconds, grace=10):
         event(TWO, "finished", "finishing", "cancelled", number=92) | {"at": over},
     ]
     history.gpus, history.processes, history.scratch = [], [], []
-    history.served[TWO] = Served(b"a\n", [1], True, "complete", {})  # noqa: FBT003 - complete
+    history.served[TWO] = ServedOutputs(b"a\n", [1], True, "complete", {})  # noqa: FBT003 - complete
 
 
 DOCTORED = {
@@ -137,26 +145,28 @@ DOCTORED = {
     "I1 ended without a reason": change_job(0, reason=None),
     "I1 held by nobody": change_job(1, worker=None),
     "I1 waits without a reason": change_job(1, state=JobState.QUEUED),
-    "I2 started twice": lambda h: h.truths[TWO, 1].starts.append(9),
-    "I2 an attempt nobody knows": lambda h: h.truths.update({(ONE, 2): Truth(starts=[9], out=b"")}),
-    "I3 two runs at once": lambda h: h.truths[TWO, 1].overlaps.append(6),
+    "I2 started twice": lambda h: h.journals[TWO, 1].starts.append(9),
+    "I2 an attempt nobody knows": lambda h: h.journals.update({(ONE, 2): JobJournal(starts=[9], out=b"")}),
+    "I3 two runs at once": lambda h: h.journals[TWO, 1].overlaps.append(6),
     "I3 two attempts alive": lambda h: h.processes.append((TWO, 2, 9)),
     "I4 a move that is none": lambda h: h.events[1].update(to_state="running"),
     "I4 a move after the end": lambda h: h.events.append(event(ONE, "requeued", "succeeded", "queued")),
     "I4 an older lease": lambda h: h.events.append(event(TWO, "phase", lease=0)),
     "I4 another state than its events": change_job(1, state=JobState.FINISHING),
     "I4 changed after its end": lambda h: h.seen_ended[ONE].update(exit_code=1),
-    "I5 another exit code": lambda h: h.truths[ONE, 1].__setattr__("exit", 3),
+    "I5 another exit code": lambda h: h.journals[ONE, 1].__setattr__("exit", 3),
     "I5 another reason": change_job(0, reason="exit_nonzero"),
     "I5 an unknown reason": change_job(0, reason="bad_weather"),
     "I5 an attempt that differs": lambda h: h.attempts[0].update(exit_code=1),
-    "I5 success without an end": lambda h: h.truths[ONE, 1].__setattr__("exit", None),
-    "I5 success without a start": lambda h: h.truths.pop((ONE, 1)),
-    "I6 a line is missing": lambda h: h.served.update({ONE: Served(b"hello\n", [1])}),
-    "I6 a line is doubled": lambda h: h.served.update({ONE: Served(b"hello\nhello\nworld\n", [1, 2, 3])}),
+    "I5 success without an end": lambda h: h.journals[ONE, 1].__setattr__("exit", None),
+    "I5 success without a start": lambda h: h.journals.pop((ONE, 1)),
+    "I6 a line is missing": lambda h: h.served.update({ONE: ServedOutputs(b"hello\n", [1])}),
+    "I6 a line is doubled": lambda h: h.served.update({ONE: ServedOutputs(b"hello\nhello\nworld\n", [1, 2, 3])}),
     "I6 numbers with a gap": lambda h: h.served[ONE].lines.remove(1),
     "I6 never complete": lambda h: h.served[ONE].__setattr__("complete", False),
-    "I6 another digest": lambda h: h.truths.update({(ONE, 1): Truth([7], [], None, ("00", 12), {"model": MODEL}, 0)}),
+    "I6 another digest": lambda h: h.journals.update(
+        {(ONE, 1): JobJournal([7], [], None, ("00", 12), {"model": MODEL}, 0)}
+    ),
     "I7 another content": lambda h: h.served[ONE].artifacts.update(model=(MODEL, "00")),
     "I7 a file is missing": lambda h: h.served[ONE].artifacts.clear(),
     "I7 no hash": lambda h: h.served[ONE].artifacts.update(model=(None, MODEL)),
@@ -168,15 +178,15 @@ DOCTORED = {
     "I9 a container is left": lambda h: h.containers.append((ONE, 1)),
     "I10 begun again": lambda h: h.events.append(event(TWO, "claimed")),
     "I10 too slow": lambda h: stopped(h, seconds=16),
-    "I11 tells": lambda h: h.told.append("GET /jobs/ID"),
-    "I12 leaks": lambda h: h.leaks.append("a message"),
+    "I11 tells": lambda h: h.disclosing_routes.append("GET /jobs/ID"),
+    "I12 leaks": lambda h: h.canary_leaks.append("a message"),
 }
 
 
 @pytest.mark.parametrize("doctored", DOCTORED)
 def test_a_doctored_history_is_found_out(whole, doctored):
     DOCTORED[doctored](whole)
-    found = violations(whole)
+    found = find_violations(whole)
     assert any(problem.startswith(doctored.split()[0] + " ") for problem in found), found
 
 
@@ -187,10 +197,10 @@ def test_every_invariant_has_a_doctored_case():
 def test_a_stop_in_time_is_no_violation_and_a_late_one_is_none_in_a_storm(whole):
     late = copy.deepcopy(whole)
     stopped(whole, seconds=14)
-    assert violations(whole) == []
+    assert find_violations(whole) == []
     stopped(late, seconds=60)
     late.stop_seconds = None
-    assert violations(late) == []
+    assert find_violations(late) == []
 
 
 @pytest.mark.parametrize(
@@ -207,12 +217,12 @@ def test_a_stop_in_time_is_no_violation_and_a_late_one_is_none_in_a_storm(whole)
     ],
 )
 def test_a_log_is_what_was_printed_in_order(raw, printed, fits):
-    assert matches(raw, printed) is fits
+    assert log_matches(raw, printed) is fits
 
 
 def test_a_real_history_that_somebody_falsified_is_found_out(deployment):
     deployment.start_up()
-    job_id = deployment.submit(recorded("say hello; leave model weights"))
+    job_id = deployment.submit(recorded_command("say hello; leave model weights"))
     deployment.wait_ended(job_id)
     assert check_history(deployment).jobs == 1
     log = next((deployment.home / "logs").rglob("raw"))
@@ -223,7 +233,7 @@ def test_a_real_history_that_somebody_falsified_is_found_out(deployment):
     (deployment.storage / "truth" / f"{job_id}-1.starts").write_text("7\n8\n")
     deployment.accepted.append(("jgone", None))
     deployment.logs[0].write_text(deployment.canary)
-    with pytest.raises(HistoryBroken) as broken:
+    with pytest.raises(HistoryViolation) as broken:
         check_history(deployment)
     assert {problem.split()[0] for problem in broken.value.report.problems} == {"I1", "I2", "I6", "I7", "I12"}
     assert (broken.value.report.lost, broken.value.report.doubled) == (1, 1)
@@ -231,11 +241,11 @@ def test_a_real_history_that_somebody_falsified_is_found_out(deployment):
 
 def test_the_table_adds_up_what_was_tried():
     trials = [
-        Trial("F10", jobs=2, repairs=[1.0]),
-        Trial("F2", tries=10, jobs=1, lost=1, doubled=2, stuck=3, repairs=[0.5, 2.5, 1.0]),
-        Trial("F10", jobs=3),
+        FaultTrial("F10", jobs=2, repairs=[1.0]),
+        FaultTrial("F2", tries=10, jobs=1, lost=1, doubled=2, stuck=3, repairs=[0.5, 2.5, 1.0]),
+        FaultTrial("F10", jobs=3),
     ]
-    head, second, tenth = table.lines(trials)
+    head, second, tenth = table.format_table(trials)
     assert head.split()[:3] == ["fault", "what", "tries"]
     assert second.split()[0] == "F2"
     assert second.split()[-9:] == ["10", "1", "1", "2", "3", "1.0", "s", "2.5", "s"]

@@ -8,11 +8,11 @@ import time
 import zipfile
 
 import pytest
-from support.faults.hostile import SECRET, fight
-from support.faults.job_journal import recorded
-from support.faults.table import FULL, trial, tries
+from support.faults.control_attacks import SECRET, run_control_attacks
+from support.faults.job_journal import recorded_command
+from support.faults.table import FULL_RUN, fault_trial, tries
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 240)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 240)]
 
 REFUSAL_SECONDS = 10.0
 """Time limit for an answer on a machine that is busy with other tests."""
@@ -31,11 +31,11 @@ i=0; while [ $i -lt {swaps} ]; do i=$((i+1)); mv real away; ln -s {secret} real;
 leave good kept; say done
 """
     deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.05")
-    with trial("F25", deployment, seconds=600) as one:
-        job_id = deployment.submit(recorded(hostile))
-        neighbour = deployment.submit(recorded("leave model weights; say done"))
+    with fault_trial("F25", deployment, seconds=600) as one:
+        job_id = deployment.submit(recorded_command(hostile))
+        neighbour = deployment.submit(recorded_command("leave model weights; say done"))
         deployment.wait_ended(job_id, 600)
-        one.lifted()
+        one.mark_lifted()
         assert deployment.wait_ended(neighbour)["artifactsState"] == "complete"
         listed = deployment.artifacts(job_id)
         assert {file["path"] for file in listed["files"]} == {"good", "real/inner"}
@@ -46,7 +46,7 @@ leave good kept; say done
 
 def test_jobs_that_fight_their_control_folder_harm_only_themselves(deployment):
     deployment.start_api()
-    fight(deployment, deployment.start_worker(GRADIENT_WORKER__SLOTS="4"), recorded)
+    run_control_attacks(deployment, deployment.start_worker(GRADIENT_WORKER__SLOTS="4"), recorded_command)
 
 
 def a_zip(name, content=b"x", mode=0o644, count=1):
@@ -85,7 +85,7 @@ def hostile_workspaces():
 
 def test_hostile_workspaces_are_refused_and_leave_nothing(deployment):
     deployment.start_up()
-    with trial("F27", deployment) as one:
+    with fault_trial("F27", deployment) as one:
         spec = json.dumps({"machineType": "CPU", "command": "true"})
         hostile = hostile_workspaces()
         one.tries = len(hostile)
@@ -95,7 +95,7 @@ def test_hostile_workspaces_are_refused_and_leave_nothing(deployment):
             answer = deployment.request("POST", "/jobs", files=files)
             assert answer.status_code in {400, 413, 422}, f"{name}: {answer.status_code} {answer.text}"
             assert time.monotonic() - began < REFUSAL_SECONDS, name
-        one.lifted()
-        deployment.submit(recorded())
+        one.mark_lifted()
+        deployment.submit(recorded_command())
     assert [path for path in (deployment.home / "workspaces").rglob("*") if path.is_file()] == []
     assert not list(deployment.home.parent.rglob("escaped"))

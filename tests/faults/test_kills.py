@@ -6,10 +6,10 @@ import time
 import pytest
 from support.deployment import wait_until
 from support.faults.history import check_history
-from support.faults.job_journal import recorded
-from support.faults.table import FULL, trial, tries
+from support.faults.job_journal import recorded_command
+from support.faults.table import FULL_RUN, fault_trial, tries
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
 
 KILLS = tries(10, 50)
 # Prints a line every 10 ms until it is told to end, and then says how far it came, and who it was all along.
@@ -37,7 +37,9 @@ def test_training_never_notices_ten_kills_of_worker_and_api(deployment):
     chance = random.Random(20181030)  # noqa: S311 - repeatable, not secret
     api, worker = deployment.start_api(), deployment.start_worker()
     (deployment.datasets / "training.py").write_text(TRAINING)
-    job_id = deployment.submit(recorded('python "$GRADIENT_STORAGE_DIR/datasets/training.py" | tee "$truth.out"', 5))
+    job_id = deployment.submit(
+        recorded_command('python "$GRADIENT_STORAGE_DIR/datasets/training.py" | tee "$truth.out"', 5)
+    )
     pid_file = deployment.storage / "pid"
     wait_until(pid_file.exists, "the training to begin")
     pid = pid_file.read_text()
@@ -57,7 +59,7 @@ def test_training_never_notices_ten_kills_of_worker_and_api(deployment):
     job = deployment.job(job_id)
     assert (job["state"], job["attempt"]) == ("Running", 1)
     assert pid_file.read_text() == pid, "the same process all along"
-    with trial("F2", deployment) as one:
+    with fault_trial("F2", deployment) as one:
         one.tries, one.repairs = KILLS, repairs
         deployment.open_gate("enough")
     job = deployment.wait_ended(job_id)
@@ -81,10 +83,12 @@ def adoptions(deployment, job_id):
 def test_training_killed_from_outside_fails_with_what_it_wrote(deployment):
     deployment.start_up()
     script = "echo $$ >pid; exec python -u -c \"print('before', flush=True); import time; time.sleep(600)\""
-    job_id = deployment.submit(recorded(f'leave weights weights; echo $$ >"$GRADIENT_STORAGE_DIR/pid"; {script}'))
+    job_id = deployment.submit(
+        recorded_command(f'leave weights weights; echo $$ >"$GRADIENT_STORAGE_DIR/pid"; {script}')
+    )
     wait_until(lambda: b"before" in deployment.raw_log(job_id), "its first line")
     leader = int((deployment.storage / "pid").read_text())
-    (training,) = [process for process in deployment.job_processes(job_id) if process.pid == leader]
+    (training,) = [process for process in deployment.find_job_processes(job_id) if process.pid == leader]
     training.kill()
     job = deployment.wait_ended(job_id)
     assert (job["state"], job["exitCode"], job["reason"]) == ("Failed", 137, "killed")
@@ -99,7 +103,7 @@ def test_all_processes_killed_at_once_is_said(deployment):
     deployment.start_up()
     job_id = deployment.submit("echo before; sleep 600")
     wait_until(lambda: b"before" in deployment.raw_log(job_id), "its first line")
-    for process in deployment.job_processes(job_id):
+    for process in deployment.find_job_processes(job_id):
         process.kill()
     job = deployment.wait_ended(job_id)
     assert (job["state"], job["exitCode"], job["reason"]) == ("Error", None, "vanished")
@@ -112,8 +116,8 @@ def test_a_deploy_leaves_jobs_running(deployment):
     job_id = deployment.submit('echo one; until [ -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done; echo two')
     wait_until(lambda: b"one" in deployment.raw_log(job_id), "its first line")
     up.signal(15)
-    assert up.wait() == 0, up.said()
-    assert deployment.job_processes(job_id), "the job goes on"
+    assert up.wait() == 0, up.read_log()
+    assert deployment.find_job_processes(job_id), "the job goes on"
     deployment.start_up()
     (deployment.storage / "go").touch()
     job = deployment.wait_ended(job_id)
@@ -124,8 +128,8 @@ def test_a_deploy_leaves_jobs_running(deployment):
 def test_two_workers_of_one_name_are_refused(deployment):
     deployment.start_api()
     first = deployment.start_worker("twin")
-    wait_until(lambda: "is ready" in first.said(), "the first worker")
+    wait_until(lambda: "is ready" in first.read_log(), "the first worker")
     second = deployment.start_worker("twin")
     assert second.wait() == 1
-    assert "--name" in second.said()
+    assert "--name" in second.read_log()
     assert first.alive()

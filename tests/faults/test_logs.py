@@ -9,10 +9,10 @@ import httpx
 import psutil
 import pytest
 from support.deployment import wait_until
-from support.faults.job_journal import gate, recorded
-from support.faults.table import FULL, trial, tries
+from support.faults.job_journal import gate_command, recorded_command
+from support.faults.table import FULL_RUN, fault_trial, tries
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
 
 MIB = 1024**2
 NEIGHBOUR_SECONDS = 10.0
@@ -62,20 +62,20 @@ def test_a_loud_job_is_stored_byte_by_byte_and_disturbs_nobody(deployment, how):
     deployment.start_api()
     worker = deployment.start_worker(GRADIENT_WORKER__SLOTS="2", GRADIENT_LOGS__MAX_BYTES=str(2048 * MIB))
     (deployment.datasets / "torture.py").write_text(TORTURE)
-    wait_until(lambda: "is ready" in worker.said(), "the worker")
+    wait_until(lambda: "is ready" in worker.read_log(), "the worker")
     before = psutil.Process(worker.pid).memory_info().rss
     peak = before
-    with trial("F22", deployment, seconds=600) as one:
+    with fault_trial("F22", deployment, seconds=600) as one:
         command = f'python "$GRADIENT_STORAGE_DIR/datasets/torture.py" {how} {LOUD[how]} "$truth"'
-        job_id = deployment.submit(recorded(command, 2))
+        job_id = deployment.submit(recorded_command(command, 2))
         while deployment.job(job_id)["finishedAt"] is None:
             peak = max(peak, psutil.Process(worker.pid).memory_info().rss)
             began = time.monotonic()
-            quiet = deployment.submit(recorded("say quiet"))
+            quiet = deployment.submit(recorded_command("say quiet"))
             deployment.wait_ended(quiet, 120)
             assert deployment.raw_log(quiet) == b"quiet\n"
             assert time.monotonic() - began < NEIGHBOUR_SECONDS
-        one.lifted()
+        one.mark_lifted()
         assert deployment.wait_ended(job_id)["exitCode"] == 2
     assert peak - before < MORE_MIB * MIB
 
@@ -108,17 +108,17 @@ def test_a_reader_that_breaks_off_again_and_again_misses_nothing(deployment):
     chance = random.Random(23)  # noqa: S311 - repeatable, not secret
     breaks = tries(20, 100)
     deployment.start_up()
-    with trial("F23", deployment) as one:
+    with fault_trial("F23", deployment) as one:
         one.tries = breaks
-        body = f'i=0; while [ $i -lt {breaks * 20} ]; do i=$((i+1)); say "line $i"; done; {gate()}; say last'
-        job_id = deployment.submit(recorded(body))
+        body = f'i=0; while [ $i -lt {breaks * 20} ]; do i=$((i+1)); say "line $i"; done; {gate_command()}; say last'
+        job_id = deployment.submit(recorded_command(body))
         got, ended = [], False
         while not ended:
             more, ended = lines_from(deployment, job_id, got[-1][0] if got else 0, 20, chance)
             got += more
             if len(got) > breaks * 10:
                 deployment.open_gate()
-        one.lifted()
+        one.mark_lifted()
     assert [number for number, _ in got] == list(range(1, breaks * 20 + 2))
     assert all(f"line {number}" in data for number, data in got[:-1])
     assert '"last"' in got[-1][1]
@@ -129,9 +129,9 @@ def test_many_slow_readers_hold_up_nobody(deployment):
     deployment.start_worker()
     readers = tries(20, 200)
     (deployment.datasets / "torture.py").write_text(TORTURE)
-    with trial("F23", deployment, seconds=300) as one:
-        command = f'python "$GRADIENT_STORAGE_DIR/datasets/torture.py" many 200000 "$truth"; {gate()}'
-        job_id = deployment.submit(recorded(command))
+    with fault_trial("F23", deployment, seconds=300) as one:
+        command = f'python "$GRADIENT_STORAGE_DIR/datasets/torture.py" many 200000 "$truth"; {gate_command()}'
+        job_id = deployment.submit(recorded_command(command))
         wait_until(lambda: len(deployment.raw_log(job_id)) > MIB, "output")
         before = psutil.Process(api.pid).memory_info().rss
         sockets = [slow_reader(deployment, job_id) for _ in range(readers)]
@@ -139,11 +139,11 @@ def test_many_slow_readers_hold_up_nobody(deployment):
             began = time.monotonic()
             deployment.job(job_id)
             assert time.monotonic() - began < NEIGHBOUR_SECONDS
-        assert deployment.wait_ended(deployment.submit(recorded()))["state"] == "Stopped"
+        assert deployment.wait_ended(deployment.submit(recorded_command()))["state"] == "Stopped"
         grown = psutil.Process(api.pid).memory_info().rss - before
         for reader in sockets:
             reader.close()
-        one.lifted()
+        one.mark_lifted()
         deployment.open_gate()
         raw = wait_until(lambda: deployment.job(job_id)["finishedAt"] and deployment.raw_log(job_id), "it to end")
         expected = b"".join(b"line %d\n" % number for number in range(200_000))

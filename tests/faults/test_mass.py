@@ -5,13 +5,13 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.faults.job_journal import recorded
-from support.faults.order import disorder
-from support.faults.table import FULL, trial, tries
+from support.faults.job_journal import recorded_command
+from support.faults.order import find_order_violations
+from support.faults.table import FULL_RUN, fault_trial, tries
 
 from core.db.models.jobs import Event, Job
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL else 300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL_RUN else 300)]
 
 CLIENTS, WORKERS = 8, 4
 JOBS = tries(240, 10_000)
@@ -19,21 +19,21 @@ PRIORITIES = (10, 50, 90)
 PROJECTS = ("alpha", "beta", "gamma")
 
 
-def test_all_jobs_of_a_mass_submission_end_and_their_order_is_fair(parts):
-    parts.start_api(GRADIENT_LIMITS__SUBMISSIONS_PER_MINUTE="0", GRADIENT_LIMITS__REQUESTS_PER_MINUTE="0")
+def test_all_jobs_of_a_mass_submission_end_and_their_order_is_fair(full_deployment):
+    full_deployment.start_api(GRADIENT_LIMITS__SUBMISSIONS_PER_MINUTE="0", GRADIENT_LIMITS__REQUESTS_PER_MINUTE="0")
     for number in range(WORKERS):
-        parts.start_worker(f"w{number}", GRADIENT_WORKER__SLOTS="4")
-    with trial("F21", parts, seconds=7000) as one:
+        full_deployment.start_worker(f"w{number}", GRADIENT_WORKER__SLOTS="4")
+    with fault_trial("F21", full_deployment, seconds=7000) as one:
         one.tries = tries(1, 3)
         for round_ in range(one.tries):
-            seconds = submit_all(parts, round_)
-            one.lifted()
-            parts.wait_all_ended(7000)
+            seconds = submit_all(full_deployment, round_)
+            one.mark_lifted()
+            full_deployment.wait_all_ended(7000)
             one.repaired()
             assert sorted(seconds)[int(len(seconds) * 0.5)] < 5, "answers while everybody submits"
-    jobs, events = parts.rows(Job, Event)
+    jobs, events = full_deployment.rows(Job, Event)
     assert len(jobs) == JOBS * one.tries
-    assert disorder(jobs, events) == []
+    assert find_order_violations(jobs, events) == []
 
 
 def submit_all(deployment, round_):
@@ -44,7 +44,7 @@ def submit_all(deployment, round_):
         for job in range(number, JOBS, CLIENTS):
             began = time.monotonic()
             deployment.submit(
-                recorded("sleep 0.05; say done", job % 2),
+                recorded_command("sleep 0.05; say done", job % 2),
                 key=f"key{round_}-{job}",
                 priority=PRIORITIES[job % 3],
                 project=PROJECTS[min(job % 5, 2)],
@@ -75,9 +75,11 @@ def history(*claims, priorities=(50, 50, 50, 50), projects=("a", "a", "b", "b"))
 
 
 def test_a_fair_order_is_told_from_an_unfair_one():
-    assert disorder(*history(0, 2, 1, 3)) == []
-    assert disorder(*history(2, 0, 3, 1)) == []
-    assert "submitted earlier" in disorder(*history(1, 2, 0, 3))[0]
-    assert "was claimed before j" in disorder(*history(0, 1, 2, 3))[0], "two of one project while another has none"
-    assert "priority is higher" in disorder(*history(0, 2, 1, 3, priorities=(50, 90, 50, 50)))[0]
-    assert disorder(*history(1, 2, 0, 3, priorities=(50, 90, 50, 50))) == []
+    assert find_order_violations(*history(0, 2, 1, 3)) == []
+    assert find_order_violations(*history(2, 0, 3, 1)) == []
+    assert "submitted earlier" in find_order_violations(*history(1, 2, 0, 3))[0]
+    assert "was claimed before j" in find_order_violations(*history(0, 1, 2, 3))[0], (
+        "two of one project while another has none"
+    )
+    assert "priority is higher" in find_order_violations(*history(0, 2, 1, 3, priorities=(50, 90, 50, 50)))[0]
+    assert find_order_violations(*history(1, 2, 0, 3, priorities=(50, 90, 50, 50))) == []

@@ -6,12 +6,12 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.faults.job_journal import gate, recorded
-from support.faults.table import FULL, Trial, trial, tries
+from support.faults.job_journal import gate_command, recorded_command
+from support.faults.table import FULL_RUN, FaultTrial, fault_trial, tries
 
 from core.system.failpoints import FAILPOINTS
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
 
 POINTS = [name for name in FAILPOINTS if not name.startswith("submit_")]
 # Where a job has come to its own end before the stop can reach it.
@@ -30,9 +30,9 @@ RESISTING = {"deaf": (DEAF, 137), "split": (SPLIT, 143), "saving": (SAVING, 9), 
 @pytest.mark.parametrize("_", range(tries(1, 20)))
 def test_jobs_that_resist_are_ended_and_tell_how(deployment, _):
     deployment.start_up(GRADIENT_WORKER__SLOTS="4")
-    with trial("F28", deployment) as one:
+    with fault_trial("F28", deployment) as one:
         jobs = {
-            how: deployment.submit(recorded(QUIET + command), stopGrace=GRACE)
+            how: deployment.submit(recorded_command(QUIET + command), stopGrace=GRACE)
             for how, (command, _) in RESISTING.items()
         }
         for job_id in jobs.values():
@@ -40,7 +40,7 @@ def test_jobs_that_resist_are_ended_and_tell_how(deployment, _):
         began = time.monotonic()
         for job_id in jobs.values():
             deployment.request("POST", f"/jobs/{job_id}/stop")
-        one.lifted()
+        one.mark_lifted()
         ended = {how: deployment.wait_ended(job_id) for how, job_id in jobs.items()}
         assert time.monotonic() - began >= GRACE, "the deaf one had its grace"
         for how, job in ended.items():
@@ -54,70 +54,72 @@ def stop(deployment, job_id):
     wait_until(lambda: deployment.request("POST", path).status_code == 200, "the stop to be taken")
 
 
-def test_a_stop_at_every_step_is_honoured(shared):
+def test_a_stop_at_every_step_is_honoured(postgres_deployment):
     """The worker is frozen at the step, the stop is asked for, the worker goes on."""
-    shared.start_api()
-    with trial("F29", shared, healthy=False) as one:
+    postgres_deployment.start_api()
+    with fault_trial("F29", postgres_deployment, healthy=False) as one:
         one.tries = len(POINTS)
         for name in POINTS:
-            worker = shared.start_worker("one", GRADIENT_FAILPOINT=f"{name}:stop")
+            worker = postgres_deployment.start_worker("one", GRADIENT_FAILPOINT=f"{name}:stop")
             own_end = name in OVER
-            job_id = shared.submit(
-                recorded((own_end and "say done") or "say up; sleep 600"), maxAttempts=3, stopGrace=1
+            job_id = postgres_deployment.submit(
+                recorded_command((own_end and "say done") or "say up; sleep 600"), maxAttempts=3, stopGrace=1
             )
             wait_until(worker.frozen, f"the worker to freeze: {name}")
-            stop(shared, job_id)
+            stop(postgres_deployment, job_id)
             worker.signal(signal.SIGCONT)
-            one.lifted()
-            job = shared.wait_ended(job_id)
+            one.mark_lifted()
+            job = postgres_deployment.wait_ended(job_id)
             one.repaired()
             assert (job["state"], job["attempt"]) == ("Stopped" if own_end else "Cancelled", 1), name
             worker.signal(signal.SIGTERM)
-            assert worker.wait() == 0, worker.said()
+            assert worker.wait() == 0, worker.read_log()
 
 
 @pytest.mark.parametrize("name", ["exited", "finishing", "collected"])
-def test_a_stop_while_a_failure_is_about_to_be_retried_ends_the_job(shared, name):
-    shared.start_api()
-    with trial("F29", shared, healthy=False):
-        worker = shared.start_worker("one", GRADIENT_FAILPOINT=f"{name}:stop")
-        job_id = shared.submit(recorded("say done", 3), maxAttempts=3)
-        late = shared.submit(recorded("say up; sleep 600"), timeLimit=1, maxAttempts=3, stopGrace=1)
+def test_a_stop_while_a_failure_is_about_to_be_retried_ends_the_job(postgres_deployment, name):
+    postgres_deployment.start_api()
+    with fault_trial("F29", postgres_deployment, healthy=False):
+        worker = postgres_deployment.start_worker("one", GRADIENT_FAILPOINT=f"{name}:stop")
+        job_id = postgres_deployment.submit(recorded_command("say done", 3), maxAttempts=3)
+        late = postgres_deployment.submit(
+            recorded_command("say up; sleep 600"), timeLimit=1, maxAttempts=3, stopGrace=1
+        )
         wait_until(worker.frozen, "the worker to freeze")
         for one in (job_id, late):
-            stop(shared, one)
+            stop(postgres_deployment, one)
         worker.kill()
-        shared.start_worker("one")
-        job = shared.wait_ended(job_id)
+        postgres_deployment.start_worker("one")
+        job = postgres_deployment.wait_ended(job_id)
         assert (job["state"], job["exitCode"], job["attempt"]) == ("Failed", 3, 1)
-        assert shared.wait_ended(late)["attempt"] <= 1
+        assert postgres_deployment.wait_ended(late)["attempt"] <= 1
 
 
-def test_stops_at_any_moment_race_start_end_time_limit_and_retry(shared):
+def test_stops_at_any_moment_race_start_end_time_limit_and_retry(postgres_deployment):
     chance = random.Random(29)  # noqa: S311 - repeatable, not secret
-    shared.start_api()
+    postgres_deployment.start_api()
     for name in ("one", "two"):
-        shared.start_worker(name, GRADIENT_WORKER__SLOTS="4")
-    with trial("F29", shared, seconds=900) as one:
+        postgres_deployment.start_worker(name, GRADIENT_WORKER__SLOTS="4")
+    with fault_trial("F29", postgres_deployment, seconds=900) as one:
         one.tries = tries(24, 500)
         for number in range(one.tries):
             body = chance.choice(["say done", "sleep 0.2; say done", "say up; sleep 600"])
             endless = {"timeLimit": 1} if "600" in body and chance.random() < 0.5 else {}
             spec = {"stopGrace": 1, "maxAttempts": 2, **endless}
-            job_id = shared.submit(recorded(body, number % 2), **spec)
+            job_id = postgres_deployment.submit(recorded_command(body, number % 2), **spec)
             time.sleep(chance.random() * 0.3)
-            stop(shared, job_id)
-        one.lifted()
+            stop(postgres_deployment, job_id)
+        one.mark_lifted()
 
 
-def test_waiting_jobs_are_cancelled_without_having_begun(shared):
-    shared.start_api()
-    with trial("F29", shared) as one:
+def test_waiting_jobs_are_cancelled_without_having_begun(postgres_deployment):
+    postgres_deployment.start_api()
+    with fault_trial("F29", postgres_deployment) as one:
         one.tries = 5
-        jobs = [shared.submit(recorded(gate())) for _ in range(one.tries)]
+        jobs = [postgres_deployment.submit(recorded_command(gate_command())) for _ in range(one.tries)]
         for job_id in jobs:
-            assert shared.request("POST", f"/jobs/{job_id}/stop").json()["state"] == "Cancelled"
-        shared.start_worker()
-        assert shared.wait_ended(shared.submit(recorded()))["state"] == "Stopped"
-    assert not [path for job_id in jobs for path in (shared.storage / "truth").glob(f"{job_id}*")]
-    assert isinstance(one, Trial)
+            assert postgres_deployment.request("POST", f"/jobs/{job_id}/stop").json()["state"] == "Cancelled"
+        postgres_deployment.start_worker()
+        assert postgres_deployment.wait_ended(postgres_deployment.submit(recorded_command()))["state"] == "Stopped"
+    assert not [path for job_id in jobs for path in (postgres_deployment.storage / "truth").glob(f"{job_id}*")]
+    assert isinstance(one, FaultTrial)

@@ -14,7 +14,7 @@ import pytest
 JOB_ID = "jabcdefgh12345"
 
 
-class Reply:
+class FakeReply:
     """A scripted answer of the server: JSON or bytes, or a stream of chunks that may break off."""
 
     def __init__(self, body=b"", status=200, headers=None, *, stream=None, breaks=False, hold=None, claim=None):
@@ -29,7 +29,7 @@ class Reply:
         self.headers.setdefault("Content-Type", kind)
 
 
-class Request:
+class ReceivedRequest:
     def __init__(self, method, target, headers, body):
         self.method = method
         self.path = urlsplit(target).path
@@ -57,9 +57,9 @@ class FakeServer:
         self._thread.start()
 
     def on(self, method, path, *replies):
-        self._replies[(method, path)] = [r if isinstance(r, Reply) else Reply(r) for r in replies]
+        self._replies[(method, path)] = [r if isinstance(r, FakeReply) else FakeReply(r) for r in replies]
 
-    def asked(self, method, path):
+    def requests_to(self, method, path):
         return [r for r in self.requests if (r.method, r.path) == (method, path)]
 
     def close(self):
@@ -72,7 +72,7 @@ class FakeServer:
         replies = self._replies.get((request.method, request.path))
         if not replies:
             error = {"name": "NotFound", "status": 404, "message": f"nothing at {request.path}"}
-            return Reply({"error": error}, 404)
+            return FakeReply({"error": error}, 404)
         return replies.pop(0) if len(replies) > 1 else replies[0]
 
 
@@ -81,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _serve(self):
         length = int(self.headers.get("Content-Length") or 0)
-        request = Request(self.command, self.path, self.headers, self.rfile.read(length))
+        request = ReceivedRequest(self.command, self.path, self.headers, self.rfile.read(length))
         reply = self.server.fake.answer(request)
         if reply.breaks == "unanswered":
             self.close_connection = True
@@ -91,18 +91,18 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in reply.headers.items():
             self.send_header(name, value)
         if reply.stream is None:
-            self._whole(reply)
+            self._send_body(reply)
         else:
-            self._chunked(reply)
+            self._send_chunks(reply)
 
-    def _whole(self, reply):
+    def _send_body(self, reply):
         self.send_header("Content-Length", str(reply.claim or len(reply.body)))
         self.end_headers()
         self.wfile.write(reply.body)
         if reply.claim:
             self.close_connection = True
 
-    def _chunked(self, reply):
+    def _send_chunks(self, reply):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for chunk in reply.stream:
@@ -123,7 +123,7 @@ class Handler(BaseHTTPRequestHandler):
 _STREAMS = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
-class Cli:
+class CliRunner:
     """Runs the client as a user would, in a home and a folder of its own."""
 
     def __init__(self, home, folder, url):
@@ -191,16 +191,16 @@ def line(number, text):
 
 
 @pytest.fixture
-def wire():
+def protocol():
     """Builders of the protocol's messages, for scripted answers."""
 
     class Wire:
         pass
 
     words = Wire()
-    words.Reply, words.job, words.ended, words.event, words.line, words.id = Reply, job, ended, event, line, JOB_ID
+    words.Reply, words.job, words.ended, words.event, words.line, words.id = FakeReply, job, ended, event, line, JOB_ID
     words.end = lambda code=0, state="Stopped": event("end", {"state": state, "exitCode": code})
-    words.error = lambda status, message, field=None, name="BadRequest": Reply(
+    words.error = lambda status, message, field=None, name="BadRequest": FakeReply(
         {"error": {"name": name, "status": status, "message": message, "field": field}}, status
     )
     return words
@@ -218,4 +218,4 @@ def cli(tmp_path, server):
     home, folder = tmp_path / "home", tmp_path / "project"
     home.mkdir()
     folder.mkdir()
-    return Cli(home, folder, server.url)
+    return CliRunner(home, folder, server.url)

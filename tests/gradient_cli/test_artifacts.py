@@ -10,27 +10,29 @@ def listed(path, data, *, digest=True):
 
 
 @pytest.fixture
-def left(server, wire):
+def left(server, protocol):
     """Make the job have left these files."""
 
     def leave(files, state="complete", *, digest=True):
         entries = [listed(path, data, digest=digest) for path, data in files.items()]
-        server.on("GET", f"/jobs/{wire.id}/artifacts", {"state": state, "files": entries, "skipped": [], "next": None})
+        server.on(
+            "GET", f"/jobs/{protocol.id}/artifacts", {"state": state, "files": entries, "skipped": [], "next": None}
+        )
         for path, data in files.items():
-            server.on("GET", f"/jobs/{wire.id}/artifacts/file/{path}", wire.Reply(data))
+            server.on("GET", f"/jobs/{protocol.id}/artifacts/file/{path}", protocol.Reply(data))
 
     return leave
 
 
-def test_list_shows_every_page(cli, server, wire):
+def test_list_shows_every_page(cli, server, protocol):
     skipped = [{"path": "pipe", "why": "not a file"}]
     server.on(
         "GET",
-        f"/jobs/{wire.id}/artifacts",
+        f"/jobs/{protocol.id}/artifacts",
         {"state": "partial", "files": [listed("a", b"1")], "skipped": skipped, "next": "a"},
         {"state": "partial", "files": [listed("b", b"2", digest=False)], "skipped": [], "next": None},
     )
-    shown = cli("jobs", "artifacts", "list", wire.id)
+    shown = cli("jobs", "artifacts", "list", protocol.id)
     assert [row.split()[0] for row in shown.stdout.splitlines()] == ["PATH", "a", "b"]
     assert hashlib.sha256(b"1").hexdigest()[:12] in shown.stdout
     assert "not kept: pipe: not a file" in shown.stderr
@@ -38,20 +40,20 @@ def test_list_shows_every_page(cli, server, wire):
     assert server.requests[-1].query["after"] == "a"
 
 
-def test_files_come_back_byte_for_byte(cli, wire, left):
+def test_files_come_back_byte_for_byte(cli, protocol, left):
     files = {"model/weights.bin": bytes(range(256)) * 3000, "log.txt": b"", "a/b/c": b"x"}
     left(files)
-    got = cli("jobs", "artifacts", "get", wire.id)
+    got = cli("jobs", "artifacts", "get", protocol.id)
     assert got.returncode == 0
-    root = cli.folder / f"artifacts-{wire.id}"
+    root = cli.folder / f"artifacts-{protocol.id}"
     assert {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()} == files
-    assert f"3 files (768.0 kB) to artifacts-{wire.id}" in got.stderr
-    again = cli("jobs", "artifacts", "get", wire.id)
+    assert f"3 files (768.0 kB) to artifacts-{protocol.id}" in got.stderr
+    again = cli("jobs", "artifacts", "get", protocol.id)
     assert "0 files (0 B)" in again.stderr
     assert "3 were there already" in again.stderr
 
 
-def test_patterns_choose(cli, wire, left):
+def test_patterns_choose(cli, protocol, left):
     left({"model/a.bin": b"1", "model/b.txt": b"2", "c.bin": b"3"})
     for patterns, expected in (
         (["model/*.bin"], {"model/a.bin"}),
@@ -59,125 +61,130 @@ def test_patterns_choose(cli, wire, left):
         (["*.bin", "./c.bin"], {"model/a.bin", "c.bin"}),
     ):
         to = cli.folder / "-".join(patterns).replace("/", "_").replace("*", "_")
-        shown = cli("jobs", "artifacts", "get", wire.id, *patterns, "--to", to, "--json")
+        shown = cli("jobs", "artifacts", "get", protocol.id, *patterns, "--to", to, "--json")
         assert {file["path"] for file in json.loads(shown.stdout)["files"]} == expected
         assert {str(p.relative_to(to)) for p in to.rglob("*") if p.is_file()} == expected
-    refused = cli("jobs", "artifacts", "get", wire.id, "*.zip")
+    refused = cli("jobs", "artifacts", "get", protocol.id, "*.zip")
     assert refused.returncode == 1
     assert "no artifact matches '*.zip'" in refused.stderr
 
 
-def test_a_pattern_alone_is_for_the_last_job(cli, server, wire, left):
-    server.on("POST", "/jobs", wire.job())
+def test_a_pattern_alone_is_for_the_last_job(cli, server, protocol, left):
+    server.on("POST", "/jobs", protocol.job())
     cli("jobs", "create", "--machineType", "CPU", "--command", "x", "--workspace", "none", "--detach")
     left({"a": b"1", "b": b"2"})
     assert cli("jobs", "artifacts", "get", "a", "--to", "out").returncode == 0
     assert [path.name for path in (cli.folder / "out").iterdir()] == ["a"]
 
 
-def test_a_download_that_breaks_off_is_continued(cli, server, wire, left):
+def test_a_download_that_breaks_off_is_continued(cli, server, protocol, left):
     data = bytes(range(256)) * 2000
     left({"big": data})
-    file = f"/jobs/{wire.id}/artifacts/file/big"
-    rest = wire.Reply(data[300_000:], 206, {"Content-Range": f"bytes 300000-{len(data) - 1}/{len(data)}"})
-    server.on("GET", file, wire.Reply(data[:300_000], claim=len(data)), rest)
-    got = cli("jobs", "artifacts", "get", wire.id, "--to", "out")
+    file = f"/jobs/{protocol.id}/artifacts/file/big"
+    rest = protocol.Reply(data[300_000:], 206, {"Content-Range": f"bytes 300000-{len(data) - 1}/{len(data)}"})
+    server.on("GET", file, protocol.Reply(data[:300_000], claim=len(data)), rest)
+    got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
     assert got.returncode == 0
     assert (cli.folder / "out" / "big").read_bytes() == data
-    asked = server.asked("GET", file)[-1].headers
+    asked = server.requests_to("GET", file)[-1].headers
     assert asked["Range"] == "bytes=300000-"
     assert asked["If-Range"] == f'"{hashlib.sha256(data).hexdigest()}"'
 
 
-def test_a_server_that_sends_all_again_is_fine(cli, server, wire, left):
+def test_a_server_that_sends_all_again_is_fine(cli, server, protocol, left):
     data = b"0123456789" * 1000
     left({"big": data})
-    server.on("GET", f"/jobs/{wire.id}/artifacts/file/big", wire.Reply(data[:77], claim=len(data)), wire.Reply(data))
-    assert cli("jobs", "artifacts", "get", wire.id, "--to", "out").returncode == 0
+    server.on(
+        "GET",
+        f"/jobs/{protocol.id}/artifacts/file/big",
+        protocol.Reply(data[:77], claim=len(data)),
+        protocol.Reply(data),
+    )
+    assert cli("jobs", "artifacts", "get", protocol.id, "--to", "out").returncode == 0
     assert (cli.folder / "out" / "big").read_bytes() == data
 
 
-def test_what_is_left_of_an_earlier_try_is_not_trusted(cli, server, wire, left):
+def test_what_is_left_of_an_earlier_try_is_not_trusted(cli, server, protocol, left):
     data = b"0123456789"
     left({"big": data})
     out = cli.folder / "out"
     out.mkdir()
     (out / f".{hashlib.sha256(data).hexdigest()[:32]}.part").write_bytes(b"XXXX")
-    part = wire.Reply(data[4:], 206)
-    server.on("GET", f"/jobs/{wire.id}/artifacts/file/big", part, wire.Reply(data))
-    assert cli("jobs", "artifacts", "get", wire.id, "--to", "out").returncode == 0
+    part = protocol.Reply(data[4:], 206)
+    server.on("GET", f"/jobs/{protocol.id}/artifacts/file/big", part, protocol.Reply(data))
+    assert cli("jobs", "artifacts", "get", protocol.id, "--to", "out").returncode == 0
     assert [path.name for path in out.iterdir()] == ["big"]
     assert (out / "big").read_bytes() == data
 
 
-def test_a_damaged_file_never_gets_its_name(cli, server, wire, left):
+def test_a_damaged_file_never_gets_its_name(cli, server, protocol, left):
     left({"model": b"good"})
-    server.on("GET", f"/jobs/{wire.id}/artifacts/file/model", wire.Reply(b"evil"))
-    got = cli("jobs", "artifacts", "get", wire.id, "--to", "out")
+    server.on("GET", f"/jobs/{protocol.id}/artifacts/file/model", protocol.Reply(b"evil"))
+    got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
     assert got.returncode == 1
     assert "model arrived damaged twice" in got.stderr
     assert list((cli.folder / "out").iterdir()) == []
 
 
-def test_a_file_without_a_digest_is_taken_as_it_is(cli, wire, left):
+def test_a_file_without_a_digest_is_taken_as_it_is(cli, protocol, left):
     left({"growing": b"so far"}, state="partial", digest=False)
-    got = cli("jobs", "artifacts", "get", wire.id, "--to", "out")
+    got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
     assert got.returncode == 0
     assert (cli.folder / "out" / "growing").read_bytes() == b"so far"
     assert "more may come" in got.stderr
 
 
 @pytest.mark.parametrize("path", ["../evil", "/evil", "a/../../evil", "a//b", "", "a\\..\\evil", "./a"])
-def test_nothing_is_written_outside(cli, server, wire, path):
+def test_nothing_is_written_outside(cli, server, protocol, path):
     entries = [listed(path, b"x")]
-    server.on("GET", f"/jobs/{wire.id}/artifacts", {"state": "complete", "files": entries, "next": None})
-    got = cli("jobs", "artifacts", "get", wire.id, "--to", "out")
+    server.on("GET", f"/jobs/{protocol.id}/artifacts", {"state": "complete", "files": entries, "next": None})
+    got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
     assert got.returncode == 1
     assert "outside of the folder" in got.stderr
     assert len(server.requests) == 1
     assert list(cli.folder.iterdir()) == []
 
 
-def test_a_link_in_the_way_is_not_followed(cli, wire, left):
+def test_a_link_in_the_way_is_not_followed(cli, protocol, left):
     out, elsewhere = cli.folder / "out", cli.folder / "elsewhere"
     out.mkdir()
     elsewhere.mkdir()
     (out / "model").symlink_to(elsewhere)
     left({"model/weights": b"x"})
-    got = cli("jobs", "artifacts", "get", wire.id, "--to", "out")
+    got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
     assert got.returncode == 1
     assert "outside of the folder" in got.stderr
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_link_of_the_same_name_is_replaced(cli, wire, left):
+def test_a_link_of_the_same_name_is_replaced(cli, protocol, left):
     target = cli.folder / "precious"
     target.write_text("mine")
     (cli.folder / "out").mkdir()
     (cli.folder / "out" / "a").symlink_to(target)
     left({"a": b"theirs"})
-    assert cli("jobs", "artifacts", "get", wire.id, "--to", "out").returncode == 0
+    assert cli("jobs", "artifacts", "get", protocol.id, "--to", "out").returncode == 0
     assert target.read_text() == "mine"
     assert (cli.folder / "out" / "a").read_text() == "theirs"
 
 
-def test_a_job_without_artifacts(cli, wire, left):
+def test_a_job_without_artifacts(cli, protocol, left):
     left({}, state="none")
-    assert "no artifacts" in cli("jobs", "artifacts", "list", wire.id).stderr
-    assert cli("jobs", "artifacts", "get", wire.id).returncode == 0
+    assert "no artifacts" in cli("jobs", "artifacts", "list", protocol.id).stderr
+    assert cli("jobs", "artifacts", "get", protocol.id).returncode == 0
 
 
-def test_a_folder_that_cannot_be_made_is_told(cli, wire, left):
+def test_a_folder_that_cannot_be_made_is_told(cli, protocol, left):
     left({"a": b"x"})
     (cli.folder / "out").write_text("a file")
-    got = cli("jobs", "artifacts", "get", wire.id, "--to", "out")
+    got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
     assert got.returncode == 1
     assert "--to" in got.stderr
 
 
-def test_artifacts_that_could_not_all_be_kept_are_a_failure(cli, wire, left):
+def test_artifacts_that_could_not_all_be_kept_are_a_failure(cli, protocol, left):
     left({"a": b"x"}, state="failed")
-    got = cli("jobs", "artifacts", "get", wire.id, "--to", "out")
+    got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
     assert got.returncode == 1
     assert (cli.folder / "out" / "a").read_bytes() == b"x"
     assert "not all could be kept" in got.stderr

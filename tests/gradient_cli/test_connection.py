@@ -10,7 +10,7 @@ import pytest
 from gradient_cli import config
 from gradient_cli.api import transport
 from gradient_cli.api.transport import Transport
-from gradient_cli.errors import RefusedError
+from gradient_cli.errors import ServerError
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def test_login_saves_what_works(bare, server):
     assert server.requests[-1].headers["x-api-key"] == "secret-key"
 
 
-def test_login_saves_nothing_that_does_not_work(bare, server, wire):
-    server.on("GET", "/projects", wire.error(401, "unknown key", name="Unauthorized"))
+def test_login_saves_nothing_that_does_not_work(bare, server, protocol):
+    server.on("GET", "/projects", protocol.error(401, "unknown key", name="Unauthorized"))
     refused = bare("login", "--url", server.url, "--apiKey", "wrong")
     assert refused.returncode == 3
     assert "error: unknown key\n`gradient-cli login` saves a key" in refused.stderr
@@ -61,11 +61,11 @@ def test_a_server_on_this_machine_is_found(bare, server):
     assert {request.headers["x-api-key"] for request in server.requests} == {"local"}
 
 
-def test_a_saved_key_is_never_sent_to_another_address(bare, server, wire):
+def test_a_saved_key_is_never_sent_to_another_address(bare, server, protocol):
     folder = bare.home / ".config" / "gradient"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"url": "https://mine.example", "apiKey": "mine"}))
-    server.on("GET", "/projects", wire.error(401, "a key is needed"))
+    server.on("GET", "/projects", protocol.error(401, "a key is needed"))
     assert bare("projects", "list", "--url", server.url).returncode == 3
     assert "x-api-key" not in server.requests[0].headers
 
@@ -152,8 +152,8 @@ def test_a_key_that_cannot_be_one(cli, server):
         ),
     ],
 )
-def test_an_answer_that_is_none_is_explained(cli, server, wire, reply, code, told):
-    server.on("GET", "/jobs", wire.Reply(**reply))
+def test_an_answer_that_is_none_is_explained(cli, server, protocol, reply, code, told):
+    server.on("GET", "/jobs", protocol.Reply(**reply))
     refused = cli("jobs", "list")
     assert refused.returncode == code
     assert told in refused.stderr
@@ -214,32 +214,32 @@ def test_a_refusal_in_the_middle_of_an_upload_is_heard():
     thread.start()
     asking = Transport(f"http://127.0.0.1:{listener.getsockname()[1]}", "")
     pieces = iter([os.urandom(1 << 16)] * 100)
-    with pytest.raises(RefusedError, match="workspace: too large"):
+    with pytest.raises(ServerError, match="workspace: too large"):
         asking.open("POST", "/jobs", body=pieces, headers={"Content-Length": str(100 << 16)})
     asking.close()
     thread.join()
     listener.close()
 
 
-def test_a_limit_of_the_server_is_waited_for_as_long_as_it_says(cli, server, wire):
-    limited = wire.error(429, "Limit reached: 3 requests a minute for one key.", name="LimitReached")
+def test_a_limit_of_the_server_is_waited_for_as_long_as_it_says(cli, server, protocol):
+    limited = protocol.error(429, "Limit reached: 3 requests a minute for one key.", name="LimitReached")
     limited.headers["Retry-After"] = "1"
     server.on("GET", "/projects", limited, limited, {"projects": []})
     listed = cli("projects", "list")
     assert listed.returncode == 0
-    assert len(server.asked("GET", "/projects")) == 3
+    assert len(server.requests_to("GET", "/projects")) == 3
     assert listed.stderr.count("Limit reached: 3 requests a minute for one key. Waiting 1 s") == 2
 
 
-def test_a_limit_that_stays_is_given_up_on_after_a_while(server, wire, monkeypatch):
+def test_a_limit_that_stays_is_given_up_on_after_a_while(server, protocol, monkeypatch):
     waits = []
     clock = SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
     monkeypatch.setattr(transport, "time", clock)
-    limited = wire.error(429, "Limit reached.", name="LimitReached")
+    limited = protocol.error(429, "Limit reached.", name="LimitReached")
     limited.headers["Retry-After"] = "9999"
     server.on("POST", "/jobs", limited)
     patient = Transport(server.url, "key")
-    with pytest.raises(RefusedError, match="Limit reached"):
+    with pytest.raises(ServerError, match="Limit reached"):
         patient.json("POST", "/jobs", body={})
     patient.close()
     assert waits == [60.0] * 5

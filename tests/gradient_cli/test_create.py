@@ -19,7 +19,7 @@ def parts_of(request):
 
 
 def spec_of(server):
-    return server.asked("POST", "/jobs")[-1].json
+    return server.requests_to("POST", "/jobs")[-1].json
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def main_py(cli):
 
 
 @pytest.mark.usefixtures("main_py")
-def test_the_folder_is_uploaded_with_the_job(cli, server, wire):
-    server.on("POST", "/jobs", {"job": {}}, wire.Reply(wire.job(), 201))
+def test_the_folder_is_uploaded_with_the_job(cli, server, protocol):
+    server.on("POST", "/jobs", {"job": {}}, protocol.Reply(protocol.job(), 201))
     made = cli("jobs", "create", *BASICS, "--name", "first", "--detach")
-    assert (made.returncode, made.stdout) == (0, f"{wire.id}\n")
-    assert f"gradient-cli jobs logs {wire.id} --follow" in made.stderr
-    assert f"http://x/ui/jobs/{wire.id}" in made.stderr
-    dry, real = server.asked("POST", "/jobs")
+    assert (made.returncode, made.stdout) == (0, f"{protocol.id}\n")
+    assert f"gradient-cli jobs logs {protocol.id} --follow" in made.stderr
+    assert f"http://x/ui/jobs/{protocol.id}" in made.stderr
+    dry, real = server.requests_to("POST", "/jobs")
     assert dry.query == {"dryRun": "true"}, "a refusal must come before the upload"
     parts = parts_of(real)
     spec = {"machineType": "CPU", "command": "python main.py", "name": "first"}
@@ -48,8 +48,8 @@ def test_the_folder_is_uploaded_with_the_job(cli, server, wire):
 
 
 @pytest.mark.usefixtures("main_py")
-def test_an_unchanged_folder_is_not_uploaded_again(cli, server, wire):
-    server.on("POST", "/jobs", {"job": {}}, wire.Reply(wire.job(), 201))
+def test_an_unchanged_folder_is_not_uploaded_again(cli, server, protocol):
+    server.on("POST", "/jobs", {"job": {}}, protocol.Reply(protocol.job(), 201))
     cli("jobs", "create", *BASICS, "--detach")
     digest = server.requests[0].path.rpartition("/")[2]
     server.on("GET", f"/workspaces/{digest}", {"sha256": digest, "size": 1})
@@ -59,20 +59,20 @@ def test_an_unchanged_folder_is_not_uploaded_again(cli, server, wire):
 
 
 @pytest.mark.usefixtures("main_py")
-def test_a_workspace_removed_in_between_is_uploaded_after_all(cli, server, wire):
-    server.on("POST", "/jobs", {"job": {}}, wire.job())
+def test_a_workspace_removed_in_between_is_uploaded_after_all(cli, server, protocol):
+    server.on("POST", "/jobs", {"job": {}}, protocol.job())
     cli("jobs", "create", *BASICS, "--detach")
     digest = server.requests[0].path.rpartition("/")[2]
     server.on("GET", f"/workspaces/{digest}", {"sha256": digest, "size": 1})
-    refusal = wire.error(404, "no such workspace", "workspaceSha256")
-    server.on("POST", "/jobs", refusal, {"job": {}}, wire.Reply(wire.job(), 201))
+    refusal = protocol.error(404, "no such workspace", "workspaceSha256")
+    server.on("POST", "/jobs", refusal, {"job": {}}, protocol.Reply(protocol.job(), 201))
     made = cli("jobs", "create", *BASICS, "--detach")
     assert made.returncode == 0
-    assert "workspace" in parts_of(server.asked("POST", "/jobs")[-1])
+    assert "workspace" in parts_of(server.requests_to("POST", "/jobs")[-1])
 
 
-def test_every_field_goes_out_as_the_server_names_it(cli, server, wire):
-    server.on("POST", "/jobs", wire.job())
+def test_every_field_goes_out_as_the_server_names_it(cli, server, protocol):
+    server.on("POST", "/jobs", protocol.job())
     made = cli(
         "jobs", "create", *BASICS, "--workspace", "https://host/repo.git#main", "--container", "tf:2",
         "--projectId", "pr1", "--envVars", "A=1", "--envVars", '{"B": 2, "C": true}', "--env-vars", "TOKEN",
@@ -81,7 +81,7 @@ def test_every_field_goes_out_as_the_server_names_it(cli, server, wire):
         "--user", "1000:100", "--json",
         env={"TOKEN": "t=s"},
     )  # fmt: skip
-    assert json.loads(made.stdout) == wire.job()
+    assert json.loads(made.stdout) == protocol.job()
     assert made.stderr == ""
     assert spec_of(server) == {
         "machineType": "CPU",
@@ -103,17 +103,17 @@ def test_every_field_goes_out_as_the_server_names_it(cli, server, wire):
     }
 
 
-def test_the_project_file_holds_it_all(cli, server, wire):
+def test_the_project_file_holds_it_all(cli, server, protocol):
     (cli.folder / ".gradient.toml").write_text(
         'machineType = "A100"\ncommand = "python train.py"\nproject = "mnist"\ntimeLimit = "2h"\n'
         'workspace = "src"\ntags = ["nightly"]\nuser = 1000\nworkingDirectory = "deep"\n[envVars]\nEPOCHS = 2\n'
     )
     (cli.folder / "src" / "deep").mkdir(parents=True)
     (cli.folder / "src" / "train.py").touch()
-    server.on("POST", "/jobs", {"job": {}}, wire.job())
+    server.on("POST", "/jobs", {"job": {}}, protocol.job())
     made = cli("jobs", "create", "--detach", cwd=cli.folder / "src" / "deep")
     assert made.returncode == 0
-    parts = parts_of(server.asked("POST", "/jobs")[-1])
+    parts = parts_of(server.requests_to("POST", "/jobs")[-1])
     assert json.loads(parts["spec"].get_content()) == {
         "machineType": "A100",
         "command": "python train.py",
@@ -128,11 +128,11 @@ def test_the_project_file_holds_it_all(cli, server, wire):
         assert sorted(tar.getnames()) == ["deep", "train.py"]
 
 
-def test_flags_win_over_the_project_file(cli, server, wire):
+def test_flags_win_over_the_project_file(cli, server, protocol):
     (cli.folder / ".gradient.toml").write_text(
         'machineType = "A100"\ncommand = "a"\nprojectId = "pr9"\nenvVars = ["A=1", "B=1"]\nworkspace = "none"\n'
     )
-    server.on("POST", "/jobs", wire.job())
+    server.on("POST", "/jobs", protocol.job())
     cli("jobs", "create", "--machineType", "CPU", "--project", "mine", "--envVars", "B=2", "--detach")
     assert spec_of(server) == {
         "machineType": "CPU",
@@ -201,38 +201,38 @@ def test_the_whole_home_is_never_packed_unasked(cli, server):
     assert server.requests == []
 
 
-def test_a_refusal_names_the_field(cli, server, wire):
-    server.on("POST", "/jobs", wire.error(400, "unknown machine type GPUU; nearest: GPU+", "machineType"))
+def test_a_refusal_names_the_field(cli, server, protocol):
+    server.on("POST", "/jobs", protocol.error(400, "unknown machine type GPUU; nearest: GPU+", "machineType"))
     refused = cli("jobs", "create", *BASICS, "--workspace", "none")
     assert refused.returncode == 4
     assert refused.stderr.startswith("error: machineType: unknown machine type GPUU; nearest: GPU+\n")
-    server.on("POST", "/jobs", wire.error(400, "machineType: there is none 'GPUU'", "machineType"))
+    server.on("POST", "/jobs", protocol.error(400, "machineType: there is none 'GPUU'", "machineType"))
     refused = cli("jobs", "create", *BASICS, "--workspace", "none")
     assert refused.stderr.startswith("error: machineType: there is none 'GPUU'\n"), "the field is named once"
 
 
-def test_a_lost_answer_does_not_make_two_jobs(cli, server, wire):
-    lost, busy = wire.Reply(breaks="unanswered"), wire.error(503, "busy")
-    server.on("POST", "/jobs", lost, busy, wire.job())
+def test_a_lost_answer_does_not_make_two_jobs(cli, server, protocol):
+    lost, busy = protocol.Reply(breaks="unanswered"), protocol.error(503, "busy")
+    server.on("POST", "/jobs", lost, busy, protocol.job())
     made = cli("jobs", "create", *BASICS, "--workspace", "none", "--detach")
     assert made.returncode == 0
-    keys = [request.headers["Idempotency-Key"] for request in server.asked("POST", "/jobs")]
+    keys = [request.headers["Idempotency-Key"] for request in server.requests_to("POST", "/jobs")]
     assert len(keys) == 3
     assert len(set(keys)) == 1
     assert made.stderr.count("trying again") == 2
 
 
 @pytest.mark.usefixtures("main_py")
-def test_a_lost_upload_is_repeated_whole(cli, server, wire):
-    server.on("POST", "/jobs", {"job": {}}, wire.Reply(breaks="unanswered"), wire.job())
+def test_a_lost_upload_is_repeated_whole(cli, server, protocol):
+    server.on("POST", "/jobs", {"job": {}}, protocol.Reply(breaks="unanswered"), protocol.job())
     assert cli("jobs", "create", *BASICS, "--detach").returncode == 0
-    _, first, second = server.asked("POST", "/jobs")
+    _, first, second = server.requests_to("POST", "/jobs")
     assert first.body == second.body
     assert first.headers["Idempotency-Key"] == second.headers["Idempotency-Key"]
 
 
-def test_two_jobs_have_two_keys(cli, server, wire):
-    server.on("POST", "/jobs", wire.job())
+def test_two_jobs_have_two_keys(cli, server, protocol):
+    server.on("POST", "/jobs", protocol.job())
     for _ in range(2):
         cli("jobs", "create", *BASICS, "--workspace", "none", "--detach")
     assert len({request.headers["Idempotency-Key"] for request in server.requests}) == 2
@@ -255,17 +255,17 @@ def test_dry_run_shows_the_job_and_makes_nothing(cli, server):
     assert "is large" not in cli("jobs", "create", *BASICS, "--dry-run", "--largeWorkspace", "0").stderr
     assert "main.py" in shown.stdout
     assert "note: no free A100 right now" in shown.stderr
-    assert all(request.query == {"dryRun": "true"} for request in server.asked("POST", "/jobs"))
+    assert all(request.query == {"dryRun": "true"} for request in server.requests_to("POST", "/jobs"))
     machine = json.loads(cli("jobs", "create", *BASICS, "--dry-run", "--json").stdout)
     assert machine["upload"]["largest"] == [{"path": "main.py", "size": 15}]
     assert machine["upload"]["alreadyStored"] is False
     assert machine["pricePerHour"] == 3.06
 
 
-def test_a_large_workspace_names_its_largest_files(cli, server, wire):
+def test_a_large_workspace_names_its_largest_files(cli, server, protocol):
     for number in range(12):
         (cli.folder / f"data{number:02}").write_bytes(b"x" * 1000 * (number + 1))
-    server.on("POST", "/jobs", {"job": {}}, wire.job())
+    server.on("POST", "/jobs", {"job": {}}, protocol.job())
     made = cli("jobs", "create", *BASICS, "--detach", "--largeWorkspace", "0.05")
     assert "is large (78.0 kB); its largest files:\n    12.0 kB  data11\n" in made.stderr
     assert "data02" in made.stderr
@@ -273,35 +273,35 @@ def test_a_large_workspace_names_its_largest_files(cli, server, wire):
     assert ".gradientignore" in made.stderr
 
 
-def test_an_empty_folder_is_told(cli, server, wire):
+def test_an_empty_folder_is_told(cli, server, protocol):
     (cli.folder / "empty").mkdir()
-    server.on("POST", "/jobs", {"job": {}}, wire.job())
+    server.on("POST", "/jobs", {"job": {}}, protocol.job())
     made = cli("jobs", "create", *BASICS, "--detach", "--workspace", "empty")
     assert made.returncode == 0
     assert "empty holds no file to upload" in made.stderr
 
 
-def test_an_archive_is_sent_as_it_is(cli, server, wire):
+def test_an_archive_is_sent_as_it_is(cli, server, protocol):
     (cli.folder / "code.zip").write_bytes(b"PK\x03\x04rest")
-    server.on("POST", "/jobs", {"job": {}}, wire.job())
+    server.on("POST", "/jobs", {"job": {}}, protocol.job())
     cli("jobs", "create", *BASICS, "--workspace", "code.zip", "--detach")
-    part = parts_of(server.asked("POST", "/jobs")[-1])["workspace"]
+    part = parts_of(server.requests_to("POST", "/jobs")[-1])["workspace"]
     assert part.get_filename() == "workspace.zip"
     assert part.get_payload(decode=True) == b"PK\x03\x04rest"
     assert (cli.folder / "code.zip").exists()
 
 
-def test_nothing_is_left_in_the_folder(cli, server, wire):
-    server.on("POST", "/jobs", {"job": {}}, wire.job())
+def test_nothing_is_left_in_the_folder(cli, server, protocol):
+    server.on("POST", "/jobs", {"job": {}}, protocol.job())
     cli("jobs", "create", *BASICS, "--detach")
     assert list(cli.folder.iterdir()) == []
 
 
-def test_a_home_that_cannot_be_written_is_no_reason_to_fail(cli, server, wire):
+def test_a_home_that_cannot_be_written_is_no_reason_to_fail(cli, server, protocol):
     (cli.home / ".config").write_text("a file where a folder should be")
-    server.on("POST", "/jobs", wire.job())
+    server.on("POST", "/jobs", protocol.job())
     made = cli("jobs", "create", *BASICS, "--workspace", "none", "--detach")
-    assert (made.returncode, made.stdout) == (0, f"{wire.id}\n")
+    assert (made.returncode, made.stdout) == (0, f"{protocol.id}\n")
     assert "cannot remember this job" in made.stderr
 
 

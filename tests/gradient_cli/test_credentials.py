@@ -20,7 +20,7 @@ def test_a_secret_comes_from_a_pipe_without_its_last_lines_end(cli, server):
     server.on("PUT", "/secrets/wandb", SECRET)
     done = cli("secrets", "set", "wandb", given=f"{VALUE}\n\n")
     assert done.returncode == 0, done.stderr
-    assert server.asked("PUT", "/secrets/wandb")[0].json == {"value": f"{VALUE}\n"}
+    assert server.requests_to("PUT", "/secrets/wandb")[0].json == {"value": f"{VALUE}\n"}
     assert VALUE not in shown(done)
     assert "secret:wandb" in done.stderr
 
@@ -31,7 +31,7 @@ def test_a_secret_comes_from_a_file_as_it_is_for_one_project(cli, server):
     server.on("PUT", "/projects/pr1/secrets/key", SECRET | {"name": "key"})
     done = cli("secrets", "set", "key", "--from-file", "key.pem", "--project", "vision", "--json")
     assert json.loads(done.stdout)["name"] == "key"
-    assert server.asked("PUT", "/projects/pr1/secrets/key")[0].json == {"value": f"{VALUE}\n"}
+    assert server.requests_to("PUT", "/projects/pr1/secrets/key")[0].json == {"value": f"{VALUE}\n"}
     assert VALUE not in shown(done)
 
 
@@ -50,7 +50,7 @@ def test_a_secret_that_is_typed_is_not_seen(cli, server):
             echoed += piece
     os.close(master)
     assert process.returncode == 0, err
-    assert server.asked("PUT", "/secrets/wandb")[0].json == {"value": VALUE}
+    assert server.requests_to("PUT", "/secrets/wandb")[0].json == {"value": VALUE}
     assert VALUE not in out + err + echoed.decode()
 
 
@@ -90,22 +90,22 @@ def test_a_registry_is_set_listed_and_deleted(cli, server):
     server.on("DELETE", "/registries/localhost%3A5000", {})
     done = cli("registries", "set", "localhost:5000", "--username", "alice", given=f"{VALUE}\n")
     assert done.returncode == 0, done.stderr
-    body = server.asked("PUT", "/registries/localhost%3A5000")[0].json
+    body = server.requests_to("PUT", "/registries/localhost%3A5000")[0].json
     assert body == {"username": "alice", "password": VALUE, "push": False}
     assert VALUE not in shown(done)
     assert cli("registries", "list").stdout.splitlines()[-1].split() == ["localhost:5000", "alice", "no"]
     assert cli("registries", "delete", "localhost:5000").returncode == 0
 
 
-def test_a_job_takes_ports_and_its_registrys_password(cli, server, wire):
-    server.on("POST", "/jobs", wire.job())
+def test_a_job_takes_ports_and_its_registrys_password(cli, server, protocol):
+    server.on("POST", "/jobs", protocol.job())
     (cli.folder / ".gradient.toml").write_text('ports = "9000:90"\ncommand = "true"\nmachineType = "CPU"\n')
     common = ["jobs", "create", "--workspace", "none", "--detach"]
     assert cli(*common).returncode == 0
     own = ["--container", "ghcr.io/a/b", "--registryUsername", "alice", "--ports", "8080:80,81", "--ports", "82"]
     done = cli(*common, *own, given=f"{VALUE}\n")
     assert done.returncode == 0, done.stderr
-    sent = [request.json for request in server.asked("POST", "/jobs")]
+    sent = [request.json for request in server.requests_to("POST", "/jobs")]
     assert sent[0]["ports"] == ["9000:90"]
     assert sent[1]["ports"] == ["8080:80,81", "82"]
     assert (sent[1]["registryUsername"], sent[1]["registryPassword"]) == ("alice", VALUE)
@@ -115,12 +115,12 @@ def test_a_job_takes_ports_and_its_registrys_password(cli, server, wire):
     assert "no place in a file" in refused.stderr
 
 
-def test_links_are_shown_while_it_runs(cli, server, wire):
+def test_links_are_shown_while_it_runs(cli, server, protocol):
     ports = [
         {"internal": 8080, "external": 20001, "url": "http://h:20001"},
         {"internal": 81, "external": 9000, "url": None},
         {"internal": 82, "external": None, "url": None},
     ]
-    server.on("GET", f"/jobs/{wire.id}", wire.job(ports=ports))
-    line = next(line for line in cli("jobs", "show", wire.id).stdout.splitlines() if line.startswith("ports"))
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job(ports=ports))
+    line = next(line for line in cli("jobs", "show", protocol.id).stdout.splitlines() if line.startswith("ports"))
     assert "http://h:20001 (its port 8080), port 9000 (its port 81), any free port (its port 82)" in line

@@ -8,52 +8,54 @@ from pathlib import Path
 import pytest
 
 from gradient_cli.api import sse
-from gradient_cli.errors import LinkError
+from gradient_cli.errors import ConnectionFailed
 
 BASICS = ("jobs", "create", "--machineType", "CPU", "--command", "x", "--workspace", "none")
 
 
 @pytest.fixture
-def followed(server, wire):
+def followed(server, protocol):
     """A job that ends well, with nothing left; tests script its stream."""
-    server.on("POST", "/jobs", wire.Reply(wire.job(), 201))
-    server.on("GET", f"/jobs/{wire.id}", wire.ended())
-    server.on("GET", f"/jobs/{wire.id}/artifacts", {"state": "none", "files": [], "totalFiles": 0, "totalBytes": 0})
+    server.on("POST", "/jobs", protocol.Reply(protocol.job(), 201))
+    server.on("GET", f"/jobs/{protocol.id}", protocol.ended())
+    server.on("GET", f"/jobs/{protocol.id}/artifacts", {"state": "none", "files": [], "totalFiles": 0, "totalBytes": 0})
 
     def script(*replies):
-        server.on("GET", f"/jobs/{wire.id}/logs", *replies)
+        server.on("GET", f"/jobs/{protocol.id}/logs", *replies)
 
     return script
 
 
-def test_create_stays_to_the_end(cli, server, wire, followed):
+def test_create_stays_to_the_end(cli, server, protocol, followed):
     followed(
-        wire.Reply(
+        protocol.Reply(
             stream=[
-                wire.event("phase", {"state": "Pending", "phase": "queued", "message": "2 jobs ahead"}) * 2,
+                protocol.event("phase", {"state": "Pending", "phase": "queued", "message": "2 jobs ahead"}) * 2,
                 b": keep-alive\n\n",
-                wire.line(1, "epoch 1") + wire.event("partial", {"message": "50%"})[:9],
-                wire.event("partial", {"message": "50%"})[9:] + wire.line(2, "épöch 2 🎉"),
-                wire.event("phase", {"state": "Running", "phase": "collecting", "message": "The command ended."}),
-                wire.end(),
+                protocol.line(1, "epoch 1") + protocol.event("partial", {"message": "50%"})[:9],
+                protocol.event("partial", {"message": "50%"})[9:] + protocol.line(2, "épöch 2 🎉"),
+                protocol.event("phase", {"state": "Running", "phase": "collecting", "message": "The command ended."}),
+                protocol.end(),
             ]
         )
     )
-    server.on("GET", f"/jobs/{wire.id}/artifacts", {"state": "complete", "files": [], "totalFiles": 3, "totalBytes": 5})
+    server.on(
+        "GET", f"/jobs/{protocol.id}/artifacts", {"state": "complete", "files": [], "totalFiles": 3, "totalBytes": 5}
+    )
     made = cli(*BASICS)
     assert made.returncode == 0
     assert made.stdout == "epoch 1\népöch 2 🎉\n", "a file gets the job's lines and nothing else"
     for told in (
-        f"job {wire.id}  http://x/ui/jobs/{wire.id}",
+        f"job {protocol.id}  http://x/ui/jobs/{protocol.id}",
         "queued: 2 jobs ahead",
         "Stopped: The command ended.",
         "exit code 0, ran 12s on CPU, cost $0.0123 at $3.06/hour",
-        f"3 artifacts, 5 B: gradient-cli jobs artifacts get {wire.id}",
+        f"3 artifacts, 5 B: gradient-cli jobs artifacts get {protocol.id}",
     ):
         assert told in made.stderr
     assert made.stderr.count("2 jobs ahead") == 1
     assert made.stderr.count("The command ended.") == 1
-    (stream,) = server.asked("GET", f"/jobs/{wire.id}/logs")
+    (stream,) = server.requests_to("GET", f"/jobs/{protocol.id}/logs")
     assert stream.headers["Accept"] == "text/event-stream"
 
 
@@ -69,31 +71,31 @@ def test_create_stays_to_the_end(cli, server, wire, followed):
         (-9, "Failed", 1),
     ],
 )
-def test_the_exit_code_is_the_jobs(cli, server, wire, followed, code, state, ours):
-    followed(wire.Reply(stream=[wire.end(code, state)]))
-    server.on("GET", f"/jobs/{wire.id}", wire.ended(code, state))
+def test_the_exit_code_is_the_jobs(cli, server, protocol, followed, code, state, ours):
+    followed(protocol.Reply(stream=[protocol.end(code, state)]))
+    server.on("GET", f"/jobs/{protocol.id}", protocol.ended(code, state))
     assert cli(*BASICS).returncode == ours
 
 
-def test_why_an_attempt_ended_is_told_before_the_next(cli, wire, followed):
+def test_why_an_attempt_ended_is_told_before_the_next(cli, protocol, followed):
     phases = [("collecting", "Exit code 3."), ("queued", "Waiting to try again."), ("running", None)]
-    told = [wire.event("phase", {"state": "Running", "phase": phase, "message": why}) for phase, why in phases]
-    followed(wire.Reply(stream=[*told, wire.end()]))
+    told = [protocol.event("phase", {"state": "Running", "phase": phase, "message": why}) for phase, why in phases]
+    followed(protocol.Reply(stream=[*told, protocol.end()]))
     assert "collecting\nExit code 3.\nqueued: Waiting to try again.\nrunning\n" in cli(*BASICS).stderr
 
 
-def test_what_a_job_waits_for_is_told_and_told_again_when_it_changes(cli, wire, followed):
+def test_what_a_job_waits_for_is_told_and_told_again_when_it_changes(cli, protocol, followed):
     def waits(reason, message, position, starts_at=None):
         fields = {"reason": reason, "message": message, "queuePosition": position, "estimatedStartAt": starts_at}
-        return wire.event("phase", {"state": "Pending", "phase": "queued", **fields})
+        return protocol.event("phase", {"state": "Pending", "phase": "queued", **fields})
 
     told = [
         waits("no_worker", "Nobody is there.", 9),
         *(waits("behind_jobs", f"{place - 1} ahead.", place, "2020-01-01T00:00:00.000Z") for place in range(9, 1, -1)),
         waits("waiting_for_machine", "Next.", 1),
-        wire.event("phase", {"state": "Running", "phase": "running", "queuePosition": None}),
+        protocol.event("phase", {"state": "Running", "phase": "running", "queuePosition": None}),
     ]
-    followed(wire.Reply(stream=[*told, wire.end()]))
+    followed(protocol.Reply(stream=[*told, protocol.end()]))
     # Far from the front, not every step is told.
     assert (
         "queued: Nobody is there.\n"
@@ -105,53 +107,53 @@ def test_what_a_job_waits_for_is_told_and_told_again_when_it_changes(cli, wire, 
     ) in cli(*BASICS).stderr
 
 
-def test_a_broken_stream_is_taken_up_where_it_broke(cli, server, wire, followed):
+def test_a_broken_stream_is_taken_up_where_it_broke(cli, server, protocol, followed):
     followed(
-        wire.Reply(stream=[wire.line(1, "one"), wire.line(2, "two"), b"id: 3\nevent: li"], breaks=True),
-        wire.Reply(breaks="unanswered"),
-        wire.error(502, "bad gateway"),
-        wire.Reply(stream=[wire.line(2, "two"), wire.line(3, "three"), wire.end()]),
+        protocol.Reply(stream=[protocol.line(1, "one"), protocol.line(2, "two"), b"id: 3\nevent: li"], breaks=True),
+        protocol.Reply(breaks="unanswered"),
+        protocol.error(502, "bad gateway"),
+        protocol.Reply(stream=[protocol.line(2, "two"), protocol.line(3, "three"), protocol.end()]),
     )
     made = cli(*BASICS)
     assert made.stdout == "one\ntwo\nthree\n"
     assert made.stderr.count("connection lost, trying again…") == 1
     assert made.stderr.count("connected again") == 1
-    resumed = [r.headers["Last-Event-ID"] for r in server.asked("GET", f"/jobs/{wire.id}/logs")]
+    resumed = [r.headers["Last-Event-ID"] for r in server.requests_to("GET", f"/jobs/{protocol.id}/logs")]
     assert resumed == ["0", "2", "2", "2"]
 
 
-def test_a_stream_that_just_ends_is_no_end_of_the_job(cli, server, wire, followed):
-    followed(wire.Reply(stream=[wire.line(1, "one")]), wire.Reply(stream=[wire.end(4, "Failed")]))
-    server.on("GET", f"/jobs/{wire.id}", wire.ended(4, "Failed"))
+def test_a_stream_that_just_ends_is_no_end_of_the_job(cli, server, protocol, followed):
+    followed(protocol.Reply(stream=[protocol.line(1, "one")]), protocol.Reply(stream=[protocol.end(4, "Failed")]))
+    server.on("GET", f"/jobs/{protocol.id}", protocol.ended(4, "Failed"))
     assert cli(*BASICS).returncode == 4
 
 
-def test_a_job_deleted_meanwhile_ends_the_wait(cli, wire, followed):
-    followed(wire.Reply(stream=[wire.line(1, "one")], breaks=True), wire.error(404, "no such job"))
+def test_a_job_deleted_meanwhile_ends_the_wait(cli, protocol, followed):
+    followed(protocol.Reply(stream=[protocol.line(1, "one")], breaks=True), protocol.error(404, "no such job"))
     made = cli(*BASICS)
     assert made.returncode == 4
     assert "error: no such job" in made.stderr
 
 
-def test_ctrl_c_detaches(cli, wire, followed):
+def test_ctrl_c_detaches(cli, protocol, followed):
     hold = threading.Event()
-    followed(wire.Reply(stream=[wire.line(1, "started")], hold=hold))
+    followed(protocol.Reply(stream=[protocol.line(1, "started")], hold=hold))
     with cli.start(*BASICS) as process:
         assert process.stdout.readline() == "started\n"
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=20)
     hold.set()
     assert process.returncode == 130
-    assert f"gradient-cli jobs logs {wire.id} --follow" in err
-    assert f"gradient-cli jobs stop {wire.id}" in err
+    assert f"gradient-cli jobs logs {protocol.id} --follow" in err
+    assert f"gradient-cli jobs stop {protocol.id}" in err
     assert "Traceback" not in err
 
 
-def test_lines_cannot_drive_the_terminal(cli, wire, followed):
+def test_lines_cannot_drive_the_terminal(cli, protocol, followed):
     nasty = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x1b[0m\x1b]52;c;ZXZpbA==\x1b\\ \x9b1A\x08ok\tt"
-    followed(wire.Reply(stream=[wire.line(1, nasty), wire.end()]))
+    followed(protocol.Reply(stream=[protocol.line(1, nasty), protocol.end()]))
     assert cli(*BASICS).stdout == "red ok\tt\n"
-    followed(wire.Reply(stream=[wire.line(1, nasty), wire.end()]))
+    followed(protocol.Reply(stream=[protocol.line(1, nasty), protocol.end()]))
     assert cli(*BASICS, "--raw").stdout == nasty + "\n"
 
 
@@ -173,63 +175,66 @@ def on_a_terminal(cli, *args, env=None):
     return seen.decode()
 
 
-def test_a_terminal_gets_progress_redrawn_and_colours(cli, wire, followed):
+def test_a_terminal_gets_progress_redrawn_and_colours(cli, protocol, followed):
     stream = [
-        wire.event("partial", {"message": "\x1b[32m10%"}),
-        wire.event("partial", {"message": "x" * 100}),
-        wire.line(1, "\x1b[32mdone"),
-        wire.end(),
+        protocol.event("partial", {"message": "\x1b[32m10%"}),
+        protocol.event("partial", {"message": "x" * 100}),
+        protocol.line(1, "\x1b[32mdone"),
+        protocol.end(),
     ]
-    followed(wire.Reply(stream=stream))
+    followed(protocol.Reply(stream=stream))
     seen = on_a_terminal(cli, *BASICS)
     assert f"\r\x1b[K10%\r\x1b[K{'x' * 38}…\r\x1b[K\x1b[32mdone\x1b[0m\r\n" in seen
-    followed(wire.Reply(stream=stream))
+    followed(protocol.Reply(stream=stream))
     assert "\x1b[32m" not in on_a_terminal(cli, *BASICS, env={"NO_COLOR": "1"})
 
 
-def test_logs_come_in_pages(cli, server, wire):
-    rows = [json.loads(wire.line(number, f"text {number}").split(b"data: ")[1]) for number in range(1, 4)]
+def test_logs_come_in_pages(cli, server, protocol):
+    rows = [json.loads(protocol.line(number, f"text {number}").split(b"data: ")[1]) for number in range(1, 4)]
     server.on(
         "GET",
-        f"/jobs/{wire.id}/logs",
+        f"/jobs/{protocol.id}/logs",
         {"lines": rows[:2], "complete": False},
         {"lines": rows[2:], "complete": True},
         {"lines": [], "complete": True},
     )
-    assert cli("jobs", "logs", wire.id).stdout == "text 1\ntext 2\ntext 3\n"
+    assert cli("jobs", "logs", protocol.id).stdout == "text 1\ntext 2\ntext 3\n"
     assert [request.query["line"] for request in server.requests] == ["0", "2", "3"]
 
 
-def test_a_log_without_lines_says_whether_more_can_come(cli, server, wire):
+def test_a_log_without_lines_says_whether_more_can_come(cli, server, protocol):
     nothing = [{"lines": [], "complete": complete} for complete in (False, True)]
-    server.on("GET", f"/jobs/{wire.id}/logs", nothing[0], nothing[0], nothing[1])
-    assert cli("jobs", "logs", wire.id).stderr == "no lines yet\n"
-    assert cli("jobs", "logs", wire.id, "--line", "3").stderr == "no more lines\n"
+    server.on("GET", f"/jobs/{protocol.id}/logs", nothing[0], nothing[0], nothing[1])
+    assert cli("jobs", "logs", protocol.id).stderr == "no lines yet\n"
+    assert cli("jobs", "logs", protocol.id, "--line", "3").stderr == "no more lines\n"
 
 
-def test_logs_begin_where_asked(cli, server, wire):
-    row = json.loads(wire.line(9, "nine").split(b"data: ")[1])
-    server.on("GET", f"/jobs/{wire.id}/logs", {"lines": [row], "complete": True})
-    shown = cli("jobs", "logs", wire.id, "--tail", "1", "--timestamps")
+def test_logs_begin_where_asked(cli, server, protocol):
+    row = json.loads(protocol.line(9, "nine").split(b"data: ")[1])
+    server.on("GET", f"/jobs/{protocol.id}/logs", {"lines": [row], "complete": True})
+    shown = cli("jobs", "logs", protocol.id, "--tail", "1", "--timestamps")
     assert shown.stdout == "2024-05-01T10:00:00.000Z nine\n"
     assert server.requests[-1].query == {"limit": "2000", "tail": "1"}
-    assert json.loads(cli("jobs", "logs", wire.id, "--tail", "1", "--json").stdout) == row
-    assert cli("jobs", "logs", wire.id, "--tail", "1", "--line", "2").returncode == 2
+    assert json.loads(cli("jobs", "logs", protocol.id, "--tail", "1", "--json").stdout) == row
+    assert cli("jobs", "logs", protocol.id, "--tail", "1", "--line", "2").returncode == 2
 
 
-def test_following_after_a_tail_goes_on_behind_it(cli, server, wire, followed):
-    row = json.loads(wire.line(9, "nine").split(b"data: ")[1])
-    followed({"lines": [row], "complete": False}, wire.Reply(stream=[wire.line(10, "ten"), wire.end(7, "Failed")]))
-    server.on("GET", f"/jobs/{wire.id}", wire.ended(7, "Failed"))
-    shown = cli("jobs", "logs", wire.id, "-f", "--tail", "1")
+def test_following_after_a_tail_goes_on_behind_it(cli, server, protocol, followed):
+    row = json.loads(protocol.line(9, "nine").split(b"data: ")[1])
+    followed(
+        {"lines": [row], "complete": False},
+        protocol.Reply(stream=[protocol.line(10, "ten"), protocol.end(7, "Failed")]),
+    )
+    server.on("GET", f"/jobs/{protocol.id}", protocol.ended(7, "Failed"))
+    shown = cli("jobs", "logs", protocol.id, "-f", "--tail", "1")
     assert (shown.stdout, shown.returncode) == ("nine\nten\n", 7)
-    assert server.asked("GET", f"/jobs/{wire.id}/logs")[-1].headers["Last-Event-ID"] == "9"
+    assert server.requests_to("GET", f"/jobs/{protocol.id}/logs")[-1].headers["Last-Event-ID"] == "9"
 
 
-def test_a_reader_that_goes_away_is_no_failure_to_talk_about(cli, server, wire):
+def test_a_reader_that_goes_away_is_no_failure_to_talk_about(cli, server, protocol):
     rows = [{"line": n, "timestamp": "t", "message": "x" * 1000} for n in range(1, 2000)]
-    server.on("GET", f"/jobs/{wire.id}/logs", {"lines": rows, "complete": True}, {"lines": [], "complete": True})
-    with cli.start("jobs", "logs", wire.id) as process:
+    server.on("GET", f"/jobs/{protocol.id}/logs", {"lines": rows, "complete": True}, {"lines": [], "complete": True})
+    with cli.start("jobs", "logs", protocol.id) as process:
         process.stdout.read(10)
         process.stdout.close()
         err = process.stderr.read()
@@ -237,10 +242,10 @@ def test_a_reader_that_goes_away_is_no_failure_to_talk_about(cli, server, wire):
     assert (process.returncode, err) == (141, "")
 
 
-def test_a_full_disk_behind_stdout_is_told(cli, server, wire):
+def test_a_full_disk_behind_stdout_is_told(cli, server, protocol):
     row = {"line": 1, "timestamp": "t", "message": "x"}
-    server.on("GET", f"/jobs/{wire.id}/logs", {"lines": [row], "complete": True}, {"lines": [], "complete": True})
-    with Path("/dev/full").open("w") as full, cli.start("jobs", "logs", wire.id, stdout=full) as process:
+    server.on("GET", f"/jobs/{protocol.id}/logs", {"lines": [row], "complete": True}, {"lines": [], "complete": True})
+    with Path("/dev/full").open("w") as full, cli.start("jobs", "logs", protocol.id, stdout=full) as process:
         _, err = process.communicate(timeout=20)
     assert process.returncode == 1
     assert "No space left on device" in err
@@ -248,13 +253,15 @@ def test_a_full_disk_behind_stdout_is_told(cli, server, wire):
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 3))
-def test_events_are_the_same_however_the_bytes_are_cut(wire, cut):
-    text = b":\xef hello\r\n" + wire.line(1, "a\u2028b") + b"event: x\r\ndata: {\r\ndata: }\r\n\r\ndata: {}\n\nid: 9"
+def test_events_are_the_same_however_the_bytes_are_cut(protocol, cut):
+    text = (
+        b":\xef hello\r\n" + protocol.line(1, "a\u2028b") + b"event: x\r\ndata: {\r\ndata: }\r\n\r\ndata: {}\n\nid: 9"
+    )
     pieces = [text[at : at + cut] for at in range(0, len(text), cut)]
-    names = [(name, data.get("message")) for name, data in sse.parse(pieces)]
+    names = [(name, data.get("message")) for name, data in sse.parse_events(pieces)]
     assert names == [("line", "a\u2028b"), ("x", None), ("message", None)]
 
 
 def test_data_that_is_no_json_is_refused():
-    with pytest.raises(LinkError, match="cannot be read"):
-        list(sse.parse([b"data: {broken\n\n"]))
+    with pytest.raises(ConnectionFailed, match="cannot be read"):
+        list(sse.parse_events([b"data: {broken\n\n"]))

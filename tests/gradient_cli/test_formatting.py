@@ -22,20 +22,20 @@ from gradient_cli.workspace import spec
     ],
 )
 def test_lengths_of_time(value, seconds):
-    assert spec.seconds("timeLimit", value) == seconds
+    assert spec.parse_duration("timeLimit", value) == seconds
 
 
 @pytest.mark.parametrize("value", ["", "h", "-5", "5x", "1h30", True, "1..5h"])
 def test_what_is_no_length_of_time(value):
     with pytest.raises(UsageError, match="timeLimit"):
-        spec.seconds("timeLimit", value)
+        spec.parse_duration("timeLimit", value)
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (12_300_000, "12.3 MB"), (5 * 10**12, "5.0 TB")]
 )
 def test_sizes(count, text):
-    assert formatting.size(count) == text
+    assert formatting.format_size(count) == text
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_sizes(count, text):
     ],
 )
 def test_durations(seconds, text):
-    assert formatting.duration(seconds) == text
+    assert formatting.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(("dollars", "text"), [(None, ""), (0, "$0.00"), (0.00123, "$0.0012"), (3.061, "$3.06")])
 def test_money(dollars, text):
-    assert formatting.money(dollars) == text
+    assert formatting.format_money(dollars) == text
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def test_money(dollars, text):
     ],
 )
 def test_only_colours_get_through_to_a_terminal(text, kept):
-    assert terminal.safe_line(text, colours=True) == kept
-    assert "\x1b" not in terminal.safe_line(text, colours=False)
+    assert terminal.sanitize_line(text, colours=True) == kept
+    assert "\x1b" not in terminal.sanitize_line(text, colours=False)
 
 
 @pytest.mark.parametrize(
     ("text", "columns", "cut"), [("abc", 3, "abc"), ("abcd", 3, "ab…"), ("日本語", 5, "日本…"), ("日本語", 6, "日本語")]
 )
 def test_cutting_counts_columns(text, columns, cut):
-    assert terminal.fit(text, columns) == cut
-    assert terminal.cells(cut) <= columns
+    assert terminal.truncate(text, columns) == cut
+    assert terminal.display_width(cut) <= columns
 
 
 def test_tables_fit_a_terminal_and_are_whole_in_a_pipe(monkeypatch):

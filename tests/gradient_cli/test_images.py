@@ -22,15 +22,15 @@ def test_a_server_without_names_says_what_to_do(cli, server):
     assert "image references" in cli("images", "list").stderr
 
 
-def test_a_clone_is_pinned_only_when_asked(cli, server, wire):
-    server.on("POST", f"/jobs/{wire.id}/clone", wire.Reply(wire.job(), 201))
-    cli("jobs", "clone", wire.id, "--detach")
-    cli("jobs", "clone", wire.id, "--detach", "--pinImage")
+def test_a_clone_is_pinned_only_when_asked(cli, server, protocol):
+    server.on("POST", f"/jobs/{protocol.id}/clone", protocol.Reply(protocol.job(), 201))
+    cli("jobs", "clone", protocol.id, "--detach")
+    cli("jobs", "clone", protocol.id, "--detach", "--pinImage")
     assert [request.query for request in server.requests] == [{}, {"pinImage": "true"}]
 
 
-def test_a_build_goes_out_as_the_server_names_it(cli, server, wire):
-    server.on("POST", "/jobs", wire.Reply(wire.job(), 201))
+def test_a_build_goes_out_as_the_server_names_it(cli, server, protocol):
+    server.on("POST", "/jobs", protocol.Reply(protocol.job(), 201))
     create = ("jobs", "create", "--machineType", "CPU", "--command", "true", "--workspace", "none", "--detach")
     flags = ("--useDockerfile", "--relDockerfilePath", "d/Dockerfile", "--registryTarget", "h/x:1")
     assert cli(*create, *flags).returncode == 0
@@ -44,8 +44,8 @@ def test_a_build_goes_out_as_the_server_names_it(cli, server, wire):
         assert "buildOnly" not in request.json
 
 
-def test_a_build_alone_needs_no_command(cli, server, wire):
-    server.on("POST", "/jobs", wire.Reply(wire.job(), 201))
+def test_a_build_alone_needs_no_command(cli, server, protocol):
+    server.on("POST", "/jobs", protocol.Reply(protocol.job(), 201))
     create = ("jobs", "create", "--machineType", "CPU", "--workspace", "none", "--detach")
     assert "command" in cli(*create, "--useDockerfile").stderr
     assert cli(*create, "--useDockerfile", "--buildOnly", "--imagePullPolicy", "Always").returncode == 0
@@ -61,15 +61,15 @@ def test_a_wrong_flag_in_the_project_file_is_explained(cli):
     assert "useDockerfile: it must be true or false" in refused.stderr
 
 
-def test_a_job_shows_its_image(cli, server, wire):
+def test_a_job_shows_its_image(cli, server, protocol):
     digest = "ours/trainer@sha256:" + "0a" * 32
     shown = {"container": "trainer", "image": "ours/trainer:1", "imageDigest": digest, "imagePullPolicy": "Never"}
-    server.on("GET", f"/jobs/{wire.id}", wire.job(**shown))
-    text = cli("jobs", "show", wire.id).stdout
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job(**shown))
+    text = cli("jobs", "show", protocol.id).stdout
     for value in (*shown.values(), "image digest"):
         assert value in text
     built = {"useDockerfile": True, "buildOnly": True, "relDockerfilePath": None, "registryTarget": "h/x:1"}
-    server.on("GET", f"/jobs/{wire.id}", wire.job(**built))
-    text = cli("jobs", "show", wire.id).stdout
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job(**built))
+    text = cli("jobs", "show", protocol.id).stdout
     assert "Dockerfile, nothing is run" in text
     assert "h/x:1" in text

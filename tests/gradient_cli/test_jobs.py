@@ -4,12 +4,14 @@ import pty
 from datetime import UTC, datetime, timedelta
 
 
-def test_the_list_is_a_table(cli, server, wire):
-    server.on("GET", "/jobs", {"jobs": [wire.job(name="two\nlines \x1b[2J🎉"), wire.ended(name=None)], "next": None})
+def test_the_list_is_a_table(cli, server, protocol):
+    server.on(
+        "GET", "/jobs", {"jobs": [protocol.job(name="two\nlines \x1b[2J🎉"), protocol.ended(name=None)], "next": None}
+    )
     shown = cli("jobs", "list", "--state", "Running", "--project", "p", "--machineType", "A100", "--name", "n")
     head, first, second = shown.stdout.splitlines()
     assert head.split() == ["ID", "NAME", "STATE", "MACHINE", "PROJECT", "CREATED", "RAN", "COST"]
-    assert first.startswith(f"{wire.id}  two lines 🎉  Pending (queued)  CPU")
+    assert first.startswith(f"{protocol.id}  two lines 🎉  Pending (queued)  CPU")
     assert second.split()[1:3] == ["Stopped", "CPU"]
     assert second.endswith("12s  $0.0123")
     filters = {"state": "Running", "project": "p", "machineType": "A100", "name": "n", "limit": "50"}
@@ -34,22 +36,24 @@ WAITING = [
 ]
 
 
-def test_the_list_says_what_a_job_waits_for(cli, server, wire):
+def test_the_list_says_what_a_job_waits_for(cli, server, protocol):
     rows = []
     for fields, _ in WAITING:
         times = {name: from_now(**left) for name, left in fields.items() if isinstance(left, dict)}
-        rows.append(wire.job(**{**fields, **times}))
-    server.on("GET", "/jobs", {"jobs": [*rows, wire.ended()], "next": None})
+        rows.append(protocol.job(**{**fields, **times}))
+    server.on("GET", "/jobs", {"jobs": [*rows, protocol.ended()], "next": None})
     head, *lines = cli("jobs", "list").stdout.splitlines()
     at = head.index("WAITS")
     assert [line[at : head.index("MACHINE")].strip() for line in lines] == [why for _, why in WAITING] + [""]
     assert "(queued)" not in lines[0], "said by the place"
 
 
-def test_the_list_fits_a_terminal_of_eighty_columns(cli, server, wire):
-    job = wire.job(queuePosition=3, reason="behind_jobs", estimatedStartAt=from_now(minutes=4), cost=0.0)
+def test_the_list_fits_a_terminal_of_eighty_columns(cli, server, protocol):
+    job = protocol.job(queuePosition=3, reason="behind_jobs", estimatedStartAt=from_now(minutes=4), cost=0.0)
     server.on(
-        "GET", "/jobs", {"jobs": [job, wire.ended(name="a run with a long name", createdAt=from_now())], "next": None}
+        "GET",
+        "/jobs",
+        {"jobs": [job, protocol.ended(name="a run with a long name", createdAt=from_now())], "next": None},
     )
     main, side = pty.openpty()
     with cli.start("jobs", "list", stdout=side, env={"COLUMNS": "80", "NO_COLOR": "1"}) as process:
@@ -59,12 +63,12 @@ def test_the_list_fits_a_terminal_of_eighty_columns(cli, server, wire):
     os.close(side)
     assert max(map(len, lines)) <= 80
     assert "3rd, ~4m" in lines[1]
-    assert wire.id in lines[1]
+    assert protocol.id in lines[1]
     assert "COST" not in lines[0]
 
 
-def test_the_list_takes_page_after_page(cli, server, wire):
-    pages = [{"jobs": [wire.job()] * size, "next": after} for size, after in ((200, "c1"), (60, "c2"), (40, None))]
+def test_the_list_takes_page_after_page(cli, server, protocol):
+    pages = [{"jobs": [protocol.job()] * size, "next": after} for size, after in ((200, "c1"), (60, "c2"), (40, None))]
     server.on("GET", "/jobs", *pages)
     found = json.loads(cli("jobs", "list", "--limit", "260", "--json").stdout)
     assert (len(found["jobs"]), found["next"]) == (260, "c2")
@@ -75,8 +79,8 @@ def test_the_list_takes_page_after_page(cli, server, wire):
     assert shown.stderr == ""
 
 
-def test_a_cut_list_says_so_and_an_empty_one_what_to_do(cli, server, wire):
-    server.on("GET", "/jobs", {"jobs": [wire.job()] * 2, "next": "c"})
+def test_a_cut_list_says_so_and_an_empty_one_what_to_do(cli, server, protocol):
+    server.on("GET", "/jobs", {"jobs": [protocol.job()] * 2, "next": "c"})
     assert "--limit N or --all" in cli("jobs", "list", "--limit", "2").stderr
     server.on("GET", "/jobs", {"jobs": [], "next": None})
     assert "gradient-cli jobs create" in cli("jobs", "list").stderr
@@ -84,38 +88,38 @@ def test_a_cut_list_says_so_and_an_empty_one_what_to_do(cli, server, wire):
     assert cli("jobs", "list", "--limit", "0").returncode == 2
 
 
-def test_show_says_why_and_what_next(cli, server, wire):
+def test_show_says_why_and_what_next(cli, server, protocol):
     starts_at = from_now(minutes=4)
-    waiting = wire.job(
+    waiting = protocol.job(
         message="No free A100.",
         reason="no-machine",
         queuePosition=3,
         envVars={"A": "1"},
         estimatedStartAt=starts_at,
     )
-    server.on("GET", f"/jobs/{wire.id}", waiting, wire.ended(137, "Failed", reason="oom", simulated=True))
-    shown = cli("jobs", "show", wire.id)
+    server.on("GET", f"/jobs/{protocol.id}", waiting, protocol.ended(137, "Failed", reason="oom", simulated=True))
+    shown = cli("jobs", "show", protocol.id)
     assert "state           Pending: No free A100.\n" in shown.stdout
     assert "queue position  3\n" in shown.stdout
     assert f"starts          in about 4m ({starts_at}, an estimate from earlier jobs)\n" in shown.stdout
-    assert f"gradient-cli jobs stop {wire.id}" in shown.stderr
-    shown = cli("jobs", "show", wire.id)
+    assert f"gradient-cli jobs stop {protocol.id}" in shown.stderr
+    shown = cli("jobs", "show", protocol.id)
     assert "exit code     137\n" in shown.stdout
     assert "CPU (simulated)" in shown.stdout
     assert "would cost" in shown.stdout
-    assert f"gradient-cli jobs artifacts list {wire.id}" in shown.stderr
-    assert json.loads(cli("jobs", "show", wire.id, "--json").stdout)["exitCode"] == 137
+    assert f"gradient-cli jobs artifacts list {protocol.id}" in shown.stderr
+    assert json.loads(cli("jobs", "show", protocol.id, "--json").stdout)["exitCode"] == 137
 
 
-def test_show_tells_gpus_and_what_was_used(cli, server, wire):
+def test_show_tells_gpus_and_what_was_used(cli, server, protocol):
     model = {"gpuName": "NVIDIA A100", "gpuMem": 42949672960, "gpuDriver": "550.54", "gpuCuda": "12.4", "gpuCount": 2}
     usage = {"peakMemoryBytes": 1.2e9, "peakCpuPercent": 180.4, "meanCpuPercent": 95.0, "peakGpuPercent": 99.0}
     usage |= {"meanGpuPercent": 71.2, "peakGpuMemoryBytes": 9.1e9}
     gpus = [{"index": "0"}, {"index": "3"}]
     asked = {"sharedMemMb": 2048, "workingDir": "src", "user": "1000:100"}
-    job = wire.job(**model, gpus=gpus, usage=usage, **asked)
-    server.on("GET", f"/jobs/{wire.id}", job, wire.job(gpuCount=1, gpus=[{"index": "7"}], usage=None))
-    shown = cli("jobs", "show", wire.id).stdout
+    job = protocol.job(**model, gpus=gpus, usage=usage, **asked)
+    server.on("GET", f"/jobs/{protocol.id}", job, protocol.job(gpuCount=1, gpus=[{"index": "7"}], usage=None))
+    shown = cli("jobs", "show", protocol.id).stdout
     assert "NVIDIA A100, 42.9 GB each, driver 550.54 (CUDA 12.4), GPUs 0 and 3 there\n" in shown
     assert "memory 1.2 GB; CPU 180%, 95% on average; GPU 99%, 71% on average, 9.1 GB of its memory\n" in shown
     assert [line.split()[-1] for line in shown.splitlines() if line.startswith(("shared", "working", "user"))] == [
@@ -123,18 +127,18 @@ def test_show_tells_gpus_and_what_was_used(cli, server, wire):
         "1000:100",
         "src",
     ]
-    unknown = cli("jobs", "show", wire.id).stdout
+    unknown = cli("jobs", "show", protocol.id).stdout
     assert "1 of unknown model, GPU 7 there\n" in unknown
     assert "\nused " not in unknown
 
 
-def test_the_last_job_of_the_folder_is_meant_when_none_is_named(cli, server, wire):
-    server.on("POST", "/jobs", wire.job())
-    server.on("GET", f"/jobs/{wire.id}", wire.job())
+def test_the_last_job_of_the_folder_is_meant_when_none_is_named(cli, server, protocol):
+    server.on("POST", "/jobs", protocol.job())
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job())
     cli("jobs", "create", "--machineType", "CPU", "--command", "x", "--workspace", "none", "--detach")
     shown = cli("jobs", "show")
     assert shown.returncode == 0
-    assert f"job {wire.id} (the last one of this folder)" in shown.stderr
+    assert f"job {protocol.id} (the last one of this folder)" in shown.stderr
     other = cli.folder / "other"
     other.mkdir()
     refused = cli("jobs", "show", cwd=other)
@@ -143,50 +147,50 @@ def test_the_last_job_of_the_folder_is_meant_when_none_is_named(cli, server, wir
     assert cli("jobs", "show", "--url", "http://127.0.0.1:1").returncode == 2, "another server knows nothing of it"
 
 
-def test_stop_tells_what_happens(cli, server, wire):
-    server.on("POST", f"/jobs/{wire.id}/stop", wire.job(stopRequested=True), wire.ended())
-    shown = cli("jobs", "stop", wire.id)
+def test_stop_tells_what_happens(cli, server, protocol):
+    server.on("POST", f"/jobs/{protocol.id}/stop", protocol.job(stopRequested=True), protocol.ended())
+    shown = cli("jobs", "stop", protocol.id)
     assert (shown.returncode, shown.stdout) == (0, "")
     assert "the job has 1m 00s to save its work" in shown.stderr
-    assert "it had ended already: Stopped" in cli("jobs", "stop", wire.id).stderr
+    assert "it had ended already: Stopped" in cli("jobs", "stop", protocol.id).stderr
 
 
-def test_delete_wants_a_name(cli, server, wire):
-    server.on("POST", "/jobs", wire.job())
-    server.on("DELETE", f"/jobs/{wire.id}", wire.Reply(status=204))
+def test_delete_wants_a_name(cli, server, protocol):
+    server.on("POST", "/jobs", protocol.job())
+    server.on("DELETE", f"/jobs/{protocol.id}", protocol.Reply(status=204))
     cli("jobs", "create", "--machineType", "CPU", "--command", "x", "--workspace", "none", "--detach")
     refused = cli("jobs", "delete")
     assert refused.returncode == 2
-    assert f"gradient-cli jobs delete {wire.id}" in refused.stderr
-    assert cli("jobs", "delete", wire.id).returncode == 0
-    assert len(server.asked("DELETE", f"/jobs/{wire.id}")) == 1
+    assert f"gradient-cli jobs delete {protocol.id}" in refused.stderr
+    assert cli("jobs", "delete", protocol.id).returncode == 0
+    assert len(server.requests_to("DELETE", f"/jobs/{protocol.id}")) == 1
 
 
-def test_clone_is_the_new_last_job(cli, server, wire):
+def test_clone_is_the_new_last_job(cli, server, protocol):
     new = "jnew0000000000"
-    server.on("POST", f"/jobs/{wire.id}/clone", wire.Reply(wire.job(id=new), 201))
-    server.on("GET", f"/jobs/{new}", wire.job(id=new))
-    assert cli("jobs", "clone", wire.id, "--detach").stdout == f"{new}\n"
+    server.on("POST", f"/jobs/{protocol.id}/clone", protocol.Reply(protocol.job(id=new), 201))
+    server.on("GET", f"/jobs/{new}", protocol.job(id=new))
+    assert cli("jobs", "clone", protocol.id, "--detach").stdout == f"{new}\n"
     assert cli("jobs", "show").returncode == 0
 
 
-def test_wait_takes_over_the_exit_code(cli, server, wire):
-    lost = wire.Reply(breaks="unanswered")
-    server.on("GET", f"/jobs/{wire.id}", wire.job(), lost, lost, wire.job(), wire.ended(7, "Failed"))
-    server.on("GET", f"/jobs/{wire.id}/artifacts", {"files": [], "totalFiles": 1, "totalBytes": 9})
-    shown = cli("jobs", "wait", wire.id)
+def test_wait_takes_over_the_exit_code(cli, server, protocol):
+    lost = protocol.Reply(breaks="unanswered")
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job(), lost, lost, protocol.job(), protocol.ended(7, "Failed"))
+    server.on("GET", f"/jobs/{protocol.id}/artifacts", {"files": [], "totalFiles": 1, "totalBytes": 9})
+    shown = cli("jobs", "wait", protocol.id)
     assert shown.returncode == 7
     assert "Failed: The command ended." in shown.stderr
     assert shown.stderr.count("connection lost") == 1
-    assert f"gradient-cli jobs artifacts get {wire.id}" in shown.stderr
+    assert f"gradient-cli jobs artifacts get {protocol.id}" in shown.stderr
 
 
-def test_wait_gives_up_in_time(cli, server, wire):
-    server.on("GET", f"/jobs/{wire.id}", wire.job())
-    shown = cli("jobs", "wait", wire.id, "--timeout", "0.5s")
+def test_wait_gives_up_in_time(cli, server, protocol):
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job())
+    shown = cli("jobs", "wait", protocol.id, "--timeout", "0.5s")
     assert shown.returncode == 1
     assert "has not ended within" in shown.stderr
-    assert cli("jobs", "wait", wire.id, "--timeout", "x").returncode == 2
+    assert cli("jobs", "wait", protocol.id, "--timeout", "x").returncode == 2
 
 
 def test_machine_types_are_shown_as_the_server_has_them(cli, server):
@@ -214,15 +218,15 @@ def test_projects(cli, server):
     assert server.requests[-1].json == {"name": "mnist"}
 
 
-def test_init_writes_a_project_file_that_create_reads(cli, server, wire):
+def test_init_writes_a_project_file_that_create_reads(cli, server, protocol):
     made = cli("projects", "init", "--machineType", "A100", "--command", 'python "my file.py"')
     assert made.returncode == 0
     again = cli("projects", "init")
     assert again.returncode == 1
     assert "is there already" in again.stderr
-    server.on("POST", "/jobs", {"job": {}}, wire.job())
+    server.on("POST", "/jobs", {"job": {}}, protocol.job())
     assert cli("jobs", "create", "--detach").returncode == 0
-    asked = server.asked("POST", "/jobs")[0].json
+    asked = server.requests_to("POST", "/jobs")[0].json
     assert asked == {"machineType": "A100", "command": 'python "my file.py"', "project": "project"}
 
 

@@ -12,7 +12,7 @@ from gradient_cli.workspace import archive as packing
 
 
 def paths(folder):
-    return [entry.path for entry in packing.Folder(str(folder)).entries]
+    return [entry.path for entry in packing.WorkspaceFolder(str(folder)).entries]
 
 
 def write(folder, files):
@@ -23,7 +23,7 @@ def write(folder, files):
 
 
 def packed(folder):
-    with packing.pack(packing.Folder(str(folder)), lambda _done: None) as archive:
+    with packing.create_archive(packing.WorkspaceFolder(str(folder)), lambda _done: None) as archive:
         data = Path(archive.path).read_bytes()
         assert archive.size == len(data)
         return archive.sha256, data
@@ -72,10 +72,10 @@ def test_links_that_leave_the_folder_stay_out_with_a_note(tmp_path):
     (inside / "out").symlink_to("../outside")
     (inside / "root").symlink_to("/etc/hostname")
     (inside / "hop").symlink_to("out/secret")
-    folder = packing.Folder(str(inside))
+    folder = packing.WorkspaceFolder(str(inside))
     assert [entry.path for entry in folder.entries] == ["a"]
     assert {path for path, _ in folder.skipped} == {"out", "root", "hop"}
-    assert "left out out: a link that leaves the folder, to ../outside" in list(packing.notes(folder))
+    assert "left out out: a link that leaves the folder, to ../outside" in list(packing.describe_skipped(folder))
 
 
 def test_pipes_and_sockets_stay_out_with_a_note(tmp_path, monkeypatch):
@@ -84,7 +84,7 @@ def test_pipes_and_sockets_stay_out_with_a_note(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("door")
-        folder = packing.Folder(str(tmp_path))
+        folder = packing.WorkspaceFolder(str(tmp_path))
     assert [entry.path for entry in folder.entries] == ["a"]
     assert sorted(folder.skipped) == [("door", "neither a file nor a folder"), ("pipe", "neither a file nor a folder")]
 
@@ -161,7 +161,7 @@ def test_unreadable_files_are_all_named(tmp_path, monkeypatch):
     allowed = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: allowed(path, mode) and not path.endswith(("/a", "/c")))
     with pytest.raises(ClientError, match="cannot read 2 files: a, c") as failure:
-        packing.Folder(str(tmp_path))
+        packing.WorkspaceFolder(str(tmp_path))
     assert ".gradientignore" in failure.value.hint
 
 
@@ -170,10 +170,10 @@ def test_a_file_that_changes_meanwhile_is_refused_and_nothing_is_left(tmp_path, 
     write(source, {"log": "short"})
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
-    folder = packing.Folder(str(source))
+    folder = packing.WorkspaceFolder(str(source))
     (source / "log").write_text("longer than before")
     with pytest.raises(ClientError, match="log changed while it was packed"):
-        packing.pack(folder, lambda _done: None)
+        packing.create_archive(folder, lambda _done: None)
     assert list(scratch.iterdir()) == []
 
 
@@ -182,20 +182,20 @@ def test_a_full_disk_is_told_with_the_place_to_change(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.mkstemp", lambda **_: (os.open("/dev/full", os.O_WRONLY), str(tmp_path / "gone")))
     (tmp_path / "gone").touch()
     with pytest.raises(ClientError, match="No space left on device") as failure:
-        packing.pack(packing.Folder(str(tmp_path)), lambda _done: None)
+        packing.create_archive(packing.WorkspaceFolder(str(tmp_path)), lambda _done: None)
     assert "TMPDIR" in failure.value.hint
 
 
 def test_the_ten_largest_files_come_largest_first(tmp_path):
     write(tmp_path, {f"f{size:02}": "x" * size for size in range(15)})
-    assert [entry.size for entry in packing.Folder(str(tmp_path)).largest()] == list(range(14, 4, -1))
+    assert [entry.size for entry in packing.WorkspaceFolder(str(tmp_path)).largest()] == list(range(14, 4, -1))
 
 
 def test_an_archive_must_be_one(tmp_path):
     (tmp_path / "code.zip").write_bytes(b"not a zip")
     with pytest.raises(ClientError, match="neither a zip nor a tar"):
-        packing.existing(str(tmp_path / "code.zip"))
+        packing.open_archive(str(tmp_path / "code.zip"))
     (tmp_path / "code.zip").write_bytes(b"PK\x03\x04")
-    with packing.existing(str(tmp_path / "code.zip")) as archive:
+    with packing.open_archive(str(tmp_path / "code.zip")) as archive:
         assert archive.size == 4
     assert (tmp_path / "code.zip").exists(), "what the user made is not removed"

@@ -65,7 +65,7 @@ def test_an_id_comes_before_a_name(cli):
 def test_only_what_is_named_is_changed(cli, server, arguments, sent):
     done = cli("projects", "update", "vision", *arguments)
     assert done.returncode == 0, done.stderr
-    (request,) = server.asked("PATCH", "/projects/pr1")
+    (request,) = server.requests_to("PATCH", "/projects/pr1")
     assert request.json == sent
     assert "at most 4" in done.stdout
 
@@ -100,13 +100,13 @@ ARTIFACTS = {**LOG, "what": "artifacts", "message": "The artifacts were removed:
 
 
 @pytest.fixture
-def pruned(server, wire):
-    path = f"/jobs/{wire.id}"
+def pruned(server, protocol):
+    path = f"/jobs/{protocol.id}"
     nothing = {"files": [], "skipped": [], "next": None, "totalFiles": 0, "totalBytes": 0}
-    server.on("GET", path, wire.ended(removed=[LOG, ARTIFACTS]))
+    server.on("GET", path, protocol.ended(removed=[LOG, ARTIFACTS]))
     server.on("GET", f"{path}/logs", {"lines": [], "complete": True, "removed": LOG})
     server.on("GET", f"{path}/artifacts", {"state": "removed", **nothing, "removed": ARTIFACTS})
-    return wire.id
+    return protocol.id
 
 
 def test_show_says_what_was_removed_and_offers_no_way_to_it(cli, pruned):
@@ -130,8 +130,8 @@ def test_logs_and_artifacts_say_what_was_removed(cli, pruned):
     assert f"gradient-cli jobs clone {pruned}" in got.stderr
 
 
-def test_following_a_removed_log_says_so_and_ends(cli, server, wire, pruned):
-    server.on("GET", f"/jobs/{pruned}/logs", wire.Reply(stream=[wire.event("removed", LOG), wire.end()]))
+def test_following_a_removed_log_says_so_and_ends(cli, server, protocol, pruned):
+    server.on("GET", f"/jobs/{pruned}/logs", protocol.Reply(stream=[protocol.event("removed", LOG), protocol.end()]))
     followed = cli("jobs", "logs", pruned, "--follow")
     assert followed.returncode == 0
     assert "The log was removed: kept 30 days. (" in followed.stderr

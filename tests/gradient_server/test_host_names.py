@@ -64,7 +64,7 @@ def test_nothing_starts_where_a_job_s_page_could_lead_to_the_dashboard_s_name(
     monkeypatch.setenv("GRADIENT_API__PUBLIC_URL", url)
     monkeypatch.setenv("GRADIENT_PORTS__BIND", bind)
     monkeypatch.setenv("GRADIENT_WORKER__ADDRESS", "127.0.0.3")
-    monkeypatch.setattr(processes, "_open_ready", _must_not_open)
+    monkeypatch.setattr(processes, "_open_database_when_ready", _must_not_open)
     assert main([command]) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"error: Jobs' ports would be opened at {bind}")

@@ -32,10 +32,10 @@ def deploy(tmp_path):
 
 
 def waits(process, why):
-    wait_until(lambda: "Waiting: " in process.said() or not process.alive(), "it to say that it waits")
-    assert process.alive(), process.said()
-    assert why in process.said()
-    assert "Traceback" not in process.said()
+    wait_until(lambda: "Waiting: " in process.read_log() or not process.alive(), "it to say that it waits")
+    assert process.alive(), process.read_log()
+    assert why in process.read_log()
+    assert "Traceback" not in process.read_log()
 
 
 def test_processes_wait_for_a_postgresql_server_that_is_down(server, deploy):
@@ -51,7 +51,7 @@ def test_processes_wait_for_a_postgresql_server_that_is_down(server, deploy):
     server.resume()
     deployment.wait_ready(api)
     assert deployment.wait_ended(deployment.submit("true"))["exitCode"] == 0
-    assert [process.said().count("Waiting: ") for process in (api, worker)] == [1, 1]
+    assert [process.read_log().count("Waiting: ") for process in (api, worker)] == [1, 1]
 
 
 def test_what_waiting_does_not_mend_is_an_error_at_once(server, deploy):
@@ -60,8 +60,8 @@ def test_what_waiting_does_not_mend_is_an_error_at_once(server, deploy):
     unmigrated = deploy(GRADIENT_DATABASE__URL=url).start("api", "--port", "0")
     for process, sentence in ((missing, "does not exist"), (unmigrated, "Run `gradient-server migrate`")):
         assert process.wait() == 1
-        assert sentence in process.said()
-        assert "Traceback" not in process.said()
+        assert sentence in process.read_log()
+        assert "Traceback" not in process.read_log()
 
 
 def test_a_process_waits_for_a_disk_that_is_full(small_disk, deploy, tmp_path):

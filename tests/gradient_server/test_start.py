@@ -10,7 +10,7 @@ import pytest
 from core.settings import Settings
 from core.settings.api import ApiSettings
 from gradient_server import processes
-from gradient_server.processes import HttpInsecure
+from gradient_server.processes import InsecureHttp
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +31,7 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - the case under test
 @pytest.mark.parametrize("start", [processes.api, lambda settings: processes.up(settings, None)])
 def test_http_that_others_can_reach_is_refused(tmp_path, api, host, start):
     settings = Settings(home=tmp_path, api=ApiSettings(host=host, port=0, **api))
-    with pytest.raises(HttpInsecure, match=r"GRADIENT_API__PUBLIC_URL.*GRADIENT_API__INSECURE_HTTP=true"):
+    with pytest.raises(InsecureHttp, match=r"GRADIENT_API__PUBLIC_URL.*GRADIENT_API__INSECURE_HTTP=true"):
         start(settings)
 
 

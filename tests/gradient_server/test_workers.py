@@ -4,7 +4,7 @@ import json
 import subprocess
 
 import pytest
-from support.deployment import SERVER, wait_until
+from support.deployment import SERVER_PROGRAM, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -15,7 +15,7 @@ def server(deployment):
 
     def run(*arguments):
         done = subprocess.run(
-            [str(SERVER), *arguments],
+            [str(SERVER_PROGRAM), *arguments],
             env=deployment.environment(),
             capture_output=True,
             text=True,

@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 from alembic import command
-from support.releases import HARMLESS, HEAD, NEXT, Step, breaks, described, later_release, release
+from support.releases import (
+    COMPATIBLE_STEP,
+    HEAD_REVISION,
+    NEXT_REVISION,
+    ReleaseStep,
+    act_as_release,
+    describe_schema,
+    find_breaking_changes,
+    make_later_release,
+)
 
 from core.db import migrations
 from core.db.database import Database
@@ -23,23 +32,23 @@ def retired_until(revision):
 def violations(database):
     """Apply the remaining steps one by one, and return what breaks the rule, by revision."""
     found = {}
-    before = described(database)
+    before = describe_schema(database)
     for step in migrations.list_migrations()[1:]:
         migrations.upgrade(database, step.revision)
-        after = described(database)
-        found[step.revision] = breaks(
+        after = describe_schema(database)
+        found[step.revision] = find_breaking_changes(
             before, after, removable=retired_until(step.module.serves), retired=retired_until(step.revision)
         )
         before = after
     return found
 
 
-def test_every_step_only_adds_what_may_stay_empty(empty, tmp_path):
-    with release(later_release(tmp_path / "later", HARMLESS)):
+def test_every_step_only_adds_what_may_stay_empty(empty_database, tmp_path):
+    with act_as_release(make_later_release(tmp_path / "later", COMPATIBLE_STEP)):
         steps = migrations.list_migrations()
-        migrations.upgrade(empty, steps[0].revision)
-        assert violations(empty) == {step.revision: [] for step in steps[1:]}
-    assert steps[-1].revision == NEXT
+        migrations.upgrade(empty_database, steps[0].revision)
+        assert violations(empty_database) == {step.revision: [] for step in steps[1:]}
+    assert steps[-1].revision == NEXT_REVISION
 
 
 def test_every_step_serves_the_release_before_it():
@@ -48,16 +57,16 @@ def test_every_step_serves_the_release_before_it():
         assert known.index(step.module.serves) <= known.index(before), f"{step.revision} shuts out {before}"
 
 
-def test_what_is_retired_need_not_be_filled(empty, tmp_path):
+def test_what_is_retired_need_not_be_filled(empty_database, tmp_path):
     """A column that nobody fills any more has to take that."""
-    migrations.upgrade(empty)
-    tables = described(empty)
+    migrations.upgrade(empty_database)
+    tables = describe_schema(empty_database)
     for name in migrations.retired():
         table, _, column = name.partition(".")
         if table in tables and column in tables[table]["columns"]:
             _type, nullable, default = tables[table]["columns"][column]
             assert nullable or default, f"{name} is retired, and an insert without it fails"
-    with release(later_release(tmp_path / "later", Step("pass", retires=("jobs.run_after",)))):
+    with act_as_release(make_later_release(tmp_path / "later", ReleaseStep("pass", retires=("jobs.run_after",)))):
         assert migrations.retired() == {"jobs.run_after"}
 
 
@@ -68,7 +77,7 @@ def test_a_new_migration_leaves_what_was_retired_alone(tmp_path, retires):
         'op.add_column("jobs", sa.Column("old", sa.Integer()))\nop.create_table("relics", sa.Column("n", sa.Integer()))'
     )
     database = Database(f"sqlite:///{tmp_path / 'gradient.db'}")
-    with release(later_release(tmp_path / "later", Step(body, retires=retires))):
+    with act_as_release(make_later_release(tmp_path / "later", ReleaseStep(body, retires=retires))):
         migrations.upgrade(database)
         with database.engine.begin() as connection:
             command.revision(migrations.configuration(connection), message="nothing new", autogenerate=True)
@@ -76,7 +85,7 @@ def test_a_new_migration_leaves_what_was_retired_alone(tmp_path, retires):
     database.close()
     text = Path(written.path).read_text()
     assert ("drop_column('old')" in text, "drop_table('relics')" in text) == (not retires, not retires)
-    assert (written.module.down_revision, written.module.serves) == (NEXT, NEXT)
+    assert (written.module.down_revision, written.module.serves) == (NEXT_REVISION, NEXT_REVISION)
 
 
 HOSTILE = {
@@ -104,17 +113,17 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("operation", HOSTILE)
-def test_the_rule_sees_what_breaks_it(empty, tmp_path, operation):
+def test_the_rule_sees_what_breaks_it(empty_database, tmp_path, operation):
     body = f'with op.batch_alter_table("jobs") as batch:\n    {operation}'
-    migrations.upgrade(empty, migrations.list_migrations()[0].revision)
-    with release(later_release(tmp_path / "later", Step(body))):
-        found = violations(empty)[NEXT]
+    migrations.upgrade(empty_database, migrations.list_migrations()[0].revision)
+    with act_as_release(make_later_release(tmp_path / "later", ReleaseStep(body))):
+        found = violations(empty_database)[NEXT_REVISION]
     assert len(found) == len(HOSTILE[operation])
     assert all(line.startswith(expected) for line, expected in zip(found, HOSTILE[operation], strict=True))
 
 
-@pytest.mark.parametrize(("serves", "expected"), [(HEAD, ["jobs.max_attempts is gone"]), (NEXT, [])])
-def test_what_was_retired_a_release_earlier_may_go(empty, tmp_path, serves, expected):
+@pytest.mark.parametrize(("serves", "expected"), [(HEAD_REVISION, ["jobs.max_attempts is gone"]), (NEXT_REVISION, [])])
+def test_what_was_retired_a_release_earlier_may_go(empty_database, tmp_path, serves, expected):
     """First nobody uses it and it may stay empty; it goes when no release is served any more that did."""
     retire = """
     with op.batch_alter_table("jobs") as batch:
@@ -124,8 +133,10 @@ def test_what_was_retired_a_release_earlier_may_go(empty, tmp_path, serves, expe
     with op.batch_alter_table("jobs") as batch:
         batch.drop_column("max_attempts")
     """
-    later = later_release(tmp_path / "later", Step(retire, retires=("jobs.max_attempts",)), Step(drop, serves=serves))
-    migrations.upgrade(empty, migrations.list_migrations()[0].revision)
-    with release(later):
-        found = violations(empty)
+    later = make_later_release(
+        tmp_path / "later", ReleaseStep(retire, retires=("jobs.max_attempts",)), ReleaseStep(drop, serves=serves)
+    )
+    migrations.upgrade(empty_database, migrations.list_migrations()[0].revision)
+    with act_as_release(later):
+        found = violations(empty_database)
     assert list(found.values())[-2:] == [[], expected]

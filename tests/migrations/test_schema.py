@@ -79,21 +79,21 @@ def test_the_queue_is_indexed_in_its_order(database):
     assert "queued" in written
 
 
-def test_every_step_can_be_taken_back_and_forth(empty):
+def test_every_step_can_be_taken_back_and_forth(empty_database):
     steps = [
         step.revision
         for step in reversed(list(ScriptDirectory.from_config(migrations.configuration()).walk_revisions()))
     ]
     for step in steps:
-        migrations.upgrade(empty, step)
-        migrations.downgrade(empty, "-1")
-        migrations.upgrade(empty, step)
-    schema.check(empty)
-    assert differences(empty) == []
-    migrations.downgrade(empty, "base")
-    assert tables(empty) == set()
-    migrations.upgrade(empty)
-    assert differences(empty) == []
+        migrations.upgrade(empty_database, step)
+        migrations.downgrade(empty_database, "-1")
+        migrations.upgrade(empty_database, step)
+    schema.check(empty_database)
+    assert differences(empty_database) == []
+    migrations.downgrade(empty_database, "base")
+    assert tables(empty_database) == set()
+    migrations.upgrade(empty_database)
+    assert differences(empty_database) == []
 
 
 def test_migrations_are_one_line_without_forks():
@@ -109,9 +109,9 @@ def test_a_migration_keeps_what_is_there(database, submit):
         assert session.get(Job, job.seq).id == job.id
 
 
-def test_a_database_without_tables_is_refused_with_what_to_do(empty):
+def test_a_database_without_tables_is_refused_with_what_to_do(empty_database):
     with pytest.raises(DatabaseOutdated, match="gradient-server migrate"):
-        schema.check(empty)
+        schema.check(empty_database)
 
 
 def test_a_database_of_another_release_is_refused(database):

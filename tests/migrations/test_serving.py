@@ -6,7 +6,16 @@ import threading
 import pytest
 from sqlalchemy import select, text, update
 from support.deployment import wait_until
-from support.releases import HARMLESS, HEAD, NEXT, REVISIONS, Step, described, later_release, release
+from support.releases import (
+    COMPATIBLE_STEP,
+    HEAD_REVISION,
+    NEXT_REVISION,
+    REVISIONS,
+    ReleaseStep,
+    act_as_release,
+    describe_schema,
+    make_later_release,
+)
 
 from core.db import migrations, schema
 from core.db.database import Database
@@ -21,7 +30,7 @@ NULLABLE = 'op.add_column("jobs", sa.Column("pool", sa.String(64)))'
 @pytest.fixture
 def later(tmp_path):
     """The migrations of the next release."""
-    return later_release(tmp_path / "later", HARMLESS)
+    return make_later_release(tmp_path / "later", COMPATIBLE_STEP)
 
 
 def told(database):
@@ -30,105 +39,116 @@ def told(database):
 
 
 @pytest.fixture
-def ahead(empty, tmp_path):
+def ahead(empty_database, tmp_path):
     """A function that takes the database to the next release, which serves code from a revision on."""
 
-    def take(serves=HEAD):
-        with release(later_release(tmp_path / "later", Step(NULLABLE, serves=serves))):
-            return migrations.upgrade(empty)
+    def take(serves=HEAD_REVISION):
+        with act_as_release(make_later_release(tmp_path / "later", ReleaseStep(NULLABLE, serves=serves))):
+            return migrations.upgrade(empty_database)
 
     return take
 
 
-def test_an_upgrade_tells_which_releases_may_run(empty):
-    assert migrations.upgrade(empty).status is SchemaStatus.CURRENT
-    assert told(empty) == {"serves": migrations.list_migrations()[-1].module.serves}
-    assert schema.check(empty).status is SchemaStatus.CURRENT
+def test_an_upgrade_tells_which_releases_may_run(empty_database):
+    assert migrations.upgrade(empty_database).status is SchemaStatus.CURRENT
+    assert told(empty_database) == {"serves": migrations.list_migrations()[-1].module.serves}
+    assert schema.check(empty_database).status is SchemaStatus.CURRENT
 
 
-def test_a_database_one_release_ahead_is_accepted_with_a_warning(empty, ahead, caplog):
+def test_a_database_one_release_ahead_is_accepted_with_a_warning(empty_database, ahead, caplog):
     ahead()
     with caplog.at_level(logging.WARNING):
-        state = schema.check(empty)
-    assert (state.status, state.found, state.needed) == (SchemaStatus.NEWER, NEXT, HEAD)
+        state = schema.check(empty_database)
+    assert (state.status, state.found, state.needed) == (SchemaStatus.NEWER, NEXT_REVISION, HEAD_REVISION)
     (line,) = [record for record in caplog.records if record.message == "database_is_newer"]
-    assert (line.found, line.known, "Upgrade this process" in line.fix) == (NEXT, HEAD, True)
+    assert (line.found, line.known, "Upgrade this process" in line.fix) == (NEXT_REVISION, HEAD_REVISION, True)
 
 
-def test_an_upgrade_by_an_older_release_that_is_served_changes_nothing(empty, ahead):
+def test_an_upgrade_by_an_older_release_that_is_served_changes_nothing(empty_database, ahead):
     ahead()
-    before = described(empty)
-    assert migrations.upgrade(empty).status is SchemaStatus.NEWER
-    assert (described(empty), told(empty), schema.get_state(empty).found) == (before, {"serves": HEAD}, NEXT)
+    before = describe_schema(empty_database)
+    assert migrations.upgrade(empty_database).status is SchemaStatus.NEWER
+    assert (describe_schema(empty_database), told(empty_database), schema.get_state(empty_database).found) == (
+        before,
+        {"serves": HEAD_REVISION},
+        NEXT_REVISION,
+    )
 
 
-def test_a_release_that_is_not_served_is_refused_and_changes_nothing(empty, ahead):
-    migrations.upgrade(empty)
-    ahead(serves=NEXT)
-    before = described(empty)
+def test_a_release_that_is_not_served_is_refused_and_changes_nothing(empty_database, ahead):
+    migrations.upgrade(empty_database)
+    ahead(serves=NEXT_REVISION)
+    before = describe_schema(empty_database)
     for refused in (schema.check, migrations.upgrade):
-        with pytest.raises(ReleaseOutdated, match=rf"{NEXT}.*newer.*{HEAD}.*Install the release"):
-            refused(empty)
+        with pytest.raises(ReleaseOutdated, match=rf"{NEXT_REVISION}.*newer.*{HEAD_REVISION}.*Install the release"):
+            refused(empty_database)
     with pytest.raises(ReleaseOutdated, match="can take it back"):
-        migrations.downgrade(empty, REVISIONS[0])
-    assert described(empty) == before
+        migrations.downgrade(empty_database, REVISIONS[0])
+    assert describe_schema(empty_database) == before
 
 
-def test_a_release_that_was_shut_out_stays_so(empty, tmp_path):
+def test_a_release_that_was_shut_out_stays_so(empty_database, tmp_path):
     """Whatever a later step says of itself."""
-    with release(later_release(tmp_path / "later", Step("pass", serves=NEXT), Step(NULLABLE, serves=HEAD))):
-        migrations.upgrade(empty)
-    assert told(empty) == {"serves": NEXT}
+    with act_as_release(
+        make_later_release(
+            tmp_path / "later", ReleaseStep("pass", serves=NEXT_REVISION), ReleaseStep(NULLABLE, serves=HEAD_REVISION)
+        )
+    ):
+        migrations.upgrade(empty_database)
+    assert told(empty_database) == {"serves": NEXT_REVISION}
     with pytest.raises(ReleaseOutdated):
-        schema.check(empty)
+        schema.check(empty_database)
 
 
-def test_a_newer_database_that_says_nothing_is_refused(empty):
-    migrations.upgrade(empty)
-    with empty.engine.execution_options(gradient_write=True).begin() as connection:
+def test_a_newer_database_that_says_nothing_is_refused(empty_database):
+    migrations.upgrade(empty_database)
+    with empty_database.engine.execution_options(gradient_write=True).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
         connection.execute(text("DROP TABLE schema_info"))
     with pytest.raises(ReleaseOutdated, match="9999"):
-        migrations.upgrade(empty)
+        migrations.upgrade(empty_database)
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-def test_an_older_database_is_refused_with_what_to_do(empty, revision, later):
-    migrations.upgrade(empty, revision)
-    with release(later), pytest.raises(DatabaseOutdated, match=rf"is {revision}.*needs {NEXT}.*backup.*server migrate"):
-        schema.check(empty)
+def test_an_older_database_is_refused_with_what_to_do(empty_database, revision, later):
+    migrations.upgrade(empty_database, revision)
+    with (
+        act_as_release(later),
+        pytest.raises(DatabaseOutdated, match=rf"is {revision}.*needs {NEXT_REVISION}.*backup.*server migrate"),
+    ):
+        schema.check(empty_database)
 
 
-def test_the_way_back_leads_to_what_there_was(empty, later):
-    with release(later):
-        migrations.upgrade(empty)
+def test_the_way_back_leads_to_what_there_was(empty_database, later):
+    with act_as_release(later):
+        migrations.upgrade(empty_database)
         for nowhere in ("9999", "head", ""):
-            with pytest.raises(DatabaseOutdated, match=f"leads to {', '.join([NEXT, *reversed(REVISIONS)])}"):
-                migrations.downgrade(empty, nowhere)
-        state = migrations.downgrade(empty, HEAD)
-        assert (state.status, state.found) == (SchemaStatus.OLDER, HEAD)
+            with pytest.raises(DatabaseOutdated, match=f"leads to {', '.join([NEXT_REVISION, *reversed(REVISIONS)])}"):
+                migrations.downgrade(empty_database, nowhere)
+        state = migrations.downgrade(empty_database, HEAD_REVISION)
+        assert (state.status, state.found) == (SchemaStatus.OLDER, HEAD_REVISION)
         with pytest.raises(DatabaseOutdated, match="cannot be taken back"):
-            migrations.downgrade(empty, NEXT)
-        assert migrations.upgrade(empty).status is SchemaStatus.CURRENT
+            migrations.downgrade(empty_database, NEXT_REVISION)
+        assert migrations.upgrade(empty_database).status is SchemaStatus.CURRENT
 
 
-def test_the_doctor_tells_the_cases_apart(empty, ahead, tmp_path):
+def test_the_doctor_tells_the_cases_apart(empty_database, ahead, tmp_path):
     def finds():
-        finding = database_checks.migrations(empty)
+        finding = database_checks.migrations(empty_database)
         return finding.status, finding.message, finding.fix or ""
 
     status, message, fix = finds()
     assert (status, "empty" in message, "gradient-server migrate" in fix) == (Status.PROBLEM, True, True)
-    migrations.upgrade(empty)
-    with release(later_release(tmp_path / "next", HARMLESS)):
+    migrations.upgrade(empty_database)
+    with act_as_release(make_later_release(tmp_path / "next", COMPATIBLE_STEP)):
         status, message, fix = finds()
-    assert (status, HEAD in message, "gradient-server migrate" in fix) == (Status.PROBLEM, True, True)
+    assert (status, HEAD_REVISION in message, "gradient-server migrate" in fix) == (Status.PROBLEM, True, True)
     assert finds() == (Status.OK, "The schema is this release's.", "")
     ahead()
     status, message, fix = finds()
     assert (status, "still serves" in message, "Upgrade this process" in fix) == (Status.WARNING, True, True)
-    with empty.engine.execution_options(gradient_write=True).begin() as connection:
-        connection.execute(update(SchemaInfo).values(value=NEXT))
+    with empty_database.engine.execution_options(gradient_write=True).begin() as connection:
+        connection.execute(update(SchemaInfo).values(value=NEXT_REVISION))
     status, message, fix = finds()
     assert (status, "no longer serves" in message, "Install the release" in fix) == (Status.PROBLEM, True, True)
 
@@ -161,7 +181,7 @@ def test_upgrades_at_once_take_turns(on_postgres):
     for thread in threads:
         thread.join(60)
     assert found == [SchemaStatus.CURRENT] * 3
-    assert schema.check(on_postgres).found == HEAD
+    assert schema.check(on_postgres).found == HEAD_REVISION
 
 
 def test_an_upgrade_lets_others_pass_until_it_gets_the_lock(on_postgres, monkeypatch, caplog, later):
@@ -175,7 +195,7 @@ def test_an_upgrade_lets_others_pass_until_it_gets_the_lock(on_postgres, monkeyp
         with pytest.raises(StoreUnavailable, match="kept a table locked"):
             migrations.upgrade(on_postgres)
         assert [record.message for record in caplog.records].count("migration_waits_for_lock") == 3
-        assert schema.get_state(on_postgres).found == HEAD
+        assert schema.get_state(on_postgres).found == HEAD_REVISION
         monkeypatch.setattr(migrations, "_TRIES", 10_000)
         upgrade = threading.Thread(target=migrations.upgrade, args=[on_postgres])
         upgrade.start()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from support.deployment import Deployment
-from support.releases import HEAD, NEXT, Step, later_release, release
+from support.releases import HEAD_REVISION, NEXT_REVISION, ReleaseStep, act_as_release, make_later_release
 
 from core.db import migrations as migrating
 from core.db import schema
@@ -28,7 +28,7 @@ BODIES = (
     """,
 )
 
-LAST = f"{int(HEAD) + len(BODIES):04d}"
+LAST = f"{int(HEAD_REVISION) + len(BODIES):04d}"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -46,9 +46,9 @@ def service(request, tmp_path):
     service.stop()
 
 
-def migrate_ahead(service, folder, serves=HEAD):
+def migrate_ahead(service, folder, serves=HEAD_REVISION):
     database = Database(service.database_url)
-    with release(later_release(folder, *[Step(body, serves) for body in BODIES])):
+    with act_as_release(make_later_release(folder, *[ReleaseStep(body, serves) for body in BODIES])):
         assert migrating.upgrade(database).status is schema.SchemaStatus.CURRENT
     database.close()
 
@@ -71,7 +71,7 @@ def test_old_processes_run_on_and_start_again_after_a_migration(service, tmp_pat
         process.kill()
     again = [service.start_api(), service.start_worker()]
     run_a_job(service, "started-again")
-    assert [process.said().count("database_is_newer") for process in again] == [1, 1]
+    assert [process.read_log().count("database_is_newer") for process in again] == [1, 1]
     listed = service.request("GET", "/jobs?limit=10").json()["jobs"]
     assert [job["state"] for job in listed] == ["Stopped"] * 3
     stopped = service.request("POST", f"/jobs/{service.submit('sleep 600')}/stop")
@@ -83,27 +83,27 @@ def test_the_commands_of_an_old_release_work_on_a_newer_database(service, tmp_pa
     service.start_api()  # makes the first key, and what else the doctor looks for
     migrate_ahead(service, tmp_path / "later")
     again = service.start("migrate")
-    assert again.wait() == 0, again.said()
-    assert f"(revision {LAST})" in again.said()
-    assert "Nothing was changed" in again.said()
+    assert again.wait() == 0, again.read_log()
+    assert f"(revision {LAST})" in again.read_log()
+    assert "Nothing was changed" in again.read_log()
     keys = service.start("keys", "create", "alice", "--json")
-    assert keys.wait() == 0, keys.said()
+    assert keys.wait() == 0, keys.read_log()
     doctor = service.start("doctor", "--json")
     doctor.wait()
-    findings = json.loads(doctor.said())["findings"]
+    findings = json.loads(doctor.read_log())["findings"]
     (migrations,) = [finding for finding in findings if finding["check"] == "migrations"]
     assert migrations["status"] == "warning"
     assert "clock" in {finding["check"] for finding in findings}, "what needs the tables is looked at"
 
 
 def test_everything_refuses_a_database_that_shuts_it_out(service, tmp_path):
-    migrate_ahead(service, tmp_path / "later", serves=NEXT)
+    migrate_ahead(service, tmp_path / "later", serves=NEXT_REVISION)
     for command in (["up", "--port", "0"], ["api", "--port", "0"], ["worker"], ["migrate"], ["keys", "list"]):
         refused = service.start(*command)
         assert refused.wait() == 1, command
-        assert refused.said().startswith("error: The database (revision"), refused.said()
-        assert "no longer serves it. Install the release" in refused.said()
-        assert "Traceback" not in refused.said()
+        assert refused.read_log().startswith("error: The database (revision"), refused.read_log()
+        assert "no longer serves it. Install the release" in refused.read_log()
+        assert "Traceback" not in refused.read_log()
 
 
 def test_up_runs_on_a_newer_database(tmp_path):
@@ -116,7 +116,7 @@ def test_up_runs_on_a_newer_database(tmp_path):
         up.kill()
         migrate_ahead(service, tmp_path / "later")
         up = service.start_up()
-        assert "database_is_newer" in up.said()
+        assert "database_is_newer" in up.read_log()
         run_a_job(service, "after")
     finally:
         service.stop()
@@ -125,9 +125,9 @@ def test_up_runs_on_a_newer_database(tmp_path):
 def test_the_schema_is_taken_back_by_command(service):
     refused = service.start("migrate", "--back-to", "9999")
     assert refused.wait() == 1
-    assert refused.said().startswith("error: The schema cannot be taken back to '9999'")
+    assert refused.read_log().startswith("error: The schema cannot be taken back to '9999'")
     back = service.start("migrate", "--back-to", "base")
-    assert (back.wait(), back.said()) == (0, "The database is empty again.\n")
+    assert (back.wait(), back.read_log()) == (0, "The database is empty again.\n")
     service.migrate()
     service.start_api()
     assert service.request("GET", "/readiness").status_code == 200
@@ -137,6 +137,6 @@ def test_migrations_at_once_do_not_collide(tmp_path, postgres):
     service = Deployment(tmp_path / "home", GRADIENT_DATABASE__URL=postgres.new_database())
     try:
         for process in [service.start("migrate") for _ in range(3)]:
-            assert (process.wait(), process.said()) == (0, "The database is up to date.\n")
+            assert (process.wait(), process.read_log()) == (0, "The database is up to date.\n")
     finally:
         service.stop()

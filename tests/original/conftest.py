@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.deployment import Deployment
 
-MAIN = """
+MAIN_PY = """
 import os, pathlib
 print("hello from", pathlib.Path("data/words.txt").read_text().strip())
 out = pathlib.Path(os.environ["GRADIENT_ARTIFACTS_DIR"])
@@ -20,11 +20,11 @@ out = pathlib.Path(os.environ["GRADIENT_ARTIFACTS_DIR"])
 (out / "sub").mkdir()
 (out / "sub" / "a b & ü.txt").write_text("x\\n")
 """
-JOB = re.compile(r"\bj[a-z0-9]{13}\b")
+JOB_ID = re.compile(r"\bj[a-z0-9]{13}\b")
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     """The exit code and output of a client."""
 
     code: int
@@ -33,7 +33,7 @@ class Said:
 
     @property
     def job_id(self) -> str:
-        found = JOB.search(self.out + self.err)
+        found = JOB_ID.search(self.out + self.err)
         assert found, self
         return found[0]
 
@@ -43,7 +43,7 @@ class Said:
         return json.loads(self.out[re.search(r"^[\[{]", self.out, re.MULTILINE).start() :])
 
 
-class Client:
+class ClientProgram:
     """One of the programs, in a project's folder of its own."""
 
     def __init__(self, program: Path, folder: Path, env: dict[str, str]) -> None:
@@ -51,7 +51,7 @@ class Client:
         self.folder = folder
         self.env = env
 
-    def __call__(self, *arguments: str, **env: str) -> Said:
+    def __call__(self, *arguments: str, **env: str) -> CommandResult:
         done = subprocess.run(
             [str(self._program), *arguments],
             cwd=self.folder,
@@ -62,7 +62,7 @@ class Client:
             check=False,
             timeout=100,
         )
-        return Said(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +85,7 @@ def folder(tmp_path: Path) -> Path:
     """A project's folder, whose name is the project's."""
     folder = tmp_path / "my-project"
     (folder / "data").mkdir(parents=True)
-    (folder / "main.py").write_text(MAIN)
+    (folder / "main.py").write_text(MAIN_PY)
     (folder / "data" / "words.txt").write_text("the workspace\n")
     (folder / "run.sh").write_text("#!/bin/sh\ncat data/link.txt\n")
     (folder / "run.sh").chmod(0o755)
@@ -115,18 +115,18 @@ def env(service: Deployment, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def paperspace(original_clients: Path, folder: Path, env: dict[str, str]) -> Client:
+def paperspace(original_clients: Path, folder: Path, env: dict[str, str]) -> ClientProgram:
     """npm's paperspace-node 0.2.4."""
-    return Client(original_clients / "node" / "node_modules" / ".bin" / "paperspace", folder, env)
+    return ClientProgram(original_clients / "node" / "node_modules" / ".bin" / "paperspace", folder, env)
 
 
 @pytest.fixture
-def gradient(original_clients: Path, folder: Path, env: dict[str, str]) -> Client:
+def gradient(original_clients: Path, folder: Path, env: dict[str, str]) -> ClientProgram:
     """PyPI's gradient 1.11.0."""
-    return Client(original_clients / "python" / "bin" / "gradient", folder, env)
+    return ClientProgram(original_clients / "python" / "bin" / "gradient", folder, env)
 
 
 @pytest.fixture
-def paperspace_python(original_clients: Path, folder: Path, env: dict[str, str]) -> Client:
+def paperspace_python(original_clients: Path, folder: Path, env: dict[str, str]) -> ClientProgram:
     """PyPI's paperspace 0.2.0."""
-    return Client(original_clients / "python" / "bin" / "paperspace-python", folder, env)
+    return ClientProgram(original_clients / "python" / "bin" / "paperspace-python", folder, env)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from support.deployment import Deployment
-from support.docker_server import SHELL
+from support.docker_server import SHELL_IMAGE
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def service(docker_server, tmp_path_factory):
 
 def test_a_folder_goes_into_a_container_and_its_outputs_come_back(paperspace, service):
     said = paperspace(
-        *("jobs", "create", "--machineType", "CPU", "--container", SHELL),
+        *("jobs", "create", "--machineType", "CPU", "--container", SHELL_IMAGE),
         *("--command", 'echo in "$PWD"; ./run.sh; echo weights >/artifacts/model.bin; exit 3'),
     )
     assert said.out.splitlines()[-4:] == [
@@ -43,7 +43,7 @@ def test_a_folder_goes_into_a_container_and_its_outputs_come_back(paperspace, se
 def test_the_python_clients_jobs_run_in_containers(gradient, paperspace_python, service):
     project = re.search(r"pr[a-z0-9]{13}", gradient("projects", "create", "--name", "boxes").out)[0]
     command = 'echo in "$PWD"; sh run.sh; echo weights >/artifacts/model.bin'
-    asked = ("--machineType", "CPU", "--container", SHELL, "--command", command, "--projectId", project)
+    asked = ("--machineType", "CPU", "--container", SHELL_IMAGE, "--command", command, "--projectId", project)
     for client, named in ((gradient, ["--id"]), (paperspace_python, [])):
         said = client("jobs", "create", *asked, "--name", "boxed", "--workspace", ".")
         job = service.wait_ended(said.job_id)

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.deployment import SERVER, wait_until
+from support.deployment import SERVER_PROGRAM, wait_until
 
 REDIRECT = Path(__file__).parent.parent.parent / "deploy" / "original" / "s3redirect.js"
 NO_CODE = ("--container", "tensorflow/tensorflow:2.21.0", "--workspace", "none")
@@ -173,10 +173,10 @@ def test_a_clone_is_a_new_job_on_the_same_workspace(paperspace, ended, service):
 
 
 def test_a_destroyed_job_is_gone_and_no_longer_runs(paperspace, running, service):
-    wait_until(lambda: service.job_processes(running), "the job to run")
+    wait_until(lambda: service.find_job_processes(running), "the job to run")
     assert paperspace("jobs", "destroy", "--jobId", running).code == 0
     assert paperspace("jobs", "show", "--jobId", running).json["status"] == 404
-    wait_until(lambda: not service.job_processes(running), "the job to be stopped")
+    wait_until(lambda: not service.find_job_processes(running), "the job to be stopped")
 
 
 def test_artifacts_are_listed_linked_and_destroyed(paperspace, ended):
@@ -225,7 +225,7 @@ def test_machine_types_say_whether_a_job_would_wait(paperspace):
 
 def test_somebody_signs_in_with_a_password_and_gets_a_key_of_their_own(paperspace, service):
     email, password = "Ann@example.org", "correct horse battery"
-    server = [str(SERVER), "users"]
+    server = [str(SERVER_PROGRAM), "users"]
     made = subprocess.run(
         [*server, "create", email], input=f"{password}\n", env=service.environment(), capture_output=True, text=True,
         check=True,

@@ -8,16 +8,16 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from schemathesis.python.asgi import shutdown_lifespans
-from support.deployment import WITHOUT_TLS
-from support.fuzzing import Fuzzed
-from support.live_service import Live, Worker
+from support.deployment import EMPTY_SSL_CONTEXT
+from support.fuzzing import FuzzTarget
+from support.live_service import FakeWorker, LiveServer
 
 from core.db import migrations
 from core.db.database import Database
 from core.security import api_keys
 from core.settings import Settings
 from core.settings.api import ApiSettings
-from service.deps import OpenStores
+from service.deps import AppState
 from service.main import create_app
 
 
@@ -37,54 +37,54 @@ def database(settings: Settings) -> Iterator[Database]:
 
 
 @pytest.fixture
-def woken() -> list[str]:
+def wake_calls() -> list[str]:
     """One entry for each call of the application's `wake`."""
     return []
 
 
 @pytest.fixture
-def app(settings: Settings, database: Database, woken: list[str]) -> FastAPI:
-    return create_app(settings, database=database, wake=lambda: woken.append("wake"))
+def app(settings: Settings, database: Database, wake_calls: list[str]) -> FastAPI:
+    return create_app(settings, database=database, wake=lambda: wake_calls.append("wake"))
 
 
 @pytest.fixture
-def stores(app: FastAPI) -> OpenStores:
-    return app.state.stores
+def stores(app: FastAPI) -> AppState:
+    return app.state.app_state
 
 
 @pytest.fixture
-def secret(database: Database) -> str:
+def api_key(database: Database) -> str:
     with database.write() as session:
         return api_keys.create(session, "tests")[1]
 
 
 @pytest.fixture
-def live(app: FastAPI, secret: str) -> Iterator[Live]:
-    live = Live(app, secret)
-    yield live
-    live.stop()
+def live_server(app: FastAPI, api_key: str) -> Iterator[LiveServer]:
+    live_server = LiveServer(app, api_key)
+    yield live_server
+    live_server.stop()
 
 
 @pytest.fixture
-def client(live: Live) -> Iterator[httpx.Client]:
-    with live.client() as client:
+def client(live_server: LiveServer) -> Iterator[httpx.Client]:
+    with live_server.client() as client:
         yield client
 
 
 @pytest.fixture
-def stranger(live: Live) -> Iterator[httpx.Client]:
+def anonymous_client(live_server: LiveServer) -> Iterator[httpx.Client]:
     """A client without a key."""
-    with httpx.Client(base_url=live.url, timeout=60, verify=WITHOUT_TLS) as client:
+    with httpx.Client(base_url=live_server.url, timeout=60, verify=EMPTY_SSL_CONTEXT) as client:
         yield client
 
 
 @pytest.fixture
-def worker(stores: OpenStores) -> Worker:
-    return Worker(stores)
+def worker(stores: AppState) -> FakeWorker:
+    return FakeWorker(stores)
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgresql"])
-def fuzzed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
+def fuzz_target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzTarget]:
     """An application to send anything to, over each kind of database."""
     home = tmp_path_factory.mktemp("fuzzed")
     url = f"sqlite:///{home / 'gradient.db'}"
@@ -92,6 +92,6 @@ def fuzzed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         url = request.getfixturevalue("postgres").new_database()
     database = Database(url)
     migrations.upgrade(database)
-    yield Fuzzed(home, database)
+    yield FuzzTarget(home, database)
     shutdown_lifespans()
     database.close()

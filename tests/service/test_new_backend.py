@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from support.deployment import wait_until
-from support.live_service import a_job
+from support.live_service import make_job_body
 from support.toy_backend import ToyBackend
 
 from core.catalogue.backends import BACKENDS, BackendType
@@ -37,7 +37,7 @@ def settings(settings, tmp_path, monkeypatch):
 @pytest.fixture
 def worker(settings, database, tmp_path):
     host = WorkerContext.open(settings, database, worker_name="w1", hostname="here")
-    supervisor = Supervisor(host, LocalNotifier(tmp_path / "bell"))
+    supervisor = Supervisor(host, LocalNotifier(tmp_path / "wakeup"))
     thread = threading.Thread(target=supervisor.run)
     thread.start()
     yield host
@@ -47,7 +47,7 @@ def worker(settings, database, tmp_path):
 
 @pytest.mark.usefixtures("worker")
 def test_its_jobs_run(client):
-    asked = a_job(command="echo $GRADIENT_MACHINE_TYPE; exit 3", machineType="TOY")
+    asked = make_job_body(command="echo $GRADIENT_MACHINE_TYPE; exit 3", machineType="TOY")
     job_id = client.post("/jobs", json=asked).json()["id"]
     wait_until(lambda: client.get(f"/jobs/{job_id}").json()["state"] == "Failed", "its end")
     job = client.get(f"/jobs/{job_id}").json()
@@ -56,6 +56,6 @@ def test_its_jobs_run(client):
 
 
 def test_its_capabilities_decide_what_jobs_may_ask_for(client):
-    refused = client.post("/jobs", json=a_job(machineType="TOY", useDockerfile=True)).json()
+    refused = client.post("/jobs", json=make_job_body(machineType="TOY", useDockerfile=True)).json()
     assert "no image can be built" in str(refused)
-    assert "user" in str(client.post("/jobs", json=a_job(machineType="TOY", user="1000:1000")).json())
+    assert "user" in str(client.post("/jobs", json=make_job_body(machineType="TOY", user="1000:1000")).json())

@@ -6,9 +6,9 @@ import signal
 import sys
 from pathlib import Path
 
-from chaos.run import Log, missing, place
+from chaos.run import ProgressLog, missing_requirements, run_folder
 from soak.load import run_jobs
-from soak.samples import Samples, rising, rows
+from soak.samples import Sampler, find_growth, format_table
 from soak.service import running_service
 
 
@@ -19,22 +19,22 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="submit no more after this long")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write every sample there")
     given = parser.parse_args()
-    if lacking := missing():
+    if lacking := missing_requirements():
         parser.error(f"this machine lacks {lacking}")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     logging.getLogger("core.db.database").setLevel(logging.CRITICAL)
     wrong = ["interrupted"]
-    with place(keep=lambda: bool(wrong)) as folder:
-        log = Log(folder / "soak.log")
+    with run_folder(keep=lambda: bool(wrong)) as folder:
+        log = ProgressLog(folder / "soak.log")
         try:
-            with running_service(folder) as service, Samples(service, given.csv or folder / "samples.csv") as samples:
+            with running_service(folder) as service, Sampler(service, given.csv or folder / "samples.csv") as samples:
                 log(f"the service is ready; its processes' logs: {folder}/home-*.log")
                 wrong = run_jobs(service, given.jobs, given.seconds, log)
                 samples.end()
-            for line in rows(samples.taken):
+            for line in format_table(samples.samples):
                 log(line)
-            wrong += rising(samples.taken)
+            wrong += find_growth(samples.samples)
             for line in wrong or ["all is flat"]:
                 log(line)
         finally:

@@ -6,26 +6,26 @@ from pathlib import Path
 
 from support.deployment import wait_until
 from support.docker_server import running_engine
-from support.faults.containers import Contained
+from support.faults.containers import ContainerDeployment
 from support.postgres import PostgresServer
 from support.redis_server import RedisServer
 
 SLOTS = 8
 
 
-class Soaked(Contained):
+class SoakDeployment(ContainerDeployment):
     """The whole service; `processes` has its two processes by name."""
 
-    def begin(self) -> None:
+    def start_all(self) -> None:
         """Start everything, and wait until it is ready."""
         self.migrate()
         api, worker = self.start_api(), self.start_worker(GRADIENT_WORKER__SLOTS=str(SLOTS))
-        wait_until(lambda: "is ready" in worker.said(), "the worker")
+        wait_until(lambda: "is ready" in worker.read_log(), "the worker")
         self.processes = {"api": api, "worker": worker}
 
 
 @contextlib.contextmanager
-def running_service(folder: Path) -> Iterator[Soaked]:
+def running_service(folder: Path) -> Iterator[SoakDeployment]:
     """The service, ready; nothing of it is left when the block ends.
 
     Args:
@@ -40,7 +40,7 @@ def running_service(folder: Path) -> Iterator[Soaked]:
         redis = RedisServer(folder / "redis")
         left.callback(redis.kill)
         redis.start()
-        service = Soaked(
+        service = SoakDeployment(
             folder / "home",
             server,
             redis=redis,
@@ -49,5 +49,5 @@ def running_service(folder: Path) -> Iterator[Soaked]:
             GRADIENT_STATSD__PORT="0",
         )
         left.callback(service.stop)
-        service.begin()
+        service.start_all()
         yield service

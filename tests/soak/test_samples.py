@@ -1,7 +1,7 @@
 """A leak is told from what is flat."""
 
 import pytest
-from soak.samples import MIB_PER_1000_JOBS, MORE, Sample, rising, rows
+from soak.samples import ALLOWED_INCREASE, MIB_PER_1000_JOBS, Sample, find_growth, format_table
 
 
 def taken(**by_job):
@@ -15,22 +15,22 @@ def taken(**by_job):
 
 
 def test_what_is_flat_passes_and_has_a_row_for_each_quarter():
-    assert rising(taken()) == []
-    assert len(list(rows(taken()))) == 1 + 4 + 1
+    assert find_growth(taken()) == []
+    assert len(list(format_table(taken()))) == 1 + 4 + 1
 
 
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("name", ALLOWED_INCREASE)
 def test_one_that_is_kept_with_every_tenth_job_is_found(name):
-    (found,) = rising(taken(**{name: 0.1}))
+    (found,) = find_growth(taken(**{name: 0.1}))
     assert name in found
 
 
 def test_memory_may_grow_slowly_and_not_faster():
-    assert rising(taken(mib=0.9 * MIB_PER_1000_JOBS / 1000)) == []
-    (found,) = rising(taken(mib=1.1 * MIB_PER_1000_JOBS / 1000))
+    assert find_growth(taken(mib=0.9 * MIB_PER_1000_JOBS / 1000)) == []
+    (found,) = find_growth(taken(mib=1.1 * MIB_PER_1000_JOBS / 1000))
     assert "memory" in found
 
 
 def test_too_few_samples_say_nothing_and_so_fail():
-    (found,) = rising(taken()[:1])
+    (found,) = find_growth(taken()[:1])
     assert "too few" in found

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_PROGRAM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -28,7 +28,7 @@ _FLAGS = (
 
 
 # The protocol's pipe is on descriptors 3 and 4.
-_LAUNCH = """
+_LAUNCH_SCRIPT = """
 import fcntl, os, sys
 pipe = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
 for place, number in enumerate(pipe, 3):
@@ -39,10 +39,10 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 def find_chromium() -> str | None:
     """The browser's program, if it is installed."""
-    return next((found for name in _NAMES if (found := shutil.which(name))), None)
+    return next((found for name in _PROGRAM_NAMES if (found := shutil.which(name))), None)
 
 
-class Refused(Exception):
+class BrowserError(Exception):
     """The browser could not do what it was told: the page has no such thing, or is just being left."""
 
 
@@ -62,7 +62,7 @@ class Browser:
         self._in, from_browser = os.pipe()
         arguments = (*_FLAGS, *flags, f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}", "about:blank")
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCH, str(to_browser), str(from_browser), program, *arguments],
+            [sys.executable, "-c", _LAUNCH_SCRIPT, str(to_browser), str(from_browser), program, *arguments],
             pass_fds=(to_browser, from_browser),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -70,7 +70,7 @@ class Browser:
         )
         os.close(to_browser)
         os.close(from_browser)
-        self._numbers = itertools.count(1)
+        self._message_ids = itertools.count(1)
         self._received = b""
         self._session: str | None = None
         self.messages: list[str] = []
@@ -81,7 +81,7 @@ class Browser:
 
     def __call__(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One call of the protocol."""
-        number = next(self._numbers)
+        number = next(self._message_ids)
         message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
         if self._session is not None:
             message["sessionId"] = self._session
@@ -90,41 +90,41 @@ class Browser:
             answer = self._receive()
             if answer.get("id") == number:
                 if "error" in answer:
-                    raise Refused(answer["error"]["message"])
+                    raise BrowserError(answer["error"]["message"])
                 return answer["result"]
-            self._note(answer)
+            self._record_message(answer)
 
     def open(self, url: str) -> None:
         """Go to a page, and wait until it is there."""
         self("Page.navigate", url=url)
         self.wait_for("document.readyState === 'complete'")
 
-    def script(self, expression: str) -> Any:
+    def evaluate(self, expression: str) -> Any:
         """The value of an expression on the page."""
         answer = self("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
-            raise Refused(answer["exceptionDetails"].get("exception", {}).get("description", expression))
+            raise BrowserError(answer["exceptionDetails"].get("exception", {}).get("description", expression))
         return answer["result"].get("value")
 
     def wait_for(self, expression: str, seconds: float = 20) -> None:
         """Wait until an expression is true; what it looks at may not be there yet, or be on the next page."""
         until = time.monotonic() + seconds
-        while not self._true(expression):
-            assert time.monotonic() < until, f"{expression}: {self.script('document.body.innerText')!r}"
+        while not self._is_true(expression):
+            assert time.monotonic() < until, f"{expression}: {self.evaluate('document.body.innerText')!r}"
             time.sleep(0.02)
 
     def text(self, selector: str = "body") -> str:
         """The text that is seen of an element."""
-        return self.script(f"document.querySelector({json.dumps(selector)}).innerText")
+        return self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
 
     def fill(self, selector: str, text: str) -> None:
         """Type into a field."""
-        self.script(f"document.querySelector({json.dumps(selector)}).focus()")
+        self.evaluate(f"document.querySelector({json.dumps(selector)}).focus()")
         self("Input.insertText", text=text)
 
     def click(self, selector: str) -> None:
         """Click an element."""
-        self.script(f"document.querySelector({json.dumps(selector)}).click()")
+        self.evaluate(f"document.querySelector({json.dumps(selector)}).click()")
 
     def screenshot(self, path: Path) -> None:
         """Keep what is seen as a PNG."""
@@ -137,10 +137,10 @@ class Browser:
         os.close(self._in)
         os.close(self._out)
 
-    def _true(self, expression: str) -> bool:
+    def _is_true(self, expression: str) -> bool:
         try:
-            return bool(self.script(f"Boolean({expression})"))
-        except Refused:
+            return bool(self.evaluate(f"Boolean({expression})"))
+        except BrowserError:
             return False
 
     def _attach(self) -> None:
@@ -149,7 +149,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Log"):
             self(f"{domain}.enable")
 
-    def _note(self, event: dict[str, Any]) -> None:
+    def _record_message(self, event: dict[str, Any]) -> None:
         parameters = event.get("params", {})
         if event.get("method") == "Runtime.exceptionThrown":
             self.messages.append(json.dumps(parameters["exceptionDetails"]))

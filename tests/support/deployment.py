@@ -14,31 +14,31 @@ from typing import Any
 
 import httpx
 import psutil
-from support.fork_server import Nursery
+from support.fork_server import ForkServer
 
-SERVER = Path(sys.executable).parent / "gradient-server"
-CLI = Path(sys.executable).parent / "gradient-cli"
-ENDED = {"Stopped", "Failed", "Error", "Cancelled"}
-PATIENCE = float(os.environ.get("GRADIENT_TEST_PATIENCE", "60"))
-WITHOUT_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+SERVER_PROGRAM = Path(sys.executable).parent / "gradient-server"
+CLI_PROGRAM = Path(sys.executable).parent / "gradient-cli"
+ENDED_STATES = {"Stopped", "Failed", "Error", "Cancelled"}
+TIMEOUT_SECONDS = float(os.environ.get("GRADIENT_TEST_PATIENCE", "60"))
+EMPTY_SSL_CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of servers without TLS: loading the system's certificates costs more than most requests."""
-_NURSERY = Nursery()
+_FORK_SERVER = ForkServer()
 # Git servers and registries of tests are on this machine.
-_OPENED = {
+_LOCAL_EGRESS = {
     "GRADIENT_EGRESS__ALLOWED": '["127.0.0.1", "localhost"]',
     "GRADIENT_EGRESS__SCHEMES": '["https", "http"]',
 }
 
 
-def wait_until(look: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+def wait_until(condition: Callable[[], Any], description: str, seconds: float = TIMEOUT_SECONDS) -> Any:
     """The first true value of `look`; fails when there is none in time."""
     deadline = time.monotonic() + seconds
     pause = 0.01
     while True:
-        value = look()
+        value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {description}"
         time.sleep(pause)
         pause = min(pause * 1.2, 0.1)  # most of what is waited for costs the service a request each time
 
@@ -55,17 +55,21 @@ class Process:
         self._code: int | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         if not inside and not {"LD_PRELOAD", "FAKE_GPUS"} & env.keys():
-            self.pid = _NURSERY.start(arguments, env, log)
+            self.pid = _FORK_SERVER.start(arguments, env, log)
             return
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
-                [*inside, str(SERVER), *arguments], env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                [*inside, str(SERVER_PROGRAM), *arguments],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
             )
         self.pid = self._popen.pid
 
     def exit_code(self) -> int | None:
         if self._code is None:
-            self._code = _NURSERY.exit_code(self.pid) if self._popen is None else self._popen.poll()
+            self._code = _FORK_SERVER.exit_code(self.pid) if self._popen is None else self._popen.poll()
         return self._code
 
     def alive(self) -> bool:
@@ -87,7 +91,7 @@ class Process:
         assert self._code is not None
         return self._code
 
-    def said(self) -> str:
+    def read_log(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 
@@ -100,12 +104,12 @@ class Deployment:
         self._processes: list[Process] = []
         self._api: Process | None = None
         # One for all requests: each new one would read the machine's certificates first.
-        self._client = httpx.Client(timeout=30, verify=WITHOUT_TLS)
+        self._client = httpx.Client(timeout=30, verify=EMPTY_SSL_CONTEXT)
 
     def environment(self, **settings: str) -> dict[str, str]:
         """Return the environment of the service's processes."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
-        return env | {"GRADIENT_HOME": str(self.home)} | _OPENED | self._settings | settings
+        return env | {"GRADIENT_HOME": str(self.home)} | _LOCAL_EGRESS | self._settings | settings
 
     @property
     def database_url(self) -> str:
@@ -152,7 +156,7 @@ class Deployment:
 
     def wait_ready(self, process: Process) -> None:
         def ready() -> bool:
-            assert process.alive(), process.said()
+            assert process.alive(), process.read_log()
             try:
                 return self.request("GET", "/readiness", retry=False).status_code == 200
             except (OSError, ValueError, KeyError, httpx.TransportError):
@@ -165,11 +169,11 @@ class Deployment:
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-        for process in self.job_processes():
+        for process in self.find_job_processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
-    def job_processes(self, job_id: str | None = None) -> list[psutil.Process]:
+    def find_job_processes(self, job_id: str | None = None) -> list[psutil.Process]:
         """Find the running processes of this deployment's jobs, by their environment."""
         found = []
         storage = os.path.realpath(self.home / "storage")
@@ -177,8 +181,8 @@ class Deployment:
             with contextlib.suppress(psutil.Error):
                 env = process.environ()
                 # A worker with a home of its own reaches the same storage by another name.
-                ours = os.path.realpath(env.get("GRADIENT_STORAGE_DIR", "/")).startswith(f"{storage}/")
-                if ours and process.status() != psutil.STATUS_ZOMBIE and job_id in (None, env["GRADIENT_JOB_ID"]):
+                is_own = os.path.realpath(env.get("GRADIENT_STORAGE_DIR", "/")).startswith(f"{storage}/")
+                if is_own and process.status() != psutil.STATUS_ZOMBIE and job_id in (None, env["GRADIENT_JOB_ID"]):
                     found.append(process)
         return found
 
@@ -202,13 +206,13 @@ class Deployment:
 
     def request(self, method: str, path: str, *, retry: bool = True, **options: Any) -> httpx.Response:
         """One request; while the API is away (it was killed) it is sent again."""
-        deadline = time.monotonic() + PATIENCE
-        given = options.pop("headers", {})
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        extra_headers = options.pop("headers", {})
         while True:
             try:
-                where = self.cli_json
-                headers = {"x-api-key": where["apiKey"]} | given
-                return self._client.request(method, where["url"] + path, headers=headers, **options)
+                address = self.cli_json
+                headers = {"x-api-key": address["apiKey"]} | extra_headers
+                return self._client.request(method, address["url"] + path, headers=headers, **options)
             except (httpx.TransportError, OSError, ValueError, KeyError):
                 if not retry or time.monotonic() > deadline:
                     raise
@@ -226,10 +230,10 @@ class Deployment:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def wait_ended(self, job_id: str, seconds: float = PATIENCE) -> dict[str, Any]:
+    def wait_ended(self, job_id: str, seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
         def ended() -> dict[str, Any] | None:
             job = self.job(job_id)
-            return job if job["state"] in ENDED else None
+            return job if job["state"] in ENDED_STATES else None
 
         return wait_until(ended, f"job {job_id} to end (now {self.job(job_id)['state']})", seconds)
 

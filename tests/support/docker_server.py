@@ -22,7 +22,7 @@ from support.deployment import wait_until
 
 from core.settings.docker import DockerSettings
 
-SHELL, BARE = "gradient-test:shell", "gradient-test:bare"
+SHELL_IMAGE, BARE_IMAGE = "gradient-test:shell", "gradient-test:bare"
 """Images: a few programs and a shell; one program and no shell."""
 
 _PROGRAMS = ("dockerd", "containerd", "runc", "docker-init", "iptables", "unshare", "nsenter", "ip")
@@ -30,18 +30,18 @@ _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
 
 @functools.cache
-def missing_for_docker() -> str:
+def missing_docker_requirements() -> str:
     """Name what this machine lacks for running containers in tests; empty if nothing."""
     if os.geteuid() != 0:
         return "not root"
-    lacking = [name for name in _PROGRAMS if shutil.which(name, path=_PATH) is None]
-    busybox = shutil.which("busybox")
-    if busybox is None or subprocess.run(["ldd", busybox], capture_output=True, check=False).returncode == 0:
-        lacking.append("a static busybox")
-    if lacking:
-        return f"no {', no '.join(lacking)}"
-    alone = ["unshare", "--net", "--mount", "--pid", "--fork", "true"]
-    allowed = subprocess.run(alone, capture_output=True, check=False).returncode == 0
+    missing = [name for name in _PROGRAMS if shutil.which(name, path=_PATH) is None]
+    read_busybox = shutil.which("busybox")
+    if read_busybox is None or subprocess.run(["ldd", read_busybox], capture_output=True, check=False).returncode == 0:
+        missing.append("a static busybox")
+    if missing:
+        return f"no {', no '.join(missing)}"
+    unshare_command = ["unshare", "--net", "--mount", "--pid", "--fork", "true"]
+    allowed = subprocess.run(unshare_command, capture_output=True, check=False).returncode == 0
     return "" if allowed else "namespaces cannot be made here"
 
 
@@ -63,15 +63,17 @@ class DockerServer:
         (self.folder / "daemon.json").write_text(json.dumps(fixed | config))
         self.socket = self.folder / "docker.sock"
         self.url = f"unix://{self.socket}"
-        self.kills = 0
+        self.kill_count = 0
         # Ends everything in its process namespace when it ends: engine, shims, containers.
-        alone = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        self._holder = subprocess.Popen([*alone, "sh", "-c", "ip link set lo up; exec docker-init -- sleep infinity"])
+        unshare_command = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        self._namespace_process = subprocess.Popen(
+            [*unshare_command, "sh", "-c", "ip link set lo up; exec docker-init -- sleep infinity"]
+        )
         # The first process there reaps: an engine that comes back takes a dead containerd for a living one otherwise.
-        wait_until(lambda: "docker-init" in [one.name() for one in self._inner()], "the namespaces")
-        self.network = ["nsenter", "--target", str(self._inner()[0].pid), "--net"]
-        self.namespaces = ["nsenter", "--target", str(self._inner()[0].pid), "--net", "--mount", "--pid"]
-        self._started: subprocess.Popen[bytes] | None = None
+        wait_until(lambda: "docker-init" in [one.name() for one in self._inner_processes()], "the namespaces")
+        self.network = ["nsenter", "--target", str(self._inner_processes()[0].pid), "--net"]
+        self.namespaces = ["nsenter", "--target", str(self._inner_processes()[0].pid), "--net", "--mount", "--pid"]
+        self._process: subprocess.Popen[bytes] | None = None
 
     def mount_data(self, size: int) -> None:
         """Give it a disk of its own, of so many bytes, before it is started."""
@@ -83,7 +85,7 @@ class DockerServer:
     def start(self) -> None:
         folder = self.folder
         with (folder / "log").open("ab") as log:
-            self._started = subprocess.Popen(
+            self._process = subprocess.Popen(
                 [
                     *self.namespaces,
                     *("dockerd", "--config-file", folder / "daemon.json", "--host", self.url, "--bridge", "none"),
@@ -94,19 +96,19 @@ class DockerServer:
                 stderr=log,
                 env=os.environ | {"PATH": self._path},
             )
-        wait_until(self._answers, "the engine to answer")
+        wait_until(self._is_responding, "the engine to answer")
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the engine, not its containerd or its containers."""
-        assert self._started is not None
-        for process in psutil.Process(self._started.pid).children():
+        assert self._process is not None
+        for process in psutil.Process(self._process.pid).children():
             process.send_signal(number)
 
     def kill(self) -> None:
         """Kill the engine, as a crash does."""
-        self.kills += 1
+        self.kill_count += 1
         self.signal(signal.SIGKILL)
-        self._started.wait()
+        self._process.wait()
         (self.folder / "pid").unlink(missing_ok=True)  # its number may be another process's by the next start
 
     def set_live_restore(self, *, on: bool) -> None:
@@ -124,7 +126,7 @@ class DockerServer:
     def terminate(self) -> None:
         """Stop the engine as `systemctl stop docker` does."""
         self.signal(signal.SIGTERM)
-        self._started.wait()
+        self._process.wait()
 
     def freeze(self) -> None:
         """Suspend the engine: it still takes connections, but does not answer."""
@@ -132,7 +134,7 @@ class DockerServer:
 
     def thaw(self) -> None:
         self.signal(signal.SIGCONT)
-        self._started.send_signal(signal.SIGCONT)  # it stops with what it started
+        self._process.send_signal(signal.SIGCONT)  # it stops with what it started
 
     @contextlib.contextmanager
     def client(self) -> Iterator[APIClient]:
@@ -140,38 +142,40 @@ class DockerServer:
             yield client
 
     def settings(self, **options) -> DockerSettings:
-        return DockerSettings(**{"url": self.url, "default_image": SHELL, "pull": "never", "firewall": "off"} | options)
+        return DockerSettings(
+            **{"url": self.url, "default_image": SHELL_IMAGE, "pull": "never", "firewall": "off"} | options
+        )
 
     def load_images(self) -> None:
-        shell = layer({"bin/busybox": busybox(), "tmp/": None}, links=shell_links())
-        bare = layer({"busybox": busybox()})
+        shell = build_layer({"bin/busybox": read_busybox(), "tmp/": None}, links=list_busybox_commands())
+        bare = build_layer({"busybox": read_busybox()})
         with self.client() as client:
             client.import_image_from_data(shell, repository="gradient-test", tag="shell", changes=["ENV PATH=/bin"])
             client.import_image_from_data(bare, repository="gradient-test", tag="bare")
 
     def remove(self) -> None:
         """End it and everything in it; nothing of it stays."""
-        self._holder.kill()
-        self._holder.wait()
-        if self._started is not None:
-            self._started.wait()
-        wait_until(lambda: not self._mounted(), "its mounts to go")
+        self._namespace_process.kill()
+        self._namespace_process.wait()
+        if self._process is not None:
+            self._process.wait()
+        wait_until(lambda: not self._has_mounts(), "its mounts to go")
         shutil.rmtree(self.folder)
         for place in ("", "*/"):
             for group in Path("/sys/fs/cgroup").glob(f"{place}{self.folder.name}"):
                 for folder, *_ in os.walk(group, topdown=False):
                     Path(folder).rmdir()
 
-    def _inner(self) -> list[psutil.Process]:
-        return psutil.Process(self._holder.pid).children()
+    def _inner_processes(self) -> list[psutil.Process]:
+        return psutil.Process(self._namespace_process.pid).children()
 
-    def _answers(self) -> bool:
-        assert self._started.poll() is None, (self.folder / "log").read_text()
+    def _is_responding(self) -> bool:
+        assert self._process.poll() is None, (self.folder / "log").read_text()
         with contextlib.suppress(DockerException), self.client() as client:
             return client.ping()
         return False
 
-    def _mounted(self) -> bool:
+    def _has_mounts(self) -> bool:
         return str(self.folder) in Path("/proc/self/mounts").read_text()
 
 
@@ -195,18 +199,18 @@ def running_engine(programs: Path | None = None, data_bytes: int | None = None, 
         server.remove()
 
 
-def busybox() -> bytes:
+def read_busybox() -> bytes:
     """The static program of many names."""
     return Path(shutil.which("busybox")).read_bytes()
 
 
-def shell_links() -> list[str]:
+def list_busybox_commands() -> list[str]:
     """Its names."""
     listed = subprocess.run(["busybox", "--list"], capture_output=True, text=True, check=True)
     return [name for name in listed.stdout.split() if name != "busybox"]
 
 
-def layer(files: dict[str, bytes | None], links: tuple[str, ...] | list[str] = ()) -> bytes:
+def build_layer(files: dict[str, bytes | None], links: tuple[str, ...] | list[str] = ()) -> bytes:
     """A root file system, as tar: files, folders (no content), links in /bin to busybox."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:

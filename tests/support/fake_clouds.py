@@ -7,21 +7,21 @@ import threading
 import pytest
 
 from gradient_server.simulator.tpu.api import TpuSimulator
-from gradient_server.simulator.tpu.state import Cloud
+from gradient_server.simulator.tpu.state import TpuProject
 from worker.backends.base import LaunchError
 from worker.backends.tpu.resource_log import ResourceEntry
 
 ZONES = ["us-central1-b", "us-west4-a"]
-NOTHING = ([], [])
+NO_RESOURCES = ([], [])
 """Nodes and queued resources of the simulator when everything was deleted."""
 
 
-def none_over(_job_id):
+def no_job_ended(_job_id):
     """Report no job as over."""
     return False
 
 
-class Device:
+class FakeDevice:
     """Something that takes connections at a port, as a TPU does."""
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class Device:
 
 
 @contextlib.contextmanager
-def simulated(**options):
+def running_simulator(**options):
     """A running simulator whose nodes are all the same device."""
-    device = Device()
-    simulator = TpuSimulator(cloud=Cloud(device=device.address, **options))
+    device = FakeDevice()
+    simulator = TpuSimulator(cloud=TpuProject(device=device.address, **options))
     simulator.start()
     try:
         yield simulator
@@ -124,8 +124,8 @@ class MemoryResourceLog:
         return ResourceEntry(**known, age=0.0, over=over)
 
 
-def refused(place, spec=None, confirm=lambda: None):
+def expect_launch_error(harness, spec=None, confirm=lambda: None):
     """Return the reason and detail of a launch that must fail."""
     with pytest.raises(LaunchError) as raised:
-        place.backend.launch(spec or place.spec("true"), confirm, lambda *_: None)
+        harness.backend.launch(spec or harness.spec("true"), confirm, lambda *_: None)
     return raised.value.reason, raised.value.detail

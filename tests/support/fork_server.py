@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-_LOADED = (
+_PRELOADED_MODULES = (
     "gradient_server.processes",
     "gradient_server.commands.worker_health",
     "core.db.migrations",
@@ -26,7 +26,7 @@ _LOADED = (
 )
 
 
-class Nursery:
+class ForkServer:
     """The test's side of the fork server; one for each test process, started when it is first needed."""
 
     def __init__(self) -> None:
@@ -35,13 +35,13 @@ class Nursery:
 
     def start(self, arguments: list[str], env: dict[str, str], log: Path) -> int:
         """Start a process of `gradient-server` and return its pid."""
-        return self._ask({"arguments": arguments, "env": env, "log": str(log)})
+        return self._request({"arguments": arguments, "env": env, "log": str(log)})
 
     def exit_code(self, pid: int) -> int | None:
         """Return the exit code of a process, negative for a signal; None while it runs."""
-        return self._ask({"pid": pid})
+        return self._request({"pid": pid})
 
-    def _ask(self, request: dict[str, Any]) -> Any:
+    def _request(self, request: dict[str, Any]) -> Any:
         with self._lock:
             if self._process is None:
                 command = [sys.executable, __file__]
@@ -62,51 +62,51 @@ class Nursery:
 
 
 def _serve() -> None:
-    for name in _LOADED:
+    for name in _PRELOADED_MODULES:
         __import__(name)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    ended: dict[int, int] = {}
+    exit_codes: dict[int, int] = {}
     # Line by line, past Python's own buffer: a child must not inherit what was read ahead.
-    while line := _line():
+    while line := _read_line():
         request = json.loads(line)
         if "pid" in request:
-            answer = _look(request["pid"], ended)
+            answer = _read_exit_code(request["pid"], exit_codes)
         elif (answer := os.fork()) == 0:
             answers.close()
-            _become(request)
+            _run_server(request)
         else:
-            ended.pop(answer, None)  # of an earlier process: the kernel gives its number again
+            exit_codes.pop(answer, None)  # of an earlier process: the kernel gives its number again
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def _line() -> bytes:
+def _read_line() -> bytes:
     line = b""
     while not line.endswith(b"\n") and (byte := os.read(0, 1)):
         line += byte
     return line
 
 
-def _look(pid: int, ended: dict[int, int]) -> int | None:
-    if pid not in ended:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if not found:
+def _read_exit_code(pid: int, exit_codes: dict[int, int]) -> int | None:
+    if pid not in exit_codes:
+        ended_pid, status = os.waitpid(pid, os.WNOHANG)
+        if not ended_pid:
             return None
-        ended[pid] = os.waitstatus_to_exitcode(status)
-    return ended[pid]
+        exit_codes[pid] = os.waitstatus_to_exitcode(status)
+    return exit_codes[pid]
 
 
-def _become(request: dict[str, Any]) -> None:
+def _run_server(request: dict[str, Any]) -> None:
     from gradient_server.main import main  # noqa: PLC0415 - the environment decides what it does
 
     os.environ.clear()
     os.environ.update(request["env"])
     log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((devnull, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.close(log)
-    os.close(nothing)
+    os.close(devnull)
     sys.argv = ["gradient-server", *request["arguments"]]
     sys.exit(main(request["arguments"]))
 

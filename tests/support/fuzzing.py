@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from support.live_service import Worker, a_job, a_zip
+from support.live_service import FakeWorker, make_job_body, make_zip
 
 from core.db.database import Database
 from core.db.models.jobs import Job
@@ -33,9 +33,9 @@ from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.paths import to_public_path
 from service.main import create_app
 from service.original.routes.s3 import BUCKET
-from service.schemas.jobs import SubmitJob, parse
+from service.schemas.jobs import SubmitJob, parse_request
 from service.submission import create
-from service.submission.create import Origin
+from service.submission.create import RequestOrigin
 
 CHECKS = [
     not_a_server_error,
@@ -44,17 +44,23 @@ CHECKS = [
     response_schema_conformance,
     response_headers_conformance,
 ]
-FILES = {
+ARTIFACT_FILES = {
     "model/weights.h5": bytes(range(256)) * 64,
     "notes.txt": "grüße\n".encode(),
     "ünï 🚀 #1?.bin": b"",
     "a%41": b"x",
 }
-RANGES = ("bytes=0-3", "bytes=2-", "bytes=-5", "bytes=99999999-", "bytes=5-2", "bytes=0-1,3-4", "lines=1-2")
-ENDED = ("succeeded", "failed", "faulty", "cancelled")
-STATES = ("starting", "running", "finishing", *ENDED, "waiting")  # what waits comes last: claims take what came first
+RANGE_HEADERS = ("bytes=0-3", "bytes=2-", "bytes=-5", "bytes=99999999-", "bytes=5-2", "bytes=0-1,3-4", "lines=1-2")
+ENDED_STATES = ("succeeded", "failed", "faulty", "cancelled")
+STATES = (
+    "starting",
+    "running",
+    "finishing",
+    *ENDED_STATES,
+    "waiting",
+)  # what waits comes last: claims take what came first
 _JOB_ID = re.compile(r"j[a-z0-9]{13}\Z")
-_USED_UP = {
+_CONSUMING_OPERATIONS = {
     "DELETE /jobs/{job_id}",
     "POST /jobs/{job_id}/stop",
     "POST /original/jobs/{job_id}/stop",
@@ -64,7 +70,7 @@ _USED_UP = {
 """Operations that change a job: each gets a job of its own."""
 
 
-def examples(few: int) -> settings:
+def fuzz_settings(few: int) -> settings:
     """Build Hypothesis settings for `few` examples, or GRADIENT_FUZZ_EXAMPLES of them; always the same ones."""
     return settings(
         max_examples=int(os.environ.get("GRADIENT_FUZZ_EXAMPLES", few)),
@@ -76,7 +82,7 @@ def examples(few: int) -> settings:
     )
 
 
-class Fuzzed:
+class FuzzTarget:
     """An application to send anything to.
 
     Args:
@@ -88,85 +94,85 @@ class Fuzzed:
         limits = {"max_upload_bytes": 2 * 1024**2, "max_unpacked_bytes": 4 * 1024**2}
         configured = Settings(home=home, api=ApiSettings(public_url="http://testserver", **limits))
         self.app = create_app(configured, database=database, wake=lambda: None)
-        self._stores = self.app.state.stores
-        self._worker = Worker(self._stores)
+        self._stores = self.app.state.app_state
+        self._worker = FakeWorker(self._stores)
         self._database = database
         with database.write() as session:
-            self.secret = api_keys.create(session, "fuzz")[1]
+            self.api_key = api_keys.create(session, "fuzz")[1]
             vault = Vault(configured)
             credentials.put_secret(session, vault, ALL_PROJECTS, "known", "x")
             credentials.put_registry(session, vault, credentials.ALL_PROJECTS, "known.example", "alice", "x")
-        self.jobs = {state: self._job(state, home / "left") for state in STATES}
-        self.answered: Counter[tuple[str, int]] = Counter()
+        self.jobs = {state: self._create_job(state, home / "left") for state in STATES}
+        self.response_counts: Counter[tuple[str, int]] = Counter()
         self.project = self._worker.get(self.jobs["waiting"]).project_id
         limits = ArchiveLimits(max_upload_bytes=1024**2, max_bytes=1024**2)
-        self.archive = self._stores.workspaces.add(io.BytesIO(a_zip()), limits).sha256
+        self.archive = self._stores.workspaces.add(io.BytesIO(make_zip()), limits).sha256
 
     def submit(self) -> str:
         """The id of a new job."""
-        asked = parse(SubmitJob, a_job(tags=["fuzz"], envVars={"API_KEY": "x"}))
-        return create.submit(self._stores, Origin("k", "r", None), asked, None).job.id
+        request = parse_request(SubmitJob, make_job_body(tags=["fuzz"], envVars={"API_KEY": "x"}))
+        return create.submit(self._stores, RequestOrigin("k", "r", None), request, None).job.id
 
     def call(self, case: Case, *, key: bool = True) -> Response:
         """Send a request; three of four that name something name something that is there."""
-        self._aim(case)
-        answer = case.call(app=self.app, headers={"x-api-key": self.secret} if key else None)
-        self.answered[case.operation.label, answer.status_code] += 1
+        self._use_existing(case)
+        answer = case.call(app=self.app, headers={"x-api-key": self.api_key} if key else None)
+        self.response_counts[case.operation.label, answer.status_code] += 1
         return answer
 
-    def _aim(self, case: Case) -> None:
+    def _use_existing(self, case: Case) -> None:
         negated = {where for where, part in case.meta.components.items() if part.mode == GenerationMode.NEGATIVE}
         if (
             case.operation.label == "POST /jobs"
             and isinstance(case.body, dict)
             and ParameterLocation.BODY not in negated
         ):
-            self._aim_body(case.body)
+            self._use_existing_in_body(case.body)
         if "Range" in case.headers:
-            case.headers["Range"] = RANGES[zlib.crc32(case.headers["Range"].encode()) % len(RANGES)]
+            case.headers["Range"] = RANGE_HEADERS[zlib.crc32(case.headers["Range"].encode()) % len(RANGE_HEADERS)]
         if "jobId" in (case.query or {}) and ParameterLocation.QUERY not in negated:
             chance = zlib.crc32(repr(case.query).encode())
             if chance % 4:
                 case.query["jobId"] = self.jobs[STATES[chance // 4 % len(STATES)]]
         if case.path_parameters and ParameterLocation.PATH not in negated:
-            self._aim_path(case)
+            self._use_existing_in_path(case)
 
-    def _aim_body(self, body: dict) -> None:
+    def _use_existing_in_body(self, body: dict) -> None:
         chance = zlib.crc32(repr(sorted(body)).encode())
         if chance % 4 == 0:
             return
-        known = {"machineType": "cpu", "projectId": self.project, "workspaceSha256": self.archive, "command": "true"}
-        body.update({name: value for name, value in known.items() if name in body})
+        existing = {"machineType": "cpu", "projectId": self.project, "workspaceSha256": self.archive, "command": "true"}
+        body.update({name: value for name, value in existing.items() if name in body})
         for name in ("project", "workspace", "projectId", "workspaceSha256")[chance // 4 % 4 :]:
             body.pop(name, None)
         body.update({name: 7 for name, value in body.items() if isinstance(value, int | float) and chance // 16 % 4})
 
-    def _aim_path(self, case: Case) -> None:
+    def _use_existing_in_path(self, case: Case) -> None:
         chance = zlib.crc32(repr(sorted(case.path_parameters.items())).encode())
         if chance % 4 == 0 or _JOB_ID.match(case.path_parameters.get("job_id", "")):
             return
-        there = {
-            "job_id": lambda: self._target(case, chance),
+        existing = {
+            "job_id": lambda: self._choose_job(case, chance),
             "project_id": lambda: self.project,
             "sha256": lambda: self.archive,
             "bucket": lambda: BUCKET,
-            "key": lambda: f"{self.jobs['succeeded']}/{sorted(FILES)[chance // 32 % len(FILES)]}",
-            "path": lambda: quote(to_public_path(sorted(FILES)[chance // 32 % len(FILES)])),
+            "key": lambda: f"{self.jobs['succeeded']}/{sorted(ARTIFACT_FILES)[chance // 32 % len(ARTIFACT_FILES)]}",
+            "path": lambda: quote(to_public_path(sorted(ARTIFACT_FILES)[chance // 32 % len(ARTIFACT_FILES)])),
             "name": lambda: "known",
             "host": lambda: "known.example",
         }
-        case.path_parameters = {name: there[name]() for name in case.path_parameters}
+        case.path_parameters = {name: existing[name]() for name in case.path_parameters}
 
-    def _target(self, case: Case, chance: int) -> str:
-        if case.operation.label in _USED_UP:
+    def _choose_job(self, case: Case, chance: int) -> str:
+        if case.operation.label in _CONSUMING_OPERATIONS:
             return self.submit()
         state = STATES[chance // 4 % len(STATES)]
-        if case.operation.path.endswith("/logs") and state in ENDED and chance % 2:
+        if case.operation.path.endswith("/logs") and state in ENDED_STATES and chance % 2:
             # Only what has ended: a log that goes on is followed for ever.
             case.headers["Accept"] = "text/event-stream"
         return self.jobs[state]
 
-    def _job(self, state: str, left: Path) -> str:
+    def _create_job(self, state: str, left: Path) -> str:
         job_id = self.submit()
         if state == "waiting":
             return job_id
@@ -177,18 +183,18 @@ class Fuzzed:
         job = self._worker.claim()
         assert job.id == job_id
         if state != "starting":
-            self._run(job, state, left)
+            self._run_job(job, state, left)
         return job_id
 
-    def _run(self, job: Job, state: str, left: Path) -> None:
+    def _run_job(self, job: Job, state: str, left: Path) -> None:
         with self._database.write() as session:
             job = lifecycle.mark_running(session, job, {"pid": 1})
-            metrics.add(session, [_metric(job.id, step) for step in range(20)])
+            metrics.add(session, [_metric_point(job.id, step) for step in range(20)])
         with self._stores.logs.open_writer(job.id, 1) as log:
             log.append("line\nümläut \x1b[31m\n\xff".encode("latin-1") + b"partial", 1_700_000_000_000)
         if state == "running":
             return
-        for name, content in FILES.items():
+        for name, content in ARTIFACT_FILES.items():
             path = left / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
@@ -205,7 +211,7 @@ class Fuzzed:
         self._worker.end(job, reason, exit_code=code)
 
 
-def _metric(job_id: str, step: int) -> dict:
+def _metric_point(job_id: str, step: int) -> dict:
     values = {"loss": 1 / (step + 1), "odd": None if step % 3 else 1e308}
     at = datetime(2026, 1, 1, second=step, tzinfo=UTC)
     return {"job_id": job_id, "attempt": 1, "source": "job", "offset": step, "step": step, "at": at, "values": values}

@@ -11,10 +11,10 @@ from core.storage.gcs.artifacts import BucketStore
 from core.storage.gcs.client import open_client
 from gradient_server.simulator.gcs.server import GcsSimulator
 
-_numbers = itertools.count(1)
+_bucket_numbers = itertools.count(1)
 
 
-class Gcs:
+class GcsHarness:
     """The simulator as one test sees it."""
 
     def __init__(self, simulator: GcsSimulator) -> None:
@@ -24,11 +24,11 @@ class Gcs:
 
     def new_bucket(self, location: str = "us-central1") -> str:
         """A bucket of its own for one test."""
-        name = f"test-bucket-{next(_numbers)}"
+        name = f"test-bucket-{next(_bucket_numbers)}"
         self.client.create_bucket(name, location=location)
         return name
 
-    def store(self, folder: Path, bucket: str | None = None, **options) -> BucketStore:
+    def make_store(self, folder: Path, bucket: str | None = None, **options) -> BucketStore:
         """A store over a bucket, with its staging in `folder/store`."""
         return BucketStore(
             self.client.bucket(bucket or self.new_bucket()),
@@ -38,10 +38,10 @@ class Gcs:
             **options,
         )
 
-    def objects(self, bucket: str) -> dict[str, bytes]:
+    def read_objects(self, bucket: str) -> dict[str, bytes]:
         """Name to content of everything in a bucket."""
         return {found.name: found.content for found in self.simulator.buckets.names(bucket)}
 
-    def put(self, bucket: str, name: str, content: bytes = b"x") -> None:
+    def put_object(self, bucket: str, name: str, content: bytes = b"x") -> None:
         """An object, whatever its name."""
         self.simulator.buckets.put(bucket, name, content, {}, {})

@@ -19,7 +19,7 @@ def run_git(*arguments: str, cwd: Path, given: str = "") -> str:
     return done.stdout.strip()
 
 
-def commit(folder: Path, files: dict[str, str], branch: str = "main") -> str:
+def commit_files(folder: Path, files: dict[str, str], branch: str = "main") -> str:
     """Commit files on a branch of a repository, created if missing, and return the commit."""
     if not (folder / ".git").is_dir():
         folder.mkdir(parents=True, exist_ok=True)

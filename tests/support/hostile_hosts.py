@@ -1,6 +1,6 @@
 """Spellings of hosts that nobody may have this service connect to, for every place where users name one."""
 
-LITERALS = (
+FORBIDDEN_HOSTS = (
     "127.0.0.1",
     "127.1",
     "127.0.0.1.",
@@ -43,7 +43,7 @@ LITERALS = (
 )
 """Refused as they stand."""
 
-ADDRESSES = (
+FORBIDDEN_ADDRESSES = (
     "127.0.0.1",
     "0.0.0.0",  # noqa: S104 - not bound to
     "10.0.0.5",
@@ -60,11 +60,18 @@ ADDRESSES = (
 )
 """Refused where a name has one of them."""
 
-PUBLIC = ("github.com", "8.8.8.8", "[2606:4700:4700::1111]", "[64:ff9b::808:808]", "ghcr.io", "xn--bcher-kva.example")
+ALLOWED_HOSTS = (
+    "github.com",
+    "8.8.8.8",
+    "[2606:4700:4700::1111]",
+    "[64:ff9b::808:808]",
+    "ghcr.io",
+    "xn--bcher-kva.example",
+)
 """Not refused as they stand."""
 
 
-def answers(*addresses: str):
+def fake_resolver(*addresses: str):
     """A resolver that gives one of these addresses after the other, the last one for good."""
     left = list(addresses)
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 from sqlalchemy import event
-from support.deployment import PATIENCE, WITHOUT_TLS
+from support.deployment import EMPTY_SSL_CONTEXT, TIMEOUT_SECONDS
 
 from core.db.database import Database
 from core.db.models.jobs import Job
@@ -23,23 +23,23 @@ from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.allocations import PortRange
 from core.jobs.scheduling.claims import WorkerOffer
 from core.settings import Settings
-from service.deps import OpenStores
+from service.deps import AppState
 from service.http.server import Server
 
 OFFER = WorkerOffer("w", "h", ("mock",), ports=PortRange(20_000, 29_999, "h.example"))
 
 
-def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = TIMEOUT_SECONDS) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it did not come true in time"
         time.sleep(0.005)
 
 
-class Worker:
+class FakeWorker:
     """Moves jobs as a worker would."""
 
-    def __init__(self, stores: OpenStores) -> None:
+    def __init__(self, stores: AppState) -> None:
         self._database = stores.database
 
     def register(self) -> None:
@@ -67,12 +67,12 @@ class Worker:
             return queries.get(session, job_id)
 
 
-class Live:
+class LiveServer:
     """The application behind a real uvicorn, in a thread."""
 
     def __init__(self, app: FastAPI, secret: str) -> None:
         self.server = Server(app, port=0)
-        self.secret = secret
+        self.api_key = secret
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         wait_until(lambda: self.server.started)
@@ -80,7 +80,9 @@ class Live:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers={"x-api-key": self.secret}, timeout=30, verify=WITHOUT_TLS)
+        return httpx.Client(
+            base_url=self.url, headers={"x-api-key": self.api_key}, timeout=30, verify=EMPTY_SSL_CONTEXT
+        )
 
     def stop(self) -> None:
         self.server.should_exit = True
@@ -88,11 +90,11 @@ class Live:
         assert not self.thread.is_alive()
 
 
-def a_job(**fields) -> dict:
+def make_job_body(**fields) -> dict:
     return {"machineType": "CPU", "command": "python main.py", **fields}
 
 
-def a_zip(files: dict[str, bytes] | None = None) -> bytes:
+def make_zip(files: dict[str, bytes] | None = None) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in (files or {"main.py": b"print(1)\n"}).items():
@@ -101,7 +103,7 @@ def a_zip(files: dict[str, bytes] | None = None) -> bytes:
     return out.getvalue()
 
 
-def a_form(spec: dict, archive: bytes) -> dict[str, tuple]:
+def make_form(spec: dict, archive: bytes) -> dict[str, tuple]:
     return {
         "spec": (None, json.dumps(spec), "application/json"),
         "workspace": ("workspace.zip", archive, "application/zip"),
@@ -109,21 +111,21 @@ def a_form(spec: dict, archive: bytes) -> dict[str, tuple]:
 
 
 @contextmanager
-def statements_of(database: Database) -> Iterator[list[tuple[str, Any]]]:
+def record_statements(database: Database) -> Iterator[list[tuple[str, Any]]]:
     """Record each statement sent to the database while the block lasts, with its parameters."""
-    asked: list[tuple[str, Any]] = []
+    statements: list[tuple[str, Any]] = []
 
     def note(_connection, _cursor, statement, parameters, _context, _many) -> None:
-        asked.append((statement, parameters))
+        statements.append((statement, parameters))
 
     event.listen(database.engine, "before_cursor_execute", note)
     try:
-        yield asked
+        yield statements
     finally:
         event.remove(database.engine, "before_cursor_execute", note)
 
 
-def peak_memory(action: Callable[[], None]) -> int:
+def measure_peak_memory(action: Callable[[], None]) -> int:
     """Bytes that Python allocated at most while an action ran, beyond what it had."""
     tracemalloc.start()
     try:
@@ -138,5 +140,5 @@ def count_jobs(database: Database) -> int:
         return len(queries.page(session, queries.JobFilter(), limit=10_000).jobs)
 
 
-def stored_workspaces(settings: Settings) -> list[Path]:
+def list_stored_workspaces(settings: Settings) -> list[Path]:
     return [path for path in (settings.root / "workspaces").rglob("*") if path.is_file()]

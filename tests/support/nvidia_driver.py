@@ -12,14 +12,14 @@ import pynvml
 import pytest
 
 MIB = 1024**2
-_LIBRARY = Path(__file__).with_name("fake_driver")
-HOOK = """#!/bin/sh
+_FAKE_LIBRARY = Path(__file__).with_name("fake_driver")
+HOOK_SCRIPT = """#!/bin/sh
 # What the engine tells the toolkit: the container's own process has the request in its environment.
 cat >>"{folder}/hooked"
 """
 
 
-class Driver:
+class FakeDriver:
     """A driver with some GPUs, as far as pynvml's calls ask it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
@@ -27,7 +27,7 @@ class Driver:
         self.percent = [0] * gpus
         self.pids: list[list[int]] = [[] for _ in range(gpus)]
         self.lost: set[int] = set()
-        self.asked = self.open = 0
+        self.init_count = self.open = 0
         self.error: int | None = None
         given = {
             "nvmlInit": self._init,
@@ -52,7 +52,7 @@ class Driver:
     def _init(self) -> None:
         if self.error is not None:
             self._fail(self.error)
-        self.asked += 1
+        self.init_count += 1
         self.open += 1
 
     def _shut_down(self) -> None:
@@ -69,34 +69,34 @@ class Driver:
         raise pynvml.NVMLError(number)
 
 
-class DriverOfProcesses:
+class FakeDriverEnvironment:
     """A driver with some GPUs, for processes that are started with its `environment`."""
 
     def __init__(self, folder: Path, gpus: int) -> None:
-        self._told = folder / "gpus.json"
-        self._use: list[tuple[int, list[int]]] = [(0, [])] * gpus
-        self.environment = {"PYTHONPATH": str(_LIBRARY), "FAKE_GPUS": str(self._told)}
-        self._tell()
+        self._state_file = folder / "gpus.json"
+        self._usage: list[tuple[int, list[int]]] = [(0, [])] * gpus
+        self.environment = {"PYTHONPATH": str(_FAKE_LIBRARY), "FAKE_GPUS": str(self._state_file)}
+        self._write_state()
 
     def use(self, gpu: int, memory_mib: int, *pids: int) -> None:
         """Simulate processes that use a GPU."""
-        self._use[gpu] = (memory_mib, list(pids))
-        self._tell()
+        self._usage[gpu] = (memory_mib, list(pids))
+        self._write_state()
 
-    def _tell(self) -> None:
-        new = self._told.with_suffix(".new")
-        new.write_text(json.dumps(self._use))
-        new.rename(self._told)
+    def _write_state(self) -> None:
+        new = self._state_file.with_suffix(".new")
+        new.write_text(json.dumps(self._usage))
+        new.rename(self._state_file)
 
 
 def install_toolkit(folder: Path) -> None:
     """Put the toolkit's hook where an engine looks for it: in a folder of its PATH."""
     hook = folder / "nvidia-container-runtime-hook"
-    hook.write_text(HOOK.format(folder=folder))
+    hook.write_text(HOOK_SCRIPT.format(folder=folder))
     hook.chmod(0o755)
 
 
-def hooked(folder: Path) -> list[str]:
+def list_hooked_containers(folder: Path) -> list[str]:
     """Ids of the containers that the toolkit was called for."""
     file = folder / "hooked"
     if not file.exists():

@@ -30,7 +30,7 @@ class Span(NamedTuple):
         return f"00-{self.trace_id}-{self.span_id}-"
 
 
-class Collector:
+class OtlpCollector:
     """A collector on a port of its own."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Collector:
                     body = gzip.decompress(body)
                 assert self.path == "/v1/traces"
                 assert self.headers["Content-Type"] == "application/x-protobuf"
-                spans.extend(_spans(ExportTraceServiceRequest.FromString(body)))
+                spans.extend(_parse_spans(ExportTraceServiceRequest.FromString(body)))
                 headers.append(dict(self.headers))
                 answer = ExportTraceServiceResponse().SerializeToString()
                 self.send_response(200)
@@ -64,11 +64,11 @@ class Collector:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def named(self, name: str) -> list[Span]:
+    def spans_named(self, name: str) -> list[Span]:
         return [span for span in self.spans if span.name == name]
 
     def one(self, name: str) -> Span:
-        (span,) = self.named(name)
+        (span,) = self.spans_named(name)
         return span
 
     def stop(self) -> None:
@@ -77,7 +77,7 @@ class Collector:
         self._thread.join()
 
 
-def _spans(request: ExportTraceServiceRequest) -> list[Span]:
+def _parse_spans(request: ExportTraceServiceRequest) -> list[Span]:
     return [
         Span(
             name=span.name,
@@ -87,8 +87,8 @@ def _spans(request: ExportTraceServiceRequest) -> list[Span]:
             began=span.start_time_unix_nano / 1e9,
             ended=span.end_time_unix_nano / 1e9,
             failed=span.status.code == Status.STATUS_CODE_ERROR,
-            attributes=_values(span.attributes),
-            resource=_values(of_resource.resource.attributes),
+            attributes=_parse_attributes(span.attributes),
+            resource=_parse_attributes(of_resource.resource.attributes),
         )
         for of_resource in request.resource_spans
         for of_scope in of_resource.scope_spans
@@ -96,5 +96,5 @@ def _spans(request: ExportTraceServiceRequest) -> list[Span]:
     ]
 
 
-def _values(attributes: Any) -> dict[str, Any]:
+def _parse_attributes(attributes: Any) -> dict[str, Any]:
     return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in attributes}

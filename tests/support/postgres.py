@@ -35,7 +35,7 @@ class PostgresServer:
     def start(self) -> None:
         self._folder.mkdir(mode=0o700)
         if os.getuid() == 0:  # the server refuses to run as root
-            account = pwd.getpwnam("postgres" if _exists("postgres") else "nobody")
+            account = pwd.getpwnam("postgres" if _account_exists("postgres") else "nobody")
             os.chown(self._folder, account.pw_uid, account.pw_gid)
         data = str(self._folder / "data")
         self._run("initdb", "-D", data, "-U", "gradient", "-A", "trust", "-E", "UTF8", "--no-sync")
@@ -62,7 +62,7 @@ class PostgresServer:
         server = psutil.Process(int((self._folder / "data" / "postmaster.pid").read_text().split()[0]))
         return [server, *server.children()]
 
-    def said(self) -> str:
+    def read_log(self) -> str:
         """The server's own log."""
         return (self._folder / "log").read_text(errors="replace")
 
@@ -91,7 +91,7 @@ class PostgresServer:
     def _run(self, program: str, *arguments: str) -> None:
         user = {}
         if os.getuid() == 0:
-            name = "postgres" if _exists("postgres") else "nobody"
+            name = "postgres" if _account_exists("postgres") else "nobody"
             user = {"user": name, "group": pwd.getpwnam(name).pw_gid, "extra_groups": []}
         command = [str(self._binaries / program), *arguments]
         environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
@@ -101,7 +101,7 @@ class PostgresServer:
         assert done.returncode == 0, self._log.read_text()
 
 
-class EndedBackends:
+class BackendTerminator:
     """Has the server end the connections of a database's sessions, each between its last statement and its ROLLBACK.
 
     Args:
@@ -110,23 +110,23 @@ class EndedBackends:
     """
 
     def __init__(self, database: Database, count: int = 1) -> None:
-        self.left = count
-        self._other = create_engine(database.url, isolation_level="AUTOCOMMIT")
-        event.listen(database.engine, "rollback", self._end)
+        self.remaining = count
+        self._admin_engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
+        event.listen(database.engine, "rollback", self._terminate_backend)
 
-    def _end(self, connection: Connection) -> None:
-        if self.left:
-            self.left -= 1
+    def _terminate_backend(self, connection: Connection) -> None:
+        if self.remaining:
+            self.remaining -= 1
             pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
-            with self._other.connect() as other:
+            with self._admin_engine.connect() as other:
                 # Of a backend that is still there; once it is gone, of none.
                 ended = select(func.pg_terminate_backend(pid)).where(literal_column("pid") == pid)
                 ended = ended.select_from(table("pg_stat_activity"))
                 wait_until(lambda: other.scalar(ended) is None, "the backend to end")
-            self._other.dispose()
+            self._admin_engine.dispose()
 
 
-def _exists(account: str) -> bool:
+def _account_exists(account: str) -> bool:
     try:
         pwd.getpwnam(account)
     except KeyError:

@@ -55,7 +55,7 @@ class RedisServer:
         assert self._process.stdin is not None
         self._process.stdin.write("".join(f"{name} {value}\n" for name, value in options.items()).encode())
         self._process.stdin.close()
-        wait_until(self._answers, "Redis to answer")
+        wait_until(self._is_responding, "Redis to answer")
 
     def kill(self) -> None:
         """Kill the server, as a crash does."""
@@ -69,7 +69,7 @@ class RedisServer:
         shutil.rmtree(self._folder / "appendonlydir", ignore_errors=True)
         (self._folder / "dump.rdb").unlink(missing_ok=True)
 
-    def written(self) -> bytes:
+    def read_append_only_file(self) -> bytes:
         """Every command that changed something, whatever became of it later."""
         return b"".join(file.read_bytes() for file in sorted((self._folder / "appendonlydir").glob("*")))
 
@@ -83,7 +83,7 @@ class RedisServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
-    def _answers(self) -> bool:
+    def _is_responding(self) -> bool:
         with contextlib.suppress(redis.RedisError), self.client() as client:
             return bool(client.ping())
         return False

@@ -20,7 +20,7 @@ _LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 _BLOCK = 64 * 1024
 
 
-def digest_of(content):
+def sha256_digest(content):
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
@@ -36,46 +36,46 @@ class Registry:
         self.folder = folder
         for name in ("blobs", "manifests"):
             (folder / name).mkdir(parents=True)
-        self.behave()
+        self.configure()
         program = [sys.executable, str(Path(__file__)), str(folder)]
         self._process = subprocess.Popen([*network, *program], stdout=subprocess.PIPE, text=True)
         self.host = f"127.0.0.1:{self._process.stdout.readline().strip()}"
 
-    def behave(self, **how):
+    def configure(self, **behaviour):
         """bytes_per_second, break_after (bytes of a layer), stall (say nothing), require (an Authorization)."""
         new = self.folder / "how.new"
-        new.write_text(json.dumps(how))
+        new.write_text(json.dumps(behaviour))
         new.replace(self.folder / "how.json")
 
-    def put(self, name, layers, **config):
+    def add_image(self, name, layers, **config):
         """Add an image from its layers (tar files); return its reference and its digest."""
         packed = [gzip.compress(layer, mtime=0) for layer in layers]
         described = {
             "architecture": "amd64",
             "os": "linux",
             "config": {"Env": ["PATH=/bin"]} | config,
-            "rootfs": {"type": "layers", "diff_ids": [digest_of(layer) for layer in layers]},
+            "rootfs": {"type": "layers", "diff_ids": [sha256_digest(layer) for layer in layers]},
         }
         content = json.dumps(described).encode()
         manifest = {
             "schemaVersion": 2,
             "mediaType": _MANIFEST,
-            "config": {"mediaType": _CONFIG, "size": len(content), "digest": digest_of(content)},
-            "layers": [{"mediaType": _LAYER, "size": len(one), "digest": digest_of(one)} for one in packed],
+            "config": {"mediaType": _CONFIG, "size": len(content), "digest": sha256_digest(content)},
+            "layers": [{"mediaType": _LAYER, "size": len(one), "digest": sha256_digest(one)} for one in packed],
         }
         for blob in (content, *packed):
-            (self.folder / "blobs" / digest_of(blob)).write_bytes(blob)
+            (self.folder / "blobs" / sha256_digest(blob)).write_bytes(blob)
         body = json.dumps(manifest).encode()
         repository, _, tag = name.partition(":")
-        for reference in (tag, digest_of(body)):
+        for reference in (tag, sha256_digest(body)):
             _manifest_path(self.folder, repository, reference).write_bytes(body)
-        return f"{self.host}/{name}", f"{self.host}/{repository}@{digest_of(body)}"
+        return f"{self.host}/{name}", f"{self.host}/{repository}@{sha256_digest(body)}"
 
-    def has(self, name):
+    def has_manifest(self, name):
         repository, _, tag = name.partition(":")
         return _manifest_path(self.folder, repository, tag).exists()
 
-    def asked(self):
+    def read_requests(self):
         """Return the requests received so far."""
         log = self.folder / "asked"
         return log.read_text().splitlines() if log.exists() else []
@@ -95,24 +95,24 @@ class _Handler(BaseHTTPRequestHandler):
     folder: Path
     lock = threading.Lock()
 
-    def how(self):
+    def behaviour(self):
         return json.loads((self.folder / "how.json").read_text())
 
-    def note(self):
+    def _log_request(self):
         with self.lock, (self.folder / "asked").open("a") as log:
             log.write(f"{self.command} {self.path} {self.headers.get('Authorization', '')}\n")
 
     def do_GET(self):
-        self.note()
-        how = self.how()
+        self._log_request()
+        how = self.behaviour()
         if how.get("require") and self.headers.get("Authorization") != how["require"]:
-            return self.answer(
+            return self._respond(
                 401,
                 b'{"errors":[{"code":"UNAUTHORIZED","message":"who are you?"}]}',
                 {"WWW-Authenticate": 'Basic realm="tests"'},
             )
         if self.path.rstrip("/") == "/v2":
-            return self.answer(200, b"{}")
+            return self._respond(200, b"{}")
         match = re.match(r"/v2/(.+)/(manifests|blobs)/([^/]+)$", self.path)
         path = self.folder / "none"
         if match and match[2] == "manifests":
@@ -120,27 +120,30 @@ class _Handler(BaseHTTPRequestHandler):
         elif match:
             path = self.folder / "blobs" / match[3]
         if not path.exists():
-            return self.answer(404, b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}')
-        while self.how().get("stall"):
+            return self._respond(404, b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}')
+        while self.behaviour().get("stall"):
             time.sleep(0.05)
         content = path.read_bytes()
         kind = _MANIFEST if match[2] == "manifests" else "application/octet-stream"
-        self.answer(
-            200, content, {"Content-Type": kind, "Docker-Content-Digest": digest_of(content)}, slow=match[2] == "blobs"
+        self._respond(
+            200,
+            content,
+            {"Content-Type": kind, "Docker-Content-Digest": sha256_digest(content)},
+            slow=match[2] == "blobs",
         )
         return None
 
     def do_HEAD(self):
         self.do_GET()
 
-    def answer(self, status, content, headers=None, *, slow=False):
+    def _respond(self, status, content, headers=None, *, slow=False):
         self.send_response(status)
         for name, value in ({"Content-Length": str(len(content))} | (headers or {})).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":
             return
-        how = self.how() if slow else {}
+        how = self.behaviour() if slow else {}
         for start in range(0, len(content), _BLOCK):
             self.wfile.write(content[start : start + _BLOCK])
             if how.get("break_after") and start >= how["break_after"]:
@@ -149,18 +152,18 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             if how.get("bytes_per_second"):
                 time.sleep(_BLOCK / how["bytes_per_second"])
-                how = self.how()
+                how = self.behaviour()
 
     def do_POST(self):
-        self.note()
-        if self.how().get("require") and self.headers.get("Authorization") != self.how()["require"]:
+        self._log_request()
+        if self.behaviour().get("require") and self.headers.get("Authorization") != self.behaviour()["require"]:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            self.answer(401, b"{}", {"WWW-Authenticate": 'Basic realm="tests"'})
+            self._respond(401, b"{}", {"WWW-Authenticate": 'Basic realm="tests"'})
             return
         repository = re.match(r"/v2/(.+)/blobs/uploads/", self.path)[1]
         upload = f"{time.monotonic_ns()}"
         (self.folder / f"upload-{upload}").touch()
-        self.answer(202, b"", {"Location": f"/v2/{repository}/blobs/uploads/{upload}", "Docker-Upload-UUID": upload})
+        self._respond(202, b"", {"Location": f"/v2/{repository}/blobs/uploads/{upload}", "Docker-Upload-UUID": upload})
 
     def body(self):
         if self.headers.get("Transfer-Encoding") != "chunked":
@@ -173,27 +176,27 @@ class _Handler(BaseHTTPRequestHandler):
         return found
 
     def do_PATCH(self):
-        self.note()
+        self._log_request()
         path, _, upload = self.path.rpartition("/")
         file = self.folder / f"upload-{upload}"
         with file.open("ab") as target:
             target.write(self.body())
-        self.answer(202, b"", {"Location": f"{path}/{upload}", "Range": f"0-{file.stat().st_size - 1}"})
+        self._respond(202, b"", {"Location": f"{path}/{upload}", "Range": f"0-{file.stat().st_size - 1}"})
 
     def do_PUT(self):
-        self.note()
+        self._log_request()
         content = self.body()
         upload = re.match(r"/v2/(.+)/blobs/uploads/([0-9]+)\?digest=(.+)$", self.path.replace("%3A", ":"))
         if upload:
             file = self.folder / f"upload-{upload[2]}"
             whole = file.read_bytes() + content
-            (self.folder / "blobs" / digest_of(whole)).write_bytes(whole)
+            (self.folder / "blobs" / sha256_digest(whole)).write_bytes(whole)
             file.unlink()
         else:
             match = re.match(r"/v2/(.+)/manifests/([^/]+)$", self.path)
-            for reference in (match[2], digest_of(content)):
+            for reference in (match[2], sha256_digest(content)):
                 _manifest_path(self.folder, match[1], reference).write_bytes(content)
-        self.answer(201, b"", {"Docker-Content-Digest": digest_of(content)})
+        self._respond(201, b"", {"Docker-Content-Digest": sha256_digest(content)})
 
     def log_message(self, *_):
         """Keep quiet."""

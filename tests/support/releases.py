@@ -14,37 +14,37 @@ from core.db import migrations, schema
 
 MIGRATIONS = schema.MIGRATIONS
 REVISIONS = [step.revision for step in migrations.list_migrations()]
-HEAD = REVISIONS[-1]
-NEXT = f"{int(HEAD) + 1:04d}"
+HEAD_REVISION = REVISIONS[-1]
+NEXT_REVISION = f"{int(HEAD_REVISION) + 1:04d}"
 
-_MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678900, tzinfo=UTC)
-_DOCUMENT = '{"übung": [1, null, 1.5, "\\u2603", true], "deep": {"er": {}}}'
-_KNOWN = {"state": "queued"}
-_OF_THE_SCHEMA = {"alembic_version", "schema_info"}
+_SAMPLE_TIME = datetime(2026, 1, 2, 3, 4, 5, 678900, tzinfo=UTC)
+_SAMPLE_JSON = '{"übung": [1, null, 1.5, "\\u2603", true], "deep": {"er": {}}}'
+_FIXED_VALUES = {"state": "queued"}
+_SCHEMA_TABLES = {"alembic_version", "schema_info"}
 
 
 @contextmanager
-def release(folder: Path):
+def act_as_release(folder: Path):
     """Act as the release of these migrations while the block lasts."""
     with mock.patch.object(schema, "MIGRATIONS", folder):
         yield
 
 
-class Step(NamedTuple):
+class ReleaseStep(NamedTuple):
     """A migration of a later release."""
 
     body: str
     """Of its `upgrade()`."""
-    serves: str = HEAD
+    serves: str = HEAD_REVISION
     retires: tuple[str, ...] = ()
-    back: str = "pass"
+    downgrade: str = "pass"
     """Of its `downgrade()`."""
 
 
-def later_release(folder: Path, *later: Step) -> Path:
+def make_later_release(folder: Path, *later: ReleaseStep) -> Path:
     """This release's migrations, and further ones."""
     shutil.copytree(MIGRATIONS, folder)
-    for number, (body, serves, retires, back) in enumerate(later, int(NEXT)):
+    for number, (body, serves, retires, back) in enumerate(later, int(NEXT_REVISION)):
         (folder / "versions" / f"{number:04d}.py").write_text(
             f"import sqlalchemy as sa\nfrom alembic import op\n"
             f"revision = {f'{number:04d}'!r}\ndown_revision = {f'{number - 1:04d}'!r}\n"
@@ -55,14 +55,14 @@ def later_release(folder: Path, *later: Step) -> Path:
     return folder
 
 
-HARMLESS = Step(
+COMPATIBLE_STEP = ReleaseStep(
     """
     op.add_column("jobs", sa.Column("pool", sa.String(64)))
     op.add_column("attempts", sa.Column("restarts", sa.Integer(), server_default="0", nullable=False))
     op.create_table("budgets", sa.Column("project_id", sa.String(16), sa.ForeignKey("projects.id"), primary_key=True))
     op.create_index("ix_jobs_pool_seq", "jobs", ["pool", "seq"])
     """,
-    back="""
+    downgrade="""
     op.drop_index("ix_jobs_pool_seq", "jobs")
     op.drop_table("budgets")
     op.drop_column("attempts", "restarts")
@@ -75,16 +75,16 @@ HARMLESS = Step(
 # ---- Rows
 
 
-def fill(database):
+def insert_rows(database):
     """Two rows in every table that is there, by plain SQL."""
-    for table in tables_of(database):
-        insert_twice(database, table)
+    for table in reflect_tables(database):
+        insert_two_rows(database, table)
 
 
-def insert_twice(database, table):
+def insert_two_rows(database, table):
     """A row with all columns of `table`, and one with no more than it must have."""
-    _insert(database, table, 1, [column for column in table.columns if not _numbered(column)])
-    _insert(database, table, 2, [column for column in table.columns if _required(column)])
+    _insert(database, table, 1, [column for column in table.columns if not _is_autoincrement(column)])
+    _insert(database, table, 2, [column for column in table.columns if _is_required(column)])
 
 
 def _insert(database, table, number, columns):
@@ -93,60 +93,60 @@ def _insert(database, table, number, columns):
     values = ", ".join(f":{name}" for name in names)
     statement = text(f'INSERT INTO "{table.name}" ({into}) VALUES ({values})')  # noqa: S608 - our own names
     with database.engine.execution_options(gradient_write=True).begin() as connection:
-        connection.execute(statement, {column.name: _value(database, column, number) for column in columns})
+        connection.execute(statement, {column.name: _sample_value(database, column, number) for column in columns})
 
 
-def content(database, tables):
+def read_rows(database, tables):
     """Read all rows of these tables (`described` gives them), as the database's driver returns them."""
     found = {}
     with database.engine.connect() as connection:
-        for table, told in tables.items():
-            columns = ", ".join(f'"{name}"' for name in sorted(told["columns"]))
-            keys = ", ".join(f'"{name}"' for name in told["key"])
+        for table, description in tables.items():
+            columns = ", ".join(f'"{name}"' for name in sorted(description["columns"]))
+            keys = ", ".join(f'"{name}"' for name in description["key"])
             query = text(f'SELECT {columns} FROM "{table}" ORDER BY {keys}')  # noqa: S608 - our own names
             found[table] = [tuple(row) for row in connection.execute(query)]
     return found
 
 
-def tables_of(database):
+def reflect_tables(database):
     """The tables that are there, as SQLAlchemy sees them, but those about the schema itself."""
     metadata = MetaData()
     metadata.reflect(database.engine)
-    return [table for table in metadata.sorted_tables if table.name not in _OF_THE_SCHEMA]
+    return [table for table in metadata.sorted_tables if table.name not in _SCHEMA_TABLES]
 
 
-def _numbered(column):
+def _is_autoincrement(column):
     """Return whether the database numbers the column by itself."""
     alone = len(column.table.primary_key) == 1 and column.primary_key
     return alone and column.type.python_type is int
 
 
-def _required(column):
-    return not (column.nullable or column.server_default or _numbered(column))
+def _is_required(column):
+    return not (column.nullable or column.server_default or _is_autoincrement(column))
 
 
-def _value(database, column, number):
+def _sample_value(database, column, number):
     kind = column.type.python_type
     if kind is str:
         named = next((key.column.name for key in column.foreign_keys), column.name)
-        return _KNOWN.get(column.name, f"{named}-{number}"[: column.type.length])
+        return _FIXED_VALUES.get(column.name, f"{named}-{number}"[: column.type.length])
     if kind is datetime:  # as our own code writes it
-        return _MOMENT.strftime("%Y-%m-%d %H:%M:%S.%f") + ("" if database.is_sqlite else "+00:00")
+        return _SAMPLE_TIME.strftime("%Y-%m-%d %H:%M:%S.%f") + ("" if database.is_sqlite else "+00:00")
     if kind is int:
         return number + (2**40 if isinstance(column.type, BigInteger) else 0)
     if isinstance(column.type, JSON):
-        return _DOCUMENT
+        return _SAMPLE_JSON
     return {float: 1.1 * number, bool: number % 2 == 0, bytes: bytes(range(number, number + 32))}[kind]
 
 
 # ---- The schema
 
 
-def described(database):
+def describe_schema(database):
     """Every table but those about the schema itself: its columns, its key, what restricts its rows."""
     inspector = inspect(database.engine)
     found = {}
-    for table in sorted(set(inspector.get_table_names()) - _OF_THE_SCHEMA):
+    for table in sorted(set(inspector.get_table_names()) - _SCHEMA_TABLES):
         key = inspector.get_pk_constraint(table)["constrained_columns"]
         restrictions = {("key", tuple(key))}
         restrictions |= {("unique", tuple(it["column_names"])) for it in inspector.get_unique_constraints(table)}
@@ -164,7 +164,7 @@ def described(database):
     return found
 
 
-def indexes(database):
+def read_indexes(database):
     """Name → definition of every index, expression indexes too."""
     if database.is_sqlite:
         query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
@@ -174,7 +174,7 @@ def indexes(database):
         return {name: " ".join(definition.split()) for name, definition in connection.execute(text(query))}
 
 
-def breaks(before, after, *, removable=frozenset(), retired=frozenset()):
+def find_breaking_changes(before, after, *, removable=frozenset(), retired=frozenset()):
     """List what in `after` breaks a release made for `before`; both are results of `described`.
 
     Args:
@@ -194,7 +194,7 @@ def breaks(before, after, *, removable=frozenset(), retired=frozenset()):
         found += [
             f"{table}.{name} {change}"
             for name in old["columns"].keys() & new["columns"].keys()
-            for change in _changes(old["columns"][name], new["columns"][name], free=f"{table}.{name}" in retired)
+            for change in _column_changes(old["columns"][name], new["columns"][name], free=f"{table}.{name}" in retired)
         ]
         found += [
             f"{table}.{name} is required and has no default"
@@ -206,7 +206,7 @@ def breaks(before, after, *, removable=frozenset(), retired=frozenset()):
     return sorted(found)
 
 
-def _changes(old, new, *, free):
+def _column_changes(old, new, *, free):
     if old[0] != new[0]:
         yield f"was {old[0]} and is {new[0]}"
     if old[1] != new[1] and not (free and new[1]):

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 
-def _as_root(*command: str) -> bool:
+def _run_as_root(*command: str) -> bool:
     words = [*([] if os.getuid() == 0 else ["sudo", "-n"]), *command]
     return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
@@ -37,12 +37,12 @@ class SmallDisk:
     def mount(self, size: int) -> bool:
         self.folder.mkdir(parents=True, exist_ok=True)
         options = f"size={size},mode=0700,uid={os.getuid()},gid={os.getgid()}"
-        return _as_root("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder))
+        return _run_as_root("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder))
 
     def resize(self, size: int) -> None:
-        assert _as_root("mount", "-o", f"remount,size={size}", str(self.folder))
+        assert _run_as_root("mount", "-o", f"remount,size={size}", str(self.folder))
 
-    def used(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes that are taken."""
         state = os.statvfs(self.folder)
         return (state.f_blocks - state.f_bfree) * state.f_frsize
@@ -59,9 +59,9 @@ class SmallDisk:
     def free(self) -> None:
         (self.folder / "filler").unlink(missing_ok=True)
 
-    def exhaust(self) -> None:
+    def exhaust_inodes(self) -> None:
         """Take every name that is left: no file can be made, though there are bytes."""
-        assert _as_root("mount", "-o", "remount,nr_inodes=64", str(self.folder))
+        assert _run_as_root("mount", "-o", "remount,nr_inodes=64", str(self.folder))
         (self.folder / "names").mkdir()
         try:
             for number in itertools.count():
@@ -69,9 +69,9 @@ class SmallDisk:
         except OSError:
             return
 
-    def relieve(self) -> None:
+    def free_inodes(self) -> None:
         """Give the names back."""
         shutil.rmtree(self.folder / "names")
 
     def unmount(self) -> None:
-        _as_root("umount", "--lazy", str(self.folder))
+        _run_as_root("umount", "--lazy", str(self.folder))

@@ -36,8 +36,8 @@ def fork_trainer(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["gradient_trainer.training", "sklearn.datasets", "sklearn.model_selection"])
     receiving, sending = context.Pipe(duplex=False)
-    with _quiet():
-        process = context.Process(target=_become_trainer, args=(sending, list(flags), str(cwd), dict(environ)))
+    with _trainer_environment():
+        process = context.Process(target=_trainer_main, args=(sending, list(flags), str(cwd), dict(environ)))
         process.start()
     sending.close()
     lines = []
@@ -54,7 +54,7 @@ def fork_trainer(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _trainer_environment() -> Iterator[None]:
     """Set the environment for the process that loads TensorFlow; one thread is enough for small models."""
     quiet = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
@@ -67,7 +67,7 @@ def _quiet() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _become_trainer(output: Connection, flags: list[str], cwd: str, environ: dict[str, str]) -> None:
+def _trainer_main(output: Connection, flags: list[str], cwd: str, environ: dict[str, str]) -> None:
     from gradient_trainer import api, cli  # noqa: PLC0415 - loaded by the process that forks, not by the test's
 
     # Its subprocesses are forked, too, which is safe before TensorFlow's first operation.

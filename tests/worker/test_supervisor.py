@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from support.deployment import wait_until
-from support.postgres import EndedBackends
+from support.postgres import BackendTerminator
 
 from core.db.models.jobs import Worker
 from core.errors import StoreUnavailable
@@ -44,7 +44,7 @@ def host(database, tmp_path):
 
 @pytest.fixture
 def start(host, tmp_path):
-    supervisor = Supervisor(host, LocalNotifier(tmp_path / "bell"))
+    supervisor = Supervisor(host, LocalNotifier(tmp_path / "wakeup"))
     thread = threading.Thread(target=supervisor.run)
     yield thread.start
     supervisor.stop()
@@ -103,7 +103,7 @@ def test_a_place_is_given_away_as_soon_as_it_is_free(host, submit, attempts, tmp
     """Not only at the next poll, which may be much later."""
     host.settings.worker.slots = 1
     host.settings.worker.poll_seconds = host.settings.worker.heartbeat_seconds = 600.0
-    supervisor = Supervisor(host, LocalNotifier(tmp_path / "bell"))
+    supervisor = Supervisor(host, LocalNotifier(tmp_path / "wakeup"))
     thread = threading.Thread(target=supervisor.run)
     wake, over = supervisor._watcher.wake, threading.Event()
 
@@ -167,7 +167,7 @@ def test_a_connection_that_dies_at_the_end_of_a_read_is_a_database_that_is_away(
     away = []
     monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(Sweep, "defer_lost_detection", lambda _: away.append(1))
-    EndedBackends(database)
+    BackendTerminator(database)
     start()
     wait_until(lambda: away, "the connection to die")
     job = submit()

@@ -41,15 +41,15 @@ class AttemptSpans:
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Open a span for a step of the attempt: prepare, launch, tear down, collect, finish."""
-        let_go: BaseException | None = None
+        released: BaseException | None = None
         with tracing.span(name, self._whole.child_context, self._attributes) as entered:
             try:
                 yield
             except (Detached, LeaseLost) as wish:  # not a failure: another worker repeats the step
-                entered.set_attribute("gradient.let_go", True)  # noqa: FBT003 - an attribute's value
-                let_go = wish
-        if let_go is not None:
-            raise let_go
+                entered.set_attribute("gradient.released", True)  # noqa: FBT003 - an attribute's value
+                released = wish
+        if released is not None:
+            raise released
 
     def emit_run(self, job: Job, reason: str) -> None:
         """Emit the spans of the run and of the whole attempt.

@@ -30,7 +30,7 @@ def queues(context: WorkerContext) -> list[str]:
     ]
 
 
-def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, bell: LocalNotifier) -> int:
+def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, notifier: LocalNotifier) -> int:
     """Run the Celery worker and its supervisor until SIGTERM; jobs keep running.
 
     Tasks run in threads: a pool of forked processes would be forked while attempts run in threads of their own.
@@ -51,7 +51,7 @@ def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, bell: L
         os._exit(EXIT_BROKER_SILENT)
 
     watchdog = _broker_watchdog(broker_url, context, end)
-    tasks.register(app, bell, watchdog.ping_received)
+    tasks.register(app, notifier, watchdog.ping_received)
 
     app.steps["worker"].add(_supervisor_step(supervisor, supervisor_thread, watchdog))
     signals.setup_logging.connect(_keep_own_logging)
@@ -88,10 +88,10 @@ def _keep_own_logging(**_: object) -> None:
 
 
 def _broker_watchdog(broker_url: str, context: WorkerContext, on_silent: Callable[[], None]) -> BrokerWatchdog:
-    ringer = Publisher(broker_url)
+    publisher = Publisher(broker_url)
     own_queue = worker_queue(context.worker_name)
     return BrokerWatchdog(
-        lambda: ringer.publish_ping(own_queue),
+        lambda: publisher.publish_ping(own_queue),
         lambda: context.write(lambda session: record_ping(session, context.worker_name)),
         on_silent,
         ping_seconds=context.settings.queue.ping_seconds,

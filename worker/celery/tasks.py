@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 _MAX_ID_LENGTH = 64
 
 
-def register(app: Celery, bell: LocalNotifier, heard: Callable[[], None] = lambda: None) -> None:
+def register(app: Celery, notifier: LocalNotifier, heard: Callable[[], None] = lambda: None) -> None:
     """Register the tasks of this host with the app.
 
     Args:
         app: The Celery app.
-        bell: Rung by each wake-up message.
+        notifier: Notified by each wake-up message.
         heard: Called for each ping.
     """
 
@@ -33,7 +33,7 @@ def register(app: Celery, bell: LocalNotifier, heard: Callable[[], None] = lambd
             raise Reject("a ring carries a job's id and a request's, or null", requeue=False)
         bind(job_id=job_id, request_id=request_id)
         logger.debug("rang")
-        bell.notify()
+        notifier.notify()
 
     def ping() -> None:
         heard()

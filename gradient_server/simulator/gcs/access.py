@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gradient_server.simulator.gcs.objects import Bucket, Refused
+from gradient_server.simulator.gcs.objects import Bucket, StorageError
 
 OPERATOR = "operator"
-_MANAGED = "cloud-tpu.iam.gserviceaccount.com"
+_MANAGED_DOMAIN = "cloud-tpu.iam.gserviceaccount.com"
 _READ, _LIST = "storage.objects.get", "storage.objects.list"
-_OBJECTS = {_READ, _LIST, "storage.objects.create", "storage.objects.delete", "storage.objects.update"}
+_OBJECT_PERMISSIONS = {_READ, _LIST, "storage.objects.create", "storage.objects.delete", "storage.objects.update"}
 _ROLES = {
     "roles/storage.objectViewer": {_READ, _LIST},
     "roles/storage.objectCreator": {"storage.objects.create"},
-    "roles/storage.objectUser": _OBJECTS,
-    "roles/storage.objectAdmin": _OBJECTS,
-    "roles/storage.admin": {*_OBJECTS, "storage.buckets.get"},
+    "roles/storage.objectUser": _OBJECT_PERMISSIONS,
+    "roles/storage.objectAdmin": _OBJECT_PERMISSIONS,
+    "roles/storage.admin": {*_OBJECT_PERMISSIONS, "storage.buckets.get"},
     "roles/storage.legacyBucketReader": {_LIST, "storage.buckets.get"},
 }
-_STARTS = re.compile(r"""resource\.name\.startsWith\(\s*['"]([^'"]*)['"]\s*\)""")
-_LISTS = re.compile(r"""objectListPrefix['"]\s*,\s*['"]{2}\s*\)\.startsWith\(\s*['"]([^'"]*)['"]\s*\)""")
+_STARTS_WITH = re.compile(r"""resource\.name\.startsWith\(\s*['"]([^'"]*)['"]\s*\)""")
+_LIST_PREFIX = re.compile(r"""objectListPrefix['"]\s*,\s*['"]{2}\s*\)\.startsWith\(\s*['"]([^'"]*)['"]\s*\)""")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Tokens:
         with self._lock:
             caller = self._issued.get(token, Caller())
         if caller.expires_at <= time.time():
-            raise Refused(401, "authError", "Invalid Credentials: the access token has expired.")
+            raise StorageError(401, "authError", "Invalid Credentials: the access token has expired.")
         return caller
 
     def impersonate(self, asking: Caller, account: str, lifetime: float) -> dict[str, Any]:
@@ -86,8 +86,8 @@ class Tokens:
         Raises:
             Refused: 403: the caller may not impersonate this account.
         """
-        if asking.account != OPERATOR or account.endswith(_MANAGED) or account in self.unimpersonable:
-            raise Refused(
+        if asking.account != OPERATOR or account.endswith(_MANAGED_DOMAIN) or account in self.unimpersonable:
+            raise StorageError(
                 403, "forbidden", f"Permission 'iam.serviceAccounts.getAccessToken' denied on resource {account}."
             )
         token = self._issue(Caller(account, None, time.time() + lifetime))
@@ -120,7 +120,7 @@ def check_access(caller: Caller, bucket: Bucket, access: Access) -> None:
         Refused: 403: the caller may not.
     """
     if not has_access(caller, bucket, access):
-        raise Refused(
+        raise StorageError(
             403,
             "forbidden",
             f"{caller.account} does not have {access.permission} access to the Google Cloud Storage object.",
@@ -129,30 +129,30 @@ def check_access(caller: Caller, bucket: Bucket, access: Access) -> None:
 
 def has_access(caller: Caller, bucket: Bucket, access: Access) -> bool:
     """Return whether a caller may do something."""
-    allowed = caller.account == OPERATOR or _by_policy(caller.account, bucket, access)
+    allowed = caller.account == OPERATOR or _policy_allows(caller.account, bucket, access)
     if caller.boundary is not None:
-        allowed = allowed and any(_in_rule(rule, bucket.name, access) for rule in caller.boundary)
+        allowed = allowed and any(_rule_allows(rule, bucket.name, access) for rule in caller.boundary)
     return allowed
 
 
-def _by_policy(account: str, bucket: Bucket, access: Access) -> bool:
+def _policy_allows(account: str, bucket: Bucket, access: Access) -> bool:
     return any(
         access.permission in _ROLES.get(binding["role"], ())
         and f"serviceAccount:{account}" in binding["members"]
-        and _holds(binding.get("condition"), bucket.name, access)
+        and _evaluate_condition(binding.get("condition"), bucket.name, access)
         for binding in bucket.policy.get("bindings", ())
     )
 
 
-def _in_rule(rule: Mapping[str, Any], bucket: str, access: Access) -> bool:
+def _rule_allows(rule: Mapping[str, Any], bucket: str, access: Access) -> bool:
     if rule["availableResource"] != f"//storage.googleapis.com/projects/_/buckets/{bucket}":
         return False
     roles = [permission.removeprefix("inRole:") for permission in rule["availablePermissions"]]
     granted = any(access.permission in _ROLES.get(role, ()) for role in roles)
-    return granted and _holds(rule.get("availabilityCondition"), bucket, access)
+    return granted and _evaluate_condition(rule.get("availabilityCondition"), bucket, access)
 
 
-def _holds(condition: Mapping[str, Any] | None, bucket: str, access: Access) -> bool:
+def _evaluate_condition(condition: Mapping[str, Any] | None, bucket: str, access: Access) -> bool:
     """Return whether a condition holds. Only startsWith is understood; any other condition does not hold."""
     if condition is None:
         return True
@@ -160,6 +160,6 @@ def _holds(condition: Mapping[str, Any] | None, bucket: str, access: Access) -> 
     resource = f"projects/_/buckets/{bucket}"
     if access.permission != _LIST:
         resource += f"/objects/{access.name}"
-    elif any(access.name.startswith(prefix) for prefix in _LISTS.findall(expression)):
+    elif any(access.name.startswith(prefix) for prefix in _LIST_PREFIX.findall(expression)):
         return True
-    return any(resource.startswith(prefix) for prefix in _STARTS.findall(expression))
+    return any(resource.startswith(prefix) for prefix in _STARTS_WITH.findall(expression))

@@ -10,18 +10,25 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from gradient_server.simulator.gcs.access import Access, Caller, Tokens, check_access, has_access
-from gradient_server.simulator.gcs.faults import Faults
-from gradient_server.simulator.gcs.objects import CHUNK, Bucket, Buckets, Refused, StoredObject, Upload
-from gradient_server.simulator.gcs.signed_urls import check_signature
+from gradient_server.simulator.gcs.faults import StorageFaults
+from gradient_server.simulator.gcs.objects import (
+    CHUNK,
+    Bucket,
+    BucketStore,
+    ResumableUpload,
+    StorageError,
+    StoredObject,
+)
+from gradient_server.simulator.gcs.signed_urls import check_expiry
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)\Z")
-_UPLOADED = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)\Z")
-_MOST = 1000
-_PARTIAL, _RESUME = 206, 308
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)\Z")
+_MAX_RESULTS = 1000
+_PARTIAL, _RESUME_INCOMPLETE = 206, 308
 
 
 @dataclass(frozen=True)
-class Asked:
+class StorageRequest:
     """A request.
 
     Attributes:
@@ -43,7 +50,9 @@ class Asked:
     broken: bool = False
 
     @classmethod
-    def of(cls, method: str, base: str, target: str, headers: Mapping[str, str], body: bytes) -> "Asked":
+    def from_target(
+        cls, method: str, base: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> "StorageRequest":
         """Build a request from the target in its request line."""
         parts = urlsplit(target)
         values = parse_qs(parts.query, keep_blank_values=True)
@@ -56,7 +65,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class StorageResponse:
     """A response: a status, headers and a body."""
 
     status: int = 200
@@ -64,26 +73,26 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def as_json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> StorageResponse:
     """Build a JSON response."""
-    return Answer(status, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
+    return StorageResponse(status, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
 
 
-def refusal(error: Refused) -> Answer:
+def error_response(error: StorageError) -> StorageResponse:
     """Build an error response in Google's format."""
     if error.status == 304:  # noqa: PLR2004 - Not Modified, which has no body
-        return Answer(304)
+        return StorageResponse(304)
     inner = {"message": error.message, "domain": "global", "reason": error.reason}
-    return as_json({"error": {"code": error.status, "message": error.message, "errors": [inner]}}, error.status)
+    return json_response({"error": {"code": error.status, "message": error.message, "errors": [inner]}}, error.status)
 
 
 class StorageApi:
     """Handles requests to the buckets."""
 
-    def __init__(self, buckets: Buckets, tokens: Tokens, faults: Faults) -> None:
+    def __init__(self, buckets: BucketStore, tokens: Tokens, faults: StorageFaults) -> None:
         self._buckets, self._tokens, self._faults = buckets, tokens, faults
         name = "([^/]+)"
-        routes: list[tuple[str, Callable[..., Answer]]] = [
+        routes: list[tuple[str, Callable[..., StorageResponse]]] = [
             ("POST /v1/token", self._exchange),
             (f"POST /v1/projects/-/serviceAccounts/{name}:generateAccessToken", self._impersonate),
             ("GET /storage/v1/b", self._list_buckets),
@@ -97,90 +106,92 @@ class StorageApi:
             (f"POST /storage/v1/b/{name}/o/{name}/compose", self._compose),
             (f"(?:POST|PUT|DELETE) /upload/storage/v1/b/{name}/o", self._upload),
             (f"GET /download/storage/v1/b/{name}/o/{name}", self._download),
-            (f"(?:GET|HEAD|PUT) /{name}/(.+)", self._by_url),
+            (f"(?:GET|HEAD|PUT) /{name}/(.+)", self._object_url),
         ]
         self._routes = [(re.compile(pattern), handler) for pattern, handler in routes]
 
-    def answer(self, asked: Asked) -> Answer:
+    def answer(self, request: StorageRequest) -> StorageResponse:
         """Handle any request; an error becomes an error response."""
         try:
-            if not asked.broken:
-                self._faults.strike(asked.method, f"{asked.path}?{asked.query}")
-            return self._routed(asked)
-        except Refused as error:
-            return refusal(error)
+            if not request.broken:
+                self._faults.apply_fault(request.method, f"{request.path}?{request.query}")
+            return self._dispatch(request)
+        except StorageError as error:
+            return error_response(error)
         except (KeyError, ValueError) as error:
-            return refusal(Refused(400, "invalid", f"The request cannot be understood: {error!r}"))
+            return error_response(StorageError(400, "invalid", f"The request cannot be understood: {error!r}"))
 
-    def _routed(self, asked: Asked) -> Answer:
+    def _dispatch(self, request: StorageRequest) -> StorageResponse:
         for pattern, handler in self._routes:
-            if found := pattern.fullmatch(f"{asked.method} {asked.path}"):
-                return handler(asked, *(unquote(part) for part in found.groups()))
-        raise Refused(404, "notFound", f"The simulator has no {asked.method} {asked.path}.")
+            if found := pattern.fullmatch(f"{request.method} {request.path}"):
+                return handler(request, *(unquote(part) for part in found.groups()))
+        raise StorageError(404, "notFound", f"The simulator has no {request.method} {request.path}.")
 
     # ---- Tokens
 
-    def _exchange(self, asked: Asked) -> Answer:
-        form = {name: values[0] for name, values in parse_qs(asked.body.decode()).items()}
+    def _exchange(self, request: StorageRequest) -> StorageResponse:
+        form = {name: values[0] for name, values in parse_qs(request.body.decode()).items()}
         boundary = json.loads(unquote(form["options"]))["accessBoundary"]["accessBoundaryRules"]
-        return as_json(self._tokens.downscope(form["subject_token"], boundary))
+        return json_response(self._tokens.downscope(form["subject_token"], boundary))
 
-    def _impersonate(self, asked: Asked, account: str) -> Answer:
-        lifetime = float(str(asked.json.get("lifetime", "3600s")).removesuffix("s"))
-        return as_json(self._tokens.impersonate(self._caller(asked), account, lifetime))
+    def _impersonate(self, request: StorageRequest, account: str) -> StorageResponse:
+        lifetime = float(str(request.json.get("lifetime", "3600s")).removesuffix("s"))
+        return json_response(self._tokens.impersonate(self._caller(request), account, lifetime))
 
-    def _caller(self, asked: Asked) -> Caller:
-        caller = self._tokens.caller(asked.headers.get("authorization"))
+    def _caller(self, request: StorageRequest) -> Caller:
+        caller = self._tokens.caller(request.headers.get("authorization"))
         self._faults.check(caller.account)
         return caller
 
-    def _allowed(self, asked: Asked, bucket: str, permission: str, name: str = "") -> Bucket:
-        caller, found = self._caller(asked), self._buckets.bucket(bucket)
+    def _check_access(self, request: StorageRequest, bucket: str, permission: str, name: str = "") -> Bucket:
+        caller, found = self._caller(request), self._buckets.bucket(bucket)
         check_access(caller, found, Access(f"storage.{permission}", name))
         return found
 
     # ---- Buckets
 
-    def _list_buckets(self, asked: Asked) -> Answer:
-        self._caller(asked)
-        return as_json({"kind": "storage#buckets", "items": [one.resource(asked.base) for one in self._buckets.all()]})
+    def _list_buckets(self, request: StorageRequest) -> StorageResponse:
+        self._caller(request)
+        return json_response(
+            {"kind": "storage#buckets", "items": [one.resource(request.base) for one in self._buckets.all()]}
+        )
 
-    def _create_bucket(self, asked: Asked) -> Answer:
-        self._caller(asked)
+    def _create_bucket(self, request: StorageRequest) -> StorageResponse:
+        self._caller(request)
         self._faults.check_creation()
-        fields = asked.json
-        return as_json(self._buckets.create(fields.pop("name"), fields).resource(asked.base))
+        fields = request.json
+        return json_response(self._buckets.create(fields.pop("name"), fields).resource(request.base))
 
-    def _bucket(self, asked: Asked, name: str) -> Answer:
-        found = self._allowed(asked, name, "buckets.get")
-        if asked.method == "DELETE":
+    def _bucket(self, request: StorageRequest, name: str) -> StorageResponse:
+        found = self._check_access(request, name, "buckets.get")
+        if request.method == "DELETE":
             self._buckets.drop(name)
-            return Answer(204)
-        if asked.method == "PATCH":
-            found.fields.update(asked.json)
-        return as_json(found.resource(asked.base))
+            return StorageResponse(204)
+        if request.method == "PATCH":
+            found.fields.update(request.json)
+        return json_response(found.resource(request.base))
 
-    def _policy(self, asked: Asked, name: str) -> Answer:
-        found = self._allowed(asked, name, "buckets.getIamPolicy")
-        if asked.method == "PUT":
-            given = asked.json
+    def _policy(self, request: StorageRequest, name: str) -> StorageResponse:
+        found = self._check_access(request, name, "buckets.getIamPolicy")
+        if request.method == "PUT":
+            given = request.json
             if given.get("etag", found.policy.get("etag")) != found.policy.get("etag"):
-                raise Refused(412, "conditionNotMet", "The policy was changed by somebody else.")
+                raise StorageError(412, "conditionNotMet", "The policy was changed by somebody else.")
             number = int(base64.b64decode(found.policy.get("etag", "")) or 0) + 1
             found.policy = {**given, "etag": base64.b64encode(str(number).encode()).decode()}
-        return as_json({"kind": "storage#policy", **found.policy})
+        return json_response({"kind": "storage#policy", **found.policy})
 
-    def _permissions(self, asked: Asked, name: str) -> Answer:
-        caller, found = self._caller(asked), self._buckets.bucket(name)
-        given = [one for one in asked.values.get("permissions", []) if has_access(caller, found, Access(one))]
-        return as_json({"kind": "storage#testIamPermissionsResponse", "permissions": given})
+    def _permissions(self, request: StorageRequest, name: str) -> StorageResponse:
+        caller, found = self._caller(request), self._buckets.bucket(name)
+        given = [one for one in request.values.get("permissions", []) if has_access(caller, found, Access(one))]
+        return json_response({"kind": "storage#testIamPermissionsResponse", "permissions": given})
 
     # ---- Objects
 
-    def _list(self, asked: Asked, bucket: str) -> Answer:
-        query = asked.query
+    def _list(self, request: StorageRequest, bucket: str) -> StorageResponse:
+        query = request.query
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        self._allowed(asked, bucket, "objects.list", prefix)
+        self._check_access(request, bucket, "objects.list", prefix)
         after = base64.urlsafe_b64decode(query["pageToken"]).decode() if query.get("pageToken") else ""
         found: dict[str, StoredObject | None] = {}
         for one in self._buckets.names(bucket):
@@ -190,138 +201,144 @@ class StorageApi:
             key = prefix + head + cut if cut else one.name
             if key > after:
                 found.setdefault(key, None if cut else one)
-        page = list(found.items())[: min(int(query.get("maxResults") or _MOST), _MOST)]
+        page = list(found.items())[: min(int(query.get("maxResults") or _MAX_RESULTS), _MAX_RESULTS)]
         shown: dict[str, Any] = {
             "kind": "storage#objects",
-            "items": [one.resource(asked.base) for _, one in page if one is not None],
+            "items": [one.resource(request.base) for _, one in page if one is not None],
             "prefixes": [key for key, one in page if one is None],
         }
         if len(page) < len(found):
             shown["nextPageToken"] = base64.urlsafe_b64encode(page[-1][0].encode()).decode()
-        return as_json(shown)
+        return json_response(shown)
 
-    def _object(self, asked: Asked, bucket: str, name: str) -> Answer:
-        if asked.method == "GET":
-            self._allowed(asked, bucket, "objects.get", name)
-            found = self._buckets.get(bucket, name, asked.query)
-            return _content(asked, found) if asked.query.get("alt") == "media" else as_json(found.resource(asked.base))
-        if asked.method == "DELETE":
-            self._allowed(asked, bucket, "objects.delete", name)
-            self._buckets.delete(bucket, name, asked.query)
-            return Answer(204)
-        self._allowed(asked, bucket, "objects.update", name)
-        found = self._buckets.update(self._buckets.get(bucket, name, asked.query), asked.json)
-        return as_json(found.resource(asked.base))
+    def _object(self, request: StorageRequest, bucket: str, name: str) -> StorageResponse:
+        if request.method == "GET":
+            self._check_access(request, bucket, "objects.get", name)
+            found = self._buckets.get(bucket, name, request.query)
+            return (
+                _content_response(request, found)
+                if request.query.get("alt") == "media"
+                else json_response(found.resource(request.base))
+            )
+        if request.method == "DELETE":
+            self._check_access(request, bucket, "objects.delete", name)
+            self._buckets.delete(bucket, name, request.query)
+            return StorageResponse(204)
+        self._check_access(request, bucket, "objects.update", name)
+        found = self._buckets.update(self._buckets.get(bucket, name, request.query), request.json)
+        return json_response(found.resource(request.base))
 
-    def _copy(self, asked: Asked, bucket: str, name: str, to_bucket: str, to_name: str) -> Answer:
-        self._allowed(asked, bucket, "objects.get", name)
-        self._allowed(asked, to_bucket, "objects.create", to_name)
+    def _copy(self, request: StorageRequest, bucket: str, name: str, to_bucket: str, to_name: str) -> StorageResponse:
+        self._check_access(request, bucket, "objects.get", name)
+        self._check_access(request, to_bucket, "objects.create", to_name)
         found = self._buckets.get(bucket, name)
-        made = self._buckets.put(to_bucket, to_name, found.content, {**found.fields, **asked.json}, asked.query)
-        if "/copyTo/" in asked.path:
-            return as_json(made.resource(asked.base))
+        made = self._buckets.put(to_bucket, to_name, found.content, {**found.fields, **request.json}, request.query)
+        if "/copyTo/" in request.path:
+            return json_response(made.resource(request.base))
         size = str(len(made.content))
         done = {"kind": "storage#rewriteResponse", "totalBytesRewritten": size, "objectSize": size, "done": True}
-        return as_json({**done, "resource": made.resource(asked.base)})
+        return json_response({**done, "resource": made.resource(request.base)})
 
-    def _compose(self, asked: Asked, bucket: str, name: str) -> Answer:
-        self._allowed(asked, bucket, "objects.create", name)
-        given = asked.json
+    def _compose(self, request: StorageRequest, bucket: str, name: str) -> StorageResponse:
+        self._check_access(request, bucket, "objects.create", name)
+        given = request.json
         parts = [self._buckets.get(bucket, source["name"]).content for source in given["sourceObjects"]]
-        made = self._buckets.put(bucket, name, b"".join(parts), given.get("destination", {}), asked.query)
-        return as_json(made.resource(asked.base))
+        made = self._buckets.put(bucket, name, b"".join(parts), given.get("destination", {}), request.query)
+        return json_response(made.resource(request.base))
 
-    def _download(self, asked: Asked, bucket: str, name: str) -> Answer:
-        self._allowed(asked, bucket, "objects.get", name)
-        return _content(asked, self._buckets.get(bucket, name, asked.query))
+    def _download(self, request: StorageRequest, bucket: str, name: str) -> StorageResponse:
+        self._check_access(request, bucket, "objects.get", name)
+        return _content_response(request, self._buckets.get(bucket, name, request.query))
 
-    def _by_url(self, asked: Asked, bucket: str, name: str) -> Answer:
+    def _object_url(self, request: StorageRequest, bucket: str, name: str) -> StorageResponse:
         """Handle object URLs, as TensorFlow reads them, and signed URLs."""
-        signed = "X-Goog-Signature" in asked.query
+        signed = "X-Goog-Signature" in request.query
         if signed:
-            check_signature(asked.query)
-        if asked.method == "PUT":
+            check_expiry(request.query)
+        if request.method == "PUT":
             if not signed:
-                self._allowed(asked, bucket, "objects.create", name)
-            made = self._buckets.put(bucket, name, asked.body, _typed(asked), {})
-            return Answer(200, b"", {"ETag": f'"{made.generation}"'})
+                self._check_access(request, bucket, "objects.create", name)
+            made = self._buckets.put(bucket, name, request.body, _content_type_fields(request), {})
+            return StorageResponse(200, b"", {"ETag": f'"{made.generation}"'})
         if not signed:
-            self._allowed(asked, bucket, "objects.get", name)
-        return _content(asked, self._buckets.get(bucket, name, asked.query))
+            self._check_access(request, bucket, "objects.get", name)
+        return _content_response(request, self._buckets.get(bucket, name, request.query))
 
     # ---- Uploads
 
-    def _upload(self, asked: Asked, bucket: str) -> Answer:
-        if "upload_id" in asked.query:
-            return self._go_on(asked, asked.query["upload_id"])
-        kind = asked.query.get("uploadType")
+    def _upload(self, request: StorageRequest, bucket: str) -> StorageResponse:
+        if "upload_id" in request.query:
+            return self._continue_upload(request, request.query["upload_id"])
+        kind = request.query.get("uploadType")
         if kind == "multipart":
-            fields, content = _two_parts(asked)
+            fields, content = _parse_multipart(request)
         elif kind == "media":
-            fields, content = _typed(asked), asked.body
+            fields, content = _content_type_fields(request), request.body
         else:
-            fields, content = asked.json, b""
-            if asked.headers.get("x-upload-content-type"):
-                fields.setdefault("contentType", asked.headers["x-upload-content-type"])
-        name = fields.pop("name", None) or asked.query["name"]
-        fields |= _hashes(asked)
-        self._allowed(asked, bucket, "objects.create", name)
-        self._faults.strike("UPLOAD", name)
+            fields, content = request.json, b""
+            if request.headers.get("x-upload-content-type"):
+                fields.setdefault("contentType", request.headers["x-upload-content-type"])
+        name = fields.pop("name", None) or request.query["name"]
+        fields |= _checksum_fields(request)
+        self._check_access(request, bucket, "objects.create", name)
+        self._faults.apply_fault("UPLOAD", name)
         if kind == "resumable":
-            upload = self._buckets.begin(bucket, name, fields, asked.query)
-            place = f"{asked.base}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload.id}"
-            return Answer(200, b"", {"Location": place, "X-GUploader-UploadID": upload.id})
-        if asked.broken:
-            return Answer(499)
-        return as_json(self._buckets.put(bucket, name, content, fields, asked.query).resource(asked.base))
+            upload = self._buckets.begin(bucket, name, fields, request.query)
+            place = f"{request.base}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload.id}"
+            return StorageResponse(200, b"", {"Location": place, "X-GUploader-UploadID": upload.id})
+        if request.broken:
+            return StorageResponse(499)
+        return json_response(self._buckets.put(bucket, name, content, fields, request.query).resource(request.base))
 
-    def _go_on(self, asked: Asked, upload_id: str) -> Answer:
-        if asked.method == "DELETE":
+    def _continue_upload(self, request: StorageRequest, upload_id: str) -> StorageResponse:
+        if request.method == "DELETE":
             self._buckets.cancel(upload_id)
-            return Answer(499)
+            return StorageResponse(499)
         upload = self._buckets.upload(upload_id)
-        upload.fields |= _hashes(asked)
-        self._allowed(asked, upload.bucket, "objects.create", upload.name)
-        given = _UPLOADED.fullmatch(asked.headers.get("content-range", ""))
-        start, total = (given[1], given[3]) if given else ("0", str(len(asked.body)))
+        upload.fields |= _checksum_fields(request)
+        self._check_access(request, upload.bucket, "objects.create", upload.name)
+        given = _CONTENT_RANGE.fullmatch(request.headers.get("content-range", ""))
+        start, total = (given[1], given[3]) if given else ("0", str(len(request.body)))
         if start is not None:
-            _append(upload, int(start), asked.body, total)
+            _append(upload, int(start), request.body, total)
         if total != "*" and len(upload.content) == int(total):
-            return as_json(self._buckets.finish(upload).resource(asked.base))
-        return _so_far(upload)
+            return json_response(self._buckets.finish(upload).resource(request.base))
+        return _progress_response(upload)
 
 
-def _append(upload: Upload, start: int, body: bytes, total: str) -> None:
+def _append(upload: ResumableUpload, start: int, body: bytes, total: str) -> None:
     kept = len(upload.content)
     if start > kept:
-        raise Refused(503, "backendError", f"The upload goes on at {kept}, not at {start}.")
+        raise StorageError(503, "backendError", f"The upload goes on at {kept}, not at {start}.")
     whole = total != "*" and start + len(body) == int(total)
     # As at Google, bytes received before are skipped: a client repeats those it got no response for.
     upload.content += (body if whole else body[: len(body) // CHUNK * CHUNK])[kept - start :]
 
 
-def _so_far(upload: Upload) -> Answer:
+def _progress_response(upload: ResumableUpload) -> StorageResponse:
     kept = {"Range": f"bytes=0-{len(upload.content) - 1}"} if upload.content else {}
-    return Answer(_RESUME, b"", {**kept, "X-GUploader-UploadID": upload.id})
+    return StorageResponse(_RESUME_INCOMPLETE, b"", {**kept, "X-GUploader-UploadID": upload.id})
 
 
-def _typed(asked: Asked) -> dict[str, Any]:
-    kind = asked.headers.get("content-type")
+def _content_type_fields(request: StorageRequest) -> dict[str, Any]:
+    kind = request.headers.get("content-type")
     return {"contentType": kind} if kind else {}
 
 
-def _hashes(asked: Asked) -> dict[str, str]:
-    given = dict(part.strip().split("=", 1) for part in asked.headers.get("x-goog-hash", "").split(",") if "=" in part)
+def _checksum_fields(request: StorageRequest) -> dict[str, str]:
+    given = dict(
+        part.strip().split("=", 1) for part in request.headers.get("x-goog-hash", "").split(",") if "=" in part
+    )
     return {"crc32c": given["crc32c"]} if "crc32c" in given else {}
 
 
-def _two_parts(asked: Asked) -> tuple[dict[str, Any], bytes]:
+def _parse_multipart(request: StorageRequest) -> tuple[dict[str, Any], bytes]:
     """Parse a multipart/related body into the object's fields and its content."""
-    boundary = re.search(r"""boundary=['"]?([^'";]+)""", asked.headers["content-type"])
+    boundary = re.search(r"""boundary=['"]?([^'";]+)""", request.headers["content-type"])
     if boundary is None:
         raise ValueError("no boundary")
     mark = b"--" + boundary[1].encode()
-    _, first, rest = asked.body.split(mark, 2)
+    _, first, rest = request.body.split(mark, 2)
     content, _ = rest.rsplit(b"\r\n" + mark + b"--", 1)
     headers, _, content = content.removeprefix(b"\r\n").partition(b"\r\n\r\n")
     fields = json.loads(first.partition(b"\r\n\r\n")[2])
@@ -329,7 +346,7 @@ def _two_parts(asked: Asked) -> tuple[dict[str, Any], bytes]:
     return {"contentType": kind, **fields}, content
 
 
-def _content(asked: Asked, found: StoredObject) -> Answer:
+def _content_response(request: StorageRequest, found: StoredObject) -> StorageResponse:
     """Build the response with an object's bytes, or the requested range of them."""
     size = len(found.content)
     headers = {
@@ -342,17 +359,17 @@ def _content(asked: Asked, found: StoredObject) -> Answer:
         "x-goog-stored-content-length": str(size),
         "x-goog-stored-content-encoding": "identity",
     }
-    if "response-content-disposition" in asked.query:
-        headers["Content-Disposition"] = asked.query["response-content-disposition"]
-    if "response-content-type" in asked.query:
-        headers["Content-Type"] = asked.query["response-content-type"]
-    wanted = _RANGE.fullmatch(asked.headers.get("range", ""))
+    if "response-content-disposition" in request.query:
+        headers["Content-Disposition"] = request.query["response-content-disposition"]
+    if "response-content-type" in request.query:
+        headers["Content-Type"] = request.query["response-content-type"]
+    wanted = _RANGE.fullmatch(request.headers.get("range", ""))
     if wanted is None or wanted[0] == "bytes=-":
-        return Answer(200, found.content, headers)
+        return StorageResponse(200, found.content, headers)
     first, last = wanted.groups()
     start = int(first) if first else max(0, size - int(last))
     stop = min(size, int(last) + 1) if first and last else size
     if start >= stop:
-        return Answer(416, b"", {"Content-Range": f"bytes */{size}"})
+        return StorageResponse(416, b"", {"Content-Range": f"bytes */{size}"})
     headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-    return Answer(_PARTIAL, found.content[start:stop], headers)
+    return StorageResponse(_PARTIAL, found.content[start:stop], headers)

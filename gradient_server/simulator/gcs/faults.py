@@ -4,28 +4,28 @@ import threading
 import time
 from dataclasses import dataclass
 
-from gradient_server.simulator.gcs.objects import Refused
+from gradient_server.simulator.gcs.objects import StorageError
 
 
 @dataclass
 class _Failure:
     status: int
-    left: int
+    remaining: int
     method: str | None
     path: str
 
-    def fits(self, method: str, path: str) -> bool:
-        return self.left > 0 and self.method in {None, method} and self.path in path
+    def matches(self, method: str, path: str) -> bool:
+        return self.remaining > 0 and self.method in {None, method} and self.path in path
 
 
-class Faults:
+class StorageFaults:
     """Pending faults; `mend` removes all of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.mend()
+        self.clear_faults()
 
-    def mend(self) -> None:
+    def clear_faults(self) -> None:
         """Remove all faults."""
         with self._lock:
             self._failures: list[_Failure] = []
@@ -46,7 +46,7 @@ class Faults:
         with self._lock:
             self._failures.append(_Failure(status, times, method, path))
 
-    def break_off(self, times: int = 1, *, path: str = "") -> None:
+    def disconnect_uploads(self, times: int = 1, *, path: str = "") -> None:
         """Close the connection in the middle of the next uploads' bodies."""
         with self._lock:
             self._broken.append(_Failure(0, times, None, path))
@@ -61,12 +61,12 @@ class Faults:
         with self._lock:
             self._seconds = seconds
 
-    def refuse_creation(self) -> None:
+    def deny_bucket_creation(self) -> None:
         """Answer requests for a new bucket with 403."""
         with self._lock:
             self._creation_refused = True
 
-    def strike(self, method: str, path: str) -> None:
+    def apply_fault(self, method: str, path: str) -> None:
         """Apply the delay and the pending fault for a request.
 
         Raises:
@@ -75,17 +75,17 @@ class Faults:
         if self._seconds:
             time.sleep(self._seconds)
         with self._lock:
-            found = next((one for one in self._failures if one.fits(method, path)), None)
+            found = next((one for one in self._failures if one.matches(method, path)), None)
             if found is not None:
-                found.left -= 1
-                raise Refused(found.status, "backendError", f"A fault on request: {found.status}.")
+                found.remaining -= 1
+                raise StorageError(found.status, "backendError", f"A fault on request: {found.status}.")
 
-    def breaks(self, path: str) -> bool:
+    def disconnects(self, path: str) -> bool:
         """Return whether to break off this upload, counting it."""
         with self._lock:
-            found = next((one for one in self._broken if one.fits("", path)), None)
+            found = next((one for one in self._broken if one.matches("", path)), None)
             if found is not None:
-                found.left -= 1
+                found.remaining -= 1
             return found is not None
 
     def check(self, account: str) -> None:
@@ -96,7 +96,7 @@ class Faults:
         """
         with self._lock:
             if account in self._denied:
-                raise Refused(403, "forbidden", f"{account} does not have storage access to the bucket.")
+                raise StorageError(403, "forbidden", f"{account} does not have storage access to the bucket.")
 
     def check_creation(self) -> None:
         """Refuse to create a bucket if `refuse_creation` was called.
@@ -106,4 +106,4 @@ class Faults:
         """
         with self._lock:
             if self._creation_refused:
-                raise Refused(403, "forbidden", "operator does not have storage.buckets.create access.")
+                raise StorageError(403, "forbidden", "operator does not have storage.buckets.create access.")

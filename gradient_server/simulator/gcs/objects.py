@@ -16,7 +16,7 @@ CHUNK = 256 * 1024
 """An unfinished upload keeps a multiple of this many bytes, as at Google."""
 
 
-class Refused(Exception):
+class StorageError(Exception):
     """An error response.
 
     Attributes:
@@ -113,7 +113,7 @@ class Bucket:
 
 
 @dataclass
-class Upload:
+class ResumableUpload:
     """An unfinished resumable upload."""
 
     id: str
@@ -124,13 +124,13 @@ class Upload:
     content: bytearray = field(default_factory=bytearray)
 
 
-class Buckets:
+class BucketStore:
     """All buckets and unfinished uploads. Each call is atomic."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._buckets: dict[str, Bucket] = {}
-        self._uploads: dict[str, Upload] = {}
+        self._uploads: dict[str, ResumableUpload] = {}
         self._generation = 1_700_000_000_000_000
 
     def create(self, name: str, fields: dict[str, Any]) -> Bucket:
@@ -141,7 +141,9 @@ class Buckets:
         """
         with self._lock:
             if name in self._buckets:
-                raise Refused(409, "conflict", f"Your previous request to create the named bucket {name!r} succeeded.")
+                raise StorageError(
+                    409, "conflict", f"Your previous request to create the named bucket {name!r} succeeded."
+                )
             self._buckets[name] = Bucket(name, fields, datetime.now(UTC))
             return self._buckets[name]
 
@@ -153,7 +155,7 @@ class Buckets:
         """
         with self._lock:
             if name not in self._buckets:
-                raise Refused(404, "notFound", f"The specified bucket does not exist: {name}.")
+                raise StorageError(404, "notFound", f"The specified bucket does not exist: {name}.")
             return self._buckets[name]
 
     def all(self) -> list[Bucket]:
@@ -169,7 +171,7 @@ class Buckets:
         """
         with self._lock:
             if self.bucket(name).objects and not force:
-                raise Refused(409, "conflict", "The bucket you tried to delete is not empty.")
+                raise StorageError(409, "conflict", "The bucket you tried to delete is not empty.")
             del self._buckets[name]
 
     def get(self, bucket: str, name: str, conditions: Mapping[str, str] | None = None) -> StoredObject:
@@ -182,7 +184,7 @@ class Buckets:
             found = self.bucket(bucket).objects.get(name)
             wanted = (conditions or {}).get("generation")
             if found is None or (wanted is not None and wanted != str(found.generation)):
-                raise Refused(404, "notFound", f"No such object: {bucket}/{name}")
+                raise StorageError(404, "notFound", f"No such object: {bucket}/{name}")
             _check(found, conditions or {}, reading=True)
             return found
 
@@ -202,7 +204,9 @@ class Buckets:
         _check_name(name)
         expected = fields.get("crc32c")
         if expected is not None and expected != crc32c(content):
-            raise Refused(400, "invalid", f"Provided CRC32C {expected} doesn't match calculated {crc32c(content)}.")
+            raise StorageError(
+                400, "invalid", f"Provided CRC32C {expected} doesn't match calculated {crc32c(content)}."
+            )
         with self._lock:
             objects = self.bucket(bucket).objects
             _check(objects.get(name), conditions)
@@ -248,16 +252,16 @@ class Buckets:
             _check(found, conditions)
             del self.bucket(bucket).objects[name]
 
-    def begin(self, bucket: str, name: str, fields: dict[str, Any], conditions: Mapping[str, str]) -> Upload:
+    def begin(self, bucket: str, name: str, fields: dict[str, Any], conditions: Mapping[str, str]) -> ResumableUpload:
         """Begin a resumable upload."""
         _check_name(name)
         with self._lock:
             _check(self.bucket(bucket).objects.get(name), conditions)
-            upload = Upload(uuid.uuid4().hex, bucket, name, fields, conditions)
+            upload = ResumableUpload(uuid.uuid4().hex, bucket, name, fields, conditions)
             self._uploads[upload.id] = upload
             return upload
 
-    def upload(self, upload_id: str) -> Upload:
+    def upload(self, upload_id: str) -> ResumableUpload:
         """Return an unfinished upload.
 
         Raises:
@@ -265,10 +269,10 @@ class Buckets:
         """
         with self._lock:
             if upload_id not in self._uploads:
-                raise Refused(404, "notFound", "No such upload.")
+                raise StorageError(404, "notFound", "No such upload.")
             return self._uploads[upload_id]
 
-    def finish(self, upload: Upload) -> StoredObject:
+    def finish(self, upload: ResumableUpload) -> StoredObject:
         """Finish an upload: store its content as an object."""
         with self._lock:
             self._uploads.pop(upload.id, None)
@@ -301,13 +305,13 @@ def _check(found: StoredObject | None, conditions: Mapping[str, str], *, reading
             value = 0 if found is None else getattr(found, attribute)
             if (int(conditions[name]) == value) is not equal:
                 status = 304 if reading and not equal else 412
-                raise Refused(status, "conditionNotMet", "At least one of the pre-conditions did not hold.")
+                raise StorageError(status, "conditionNotMet", "At least one of the pre-conditions did not hold.")
 
 
 def _check_name(name: str) -> None:
     # Only names that Google refuses; it accepts all others.
     if not name or len(name.encode()) > _MAX_NAME_BYTES or "\n" in name or "\r" in name or name in {".", ".."}:
-        raise Refused(400, "invalid", f"Disallowed name for an object: {name!r}")
+        raise StorageError(400, "invalid", f"Disallowed name for an object: {name!r}")
 
 
 def _time(at: datetime) -> str:

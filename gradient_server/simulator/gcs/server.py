@@ -16,11 +16,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from gradient_server.simulator.certificates import make_authority
+from gradient_server.simulator.certificates import create_authority
 from gradient_server.simulator.gcs.access import Tokens
-from gradient_server.simulator.gcs.api import Answer, Asked, StorageApi
-from gradient_server.simulator.gcs.faults import Faults
-from gradient_server.simulator.gcs.objects import Buckets, StoredObject
+from gradient_server.simulator.gcs.api import StorageApi, StorageRequest, StorageResponse
+from gradient_server.simulator.gcs.faults import StorageFaults
+from gradient_server.simulator.gcs.objects import BucketStore, StoredObject
 
 HOSTS = [
     "storage.googleapis.com",
@@ -30,7 +30,7 @@ HOSTS = [
     "oauth2.googleapis.com",
 ]
 """The hosts that CONNECT is answered for."""
-_MOST_REQUESTS = 200_000
+_MAX_REQUESTS = 200_000
 _NO_BODY = frozenset({204, 304})
 
 
@@ -49,10 +49,10 @@ class GcsSimulator:
     """
 
     def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
-        self.buckets, self.faults, self.tokens = Buckets(), Faults(), Tokens()
+        self.buckets, self.faults, self.tokens = BucketStore(), StorageFaults(), Tokens()
         self.requests: list[str] = []
         self._folder = Path(tempfile.mkdtemp(prefix="gradient-gcs-"))
-        self.ca, context = make_authority(self._folder, HOSTS)
+        self.ca, context = create_authority(self._folder, HOSTS)
         api = StorageApi(self.buckets, self.tokens, self.faults)
         self._server = _Server((host, port), api, context, self)
         self._thread = threading.Thread(target=self._server.serve_forever, name="gcs-simulator", daemon=True)
@@ -76,15 +76,15 @@ class GcsSimulator:
         self._server.server_close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def note(self, request: str) -> None:
+    def record_request(self, request: str) -> None:
         """Add a request to `requests`, dropping the older half if there are too many."""
         self.requests.append(request)
-        if len(self.requests) > _MOST_REQUESTS:
-            del self.requests[: _MOST_REQUESTS // 2]
+        if len(self.requests) > _MAX_REQUESTS:
+            del self.requests[: _MAX_REQUESTS // 2]
 
     def objects(self) -> list[str]:
         """List every object as `gs://bucket/name`."""
-        return [f"gs://{one.bucket}/{one.name}" for one in self._every_object()]
+        return [f"gs://{one.bucket}/{one.name}" for one in self._iter_objects()]
 
     def environment(self, url: str | None = None, ca: str | None = None) -> dict[str, str]:
         """Return variables that point a program's `gs://` to this server, for TensorFlow and google-cloud-storage.
@@ -104,7 +104,7 @@ class GcsSimulator:
             "GCS_RETRY_CONFIG_MAX_RETRIES": "3",
         }
 
-    def _every_object(self) -> Iterator[StoredObject]:
+    def _iter_objects(self) -> Iterator[StoredObject]:
         for bucket in self.buckets.all():
             yield from self.buckets.names(bucket.name)
 
@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_CONNECT(self) -> None:
         host = self.path.rpartition(":")[0]
         if host not in HOSTS:
-            self._send(Answer(403, b"The simulator stands for Cloud Storage only.\n"))
+            self._send(StorageResponse(403, b"The simulator stands for Cloud Storage only.\n"))
             return
         self._tunnel = f"https://{host}"
         self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -155,15 +155,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = False
 
     def _answer(self) -> None:
-        broken = self.command in {"POST", "PUT"} and self.server.simulator.faults.breaks(self.path)
+        broken = self.command in {"POST", "PUT"} and self.server.simulator.faults.disconnects(self.path)
         body = self._body(broken=broken)
-        self.server.simulator.note(f"{self.command} {self.path}")
+        self.server.simulator.record_request(f"{self.command} {self.path}")
         base = self._tunnel or f"http://{self.headers.get('host') or self.server.simulator.url[7:]}"
         # The request line of a proxied plain-HTTP request has the full URL.
         target = self.path.removeprefix(base) if self.path.startswith("http") else self.path
         headers = {name.lower(): value for name, value in self.headers.items()}
-        asked = replace(Asked.of(self.command, base, target, headers, body), broken=broken)
-        answer = self.server.api.answer(asked)
+        request = replace(StorageRequest.from_target(self.command, base, target, headers, body), broken=broken)
+        answer = self.server.api.answer(request)
         if broken:
             self.close_connection = True
         else:
@@ -187,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
         while self.rfile.readline() not in {b"\r\n", b""}:
             pass
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: StorageResponse) -> None:
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from gradient_server.simulator.gcs.objects import Refused
+from gradient_server.simulator.gcs.objects import StorageError
 
-_LONGEST_SECONDS = 7 * 24 * 3600
+_MAX_SECONDS = 7 * 24 * 3600
 
 
-def check_signature(query: Mapping[str, str]) -> None:
+def check_expiry(query: Mapping[str, str]) -> None:
     """Check the dates of a signed URL like Google. The signature itself is not verified.
 
     Raises:
@@ -18,8 +18,8 @@ def check_signature(query: Mapping[str, str]) -> None:
         signed_at = datetime.strptime(query["X-Goog-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
         seconds = int(query["X-Goog-Expires"])
     except (KeyError, ValueError) as error:
-        raise Refused(400, "invalid", f"The signed URL is not whole: {error}") from error
-    if not 0 < seconds <= _LONGEST_SECONDS:
-        raise Refused(400, "invalid", "X-Goog-Expires must lie between 1 and 604800 seconds.")
+        raise StorageError(400, "invalid", f"The signed URL is not whole: {error}") from error
+    if not 0 < seconds <= _MAX_SECONDS:
+        raise StorageError(400, "invalid", "X-Goog-Expires must lie between 1 and 604800 seconds.")
     if datetime.now(UTC) > signed_at + timedelta(seconds=seconds):
-        raise Refused(403, "expired", "The signed URL has expired.")
+        raise StorageError(403, "expired", "The signed URL has expired.")

@@ -14,8 +14,8 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from gradient_server.simulator.tpu.faults import Fault, Faults
-from gradient_server.simulator.tpu.state import Cloud, Refusal
+from gradient_server.simulator.tpu.faults import TpuFault, TpuFaults
+from gradient_server.simulator.tpu.state import TpuApiError, TpuProject
 
 ZONES = ("us-central1-a", "us-central1-b", "us-west4-a", "us-east5-b", "europe-west4-a")
 TYPES = ("v2-8", "v3-8", "v5litepod-8", "v6e-8")
@@ -37,12 +37,12 @@ class TpuSimulator:
         OSError: The port is in use.
     """
 
-    def __init__(self, port: int = 0, cloud: Cloud | None = None) -> None:
-        self.cloud = cloud or Cloud()
+    def __init__(self, port: int = 0, cloud: TpuProject | None = None) -> None:
+        self.cloud = cloud or TpuProject()
         self.calls: list[str] = []
         """The names of all called methods, in order."""
         self._stopped = threading.Event()
-        self._faults = Faults(self._stopped)
+        self._faults = TpuFaults(self._stopped)
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-simulator")
         # By default two servers could share a port, each receiving some of the calls.
         self._server = grpc.server(pool, options=(("grpc.so_reuseport", 0),))
@@ -66,11 +66,11 @@ class TpuSimulator:
         self._stopped.set()
         self._server.stop(0).wait()
 
-    def inject(self, method: str, fault: Fault) -> None:
+    def inject(self, method: str, fault: TpuFault) -> None:
         """Inject a fault into the next calls of a method (`GetNode`, or `*` for every one)."""
         self._faults.add(method, fault)
 
-    def heal(self) -> None:
+    def clear_all_faults(self) -> None:
         """Remove all pending faults."""
         self._faults.clear()
 
@@ -79,41 +79,43 @@ class TpuSimulator:
         yield self._service(
             "google.cloud.tpu.v2.Tpu",
             {
-                "GetNode": (tpu_v2.GetNodeRequest, lambda asked: cloud.node(asked.name)),
+                "GetNode": (tpu_v2.GetNodeRequest, lambda request: cloud.node(request.name)),
                 "ListNodes": (tpu_v2.ListNodesRequest, self._list_nodes),
                 "CreateNode": (
                     tpu_v2.CreateNodeRequest,
-                    lambda asked: cloud.create_node(asked.parent, asked.node_id, asked.node),
+                    lambda request: cloud.create_node(request.parent, request.node_id, request.node),
                 ),
-                "DeleteNode": (tpu_v2.DeleteNodeRequest, lambda asked: cloud.delete_node(asked.name)),
+                "DeleteNode": (tpu_v2.DeleteNodeRequest, lambda request: cloud.delete_node(request.name)),
                 "GetQueuedResource": (
                     tpu_v2.GetQueuedResourceRequest,
-                    lambda asked: cloud.queued_resource(asked.name),
+                    lambda request: cloud.queued_resource(request.name),
                 ),
                 "ListQueuedResources": (tpu_v2.ListQueuedResourcesRequest, self._list_queued),
                 "CreateQueuedResource": (
                     tpu_v2.CreateQueuedResourceRequest,
-                    lambda asked: cloud.create_queued(asked.parent, asked.queued_resource_id, asked.queued_resource),
+                    lambda request: cloud.create_queued(
+                        request.parent, request.queued_resource_id, request.queued_resource
+                    ),
                 ),
                 "DeleteQueuedResource": (
                     tpu_v2.DeleteQueuedResourceRequest,
-                    lambda asked: cloud.delete_queued(asked.name, force=asked.force),
+                    lambda request: cloud.delete_queued(request.name, force=request.force),
                 ),
                 "ListAcceleratorTypes": (tpu_v2.ListAcceleratorTypesRequest, _list_types),
                 "ListRuntimeVersions": (tpu_v2.ListRuntimeVersionsRequest, _list_runtimes),
             },
         )
-        yield from self._smaller_services()
+        yield from self._other_services()
 
-    def _smaller_services(self) -> Iterator[grpc.GenericRpcHandler]:
+    def _other_services(self) -> Iterator[grpc.GenericRpcHandler]:
         cloud = self.cloud
         yield self._service(
             "google.cloud.tpu.v1.Tpu",
-            {"GetNode": (tpu_v1.GetNodeRequest, lambda asked: _as_v1(cloud.node(asked.name)))},
+            {"GetNode": (tpu_v1.GetNodeRequest, lambda request: _as_v1(cloud.node(request.name)))},
         )
         yield self._service(
             "google.longrunning.Operations",
-            {"GetOperation": (operations_pb2.GetOperationRequest, lambda asked: cloud.operation(asked.name))},
+            {"GetOperation": (operations_pb2.GetOperationRequest, lambda request: cloud.operation(request.name))},
         )
         yield self._service(
             "google.cloud.location.Locations",
@@ -133,48 +135,48 @@ class TpuSimulator:
         return handler
 
     def _handler(self, method: str, act: Method) -> Callable[[Any, grpc.ServicerContext], bytes]:
-        def handle(asked: Any, context: grpc.ServicerContext) -> bytes:  # noqa: ANN401 - any message
+        def handle(request: Any, context: grpc.ServicerContext) -> bytes:  # noqa: ANN401 - any message
             fault = self._faults.next(method)
             if fault is not None and not fault.done:
-                self._fail(fault, context)
-            answer = self._act(method, act, asked, context)
+                self._apply_fault(fault, context)
+            answer = self._call(method, act, request, context)
             if fault is not None and fault.done:
-                self._fail(fault, context)
+                self._apply_fault(fault, context)
             return answer
 
         return handle
 
-    def _act(self, method: str, act: Method, asked: Any, context: grpc.ServicerContext) -> bytes:  # noqa: ANN401 - any message
+    def _call(self, method: str, act: Method, request: Any, context: grpc.ServicerContext) -> bytes:  # noqa: ANN401 - any message
         with self.cloud.lock:
             self.calls.append(method)
             try:
-                return _serialized(act(asked))  # serialized under the lock, so that it cannot change meanwhile
-            except Refusal as refusal:
+                return _serialize(act(request))  # serialized under the lock, so that it cannot change meanwhile
+            except TpuApiError as refusal:
                 return _abort(context, refusal)
 
-    def _fail(self, fault: Fault, context: grpc.ServicerContext) -> None:
+    def _apply_fault(self, fault: TpuFault, context: grpc.ServicerContext) -> None:
         self._faults.wait(fault.seconds, context)
         if fault.code is not None:
-            _abort(context, Refusal(fault.code, fault.message, fault.reason))
+            _abort(context, TpuApiError(fault.code, fault.message, fault.reason))
 
-    def _list_nodes(self, asked: tpu_v2.ListNodesRequest) -> tpu_v2.ListNodesResponse:
-        found, token = _page(self.cloud.nodes(asked.parent), asked)
+    def _list_nodes(self, request: tpu_v2.ListNodesRequest) -> tpu_v2.ListNodesResponse:
+        found, token = _page(self.cloud.nodes(request.parent), request)
         return tpu_v2.ListNodesResponse(nodes=found, next_page_token=token)
 
-    def _list_queued(self, asked: tpu_v2.ListQueuedResourcesRequest) -> tpu_v2.ListQueuedResourcesResponse:
-        found, token = _page(self.cloud.queued_resources(asked.parent), asked)
+    def _list_queued(self, request: tpu_v2.ListQueuedResourcesRequest) -> tpu_v2.ListQueuedResourcesResponse:
+        found, token = _page(self.cloud.queued_resources(request.parent), request)
         return tpu_v2.ListQueuedResourcesResponse(queued_resources=found, next_page_token=token)
 
 
-def _page(things: list[Any], asked: Any) -> tuple[list[Any], str]:  # noqa: ANN401 - any list request
+def _page(things: list[Any], request: Any) -> tuple[list[Any], str]:  # noqa: ANN401 - any list request
     """Return one page of a list, and the token of the next one."""
-    first = int(asked.page_token or 0)
-    size = asked.page_size or 1000
+    first = int(request.page_token or 0)
+    size = request.page_size or 1000
     more = first + size < len(things)
     return things[first : first + size], str(first + size) if more else ""
 
 
-def _abort(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
+def _abort(context: grpc.ServicerContext, refusal: TpuApiError) -> NoReturn:
     """Abort the call with an error in Google's format, with its details."""
     status = status_pb2.Status(code=refusal.code.value[0], message=refusal.message)
     if refusal.reason:
@@ -185,7 +187,7 @@ def _abort(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
     raise AssertionError  # unreachable: the call above raises
 
 
-def _serialized(answer: Any) -> bytes:  # noqa: ANN401 - any message, of either generation
+def _serialize(answer: Any) -> bytes:  # noqa: ANN401 - any message, of either generation
     data: bytes = answer.SerializeToString() if hasattr(answer, "DESCRIPTOR") else type(answer).serialize(answer)
     return data
 
@@ -205,16 +207,16 @@ def _as_v1(node: tpu_v2.Node) -> tpu_v1.Node:
     )
 
 
-def _list_types(asked: tpu_v2.ListAcceleratorTypesRequest) -> tpu_v2.ListAcceleratorTypesResponse:
-    types = [tpu_v2.AcceleratorType(name=f"{asked.parent}/acceleratorTypes/{one}", type_=one) for one in TYPES]
+def _list_types(request: tpu_v2.ListAcceleratorTypesRequest) -> tpu_v2.ListAcceleratorTypesResponse:
+    types = [tpu_v2.AcceleratorType(name=f"{request.parent}/acceleratorTypes/{one}", type_=one) for one in TYPES]
     return tpu_v2.ListAcceleratorTypesResponse(accelerator_types=types)
 
 
-def _list_runtimes(asked: tpu_v2.ListRuntimeVersionsRequest) -> tpu_v2.ListRuntimeVersionsResponse:
-    versions = [tpu_v2.RuntimeVersion(name=f"{asked.parent}/runtimeVersions/{one}", version=one) for one in RUNTIMES]
+def _list_runtimes(request: tpu_v2.ListRuntimeVersionsRequest) -> tpu_v2.ListRuntimeVersionsResponse:
+    versions = [tpu_v2.RuntimeVersion(name=f"{request.parent}/runtimeVersions/{one}", version=one) for one in RUNTIMES]
     return tpu_v2.ListRuntimeVersionsResponse(runtime_versions=versions)
 
 
-def _list_locations(asked: locations_pb2.ListLocationsRequest) -> locations_pb2.ListLocationsResponse:
-    found = [locations_pb2.Location(name=f"{asked.name}/locations/{zone}", location_id=zone) for zone in ZONES]
+def _list_locations(request: locations_pb2.ListLocationsRequest) -> locations_pb2.ListLocationsResponse:
+    found = [locations_pb2.Location(name=f"{request.name}/locations/{zone}", location_id=zone) for zone in ZONES]
     return locations_pb2.ListLocationsResponse(locations=found)

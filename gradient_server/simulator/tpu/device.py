@@ -67,8 +67,8 @@ class DeviceServer:
         if self._process.stdout is None:  # never, with PIPE; for the type checker
             raise DeviceNotStarted("The TensorFlow server has no output.")
         ready: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=_follow, args=(self._process.stdout, ready), name="device", daemon=True).start()
-        self._wait(ready, seconds)
+        threading.Thread(target=_read_output, args=(self._process.stdout, ready), name="device", daemon=True).start()
+        self._wait_until_ready(ready, seconds)
         return self
 
     def stop(self) -> None:
@@ -82,7 +82,7 @@ class DeviceServer:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
 
-    def _wait(self, ready: "queue.Queue[str | None]", seconds: float) -> None:
+    def _wait_until_ready(self, ready: "queue.Queue[str | None]", seconds: float) -> None:
         try:
             said = ready.get(timeout=seconds)
         except queue.Empty:
@@ -92,7 +92,7 @@ class DeviceServer:
             raise DeviceNotStarted(f"The TensorFlow server for the simulated TPU did not start: {said}")
 
 
-def _follow(output: IO[str], ready: "queue.Queue[str | None]") -> None:
+def _read_output(output: IO[str], ready: "queue.Queue[str | None]") -> None:
     """Read the process's output until it ends: a full pipe would block it."""
     last: list[str] = []
     with output:

@@ -11,7 +11,7 @@ HANG = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class TpuFault:
     """One fault.
 
     Attributes:
@@ -32,37 +32,37 @@ class Fault:
 
 
 @dataclass(slots=True)
-class Faults:
+class TpuFaults:
     """Pending faults by method name. Thread-safe."""
 
     stopped: threading.Event
-    _waiting: dict[str, list[Fault]] = field(default_factory=dict)
-    _struck: dict[str, int] = field(default_factory=dict)
+    _pending: dict[str, list[TpuFault]] = field(default_factory=dict)
+    _call_counts: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, method: str, fault: Fault) -> None:
+    def add(self, method: str, fault: TpuFault) -> None:
         """Add a fault for the next calls of a method; `*` is every method."""
         with self._lock:
-            self._waiting.setdefault(method, []).append(fault)
+            self._pending.setdefault(method, []).append(fault)
 
     def clear(self) -> None:
         """Remove all pending faults."""
         with self._lock:
-            self._waiting.clear()
-            self._struck.clear()
+            self._pending.clear()
+            self._call_counts.clear()
 
-    def next(self, method: str) -> Fault | None:
+    def next(self, method: str) -> TpuFault | None:
         """Take the fault for this call, if there is one."""
         with self._lock:
             for name in (method, "*"):
-                faults = self._waiting.get(name)
+                faults = self._pending.get(name)
                 if not faults:
                     continue
                 fault = faults[0]
-                self._struck[name] = self._struck.get(name, 0) + 1
-                if fault.times and self._struck[name] >= fault.times:
+                self._call_counts[name] = self._call_counts.get(name, 0) + 1
+                if fault.times and self._call_counts[name] >= fault.times:
                     faults.pop(0)
-                    self._struck[name] = 0
+                    self._call_counts[name] = 0
                 return fault
         return None
 

@@ -17,7 +17,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 from google.rpc import code_pb2, status_pb2
 
-from gradient_server.simulator.tpu.vms import Machines
+from gradient_server.simulator.tpu.vms import SimulatedVms
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ NO_CAPACITY = "There is no more capacity in the zone {zone!r}; you can try in an
 _USABLE = frozenset({NodeState.CREATING, NodeState.READY, NodeState.RESTARTING, NodeState.REPAIRING})
 
 
-class Refusal(Exception):
+class TpuApiError(Exception):
     """An error response of the API.
 
     Args:
@@ -62,7 +62,7 @@ class _Operation:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingResource:
     """A queued resource and the times of its transitions."""
 
     message: tpu_v2.QueuedResource
@@ -71,7 +71,7 @@ class _Waiting:
 
 
 @dataclass
-class Cloud:
+class TpuProject:
     """A simulated Google Cloud project.
 
     Attributes:
@@ -93,12 +93,12 @@ class Cloud:
     room: int = 100
     deny_tpu_node: bool = False
     late_errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
-    machines: Machines | None = None
+    machines: SimulatedVms | None = None
     record: list[tuple[str, str]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     _nodes: dict[str, tpu_v2.Node] = field(default_factory=dict)
     _ready_at: dict[str, float] = field(default_factory=dict)
-    _queued: dict[str, _Waiting] = field(default_factory=dict)
+    _queued: dict[str, _PendingResource] = field(default_factory=dict)
     _operations: dict[str, _Operation] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -107,74 +107,74 @@ class Cloud:
     def node(self, name: str) -> tpu_v2.Node:
         """Return the node of this full name."""
         self._advance()
-        return _found(self._nodes, name)
+        return _get_existing(self._nodes, name)
 
     def nodes(self, parent: str) -> list[tpu_v2.Node]:
         """List the nodes of a zone, or of all zones (`-`)."""
         self._advance()
-        return [node for name, node in sorted(self._nodes.items()) if _inside(name, parent)]
+        return [node for name, node in sorted(self._nodes.items()) if _is_in_zone(name, parent)]
 
     def create_node(self, parent: str, node_id: str, node: tpu_v2.Node) -> operations_pb2.Operation:
         """Create a node and return the operation."""
         self._advance()
         if self.deny_tpu_node:
-            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, DENIED)
+            raise TpuApiError(grpc.StatusCode.FAILED_PRECONDITION, DENIED)
         name = f"{parent}/nodes/{node_id}"
-        _not_there(self._nodes, name)
+        _check_absent(self._nodes, name)
         if not self._has_room(parent):
-            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_CAPACITY.format(zone=_zone(parent)))
-        self._make(parent, node_id, node)
-        return self._operate(name, self._ready_at[name], self._nodes[name])
+            raise TpuApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_CAPACITY.format(zone=_zone_name(parent)))
+        self._add_node(parent, node_id, node)
+        return self._add_operation(name, self._ready_at[name], self._nodes[name])
 
     def delete_node(self, name: str) -> operations_pb2.Operation:
         """Delete a node and return the operation."""
         self._advance()
-        _found(self._nodes, name)
-        self._drop(name)
-        return self._operate(name, 0.0, empty_pb2.Empty())
+        _get_existing(self._nodes, name)
+        self._remove_node(name)
+        return self._add_operation(name, 0.0, empty_pb2.Empty())
 
     def queued_resource(self, name: str) -> tpu_v2.QueuedResource:
         """Return the queued resource of this full name."""
         self._advance()
-        return _found(self._queued, name).message
+        return _get_existing(self._queued, name).message
 
     def queued_resources(self, parent: str) -> list[tpu_v2.QueuedResource]:
         """List the queued resources of a zone, or of all zones (`-`)."""
         self._advance()
-        return [one.message for name, one in sorted(self._queued.items()) if _inside(name, parent)]
+        return [one.message for name, one in sorted(self._queued.items()) if _is_in_zone(name, parent)]
 
-    def create_queued(self, parent: str, queued_id: str, asked: tpu_v2.QueuedResource) -> operations_pb2.Operation:
+    def create_queued(self, parent: str, queued_id: str, request: tpu_v2.QueuedResource) -> operations_pb2.Operation:
         """Create a queued resource and return the operation, which does not wait for its nodes."""
         self._advance()
         name = f"{parent}/queuedResources/{queued_id}"
-        _not_there(self._queued, name)
-        message = tpu_v2.QueuedResource(asked)
+        _check_absent(self._queued, name)
+        message = tpu_v2.QueuedResource(request)
         message.name, message.create_time = name, datetime.now(UTC)
         message.state = tpu_v2.QueuedResourceState(state=QueuedState.ACCEPTED)
         until: timedelta = message.queueing_policy.valid_until_duration
         current = time.monotonic()
         expires = current + until.total_seconds() if until else None
-        self._queued[name] = _Waiting(message, current + self.queue_seconds, expires)
+        self._queued[name] = _PendingResource(message, current + self.queue_seconds, expires)
         self.record.append(("created", f"queuedResources/{queued_id}"))
-        return self._operate(name, 0.0, message)
+        return self._add_operation(name, 0.0, message)
 
     def delete_queued(self, name: str, *, force: bool) -> operations_pb2.Operation:
         """Delete a queued resource, with `force` also its nodes, and return the operation."""
         self._advance()
-        waiting = _found(self._queued, name)
+        waiting = _get_existing(self._queued, name)
         nodes = [node for node in self._nodes.values() if node.queued_resource == name]
         if nodes and not force:
-            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name} has nodes; delete them first or use force.")
+            raise TpuApiError(grpc.StatusCode.FAILED_PRECONDITION, f"{name} has nodes; delete them first or use force.")
         for node in nodes:
-            self._drop(node.name)
+            self._remove_node(node.name)
         del self._queued[waiting.message.name]
-        self.record.append(("deleted", f"queuedResources/{_last(name)}"))
-        return self._operate(name, 0.0, empty_pb2.Empty())
+        self.record.append(("deleted", f"queuedResources/{_short_name(name)}"))
+        return self._add_operation(name, 0.0, empty_pb2.Empty())
 
     def operation(self, name: str) -> operations_pb2.Operation:
         """Return an operation in its current state."""
         self._advance()
-        return _found(self._operations, name).message
+        return _get_existing(self._operations, name).message
 
     # ---- Controls of the simulation
 
@@ -185,7 +185,7 @@ class Cloud:
     def set_state(self, node_id: str, state: tpu_v2.Node.State) -> None:
         """Set the state of a node."""
         with self.lock:
-            node = self._one(node_id)
+            node = self._node_by_id(node_id)
             node.state = state
             if self.machines is not None and state not in _USABLE:
                 self.machines.end(node.name)
@@ -193,20 +193,20 @@ class Cloud:
     def set_health(self, node_id: str, health: tpu_v2.Node.Health, why: str = "") -> None:
         """Set the health of a node."""
         with self.lock:
-            self._one(node_id).health = health
-            self._one(node_id).health_description = why
+            self._node_by_id(node_id).health = health
+            self._node_by_id(node_id).health_description = why
 
     def suspend(self, queued_id: str, *, by_user: bool) -> None:
         """Suspend a queued resource: its nodes are deleted."""
         with self.lock:
-            (name,) = (name for name in self._queued if _last(name) == queued_id)
+            (name,) = (name for name in self._queued if _short_name(name) == queued_id)
             for node in [node for node in self._nodes.values() if node.queued_resource == name]:
-                self._drop(node.name)
+                self._remove_node(node.name)
             self._queued[name].message.state = tpu_v2.QueuedResourceState(
                 state=QueuedState.SUSPENDED, state_initiator=Initiator.USER if by_user else Initiator.SERVICE
             )
 
-    def left(self) -> tuple[list[str], list[str]]:
+    def remaining_resources(self) -> tuple[list[str], list[str]]:
         """Return the names of the existing nodes and queued resources."""
         with self.lock:
             self._advance()
@@ -217,20 +217,22 @@ class Cloud:
     def _advance(self) -> None:
         current = time.monotonic()
         for waiting in self._queued.values():
-            self._move_on(waiting, current)
+            self._advance_queued(waiting, current)
         for name, ready_at in list(self._ready_at.items()):
             if current >= ready_at:
-                self._finish(name)
+                self._finish_creation(name)
         for operation in self._operations.values():
             if not operation.message.done and current >= operation.due:
-                _end(operation)
+                _complete(operation)
 
-    def _finish(self, name: str) -> None:
+    def _finish_creation(self, name: str) -> None:
         """End the creation of a node: it becomes READY, or is dropped by a late error."""
         del self._ready_at[name]
-        error = next((one.error for key, one in self._operations.items() if one.error and _of(key, name)), None)
+        error = next(
+            (one.error for key, one in self._operations.items() if one.error and _is_operation_of(key, name)), None
+        )
         if error is not None:
-            self._drop(name)
+            self._remove_node(name)
             return
         node = self._nodes[name]
         if node.state == NodeState.CREATING:
@@ -239,19 +241,21 @@ class Cloud:
             if self.machines is not None:
                 self.machines.start(name, node.metadata.get("startup-script", ""))
 
-    def _move_on(self, waiting: _Waiting, current: float) -> None:
+    def _advance_queued(self, waiting: _PendingResource, current: float) -> None:
         message, state = waiting.message, waiting.message.state.state
         if state in {QueuedState.ACCEPTED, QueuedState.WAITING_FOR_RESOURCES} and current >= waiting.moves_at:
             spec = message.tpu.node_spec[0]
             if waiting.valid_until is not None and current >= waiting.valid_until:
-                _fail(message, status_pb2.Status(code=code_pb2.DEADLINE_EXCEEDED, message="It was not valid any more."))
+                _mark_failed(
+                    message, status_pb2.Status(code=code_pb2.DEADLINE_EXCEEDED, message="It was not valid any more.")
+                )
             elif not self._has_room(spec.parent):
                 message.state = tpu_v2.QueuedResourceState(state=QueuedState.WAITING_FOR_RESOURCES)
             elif self.late_errors:
                 code, text = self.late_errors.pop(0)
-                _fail(message, status_pb2.Status(code=code.value[0], message=text))
+                _mark_failed(message, status_pb2.Status(code=code.value[0], message=text))
             else:
-                self._make(spec.parent, spec.node_id, spec.node, queued=message.name)
+                self._add_node(spec.parent, spec.node_id, spec.node, queued=message.name)
                 message.state = tpu_v2.QueuedResourceState(state=QueuedState.PROVISIONING)
         elif state == QueuedState.PROVISIONING:
             made = [node for node in self._nodes.values() if node.queued_resource == message.name]
@@ -259,28 +263,28 @@ class Cloud:
                 message.state = tpu_v2.QueuedResourceState(state=QueuedState.ACTIVE)
 
     def _has_room(self, parent: str) -> bool:
-        busy = sum(_inside(name, parent) and node.state in _USABLE for name, node in self._nodes.items())
-        return busy < self.capacity.get(_zone(parent), self.room)
+        busy = sum(_is_in_zone(name, parent) and node.state in _USABLE for name, node in self._nodes.items())
+        return busy < self.capacity.get(_zone_name(parent), self.room)
 
-    def _make(self, parent: str, node_id: str, asked: tpu_v2.Node, *, queued: str = "") -> None:
+    def _add_node(self, parent: str, node_id: str, request: tpu_v2.Node, *, queued: str = "") -> None:
         name = f"{parent}/nodes/{node_id}"
-        node = tpu_v2.Node(asked)
+        node = tpu_v2.Node(request)
         node.name, node.queued_resource, node.create_time = name, queued, datetime.now(UTC)
         node.state, node.api_version = NodeState.CREATING, _V2
         self._nodes[name] = node
         self._ready_at[name] = time.monotonic() + self.create_seconds
         self.record.append(("created", f"nodes/{node_id}"))
 
-    def _drop(self, name: str) -> None:
+    def _remove_node(self, name: str) -> None:
         del self._nodes[name]
         self._ready_at.pop(name, None)
         if self.machines is not None:
             self.machines.end(name)
-        self.record.append(("deleted", f"nodes/{_last(name)}"))
+        self.record.append(("deleted", f"nodes/{_short_name(name)}"))
 
-    def _operate(self, name: str, due: float, result: Any) -> operations_pb2.Operation:  # noqa: ANN401 - any message
+    def _add_operation(self, name: str, due: float, result: Any) -> operations_pb2.Operation:  # noqa: ANN401 - any message
         message = operations_pb2.Operation(
-            name=f"{_place(name)}/operations/operation-{next(self._numbers)}-{_last(name)}"
+            name=f"{_zone_path(name)}/operations/operation-{next(self._numbers)}-{_short_name(name)}"
         )
         error = None
         if self.late_errors and due:
@@ -289,13 +293,13 @@ class Cloud:
         self._operations[message.name] = _Operation(message, due, result, error)
         return message
 
-    def _one(self, node_id: str) -> tpu_v2.Node:
+    def _node_by_id(self, node_id: str) -> tpu_v2.Node:
         self._advance()
-        (node,) = (node for name, node in self._nodes.items() if _last(name) == node_id)
+        (node,) = (node for name, node in self._nodes.items() if _short_name(name) == node_id)
         return node
 
 
-def _end(operation: _Operation) -> None:
+def _complete(operation: _Operation) -> None:
     operation.message.done = True
     if operation.error is not None:
         operation.message.error.CopyFrom(operation.error)
@@ -306,39 +310,39 @@ def _end(operation: _Operation) -> None:
     operation.message.response.CopyFrom(packed)
 
 
-def _fail(message: tpu_v2.QueuedResource, error: status_pb2.Status) -> None:
+def _mark_failed(message: tpu_v2.QueuedResource, error: status_pb2.Status) -> None:
     failed = tpu_v2.QueuedResourceState.FailedData(error=error)
     message.state = tpu_v2.QueuedResourceState(state=QueuedState.FAILED, failed_data=failed)
 
 
-def _found(things: dict[str, T], name: str) -> T:
+def _get_existing(things: dict[str, T], name: str) -> T:
     if name not in things:
-        raise Refusal(grpc.StatusCode.NOT_FOUND, f"Resource {name!r} was not found")
+        raise TpuApiError(grpc.StatusCode.NOT_FOUND, f"Resource {name!r} was not found")
     return things[name]
 
 
-def _not_there(things: Container[str], name: str) -> None:
+def _check_absent(things: Container[str], name: str) -> None:
     if name in things:
-        raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"Resource {name!r} already exists")
+        raise TpuApiError(grpc.StatusCode.ALREADY_EXISTS, f"Resource {name!r} already exists")
 
 
-def _inside(name: str, parent: str) -> bool:
+def _is_in_zone(name: str, parent: str) -> bool:
     everywhere, _, zone = parent.rpartition("/")
     return name.startswith(f"{everywhere}/" if zone == "-" else f"{parent}/")
 
 
-def _of(operation: str, node: str) -> bool:
-    return operation.startswith(f"{_place(node)}/") and operation.endswith(f"-{_last(node)}")
+def _is_operation_of(operation: str, node: str) -> bool:
+    return operation.startswith(f"{_zone_path(node)}/") and operation.endswith(f"-{_short_name(node)}")
 
 
-def _place(name: str) -> str:
+def _zone_path(name: str) -> str:
     """Return the zone's part of a full name."""
     return name.rsplit("/", 2)[0]
 
 
-def _zone(parent: str) -> str:
+def _zone_name(parent: str) -> str:
     return parent.split("/")[3]
 
 
-def _last(name: str) -> str:
+def _short_name(name: str) -> str:
     return name.rpartition("/")[2]

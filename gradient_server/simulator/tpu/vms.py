@@ -17,12 +17,12 @@ from pathlib import Path
 
 import psutil
 
-MARK = "GRADIENT_VM_PLACE"
+MARKER_VARIABLE = "GRADIENT_VM_PLACE"
 """The variable with the folder that a startup script must stay in; a script that does not mention it is not run."""
 _TOKEN_SECONDS = 3600
 
 
-class Machines:
+class SimulatedVms:
     """The simulated VMs and their metadata server.
 
     Args:
@@ -35,7 +35,7 @@ class Machines:
         self._root = Path(tempfile.mkdtemp(prefix="gradient-vm-"))
         self._lock = threading.Lock()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._metadata = _Metadata(token)
+        self._metadata = _MetadataServer(token)
         self._thread = threading.Thread(target=self._metadata.serve_forever, name="vm-metadata", daemon=True)
         self._thread.start()
         address, port = self._metadata.server_address[:2]
@@ -46,7 +46,7 @@ class Machines:
 
     def start(self, name: str, script: str) -> None:
         """Start a VM: run its startup script, if it supports that."""
-        if MARK not in script:
+        if MARKER_VARIABLE not in script:
             return
         place = self._root / name.replace("/", "_")
         place.mkdir()
@@ -57,7 +57,7 @@ class Machines:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=kept | self._environment | {MARK: str(place / "disk")},
+                env=kept | self._environment | {MARKER_VARIABLE: str(place / "disk")},
                 start_new_session=True,
             )
             if process.stdin is not None:
@@ -73,7 +73,7 @@ class Machines:
         place = str(self._root / name.replace("/", "_") / "disk")
         for member in psutil.process_iter():
             with suppress(psutil.Error):
-                if member.environ().get(MARK) == place:
+                if member.environ().get(MARKER_VARIABLE) == place:
                     member.send_signal(signal.SIGKILL)
         process.wait()
         shutil.rmtree(self._root / name.replace("/", "_"), ignore_errors=True)
@@ -88,18 +88,18 @@ class Machines:
         shutil.rmtree(self._root, ignore_errors=True)
 
 
-class _Metadata(ThreadingHTTPServer):
+class _MetadataServer(ThreadingHTTPServer):
     """The VMs' metadata server: it only serves access tokens of the service account."""
 
     daemon_threads = True
 
     def __init__(self, token: Callable[[], str]) -> None:
-        super().__init__(("127.0.0.1", 0), _Answer)
+        super().__init__(("127.0.0.1", 0), _MetadataHandler)
         self.token = token
 
 
-class _Answer(BaseHTTPRequestHandler):
-    server: _Metadata
+class _MetadataHandler(BaseHTTPRequestHandler):
+    server: _MetadataServer
 
     def do_GET(self) -> None:
         known = self.path.endswith("/instance/service-accounts/default/token")

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     chosen = vars(parser.parse_args(arguments))
     if chosen.pop("list"):
-        print(f"{_listing('models', MODELS)}\n\n{_listing('data sets', DATASETS)}")
+        print(f"{_format_list('models', MODELS)}\n\n{_format_list('data sets', DATASETS)}")
         return 0
     try:
         run(TrainOptions(**chosen))
@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m gradient_trainer",
         usage="%(prog)s [--model NAME] [--data NAME] [flags]",
         description="Train an image classifier with TensorFlow.",
-        epilog=f"{_listing('models', MODELS)}\n\n{_listing('data sets', DATASETS)}\n\n{EXAMPLES}",
+        epilog=f"{_format_list('models', MODELS)}\n\n{_format_list('data sets', DATASETS)}\n\n{EXAMPLES}",
         formatter_class=_Formatter,
         allow_abbrev=False,
     )
@@ -80,7 +80,7 @@ def _add_flag(group: argparse._ArgumentGroup, each: Field[Any]) -> None:
         group.add_argument(flag, metavar=each.metadata["metavar"], type=kind, default=default, help=shown)
 
 
-def _listing(title: str, registry: Registry) -> str:
+def _format_list(title: str, registry: Registry) -> str:
     rows = registry.summaries()
     width = max(map(len, rows))
     return "\n".join([f"{title}:", *(f"  {name:<{width}}  {summary}" for name, summary in rows.items())])

@@ -49,7 +49,7 @@ class Learner:
 
     def train(self, images: Images, labels: Labels) -> None:
         """Train one step on a batch; all batches must have the same shape."""
-        self._seen.append(self._train_step(self._divided(images), self._divided(labels)))
+        self._seen.append(self._train_step(self._split(images), self._split(labels)))
 
     def averages(self) -> tuple[float, float]:
         """Return loss and accuracy, averaged over the steps since the last call."""
@@ -57,7 +57,7 @@ class Learner:
         self._seen.clear()
         return float(loss), float(accuracy)
 
-    def _divided(self, whole: npt.NDArray[Any]) -> Any:  # noqa: ANN401 - TensorFlow's values by replica have no public type
+    def _split(self, whole: npt.NDArray[Any]) -> Any:  # noqa: ANN401 - TensorFlow's values by replica have no public type
         """Divide an array into one part for each replica."""
         parts = np.split(whole, self._strategy.num_replicas_in_sync)
 
@@ -70,7 +70,7 @@ class Learner:
         """Return loss and accuracy on the given examples, each counted once."""
         sums = np.zeros(2)
         for batch, weights in padded(examples, batch_size):
-            inputs = (self._divided(each) for each in (images[batch], labels[batch], weights))
+            inputs = (self._split(each) for each in (images[batch], labels[batch], weights))
             sums += self._evaluate_step(*inputs).numpy()
         loss, accuracy = sums / len(examples)
         return float(loss), float(accuracy)
@@ -116,7 +116,7 @@ class Learner:
             loss = (tf.reduce_mean(self._losses(labels, logits)) + sum(self.model.losses)) / replicas
         weights = self.model.trainable_variables
         self._optimizer.apply(tape.gradient(loss, weights), weights)
-        return tf.stack([loss, tf.reduce_mean(_recognized(labels, logits)) / replicas])
+        return tf.stack([loss, tf.reduce_mean(_count_correct(labels, logits)) / replicas])
 
     def _compute_evaluate_step(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         parts = self._strategy.run(self._evaluate_part, (images, labels, weights))
@@ -124,7 +124,7 @@ class Learner:
 
     def _evaluate_part(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         logits = self.model(tf.cast(images, tf.float32), training=False)
-        of_each = tf.stack([self._losses(labels, logits), _recognized(labels, logits)])
+        of_each = tf.stack([self._losses(labels, logits), _count_correct(labels, logits)])
         return tf.reduce_sum(of_each * weights, axis=1)
 
 
@@ -139,5 +139,5 @@ def one_cycle(peak_rate: float, total_steps: int) -> keras.optimizers.schedules.
     )
 
 
-def _recognized(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+def _count_correct(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.argmax(logits, axis=1, output_type=labels.dtype) == labels, tf.float32)

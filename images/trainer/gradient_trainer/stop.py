@@ -22,7 +22,7 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._arrived) for number in STOP_SIGNALS}
+            self._previous = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
         return self
 
     def __exit__(
@@ -31,7 +31,7 @@ class StopRequest:
         for number, previous in self._previous.items():
             signal.signal(number, previous)  # type: ignore[arg-type]  # what signal.signal returned before
 
-    def _arrived(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.signal is signal.SIGINT and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = self.signal or signal.Signals(number)

@@ -16,58 +16,70 @@ from core.jobs import queries
 from core.storage import prune
 from core.storage.artifacts.store import ArtifactFile
 from core.storage.retention import OutputKind
-from service.auth.api_keys import Caller, Searching
-from service.deps import OpenStores, Reading, Stores
-from service.original.params import Given, Params, check_names, takes
+from service.auth.api_keys import Caller, SearchSlot
+from service.deps import AppState, AppStateDep, ReadSession
+from service.original.params import OriginalParams, Params, check_count, openapi_params
 from service.original.routes import s3
-from service.original.routes.signed_links import link_to
+from service.original.routes.signed_links import signed_link
 from service.original.routing import OriginalRoute
-from service.presenters.removed import GONE, refuse_removed
+from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
 
 router = APIRouter(route_class=OriginalRoute)
 
-_PAGE = 1000
-_PATTERN_LENGTH = 255
+_PAGE_FILES = 1000
+_MAX_PATTERN_LENGTH = 255
 """Longest pattern. Matching takes its length times the path's, and blocks this process."""
-_SECONDS = 10.0
+_MATCH_SECONDS = 10.0
 """Time limit for matching the files of one request with its patterns."""
-_LISTED = ("jobId", "files", "size", "links")
+_LIST_PARAMS = ("jobId", "files", "size", "links")
 
 
-@router.get("/jobs/artifactsList", name="original_list_artifacts", openapi_extra=takes(*_LISTED), responses=GONE)
+@router.get(
+    "/jobs/artifactsList",
+    name="original_list_artifacts",
+    openapi_extra=openapi_params(*_LIST_PARAMS),
+    responses=REMOVED_RESPONSE,
+)
 def list_artifacts(
-    request: Request, session: Reading, stores: Stores, caller: Caller, given: Given
+    request: Request, session: ReadSession, app_state: AppStateDep, caller: Caller, given: OriginalParams
 ) -> list[dict[str, Any]]:
     """Every file, by path."""
-    job = _job(session, given)
-    link = partial(link_to, request, stores, caller, job.id)
-    return _shapes(stores, given, stores.artifacts.walk(job.id, job.attempt), link)
+    job = _get_job(session, given)
+    link = partial(signed_link, request, app_state, caller, job.id)
+    return _file_shapes(app_state, given, app_state.artifacts.walk(job.id, job.attempt), link)
 
 
 @router.get(
     "/jobs/artifactsListV2",
     name="original_list_artifacts_by_page",
-    openapi_extra=takes(*_LISTED, "startAfter"),
-    responses=GONE,
+    openapi_extra=openapi_params(*_LIST_PARAMS, "startAfter"),
+    responses=REMOVED_RESPONSE,
 )
 def list_artifacts_by_page(
-    request: Request, session: Reading, stores: Stores, caller: Caller, given: Given
+    request: Request, session: ReadSession, app_state: AppStateDep, caller: Caller, given: OriginalParams
 ) -> dict[str, Any]:
     """Some files, by path; `startAfter` says where the next page begins, and is left out on the last one."""
-    job = _job(session, given)
-    page = stores.artifacts.list(job.id, job.attempt, after=given.text("startAfter"), limit=_PAGE)
+    job = _get_job(session, given)
+    page = app_state.artifacts.list(job.id, job.attempt, after=given.text("startAfter"), limit=_PAGE_FILES)
     following = {} if page.next is None else {"startAfter": page.next}
-    link = partial(link_to, request, stores, caller, job.id)
-    return {"data": _shapes(stores, given, page.files, link)} | following
+    link = partial(signed_link, request, app_state, caller, job.id)
+    return {"data": _file_shapes(app_state, given, page.files, link)} | following
 
 
-@router.get("/jobs/artifactsGet", name="original_get_artifacts", openapi_extra=takes("jobId", "files"), responses=GONE)
-def get_artifacts(session: Reading, stores: Stores, caller: Caller, given: Given) -> dict[str, Any]:
+@router.get(
+    "/jobs/artifactsGet",
+    name="original_get_artifacts",
+    openapi_extra=openapi_params("jobId", "files"),
+    responses=REMOVED_RESPONSE,
+)
+def get_artifacts(
+    session: ReadSession, app_state: AppStateDep, caller: Caller, given: OriginalParams
+) -> dict[str, Any]:
     """Credentials to fetch a job's files by S3's protocol, for an hour."""
-    job = _job(session, given)
+    job = _get_job(session, given)
     keys = {"AccessKeyId": f"GRADIENT{secrets.token_hex(6).upper()}", "SecretAccessKey": secrets.token_urlsafe(30)}
     return {
-        "Credentials": keys | {"SessionToken": s3.issue_token(stores, caller, job.id)},
+        "Credentials": keys | {"SessionToken": s3.issue_token(app_state, caller, job.id)},
         "bucket": s3.BUCKET,
         "folder": job.id,
     }
@@ -77,19 +89,19 @@ def get_artifacts(session: Reading, stores: Stores, caller: Caller, given: Given
     "/jobs/{job_id}/artifactsDestroy",
     status_code=204,
     name="original_destroy_artifacts",
-    openapi_extra=takes("files", body=True),
-    responses=GONE,
-    dependencies=[Searching],
+    openapi_extra=openapi_params("files", body=True),
+    responses=REMOVED_RESPONSE,
+    dependencies=[SearchSlot],
 )
-def destroy_artifacts(session: Reading, stores: Stores, given: Given, job_id: str) -> None:
+def destroy_artifacts(session: ReadSession, app_state: AppStateDep, given: OriginalParams, job_id: str) -> None:
     """Delete files of a job that has ended: all, or those that `files` names."""
     job = queries.get(session, job_id)
-    refuse_removed(session, job, OutputKind.ARTIFACTS)
+    check_not_removed(session, job, OutputKind.ARTIFACTS)
     wanted = given.text("files")
-    prune.remove_artifacts(stores, job, None if wanted is None else matcher(stores, wanted))
+    prune.remove_artifacts(app_state, job, None if wanted is None else path_matcher(app_state, wanted))
 
 
-def matcher(stores: OpenStores, wanted: str | None) -> Callable[[str], bool]:
+def path_matcher(app_state: AppState, wanted: str | None) -> Callable[[str], bool]:
     """Build a function that returns whether a path matches `wanted`: names and patterns, separated by commas.
 
     Raises:
@@ -100,13 +112,13 @@ def matcher(stores: OpenStores, wanted: str | None) -> Callable[[str], bool]:
     parts = [part.strip() for part in wanted.split(",") if part.strip()]
     named = {wanted, *parts}
     globs = sorted({part for part in parts if "*" in part or "?" in part})
-    check_names(globs, stores.settings.limits.patterns, "patterns", "files")
+    check_count(globs, app_state.settings.limits.patterns, "patterns", "files")
     longest = max(map(len, globs), default=0)
-    if longest > _PATTERN_LENGTH:
+    if longest > _MAX_PATTERN_LENGTH:
         raise SpecInvalid(
-            f"files: a pattern has {longest:,} characters, at most {_PATTERN_LENGTH} are taken.", field="files"
+            f"files: a pattern has {longest:,} characters, at most {_MAX_PATTERN_LENGTH} are taken.", field="files"
         )
-    patterns, end = [re.compile(translate(glob)) for glob in globs], time.monotonic() + _SECONDS
+    patterns, end = [re.compile(translate(glob)) for glob in globs], time.monotonic() + _MATCH_SECONDS
 
     def is_meant(path: str) -> bool:
         if path in named:
@@ -114,7 +126,7 @@ def matcher(stores: OpenStores, wanted: str | None) -> Callable[[str], bool]:
         for pattern in patterns:
             if time.monotonic() > end:
                 raise SpecInvalid(
-                    f"files: comparing takes longer than {_SECONDS:g} seconds. Name fewer or shorter patterns.",
+                    f"files: comparing takes longer than {_MATCH_SECONDS:g} seconds. Name fewer or shorter patterns.",
                     field="files",
                 )
             if pattern.match(path):
@@ -124,16 +136,16 @@ def matcher(stores: OpenStores, wanted: str | None) -> Callable[[str], bool]:
     return is_meant
 
 
-def _job(session: Reading, given: Params) -> Job:
+def _get_job(session: ReadSession, given: Params) -> Job:
     job = queries.get(session, given.required("jobId"))
-    refuse_removed(session, job, OutputKind.ARTIFACTS)
+    check_not_removed(session, job, OutputKind.ARTIFACTS)
     return job
 
 
-def _shapes(
-    stores: OpenStores, given: Params, files: Iterable[ArtifactFile], link: Callable[[str], str]
+def _file_shapes(
+    app_state: AppState, given: Params, files: Iterable[ArtifactFile], link: Callable[[str], str]
 ) -> list[dict[str, Any]]:
-    selected, sized, linked = matcher(stores, given.text("files")), given.flag("size"), given.flag("links")
+    selected, sized, linked = path_matcher(app_state, given.text("files")), given.flag("size"), given.flag("links")
     return [
         {"file": one.path} | ({"size": one.size} if sized else {}) | ({"url": link(one.path)} if linked else {})
         for one in files

@@ -11,10 +11,10 @@ from core.db.models.jobs import Job
 from core.jobs import queries
 from core.jobs.queries import JobFilter
 from core.jobs.states import JobState
-from service.auth.api_keys import Searching
-from service.deps import OpenStores, Reading, Stores
+from service.auth.api_keys import SearchSlot
+from service.deps import AppState, AppStateDep, ReadSession
 from service.http.errors import problem
-from service.original.params import Given, Params, check_names, takes
+from service.original.params import OriginalParams, Params, check_count, openapi_params
 from service.original.presenters import PREEMPTED, job_shapes
 from service.original.routing import OriginalRoute
 from service.presenters.jobs import job_filter
@@ -24,54 +24,57 @@ router = APIRouter(route_class=OriginalRoute)
 
 MAX_JOBS = 2000
 """Largest number of jobs in a list, the newest ones: the protocol has no pages."""
-_PAGE = 500
-_EVERY_PROJECT = "all"
-_NOTHING_HAS = ("dataset", "experimentId")
+_PAGE_JOBS = 500
+_ALL_PROJECTS = "all"
+_UNSUPPORTED_FILTERS = ("dataset", "experimentId")
 _FILTERS = ("project", "projectId", "name", "state", "machineType", "container", "command", "workspace")
 
 
 @router.get(
-    "/jobs/getJobs", name="original_get_jobs", dependencies=[Searching], openapi_extra=takes(*_FILTERS, *_NOTHING_HAS)
+    "/jobs/getJobs",
+    name="original_get_jobs",
+    dependencies=[SearchSlot],
+    openapi_extra=openapi_params(*_FILTERS, *_UNSUPPORTED_FILTERS),
 )
-def get_jobs(session: Reading, stores: Stores, given: Given) -> list[dict[str, Any]]:
+def get_jobs(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> list[dict[str, Any]]:
     """Jobs, as the npm client and `paperspace-python` list them."""
-    if any(given.text(name) for name in _NOTHING_HAS):
+    if any(given.text(name) for name in _UNSUPPORTED_FILTERS):
         return []
     of_spec = replace(
-        _filter(stores, given),
+        _parse_filter(app_state, given),
         container=given.text("container"),
         command=given.text("command"),
         workspace=given.text("workspace"),
     )
-    return _listed(session, stores, of_spec)
+    return _list_all(session, app_state, of_spec)
 
 
 @router.get(
     "/jobs/getJobList",
     name="original_get_job_list",
-    dependencies=[Searching],
-    openapi_extra=takes("filter", "tagFilter", "modelName"),
+    dependencies=[SearchSlot],
+    openapi_extra=openapi_params("filter", "tagFilter", "modelName"),
 )
-def get_job_list(session: Reading, stores: Stores, given: Given) -> dict[str, Any]:
+def get_job_list(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> dict[str, Any]:
     """Jobs, as `gradient` lists them: of a project, or with one of some tags."""
-    where = _where(given)
+    where = _parse_where(given)
     if where.get("experimentId"):
         return {"jobList": []}
-    tags = given.every("tagFilter")
-    check_names(tags, stores.settings.limits.ids, "ids", "tagFilter")
+    tags = given.text_list("tagFilter")
+    check_count(tags, app_state.settings.limits.ids, "ids", "tagFilter")
     wanted = JobFilter(project=where.get("project"), project_id=where.get("projectId"), tags=tags)
-    return {"jobList": _listed(session, stores, wanted)}
+    return {"jobList": _list_all(session, app_state, wanted)}
 
 
-def _filter(stores: OpenStores, given: Params) -> JobFilter:
+def _parse_filter(app_state: AppState, given: Params) -> JobFilter:
     asked = {name: given.text(name) for name in ("project", "projectId", "name", "state", "machineType")}
-    if asked["project"] == _EVERY_PROJECT:
+    if asked["project"] == _ALL_PROJECTS:
         asked["project"] = None
     preempted = asked["state"] == PREEMPTED
     if preempted:
         asked["state"] = None
     try:
-        wanted = job_filter(ListJobs.model_validate(asked), stores.catalogue)
+        wanted = job_filter(ListJobs.model_validate(asked), app_state.catalogue)
     except ValidationError as error:
         raise problem(("query",), str(error.errors()[0]["msg"])) from error
     if preempted:
@@ -79,7 +82,7 @@ def _filter(stores: OpenStores, given: Params) -> JobFilter:
     return replace(wanted, not_reasons=["preempted"]) if JobState.FAILED in wanted.states else wanted
 
 
-def _where(given: Params) -> dict[str, str]:
+def _parse_where(given: Params) -> dict[str, str]:
     found = given.object("filter")
     for name in ("filter", "where"):
         found = found.get(name, {})
@@ -91,11 +94,11 @@ def _where(given: Params) -> dict[str, str]:
     return {name: value for name, value in texts.items() if value}
 
 
-def _listed(session: Session, stores: OpenStores, wanted: JobFilter) -> list[dict[str, Any]]:
+def _list_all(session: Session, app_state: AppState, wanted: JobFilter) -> list[dict[str, Any]]:
     jobs: list[Job] = []
-    page = queries.page(session, wanted, limit=_PAGE)
+    page = queries.page(session, wanted, limit=_PAGE_JOBS)
     jobs += page.jobs
     while page.next_cursor is not None and len(jobs) < MAX_JOBS:
-        page = queries.page(session, wanted, limit=_PAGE, after=page.next_cursor)
+        page = queries.page(session, wanted, limit=_PAGE_JOBS, after=page.next_cursor)
         jobs += page.jobs
-    return job_shapes(session, stores, jobs)
+    return job_shapes(session, app_state, jobs)

@@ -8,49 +8,54 @@ from starlette.concurrency import run_in_threadpool
 from core.errors import Unauthorized
 from core.security import one_time_tokens, users
 from core.security.one_time_tokens import Purpose
-from service.deps import Stores
-from service.http.scopes import client_name
-from service.original.params import Params, read_params, takes
+from service.deps import AppStateDep
+from service.http.scopes import client_network
+from service.original.params import Params, openapi_params, read_params
 from service.schemas.jobs import ErrorView
 
 router = APIRouter()
 
-_BUSY: dict[int | str, dict[str, Any]] = {
+_RESPONSES: dict[int | str, dict[str, Any]] = {
     429: {"model": ErrorView, "description": "Too many wrong passwords from this client, or too many at once."}
 }
 
-Sent = Annotated[Params, Depends(read_params)]
+SentParams = Annotated[Params, Depends(read_params)]
 
 
 @router.post(
-    "/users/login", name="original_login", openapi_extra=takes("email", "password", body=True), responses=_BUSY
+    "/users/login",
+    name="original_login",
+    openapi_extra=openapi_params("email", "password", body=True),
+    responses=_RESPONSES,
 )
-async def login(request: Request, stores: Stores, sent: Sent) -> dict[str, str]:
+async def login(request: Request, app_state: AppStateDep, sent: SentParams) -> dict[str, str]:
     """First step: a token for those who know their password."""
     email, password = sent.text("email") or "", sent.text("password") or ""
 
     def check() -> str:
-        with stores.database.read() as session:
+        with app_state.database.read() as session:
             return users.sign_in(session, email, password).id
 
     def issue(user_id: str) -> str:
-        with stores.database.write() as session:
+        with app_state.database.write() as session:
             return one_time_tokens.issue(session, Purpose.LOGIN, user_id)
 
-    client = client_name(request.client.host if request.client else None)
-    user_id = await stores.sign_ins.check(email, client, check)
+    client = client_network(request.client.host if request.client else None)
+    user_id = await app_state.sign_ins.check(email, client, check)
     return {"id": await run_in_threadpool(issue, user_id)}
 
 
 @router.post(
-    "/apiTokens/createPublic", name="original_create_key", openapi_extra=takes("access_token", "apiToken", body=True)
+    "/apiTokens/createPublic",
+    name="original_create_key",
+    openapi_extra=openapi_params("access_token", "apiToken", body=True),
 )
-def create_key(request: Request, stores: Stores, sent: Sent) -> dict[str, str]:
+def create_key(request: Request, app_state: AppStateDep, sent: SentParams) -> dict[str, str]:
     """Second step: one API key for that token."""
     token, name = request.query_params.get("access_token", ""), sent.text("apiToken") or "paperspace login"
-    days = stores.settings.sign_in.key_days or None
+    days = app_state.settings.sign_in.key_days or None
     made = one_time_tokens.redeem(
-        stores.database,
+        app_state.database,
         Purpose.LOGIN,
         token,
         lambda session, user_id: users.create_key_for(session, user_id, name, days=days),

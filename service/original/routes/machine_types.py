@@ -10,8 +10,8 @@ from core.errors import MachineTypeUnknown
 from core.jobs.scheduling import workers
 from core.jobs.scheduling.capacity import LiveWorkers, live_workers
 from service.auth.api_keys import Caller
-from service.deps import OpenStores, Reading, Stores
-from service.original.params import Given, takes
+from service.deps import AppState, AppStateDep, ReadSession
+from service.original.params import OriginalParams, openapi_params
 from service.original.presenters import CLUSTER, CLUSTER_ID, REGION, vm_type_shape
 from service.original.routing import OriginalRoute
 
@@ -21,9 +21,9 @@ router = APIRouter(route_class=OriginalRoute)
 @router.get(
     "/jobs/getClusterAvailableMachineTypes",
     name="original_list_machine_types",
-    openapi_extra=takes("region", "cluster", "machineType", "isBusy"),
+    openapi_extra=openapi_params("region", "cluster", "machineType", "isBusy"),
 )
-def list_machine_types(session: Reading, stores: Stores, given: Given) -> list[dict[str, Any]]:
+def list_machine_types(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> list[dict[str, Any]]:
     """Every machine type, and whether a job on it would have to wait now."""
     offered, running = live_workers(session), workers.held_job_counts(session)
     rows: list[dict[str, Any]] = [
@@ -31,42 +31,46 @@ def list_machine_types(session: Reading, stores: Stores, given: Given) -> list[d
             "region": REGION,
             "cluster": CLUSTER,
             "machineType": machine.name,
-            "isBusy": _busy(stores, machine, offered, running),
+            "isBusy": _is_busy(app_state, machine, offered, running),
         }
-        for machine in stores.catalogue
+        for machine in app_state.catalogue
     ]
     wanted = {name: value for name in ("region", "cluster") if (value := given.text(name)) is not None}
     if (machine_type := given.text("machineType")) is not None:
-        wanted["machineType"] = stores.catalogue.get(machine_type).name
+        wanted["machineType"] = app_state.catalogue.get(machine_type).name
     found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
     return found if given.text("isBusy") is None else [row for row in found if row["isBusy"] == given.flag("isBusy")]
 
 
 @router.get("/vmTypes/getVmTypesByClusters", name="original_list_vm_types")
-def list_vm_types(stores: Stores, _caller: Caller) -> dict[str, list[dict[str, Any]]]:
+def list_vm_types(app_state: AppStateDep, _caller: Caller) -> dict[str, list[dict[str, Any]]]:
     """Every machine type with its figures, by cluster."""
-    return {CLUSTER_ID: [vm_type_shape(machine) for machine in stores.catalogue]}
+    return {CLUSTER_ID: [vm_type_shape(machine) for machine in app_state.catalogue]}
 
 
-@router.get("/clusters/getClusters", name="original_list_clusters", openapi_extra=takes("filter"))
-def list_clusters(given: Given) -> list[dict[str, str]]:
+@router.get("/clusters/getClusters", name="original_list_clusters", openapi_extra=openapi_params("filter"))
+def list_clusters(given: OriginalParams) -> list[dict[str, str]]:
     """The one cluster there is; on the second page there is none."""
     skipped = given.object("filter").get("offset", 0)
     return [] if skipped else [{"id": CLUSTER_ID, "name": CLUSTER, "type": "Kubernetes Processing Site"}]
 
 
 @router.get(
-    "/machines/getAvailability", name="original_machine_available", openapi_extra=takes("region", "machineType")
+    "/machines/getAvailability",
+    name="original_machine_available",
+    openapi_extra=openapi_params("region", "machineType"),
 )
-def machine_available(session: Reading, stores: Stores, given: Given) -> dict[str, bool]:
+def machine_available(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> dict[str, bool]:
     """The availability of a machine type: true if a running worker offers it."""
     try:
-        machine = stores.catalogue.get(given.required("machineType"))
+        machine = app_state.catalogue.get(given.required("machineType"))
     except MachineTypeUnknown:
         return {"available": False}
-    return {"available": live_workers(session).available(machine.name, stores.backend_for(machine))}
+    return {"available": live_workers(session).available(machine.name, app_state.backend_for(machine))}
 
 
-def _busy(stores: OpenStores, machine: MachineType, offered: LiveWorkers, running: Mapping[str | None, int]) -> bool:
-    takers = offered.for_machine_type(machine.name, stores.backend_for(machine))
+def _is_busy(
+    app_state: AppState, machine: MachineType, offered: LiveWorkers, running: Mapping[str | None, int]
+) -> bool:
+    takers = offered.for_machine_type(machine.name, app_state.backend_for(machine))
     return not any(one.drained_at is None and running.get(one.name, 0) < one.slots for one in takers)

@@ -8,8 +8,8 @@ from core.db.models.jobs import Project
 from core.errors import ProjectNotFound
 from core.jobs import projects, queries
 from service.auth.api_keys import Caller
-from service.deps import Reading, Writing
-from service.original.params import Given, takes
+from service.deps import ReadSession, WriteSession
+from service.original.params import OriginalParams, openapi_params
 from service.original.presenters import project_shape
 from service.original.routing import OriginalRoute
 from service.submission.create import check_project_name
@@ -17,18 +17,20 @@ from service.submission.create import check_project_name
 router = APIRouter(route_class=OriginalRoute)
 
 
-@router.get("/projects", name="original_list_projects", openapi_extra=takes("filter", "tagFilter"))
-def list_projects(session: Reading, given: Given) -> dict[str, Any]:
+@router.get("/projects", name="original_list_projects", openapi_extra=openapi_params("filter", "tagFilter"))
+def list_projects(session: ReadSession, given: OriginalParams) -> dict[str, Any]:
     """Projects, newest first: all, the one of a handle, or those with one of some tags."""
     where = given.object("filter").get("where", {})
     handle = where.get("handle") if isinstance(where, dict) else None
-    found = _all(session) if handle is None else _one(session, str(handle))
-    tags = set(given.every("tagFilter"))
+    found = _newest_first(session) if handle is None else _find(session, str(handle))
+    tags = set(given.text_list("tagFilter"))
     return {"data": [project_shape(one) for one in found if not tags or tags & set(one.tags or ())]}
 
 
-@router.post("/projects", name="original_create_project", openapi_extra=takes("name", "repoName", "repoUrl", body=True))
-def create_project(session: Writing, given: Given) -> dict[str, str]:
+@router.post(
+    "/projects", name="original_create_project", openapi_extra=openapi_params("name", "repoName", "repoUrl", body=True)
+)
+def create_project(session: WriteSession, given: OriginalParams) -> dict[str, str]:
     """Make a project, or find the one of this name."""
     project, _ = projects.get_or_create(session, check_project_name(given.required("name")))
     repository = {"repo_name": given.text("repoName"), "repo_url": given.text("repoUrl")}
@@ -36,16 +38,16 @@ def create_project(session: Writing, given: Given) -> dict[str, str]:
 
 
 @router.post("/projects/{project_id}/deleteProject", status_code=204, name="original_delete_project")
-def delete_project(session: Writing, _caller: Caller, project_id: str) -> None:
+def delete_project(session: WriteSession, _caller: Caller, project_id: str) -> None:
     """Remove a project from sight, and its jobs with it, once they have ended."""
     projects.delete(session, project_id)
 
 
-def _all(session: Reading) -> list[Project]:
+def _newest_first(session: ReadSession) -> list[Project]:
     return sorted(queries.projects(session), key=lambda one: one.created_at, reverse=True)
 
 
-def _one(session: Reading, project_id: str) -> list[Project]:
+def _find(session: ReadSession, project_id: str) -> list[Project]:
     try:
         return [queries.project(session, project_id)]
     except ProjectNotFound:

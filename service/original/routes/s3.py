@@ -19,21 +19,21 @@ from core.formatting import iso_time, iso_time_ms
 from core.jobs import queries
 from core.storage.artifacts.store import ArtifactFile
 from core.storage.retention import OutputKind
-from service.auth.api_keys import KeyHolder
-from service.deps import OpenStores, Reading, Stores
+from service.auth.api_keys import Principal
+from service.deps import AppState, AppStateDep, ReadSession
 from service.http import ranges
 from service.http.file_paths import FILE
-from service.presenters.removed import refuse_removed
-from service.routes.artifacts import file_answer
+from service.presenters.removed import check_not_removed
+from service.routes.artifacts import file_response
 
 PREFIX = "/_s3"
 BUCKET = "gradient.artifacts"
-SECONDS = 3600
+TOKEN_SECONDS = 3600
 _PURPOSE = "s3-session"
 _XML = "application/xml"
-_SPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+_XML_NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _TEXT = {"content": {_XML: {"schema": {"type": "string"}}}}
-_ANSWERS = {
+_RESPONSES = {
     **ranges.RESPONSES,
     200: {"content": {_XML: {"schema": {"type": "string"}}, **ranges.RESPONSES[200]["content"]}},
     304: {"description": "The client has this version."},
@@ -46,17 +46,17 @@ router = APIRouter(prefix=PREFIX)
 Token = Annotated[str, Header(alias="x-amz-security-token", description="as `artifactsGet` gave it")]
 
 
-def issue_token(stores: OpenStores, caller: KeyHolder, job_id: str) -> str:
+def issue_token(app_state: AppState, caller: Principal, job_id: str) -> str:
     """Issue a session token for the files of one job, which works no longer than the caller's key."""
-    return f"{job_id}.{stores.signer.stamp(_PURPOSE, job_id, caller.id)}"
+    return f"{job_id}.{app_state.signer.sign(_PURPOSE, job_id, caller.id)}"
 
 
-@router.get("/{bucket}", name="s3_list_bucket", response_class=Response, responses=_ANSWERS)
-@router.get(f"/{{bucket}}/{{key:{FILE}}}", name="s3_read", response_class=Response, responses=_ANSWERS)
-def read(
+@router.get("/{bucket}", name="s3_list_bucket", response_class=Response, responses=_RESPONSES)
+@router.get(f"/{{bucket}}/{{key:{FILE}}}", name="s3_read", response_class=Response, responses=_RESPONSES)
+def read_bucket(
     request: Request,
-    session: Reading,
-    stores: Stores,
+    session: ReadSession,
+    app_state: AppStateDep,
     bucket: str,
     key: str = "",
     prefix: Annotated[str, Query(description="only keys that begin so")] = "",
@@ -64,48 +64,50 @@ def read(
 ) -> Response:
     """A file, or, without a key, the list of them."""
     job_id, _, stamp = token.partition(".")
-    if not stores.signer.holds(_PURPOSE, job_id, stamp, SECONDS):
-        return _error(403, "InvalidToken", "The provided token is malformed or otherwise invalid, or has expired.")
+    if not app_state.signer.verify(_PURPOSE, job_id, stamp, TOKEN_SECONDS):
+        return _error_response(
+            403, "InvalidToken", "The provided token is malformed or otherwise invalid, or has expired."
+        )
     if bucket != BUCKET:
-        return _error(404, "NoSuchBucket", "The specified bucket does not exist.")
+        return _error_response(404, "NoSuchBucket", "The specified bucket does not exist.")
     try:
-        return _answer(request, session, stores, queries.get(session, job_id), key, prefix)
+        return _response(request, session, app_state, queries.get(session, job_id), key, prefix)
     except NotFound as error:
-        return _error(404, "NoSuchKey", error.message)
+        return _error_response(404, "NoSuchKey", error.message)
 
 
-def _answer(request: Request, session: Session, stores: OpenStores, job: Job, key: str, prefix: str) -> Response:
-    refuse_removed(session, job, OutputKind.ARTIFACTS)
+def _response(request: Request, session: Session, app_state: AppState, job: Job, key: str, prefix: str) -> Response:
+    check_not_removed(session, job, OutputKind.ARTIFACTS)
     if not key:
-        files = stores.artifacts.walk(job.id, job.attempt)
-        return StreamingResponse(_list(job, files, prefix), media_type=_XML)
+        files = app_state.artifacts.walk(job.id, job.attempt)
+        return StreamingResponse(_list_xml(job, files, prefix), media_type=_XML)
     folder, _, path = key.partition("/")
     if folder != job.id:
-        return _error(403, "AccessDenied", "This token is for the files of another job.")
-    opened = stores.artifacts.open(job.id, job.attempt, path)
-    return file_answer(request, opened, path)
+        return _error_response(403, "AccessDenied", "This token is for the files of another job.")
+    opened = app_state.artifacts.open(job.id, job.attempt, path)
+    return file_response(request, opened, path)
 
 
-def _list(job: Job, files: Iterator[ArtifactFile], prefix: str) -> Iterator[str]:
+def _list_xml(job: Job, files: Iterator[ArtifactFile], prefix: str) -> Iterator[str]:
     """Yield the whole list as one page: the client does not request a second one."""
-    yield f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="{_SPACE}"><Name>{BUCKET}</Name>'
-    yield f"<Prefix>{_text(prefix)}</Prefix><Marker/><MaxKeys>1000000</MaxKeys><IsTruncated>false</IsTruncated>"
+    yield f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="{_XML_NAMESPACE}"><Name>{BUCKET}</Name>'
+    yield f"<Prefix>{_escape_xml(prefix)}</Prefix><Marker/><MaxKeys>1000000</MaxKeys><IsTruncated>false</IsTruncated>"
     for one in files:
         key = f"{job.id}/{one.path}"
         if key.startswith(prefix):
             etag = one.sha256 or f"{one.size:x}-{one.mtime_ms:x}"
-            yield f"<Contents><Key>{_text(key)}</Key><LastModified>{iso_time_ms(one.mtime_ms)}</LastModified>"
+            yield f"<Contents><Key>{_escape_xml(key)}</Key><LastModified>{iso_time_ms(one.mtime_ms)}</LastModified>"
             yield f"<ETag>&quot;{etag}&quot;</ETag><Size>{one.size}</Size>"
             yield "<StorageClass>STANDARD</StorageClass></Contents>"
     yield "</ListBucketResult>"
 
 
-def _error(status: int, code: str, message: str) -> Response:
+def _error_response(status: int, code: str, message: str) -> Response:
     at = iso_time(datetime.now(UTC))
-    text = f"<Code>{code}</Code><Message>{_text(message)}</Message><Time>{at}</Time>"
+    text = f"<Code>{code}</Code><Message>{_escape_xml(message)}</Message><Time>{at}</Time>"
     return Response(f'<?xml version="1.0" encoding="UTF-8"?><Error>{text}</Error>', status, media_type=_XML)
 
 
-def _text(text: str) -> str:
+def _escape_xml(text: str) -> str:
     """Escape text for XML, with character references for control characters: not valid XML, but parsers accept them."""
     return "".join(one if one >= " " else f"&#{ord(one)};" for one in escape(text))

@@ -11,27 +11,27 @@ from fastapi import APIRouter, Query, Request, Response
 from core.errors import Unauthorized
 from core.jobs import queries
 from core.storage.retention import OutputKind
-from service.auth.api_keys import KeyHolder
-from service.deps import OpenStores, Reading, Stores
+from service.auth.api_keys import Principal
+from service.deps import AppState, AppStateDep, ReadSession
 from service.http import ranges
 from service.http.file_paths import FILE
 from service.original.middleware import PREFIX
-from service.presenters.removed import GONE, refuse_removed
-from service.routes.artifacts import file_answer
+from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
+from service.routes.artifacts import file_response
 
 router = APIRouter()
 
-SECONDS = 8 * 3600
+LINK_SECONDS = 8 * 3600
 _PURPOSE = "artifact-link"
 
 
-def link_to(request: Request, stores: OpenStores, caller: KeyHolder, job_id: str, path: str) -> str:
+def signed_link(request: Request, app_state: AppState, caller: Principal, job_id: str, path: str) -> str:
     """Return a file's absolute address, under the public URL if one is configured, else under the request's host name.
 
     The link works no longer than the caller's key.
     """
-    base = stores.settings.api.public_url or str(request.base_url)
-    stamp = stores.signer.stamp(_PURPOSE, f"{job_id}/{path}", caller.id)
+    base = app_state.settings.api.public_url or str(request.base_url)
+    stamp = app_state.signer.sign(_PURPOSE, f"{job_id}/{path}", caller.id)
     # The stamp is in the query string, which is not logged.
     return f"{base.rstrip('/')}{PREFIX}/artifact/{job_id}/{quote(path)}?stamp={stamp}"
 
@@ -40,24 +40,24 @@ def link_to(request: Request, stores: OpenStores, caller: KeyHolder, job_id: str
     f"/artifact/{{job_id}}/{{path:{FILE}}}",
     name="original_read_artifact",
     response_class=Response,
-    responses={**ranges.RESPONSES, 304: {"description": "The client has this version."}, **GONE},
-    openapi_extra=ranges.headers_read("Range", "If-Range", "If-None-Match"),
+    responses={**ranges.RESPONSES, 304: {"description": "The client has this version."}, **REMOVED_RESPONSE},
+    openapi_extra=ranges.declare_request_headers("Range", "If-Range", "If-None-Match"),
 )
 def read_artifact(
     request: Request,
-    session: Reading,
-    stores: Stores,
+    session: ReadSession,
+    app_state: AppStateDep,
     job_id: str,
     path: str,
     stamp: Annotated[str, Query(description="as `artifactsList` gave it")] = "",
 ) -> Response:
     """A file, for whoever has its link."""
-    if not stores.signer.holds(_PURPOSE, f"{job_id}/{path}", stamp, SECONDS):
+    if not app_state.signer.verify(_PURPOSE, f"{job_id}/{path}", stamp, LINK_SECONDS):
         raise Unauthorized(
             "This link is damaged or older than 8 hours, or the API key that it was made with is no longer good. List "
             "the job's artifacts for a new one."
         )
     job = queries.get(session, job_id)
-    refuse_removed(session, job, OutputKind.ARTIFACTS)
-    opened = stores.artifacts.open(job.id, job.attempt, path)
-    return file_answer(request, opened, path)
+    check_not_removed(session, job, OutputKind.ARTIFACTS)
+    opened = app_state.artifacts.open(job.id, job.attempt, path)
+    return file_response(request, opened, path)

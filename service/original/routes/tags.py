@@ -5,9 +5,9 @@ from typing import Any
 from fastapi import APIRouter
 
 from core.jobs import lifecycle, projects, queries
-from service.deps import Reading, Stores, Writing
+from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.errors import problem
-from service.original.params import Given, Params, check_names, takes
+from service.original.params import OriginalParams, Params, check_count, openapi_params
 from service.original.routing import OriginalRoute
 
 router = APIRouter(route_class=OriginalRoute)
@@ -15,23 +15,25 @@ router = APIRouter(route_class=OriginalRoute)
 _JOB, _PROJECT = "job", "project"
 
 
-@router.get("/entityTags/getTags", name="original_get_tags", openapi_extra=takes("entity", "entityIds"))
-def get_tags(session: Reading, stores: Stores, given: Given) -> dict[str, list[dict[str, Any]]]:
+@router.get("/entityTags/getTags", name="original_get_tags", openapi_extra=openapi_params("entity", "entityIds"))
+def get_tags(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> dict[str, list[dict[str, Any]]]:
     """The tags of some jobs or projects, by id; who has none is left out."""
     entity = _entity(given)
-    ids = [part for value in given.every("entityIds") for part in value.split(",") if part]
-    check_names(ids, stores.settings.limits.ids, "ids", "entityIds")
+    ids = [part for value in given.text_list("entityIds") for part in value.split(",") if part]
+    check_count(ids, app_state.settings.limits.ids, "ids", "entityIds")
     found = queries.job_tags(session, ids) if entity == _JOB else queries.project_tags(session, ids)
     return {one: [{"tag": {"name": tag}} for tag in found[one]] for one in ids if found.get(one)}
 
 
 @router.put(
-    "/entityTags/updateTags", name="original_update_tags", openapi_extra=takes("entity", "entityId", "tags", body=True)
+    "/entityTags/updateTags",
+    name="original_update_tags",
+    openapi_extra=openapi_params("entity", "entityId", "tags", body=True),
 )
-def update_tags(session: Writing, given: Given) -> dict[str, Any]:
+def update_tags(session: WriteSession, given: OriginalParams) -> dict[str, Any]:
     """Give a job or project these tags instead of those it has."""
     entity, entity_id = _entity(given), given.required("entityId")
-    tags = list(dict.fromkeys(given.every("tags")))
+    tags = list(dict.fromkeys(given.text_list("tags")))
     if entity == _JOB:
         lifecycle.set_tags(session, entity_id, tags)
     else:

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import DataError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from support.postgres import EndedBackends
+from support.postgres import BackendTerminator
 
 from core.db.models.jobs import Job
 from core.errors import JobNotFound, StoreUnavailable
@@ -49,7 +49,7 @@ def test_a_nul_is_refused_by_postgresql_as_the_fault_of_the_value(database):
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_connection_that_dies_at_the_end_of_a_read_is_an_unavailable_store(database):
-    EndedBackends(database)
+    BackendTerminator(database)
     with pytest.raises(StoreUnavailable), database.read() as session:
         session.scalar(select(Job.seq))
     with database.read() as session:
@@ -64,6 +64,6 @@ def test_a_connection_that_dies_while_an_error_is_told_is_an_unavailable_store(d
             session.scalar(select(Job.seq))
             raise JobNotFound("none")
 
-    EndedBackends(database)
+    BackendTerminator(database)
     with pytest.raises(StoreUnavailable):
         find_none()

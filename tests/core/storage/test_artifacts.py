@@ -30,7 +30,7 @@ def store(request, tmp_path):
     """Every store there is; what a test asks of it, it asks of all."""
     if request.param == "directory":
         return request.getfixturevalue("directory")
-    return request.getfixturevalue("gcs").store(tmp_path)
+    return request.getfixturevalue("gcs").make_store(tmp_path)
 
 
 @pytest.fixture

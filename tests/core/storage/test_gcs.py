@@ -41,7 +41,7 @@ def bucket(gcs):
 
 @pytest.fixture
 def store(gcs, tmp_path, bucket):
-    return gcs.store(tmp_path, bucket)
+    return gcs.make_store(tmp_path, bucket)
 
 
 def uploads(gcs, since=0):
@@ -57,7 +57,7 @@ def test_the_settings_choose_the_store(gcs, tmp_path, bucket, source):
     settings = Settings(home=tmp_path, gcs=gcs.settings, artifacts=ArtifactSettings(url=f"gs://{bucket}/kept/here/"))
     (source / "a").write_bytes(b"alpha")
     open_artifacts(settings).close(JOB, 1, source)
-    assert sorted(gcs.objects(bucket)) == [f"kept/here/{JOB}/1/files/a", f"kept/here/{JOB}/1/manifest.jsonl"]
+    assert sorted(gcs.read_objects(bucket)) == [f"kept/here/{JOB}/1/files/a", f"kept/here/{JOB}/1/manifest.jsonl"]
     assert isinstance(open_artifacts(Settings(home=tmp_path)), DirectoryStore)
 
 
@@ -83,7 +83,7 @@ def test_names_that_no_object_can_have_are_kept_all_the_same(gcs, store, source,
     assert {file.path: read(store, file.path) for file in store.walk(JOB, 1)} == {
         name.replace("%0A", "%250A"): content for name, content in files.items()
     }
-    assert all(len(name.encode()) <= 1024 and "\n" not in name for name in gcs.objects(bucket))
+    assert all(len(name.encode()) <= 1024 and "\n" not in name for name in gcs.read_objects(bucket))
 
 
 def test_only_what_changed_is_sent_and_nothing_stays_on_this_machine(gcs, store, source, tmp_path, bucket):
@@ -98,7 +98,7 @@ def test_only_what_changed_is_sent_and_nothing_stays_on_this_machine(gcs, store,
     began = len(gcs.simulator.requests)
     store.close(JOB, 1, source)
     assert len(uploads(gcs, began)) == 1  # the manifest
-    assert sorted(gcs.objects(bucket)) == [
+    assert sorted(gcs.read_objects(bucket)) == [
         f"some/prefix/{JOB}/1/{name}" for name in ("files/a", "files/b", "manifest.jsonl")
     ]
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
@@ -116,7 +116,7 @@ def test_a_file_rewritten_with_its_old_time_is_sent_again_at_the_end(gcs, store,
     store.close(JOB, 1, source)
     (file,) = store.walk(JOB, 1)
     assert file.sha256 == hashlib.sha256(b"new!").hexdigest()
-    assert gcs.objects(bucket)[f"some/prefix/{JOB}/1/files/weights"] == b"new!"
+    assert gcs.read_objects(bucket)[f"some/prefix/{JOB}/1/files/weights"] == b"new!"
 
 
 def test_without_its_ledger_everything_is_sent_again(store, source, tmp_path):
@@ -136,7 +136,7 @@ def test_what_the_bucket_refuses_is_tried_again_and_never_closed_half(gcs, store
     for _ in range(3):
         with pytest.raises(StoreUnavailable, match="403"):
             store.close(JOB, 1, source)
-        assert not any(name.endswith("manifest.jsonl") for name in gcs.objects(bucket))
+        assert not any(name.endswith("manifest.jsonl") for name in gcs.read_objects(bucket))
     began = len(gcs.simulator.requests)
     assert store.close(JOB, 1, source).files == 2
     assert [file.path for file in store.walk(JOB, 1)] == ["a", "b"]
@@ -146,9 +146,9 @@ def test_what_the_bucket_refuses_is_tried_again_and_never_closed_half(gcs, store
 def test_a_large_upload_goes_on_where_it_broke_off(gcs, store, source, bucket):
     content = os.urandom(40 * 1024**2)
     (source / "large").write_bytes(content)
-    gcs.simulator.faults.break_off(2, path="upload_id")
+    gcs.simulator.faults.disconnect_uploads(2, path="upload_id")
     assert store.close(JOB, 1, source).state == "complete"
-    assert gcs.objects(bucket)[f"some/prefix/{JOB}/1/files/large"] == content
+    assert gcs.read_objects(bucket)[f"some/prefix/{JOB}/1/files/large"] == content
     with store.open(JOB, 1, "large").file as file:
         file.seek(39 * 1024**2)
         assert file.read(10) == content[39 * 1024**2 :][:10]
@@ -174,7 +174,7 @@ def test_a_file_that_is_replaced_while_it_is_read_breaks_off(store, source):
 def test_what_was_kept_in_a_folder_before_stays_readable(gcs, tmp_path, source, bucket):
     (source / "a").write_bytes(b"alpha")
     DirectoryStore(tmp_path / "store").close(JOB, 1, source)
-    store = gcs.store(tmp_path, bucket)
+    store = gcs.make_store(tmp_path, bucket)
     assert (store.list(JOB, 1).state, read(store, "a")) == ("complete", b"alpha")
     assert [file.path for file in store.walk(JOB, 1)] == ["a"]
     store.remove(JOB)
@@ -188,7 +188,7 @@ def test_removal_leaves_nothing_of_a_job_and_all_of_others(gcs, store, source, b
     store.close(f"{JOB}4", 1, source)
     for _ in range(2):
         store.remove(JOB)
-    assert {name.split("/")[2] for name in gcs.objects(bucket)} == {f"{JOB}4"}
+    assert {name.split("/")[2] for name in gcs.read_objects(bucket)} == {f"{JOB}4"}
 
 
 def test_two_readers_share_the_copy_of_a_manifest_and_old_ones_go(gcs, store, source, tmp_path, monkeypatch):
@@ -222,7 +222,7 @@ def signing(gcs):
 
 def test_a_signed_address_works_for_a_while(gcs, tmp_path, source, bucket):
     gcs.client = signing(gcs)
-    store = gcs.store(tmp_path, bucket, direct_seconds=60)
+    store = gcs.make_store(tmp_path, bucket, direct_seconds=60)
     (source / "model.bin").write_bytes(b"weights")
     store.sync(JOB, 1, source)
     assert store.link(JOB, 1, "model.bin", HEADERS) is None  # not while it may change
@@ -241,9 +241,9 @@ def test_a_signed_address_works_for_a_while(gcs, tmp_path, source, bucket):
 
 def test_without_a_key_or_the_wish_there_are_no_addresses(gcs, tmp_path, source, bucket):
     can_sign, gcs.client = signing(gcs), open_client(gcs.settings, AnonymousCredentials())
-    store = gcs.store(tmp_path, bucket, direct_seconds=60)
+    store = gcs.make_store(tmp_path, bucket, direct_seconds=60)
     (source / "model.bin").write_bytes(b"weights")
     store.close(JOB, 1, source)
     assert store.link(JOB, 1, "model.bin", HEADERS) is None
     gcs.client = can_sign
-    assert gcs.store(tmp_path, bucket).link(JOB, 1, "model.bin", HEADERS) is None
+    assert gcs.make_store(tmp_path, bucket).link(JOB, 1, "model.bin", HEADERS) is None

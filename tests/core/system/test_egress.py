@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from support.hostile_hosts import ADDRESSES, LITERALS, PUBLIC, answers
+from support.hostile_hosts import ALLOWED_HOSTS, FORBIDDEN_ADDRESSES, FORBIDDEN_HOSTS, fake_resolver
 
 from core.errors import EgressRefused
 from core.settings.docker import EgressSettings
@@ -15,7 +15,7 @@ def rule(*allowed, schemes=("https", "http")):
     return Egress(EgressSettings(allowed=list(allowed), schemes=list(schemes)))
 
 
-@pytest.mark.parametrize("host", LITERALS)
+@pytest.mark.parametrize("host", FORBIDDEN_HOSTS)
 def test_an_address_that_is_not_public_is_refused_in_every_spelling(host):
     with pytest.raises(EgressRefused) as caught:
         rule().check_url(f"https://{host}/repo.git", "workspace")
@@ -23,7 +23,7 @@ def test_an_address_that_is_not_public_is_refused_in_every_spelling(host):
     assert "GRADIENT_EGRESS__ALLOWED" in caught.value.message
 
 
-@pytest.mark.parametrize("host", PUBLIC)
+@pytest.mark.parametrize("host", ALLOWED_HOSTS)
 def test_public_hosts_are_not_refused(host):
     assert rule().check_url(f"https://{host}/repo.git", "workspace")[1] == 443
 
@@ -47,9 +47,9 @@ def test_http_has_to_be_opened():
         rule(schemes=("https",)).check_url("http://github.com/a.git", "workspace")
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize("address", FORBIDDEN_ADDRESSES)
 def test_a_name_of_an_address_that_is_not_public_is_refused(monkeypatch, address):
-    monkeypatch.setattr(egress.socket, "getaddrinfo", answers(address))
+    monkeypatch.setattr(egress.socket, "getaddrinfo", fake_resolver(address))
     with pytest.raises(EgressRefused):
         rule().resolve("innocent.example", 443, "workspace")
 
@@ -78,7 +78,7 @@ def test_an_administrator_allows_networks_and_names(allowed, host):
 
 
 def test_the_address_of_an_allowed_name_is_not_asked_about(monkeypatch):
-    monkeypatch.setattr(egress.socket, "getaddrinfo", answers("10.0.0.1"))
+    monkeypatch.setattr(egress.socket, "getaddrinfo", fake_resolver("10.0.0.1"))
     assert rule("git.internal").resolve("git.internal", 443, "workspace") == [("10.0.0.1", 443)]
     with pytest.raises(EgressRefused):
         rule("git.internal").resolve("evil.git.internal", 443, "workspace")
@@ -100,7 +100,9 @@ def test_a_connection_goes_to_the_address_that_was_checked():
             assert made.getpeername()[0] == "127.0.0.2"
 
 
-@pytest.mark.parametrize("host", [host for host in LITERALS if "." in host or host in {"localhost", "LOCALHOST"}])
+@pytest.mark.parametrize(
+    "host", [host for host in FORBIDDEN_HOSTS if "." in host or host in {"localhost", "LOCALHOST"}]
+)
 def test_registries_are_checked_with_and_without_a_port(host):
     for name in (f"{host}/x:1", f"{host}:5000/x"):
         with pytest.raises(EgressRefused):
@@ -108,7 +110,7 @@ def test_registries_are_checked_with_and_without_a_port(host):
 
 
 def test_a_name_in_capitals_is_a_host_as_the_engine_reads_it(monkeypatch):
-    monkeypatch.setattr(egress.socket, "getaddrinfo", answers("10.0.0.1"))
+    monkeypatch.setattr(egress.socket, "getaddrinfo", fake_resolver("10.0.0.1"))
     with pytest.raises(EgressRefused):
         rule().resolve_image("INTERNAL/x", "container")
     rule().resolve_image("python:3.12", "container")

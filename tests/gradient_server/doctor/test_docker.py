@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from support.nvidia_driver import Driver
+from support.nvidia_driver import FakeDriver
 
 from core.settings import Settings
 from core.settings.docker import DockerSettings
@@ -35,12 +35,12 @@ def test_simulated_machines_need_none(tmp_path):
 
 
 def test_an_engine_whose_restart_ends_jobs_is_a_problem():
-    found = containers.engine_found({"ServerVersion": "27.1", "LiveRestoreEnabled": False})
+    found = containers.live_restore({"ServerVersion": "27.1", "LiveRestoreEnabled": False})
     assert (found.status, "live-restore" in found.fix) == (Status.PROBLEM, True)
 
 
 def test_gpus_that_cannot_be_handed_over_are_a_problem(monkeypatch):
-    Driver(monkeypatch, 2)
+    FakeDriver(monkeypatch, 2)
     monkeypatch.setenv("PATH", "/nowhere")
     seen = nvml.read_gpus()
     assert containers.gpus(seen, {"Runtimes": {"runc": {}}}).status is Status.PROBLEM
@@ -56,7 +56,7 @@ def test_what_is_opened_to_machine_types_is_shown(tmp_path):
     file.write_text('[A100.docker]\ndevices = ["/dev/null"]\n[V100.docker]\ndevices = ["/dev/nothing-there"]\n')
     opened = settings(tmp_path, "")
     opened.machines.file = file
-    bad, good = sorted(containers.opened(opened), key=lambda one: one.message, reverse=True)
+    bad, good = sorted(containers.container_policies(opened), key=lambda one: one.message, reverse=True)
     assert (good.status, good.message) == (
         Status.OK,
         "A100: its containers have more than the default: devices /dev/null.",
@@ -64,7 +64,7 @@ def test_what_is_opened_to_machine_types_is_shown(tmp_path):
     assert (bad.status, bad.message) == (Status.PROBLEM, "V100: /dev/nothing-there is not there. Its jobs fail here.")
     assert bad.fix == f"Mend [V100.docker] in {file}."
     file.write_text("[A100.docker]\nprivileged = true\n")
-    assert list(containers.opened(opened)) == [], "the check of the file says so"
+    assert list(containers.container_policies(opened)) == [], "the check of the file says so"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_toolkit_that_lets_containers_out_is_a_problem(tmp_path, monkeypatch, 
     ],
 )
 def test_what_stands_between_a_job_and_the_machine_is_told(options, user, status, says):
-    finding = containers.walls(Settings(docker=DockerSettings(user=user)), {"SecurityOptions": options})
+    finding = containers.isolation(Settings(docker=DockerSettings(user=user)), {"SecurityOptions": options})
     assert (finding.status, says in finding.message) == (status, True), finding
 
 

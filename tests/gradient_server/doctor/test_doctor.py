@@ -28,7 +28,7 @@ from core.settings.database import DatabaseSettings, QueueSettings
 from core.settings.worker import MachineSettings, WorkerSettings
 from gradient_server.checks import database as database_checks
 from gradient_server.checks import host
-from gradient_server.checks.finding import Status, duration
+from gradient_server.checks.finding import Status, format_duration
 from gradient_server.commands import doctor
 from gradient_server.local_key import ensure_local_key
 from gradient_server.main import main
@@ -81,7 +81,7 @@ def room(monkeypatch):
 
 def found(settings, check):
     """The one finding of a check."""
-    (finding,) = [finding for finding in doctor.examine(settings) if finding.check == check]
+    (finding,) = [finding for finding in doctor.run_checks(settings) if finding.check == check]
     assert finding.message.endswith(".")
     assert (finding.fix is None) == (finding.status is OK)
     return finding
@@ -103,7 +103,7 @@ def change(database, table, **values):
 def test_an_installation_in_order(settings, database, room, capsys):
     room(200 * GIB)
     register(database)
-    findings = doctor.examine(settings)
+    findings = doctor.run_checks(settings)
     # The tests' PostgreSQL is told to forget what it has committed, and that is found.
     expected = {OK} if database.is_sqlite else {OK, WARNING}
     assert {finding.status for finding in findings} == expected
@@ -242,9 +242,9 @@ def test_another_python(monkeypatch):
 
 
 def test_the_bell(embedded):
-    assert "not there yet" in found(embedded, "bell").message
-    (embedded.root / "bell").touch()
-    assert found(embedded, "bell").status is OK
+    assert "missing yet" in found(embedded, "wakeup").message
+    (embedded.root / "wakeup").touch()
+    assert found(embedded, "wakeup").status is OK
 
 
 def test_few_instances_of_inotify(embedded, monkeypatch, tmp_path):
@@ -325,7 +325,7 @@ def test_an_outdated_schema_stops_the_looking(settings, database):
         command.stamp(migrations.configuration(connection), "base")
     finding = found(settings, "migrations")
     assert (finding.status, "gradient-server migrate" in finding.fix) == (PROBLEM, True)
-    assert "queue" not in {finding.check for finding in doctor.examine(settings)}
+    assert "queue" not in {finding.check for finding in doctor.run_checks(settings)}
 
 
 def test_a_clock_that_was_set_back(settings, database, submit):
@@ -344,7 +344,7 @@ def test_clocks_that_differ(settings, monkeypatch):
 
 
 def test_a_broker_that_is_away_and_one_that_answers(embedded):
-    assert "broker" not in {finding.check for finding in doctor.examine(embedded)}
+    assert "broker" not in {finding.check for finding in doctor.run_checks(embedded)}
     away = QueueSettings(broker_url="redis://user:secret-word@127.0.0.1:9/0")
     finding = found(embedded.model_copy(update={"queue": away}), "broker")
     assert (finding.status, "secret-word" in finding.message) == (PROBLEM, False)
@@ -445,4 +445,4 @@ def test_scratch_that_is_left_over(settings, database, submit):
     [(1, "1 seconds"), (60, "60 seconds"), (900, "15 minutes"), (7300, "2 hours"), (3e5, "3 days")],
 )
 def test_times_in_words(seconds, words):
-    assert duration(seconds) == words
+    assert format_duration(seconds) == words

@@ -4,20 +4,20 @@ import json
 
 import grpc
 import pytest
-from support.fake_clouds import ZONES, simulated, tpu_settings
+from support.fake_clouds import ZONES, running_simulator, tpu_settings
 
 from core.errors import GradientError
 from core.settings import Settings
 from gradient_server.checks import tpus
 from gradient_server.checks.finding import Status
 from gradient_server.commands import doctor
-from gradient_server.simulator.tpu.faults import Fault
+from gradient_server.simulator.tpu.faults import TpuFault
 from gradient_server.simulator.tpu.state import Health
 
 
 @pytest.fixture
 def simulator():
-    with simulated() as running:
+    with running_simulator() as running:
         yield running
 
 
@@ -44,14 +44,14 @@ def test_without_a_project_it_says_how_to_begin(tmp_path):
 
 
 def test_a_permission_that_is_missing_is_named_with_the_role(settings, simulator):
-    simulator.inject("ListNodes", Fault(grpc.StatusCode.PERMISSION_DENIED, "tpu.nodes.list denied", times=0))
+    simulator.inject("ListNodes", TpuFault(grpc.StatusCode.PERMISSION_DENIED, "tpu.nodes.list denied", times=0))
     wrong = found(settings(), Status.PROBLEM)["tpu-access"]
     assert "tpu.nodes.list denied" in wrong.message
     assert "roles/tpu.admin" in wrong.fix
 
 
 def test_an_api_that_does_not_answer_is_told_apart(settings, simulator):
-    simulator.inject("*", Fault(grpc.StatusCode.UNAVAILABLE, "down", times=0))
+    simulator.inject("*", TpuFault(grpc.StatusCode.UNAVAILABLE, "down", times=0))
     assert "does not answer" in found(settings(), Status.PROBLEM)["tpu-access"].message
 
 

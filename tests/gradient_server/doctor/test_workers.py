@@ -30,7 +30,7 @@ def found(database, tmp_path, monkeypatch):
     def look(check):
         with database.read() as session:
             taken = snapshot.collect(session)
-            growth = jobs.growth(Settings(home=tmp_path), session)
+            growth = jobs.disk_growth(Settings(home=tmp_path), session)
         (finding,) = [one for one in (*fleet.check(taken), jobs.queue(taken), growth) if one.check == check]
         assert finding.message.endswith(".")
         assert (finding.fix is None) == (finding.status is OK)

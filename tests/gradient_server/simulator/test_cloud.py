@@ -10,7 +10,7 @@ import pytest
 from core.errors import ExtraMissing
 from core.settings import Settings
 from gradient_server import simulator
-from gradient_server.simulator.cloud import PortTaken, World
+from gradient_server.simulator.cloud import SimulatedCloud, SimulatorPortTaken
 
 pytestmark = pytest.mark.integration
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def world(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    world = World(room=3).start()
+    world = SimulatedCloud(room=3).start()
     yield world
     world.stop()
 
@@ -35,15 +35,15 @@ def test_its_settings_lead_a_worker_there(world, monkeypatch, tmp_path):
 
 
 def test_without_tensorflow_its_device_takes_connections(world):
-    assert not world.trains
+    assert not world.has_tensorflow
     with socket.create_connection(world.tpus.cloud.device, timeout=10) as connection:
         assert connection.recv(1) == b""
 
 
 @pytest.mark.parametrize("which", ["port", "storage_port", "device_port"])
 def test_a_port_that_is_taken_is_told(world, which):
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(PortTaken, match="--storage-port"):
-        World(**{which: taken.getsockname()[1]})
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SimulatorPortTaken, match="--storage-port"):
+        SimulatedCloud(**{which: taken.getsockname()[1]})
     assert world.tpus.port
 
 
@@ -52,4 +52,4 @@ def test_without_googles_libraries_the_simulator_says_what_to_install(monkeypatc
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(ExtraMissing, match=r"gradient-jobs\[simulator\]"):
-        simulator.load()
+        simulator.load_simulated_cloud()

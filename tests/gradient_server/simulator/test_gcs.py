@@ -155,7 +155,7 @@ def test_a_body_in_chunks_counts_whatever_length_is_named(gcs, name):
         connection.sendall(head.encode() + b"6\r\nwhole \r\n4\r\nbody\r\n0\r\n\r\n")
         answer = b"".join(iter(lambda: connection.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 200")
-    assert gcs.objects(name)["chunked"] == b"whole body"
+    assert gcs.read_objects(name)["chunked"] == b"whole body"
 
 
 def test_checksums_are_those_of_the_books():

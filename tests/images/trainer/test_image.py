@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support.docker_server import DockerServer, busybox, layer, shell_links
+from support.docker_server import DockerServer, build_layer, list_busybox_commands, read_busybox
 
 ROOT = Path(__file__).parent.parent.parent.parent
 TRAINER = ROOT / "images" / "trainer"
@@ -69,7 +69,9 @@ def test_the_image_is_built_without_network_or_registry(docker_server: DockerSer
     (site / "package.py").write_text("here = True\n")
     wanted = (TRAINER / "requirements" / "cpu.txt").read_bytes()
     (tmp_path / "site.of").write_text(hashlib.sha256(wanted).hexdigest())
-    (tmp_path / "base.tar").write_bytes(layer({"bin/busybox": busybox(), "tmp/": None}, links=shell_links()))
+    (tmp_path / "base.tar").write_bytes(
+        build_layer({"bin/busybox": read_busybox(), "tmp/": None}, links=list_busybox_commands())
+    )
     done = offline(tmp_path, docker_server.url)
     assert done.returncode == 0, done.stderr
     with docker_server.client() as client:

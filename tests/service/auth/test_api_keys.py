@@ -5,7 +5,7 @@ import time
 
 import pytest
 from sqlalchemy import select, update
-from support.live_service import a_job
+from support.live_service import make_job_body
 
 from core.db.database import now
 from core.db.models.credentials import BrowserSession, OneTimeToken
@@ -16,23 +16,23 @@ from core.storage.prune import prune
 from service.auth.signing import Signer, SigningKeys
 
 
-def test_a_key_goes_in_either_header(stranger, secret):
-    for headers in ({"x-api-key": secret}, {"X-API-Key": secret}, {"Authorization": f"Bearer {secret}"}):
-        assert stranger.get("/jobs", headers=headers).status_code == 200
+def test_a_key_goes_in_either_header(anonymous_client, api_key):
+    for headers in ({"x-api-key": api_key}, {"X-API-Key": api_key}, {"Authorization": f"Bearer {api_key}"}):
+        assert anonymous_client.get("/jobs", headers=headers).status_code == 200
 
 
-def test_a_wrong_key_with_a_large_upload_gets_its_message(stranger):
+def test_a_wrong_key_with_a_large_upload_gets_its_message(anonymous_client):
     for _ in range(3):
-        answer = stranger.post(
+        answer = anonymous_client.post(
             "/jobs", files={"workspace": ("w.zip", bytes(15 * 1024**2))}, headers={"x-api-key": "no"}
         )
         assert (answer.status_code, answer.json()["error"]["name"]) == (401, "Unauthorized")
 
 
-def test_a_revoked_key_ends_within_seconds(client, database, secret, monkeypatch):
+def test_a_revoked_key_ends_within_seconds(client, database, api_key, monkeypatch):
     assert client.get("/jobs").status_code == 200
     with database.write() as session:
-        api_keys.revoke(session, secret.split("_")[1])
+        api_keys.revoke(session, api_key.split("_")[1])
     later = time.monotonic() + api_keys.CACHE_SECONDS
     monkeypatch.setattr("core.security.row_cache.time.monotonic", lambda: later)
     answer = client.get("/jobs")
@@ -40,26 +40,26 @@ def test_a_revoked_key_ends_within_seconds(client, database, secret, monkeypatch
     assert "revoked" in answer.json()["error"]["message"]
 
 
-def test_the_submitter_is_the_key(client, worker, secret):
-    job_id = client.post("/jobs", json=a_job()).json()["id"]
-    assert worker.get(job_id).submitted_by == secret.split("_")[1]
+def test_the_submitter_is_the_key(client, worker, api_key):
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
+    assert worker.get(job_id).submitted_by == api_key.split("_")[1]
 
 
-def test_a_browser_session_reads_but_does_not_write(stranger, stores, secret, database, monkeypatch):
-    key_id = secret.split("_")[1]
+def test_a_browser_session_reads_but_does_not_write(anonymous_client, stores, api_key, database, monkeypatch):
+    key_id = api_key.split("_")[1]
     cookie = {"Cookie": f"gradient_session={stores.sessions.open(key_id)}"}
-    assert stranger.get("/jobs", headers=cookie).status_code == 200
-    assert stranger.post("/jobs", json=a_job(), headers=cookie).status_code == 401
-    assert stranger.post("/projects", json={"name": "x"}, headers=cookie).status_code == 401
+    assert anonymous_client.get("/jobs", headers=cookie).status_code == 200
+    assert anonymous_client.post("/jobs", json=make_job_body(), headers=cookie).status_code == 401
+    assert anonymous_client.post("/projects", json={"name": "x"}, headers=cookie).status_code == 401
     with database.write() as session:
         api_keys.revoke(session, key_id)
     later = time.monotonic() + api_keys.CACHE_SECONDS
     monkeypatch.setattr("core.security.row_cache.time.monotonic", lambda: later)
-    assert stranger.get("/jobs", headers=cookie).status_code == 401
+    assert anonymous_client.get("/jobs", headers=cookie).status_code == 401
 
 
-def test_sessions_that_nobody_may_use_any_more_are_removed(stores, database, secret):
-    key_id = secret.split("_")[1]
+def test_sessions_that_nobody_may_use_any_more_are_removed(stores, database, api_key):
+    key_id = api_key.split("_")[1]
     for change in ({"expires_at": now(-1)}, {"last_used_at": now(-8 * 86_400)}, {}):
         token = stores.sessions.open(key_id)
         digest = hashlib.sha256(token.encode()).digest()
@@ -75,8 +75,8 @@ def test_sessions_that_nobody_may_use_any_more_are_removed(stores, database, sec
         assert session.scalars(select(OneTimeToken)).all() == []
 
 
-def test_use_of_a_session_is_noted_apart_from_requests(stores, database, secret):
-    token = stores.sessions.open(secret.split("_")[1])
+def test_use_of_a_session_is_noted_apart_from_requests(stores, database, api_key):
+    token = stores.sessions.open(api_key.split("_")[1])
     with database.write() as session:
         session.execute(update(BrowserSession).values(last_used_at=now(-3600)))
 
@@ -90,10 +90,10 @@ def test_use_of_a_session_is_noted_apart_from_requests(stores, database, secret)
     assert idle_seconds() < 3500
 
 
-def test_no_token_is_stored_as_it_is(stores, database, secret):
-    token = stores.sessions.open(secret.split("_")[1])
+def test_no_token_is_stored_as_it_is(stores, database, api_key):
+    token = stores.sessions.open(api_key.split("_")[1])
     with database.write() as session:
-        ticket = one_time_tokens.issue(session, Purpose.TICKET, secret.split("_")[1])
+        ticket = one_time_tokens.issue(session, Purpose.TICKET, api_key.split("_")[1])
     with database.read() as session:
         rows = [*session.scalars(select(BrowserSession)), *session.scalars(select(OneTimeToken))]
         stored = repr([vars(row) for row in rows])
@@ -125,32 +125,32 @@ def test_the_signing_key_is_made_once_for_its_owner_alone(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_new_signing_key_signs_and_the_one_before_it_verifies(tmp_path, stores, secret):
-    key_id = secret.split("_")[1]
+def test_a_new_signing_key_signs_and_the_one_before_it_verifies(tmp_path, stores, api_key):
+    key_id = api_key.split("_")[1]
     path = tmp_path / "session.key"
     signer, elsewhere = Signer(SigningKeys(path), stores.keys), SigningKeys(path)
-    first = signer.stamp("purpose", "text", key_id)
+    first = signer.sign("purpose", "text", key_id)
     elsewhere.rotate()
-    second = signer.stamp("purpose", "text", key_id)
-    assert [signer.holds("purpose", "text", one, 60) for one in (first, second)] == [True, True]
+    second = signer.sign("purpose", "text", key_id)
+    assert [signer.verify("purpose", "text", one, 60) for one in (first, second)] == [True, True]
     elsewhere.rotate()
-    assert [signer.holds("purpose", "text", one, 60) for one in (first, second)] == [False, True]
+    assert [signer.verify("purpose", "text", one, 60) for one in (first, second)] == [False, True]
     elsewhere.rotate(forget=True)
-    assert not signer.holds("purpose", "text", second, 60)
+    assert not signer.verify("purpose", "text", second, 60)
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(b"short")
     with pytest.raises(SecretUnreadable, match="Remove it"):
-        signer.stamp("purpose", "text", key_id)
+        signer.sign("purpose", "text", key_id)
 
 
-def test_a_stamp_is_for_one_purpose_text_and_key_and_ends_with_the_key(tmp_path, stores, database, secret):
+def test_a_stamp_is_for_one_purpose_text_and_key_and_ends_with_the_key(tmp_path, stores, database, api_key):
     with database.write() as session:
         other, _ = api_keys.create(session, "other")
-    key_id = secret.split("_")[1]
+    key_id = api_key.split("_")[1]
     signer = Signer(SigningKeys(tmp_path / "session.key"), stores.keys)
-    stamp = signer.stamp("purpose", "text", key_id)
+    stamp = signer.sign("purpose", "text", key_id)
     _, signed_at, signature = stamp.split(".")
-    assert signer.holds("purpose", "text", stamp, 60)
+    assert signer.verify("purpose", "text", stamp, 60)
     for purpose, text, shown in (
         ("other", "text", stamp),
         ("purpose", "other", stamp),
@@ -159,14 +159,16 @@ def test_a_stamp_is_for_one_purpose_text_and_key_and_ends_with_the_key(tmp_path,
         ("purpose", f"text.{key_id}", f"{signed_at}.{signature}"),
         *(("purpose", "text", bent) for bent in ("", "a.b", "ü.1.x", stamp + "x", stamp[:-1], "...", "\ud800.1.a")),
     ):
-        assert not signer.holds(purpose, text, shown, 60), (purpose, text, shown)
-    assert not signer.holds("purpose", "text", stamp, -1)
+        assert not signer.verify(purpose, text, shown, 60), (purpose, text, shown)
+    assert not signer.verify("purpose", "text", stamp, -1)
     with database.write() as session:
         api_keys.revoke(session, key_id)
     stores.keys.clear()
-    assert not signer.holds("purpose", "text", stamp, 60)
+    assert not signer.verify("purpose", "text", stamp, 60)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_the_key_never_comes_in_the_query(stranger, secret, method):
-    assert stranger.request(method, "/jobs", params={"x-api-key": secret, "apiKey": secret}).status_code == 401
+def test_the_key_never_comes_in_the_query(anonymous_client, api_key, method):
+    assert (
+        anonymous_client.request(method, "/jobs", params={"x-api-key": api_key, "apiKey": api_key}).status_code == 401
+    )

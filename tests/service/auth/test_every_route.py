@@ -9,7 +9,7 @@ import re
 import pytest
 from fastapi.routing import iter_route_contexts
 from sqlalchemy import update
-from support.live_service import a_job
+from support.live_service import make_job_body
 
 from core.db.database import now
 from core.db.models.credentials import BrowserSession
@@ -59,13 +59,13 @@ def address(path, **values):
 
 @pytest.fixture
 def job_id(client):
-    return client.post("/jobs", json=a_job()).json()["id"]
+    return client.post("/jobs", json=make_job_body()).json()["id"]
 
 
 @pytest.fixture
-def strangers(stores, database, secret):
+def strangers(stores, database, api_key):
     """Headers that let nobody in, by what is wrong with them."""
-    key_id = secret.split("_")[1]
+    key_id = api_key.split("_")[1]
     with database.write() as session:
         revoked, of_revoked = api_keys.create(session, "revoked")
         expired, of_expired = api_keys.create(session, "expired", days=1)
@@ -73,8 +73,8 @@ def strangers(stores, database, secret):
     sessions |= {"of a revoked key": stores.sessions.open(revoked.id)}
     sessions |= {"of an expired key": stores.sessions.open(expired.id)}
     stamps = {
-        "link": stores.signer.stamp("artifact-link", "j1/x", revoked.id),
-        "s3": f"j1.{stores.signer.stamp('s3-session', 'j1', revoked.id)}",
+        "link": stores.signer.sign("artifact-link", "j1/x", revoked.id),
+        "s3": f"j1.{stores.signer.sign('s3-session', 'j1', revoked.id)}",
     }
     with database.write() as session:
         api_keys.revoke(session, revoked.id)
@@ -82,7 +82,7 @@ def strangers(stores, database, secret):
         over = hashlib.sha256(sessions["over"].encode()).digest()
         session.execute(update(BrowserSession).where(BrowserSession.sha256 == over).values(expires_at=now(-1)))
     stores.sessions.end(sessions["ended"])
-    wrong = secret[:-1] + ("a" if secret[-1] != "a" else "b")
+    wrong = api_key[:-1] + ("a" if api_key[-1] != "a" else "b")
     by_key = {"malformed": "nonsense", "wrong": wrong, "revoked": of_revoked, "expired": of_expired}
     return (
         {"nothing": {}, "empty key": {"x-api-key": ""}, "basic": {"Authorization": "Basic dTpw"}}
@@ -97,11 +97,13 @@ def strangers(stores, database, secret):
     )
 
 
-def test_every_route_refuses_whoever_may_not_use_it(app, stranger, strangers, job_id):
+def test_every_route_refuses_whoever_may_not_use_it(app, anonymous_client, strangers, job_id):
     for method, path in guarded(app):
         for who, headers in strangers.items():
             # Without a key, nobody learns what else is wrong with a request.
-            answer = stranger.request(method, address(path), headers=headers, params={"limit": "x"}, content=b"{")
+            answer = anonymous_client.request(
+                method, address(path), headers=headers, params={"limit": "x"}, content=b"{"
+            )
             assert answer.status_code in REFUSED, (method, path, who, answer.text)
             assert job_id not in answer.text
             if not path.startswith(("/_s3/", "/ui/log")):
@@ -109,7 +111,7 @@ def test_every_route_refuses_whoever_may_not_use_it(app, stranger, strangers, jo
                 assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_every_page_leads_whoever_may_not_see_it_to_the_sign_in(app, stranger, strangers):
+def test_every_page_leads_whoever_may_not_see_it_to_the_sign_in(app, anonymous_client, strangers):
     pages = [path for method, path in guarded(app) if method == "GET" and path.startswith("/ui/")]
     assert len(pages) > 4
     for path in pages:
@@ -120,12 +122,12 @@ def test_every_page_leads_whoever_may_not_see_it_to_the_sign_in(app, stranger, s
             "session of a revoked key",
             "session of an expired key",
         ):
-            answer = stranger.get(address(path), headers=strangers[who] | {"Accept": "text/html"})
+            answer = anonymous_client.get(address(path), headers=strangers[who] | {"Accept": "text/html"})
             assert (answer.status_code, answer.headers["location"][:14]) == (303, "/ui/login?next"), (path, who)
 
 
-def test_no_session_changes_anything_but_by_a_form_of_ours(app, stranger, stores, secret, job_id, client):
-    token = stores.sessions.open(secret.split("_")[1])
+def test_no_session_changes_anything_but_by_a_form_of_ours(app, anonymous_client, stores, api_key, job_id, client):
+    token = stores.sessions.open(api_key.split("_")[1])
     foreign = (
         {},
         {"Sec-Fetch-Site": "same-site"},
@@ -141,23 +143,23 @@ def test_no_session_changes_anything_but_by_a_form_of_ours(app, stranger, stores
     for method, path in changing:
         for headers in foreign:
             asked = headers | {"Cookie": f"{COOKIE}={token}"}
-            answer = stranger.request(method, address(path, job_id=job_id), headers=asked)
+            answer = anonymous_client.request(method, address(path, job_id=job_id), headers=asked)
             assert answer.status_code in REFUSED, (method, path, headers, answer.text)
     assert client.get(f"/jobs/{job_id}").json() == before
-    assert stores.sessions.key(token).id == secret.split("_")[1], "signed in still"
+    assert stores.sessions.key(token).id == api_key.split("_")[1], "signed in still"
 
 
-def test_what_is_public_is_as_few_as_it_is_listed(app, stranger):
+def test_what_is_public_is_as_few_as_it_is_listed(app, anonymous_client):
     assert set(routes(app)) >= PUBLIC | OWN_FORMS_ALONE
     for method, path in sorted(PUBLIC - {("GET", "/ui/static/{version}/{name}")}):
-        assert stranger.request(method, path).status_code in {200, 303}, (method, path)
-    assert stranger.get("/ui/static/x/style.css").status_code in {200, 404}
+        assert anonymous_client.request(method, path).status_code in {200, 303}, (method, path)
+    assert anonymous_client.get("/ui/static/x/style.css").status_code in {200, 404}
 
 
-def test_signing_in_takes_a_password(app, stranger, strangers):
+def test_signing_in_takes_a_password(app, anonymous_client, strangers):
     assert set(routes(app)) >= SIGN_IN
     for method, path in sorted(SIGN_IN):
         for who in ("nothing", "wrong key", "session ended"):
-            answer = stranger.request(method, path, headers=strangers[who], content=b"{")
+            answer = anonymous_client.request(method, path, headers=strangers[who], content=b"{")
             assert answer.status_code in {400, 401, 403, 422, 429}, (path, who)
             assert "gj_" not in answer.text

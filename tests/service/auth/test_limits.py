@@ -6,7 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from support.live_service import Live, a_form, a_job, a_zip, count_jobs, statements_of, wait_until
+from support.live_service import (
+    LiveServer,
+    count_jobs,
+    make_form,
+    make_job_body,
+    make_zip,
+    record_statements,
+    wait_until,
+)
 
 from core.jobs import queries
 from core.security import api_keys
@@ -22,11 +30,11 @@ def settings(settings: Settings, request: pytest.FixtureRequest) -> Settings:
 
 
 @pytest.fixture
-def other(live: Live, database) -> Iterator[httpx.Client]:
+def other(live_server: LiveServer, database) -> Iterator[httpx.Client]:
     """A client with another key."""
     with database.write() as session:
         secret = api_keys.create(session, "other")[1]
-    with httpx.Client(base_url=live.url, headers={"x-api-key": secret}, timeout=30) as client:
+    with httpx.Client(base_url=live_server.url, headers={"x-api-key": secret}, timeout=30) as client:
         yield client
 
 
@@ -49,13 +57,13 @@ def test_a_bucket_is_full_at_first_and_refills_evenly():
     def taken() -> int:
         for count in range(1000):
             try:
-                bucket.take("ann")
+                bucket.acquire("ann")
             except Exception:  # noqa: BLE001 - counted, not looked at
                 return count
         return 1000
 
     assert taken() == 60
-    bucket.take("bob")
+    bucket.acquire("bob")
     now[0] += 10
     assert taken() == 10
     now[0] += 3600
@@ -73,56 +81,56 @@ def test_a_key_that_sends_too_many_requests_is_refused_and_another_is_not(client
 
 @pytest.mark.parametrize("settings", [{"requests_per_minute": 2}], indirect=True)
 def test_a_request_is_counted_once_however_often_the_key_is_asked_for(client):
-    assert [client.post("/jobs", json=a_job()).status_code for _ in range(3)] == [201, 201, 429]
+    assert [client.post("/jobs", json=make_job_body()).status_code for _ in range(3)] == [201, 201, 429]
 
 
 @pytest.mark.parametrize("settings", [{"submissions_per_minute": 3}], indirect=True)
 def test_a_key_that_submits_too_fast_is_refused_and_another_is_not(client, other, database):
-    job = client.post("/jobs", json=a_job()).json()
-    assert client.post("/jobs", json=a_job(), params={"dryRun": "true"}).status_code == 200
+    job = client.post("/jobs", json=make_job_body()).json()
+    assert client.post("/jobs", json=make_job_body(), params={"dryRun": "true"}).status_code == 200
     assert client.post(f"/jobs/{job['id']}/clone").status_code == 201
     over = [
-        client.post("/jobs", json=a_job()),
-        client.post("/jobs", files=a_form(a_job(), a_zip())),
+        client.post("/jobs", json=make_job_body()),
+        client.post("/jobs", files=make_form(make_job_body(), make_zip())),
         client.post(f"/jobs/{job['id']}/clone"),
         client.post("/jobs/createJob", json={"command": "true", "machineType": "CPU"}),
     ]
     for answer in over:
         assert "submissions a minute for one key" in limited(answer, "SUBMISSIONS_PER_MINUTE", 3)
     assert count_jobs(database) == 2
-    assert other.post("/jobs", json=a_job()).status_code == 201
+    assert other.post("/jobs", json=make_job_body()).status_code == 201
 
 
 @pytest.mark.parametrize("settings", [{"queued_per_key": 5}], indirect=True)
 def test_a_key_that_fills_the_queue_is_refused_and_another_is_not(client, other, worker, database):
     again = {"Idempotency-Key": "first"}
-    first = client.post("/jobs", json=a_job(), headers=again)
-    assert [client.post("/jobs", json=a_job()).status_code for _ in range(4)] == [201] * 4
-    assert "queued jobs of one key" in limited(client.post("/jobs", json=a_job()), "QUEUED_PER_KEY", 5)
+    first = client.post("/jobs", json=make_job_body(), headers=again)
+    assert [client.post("/jobs", json=make_job_body()).status_code for _ in range(4)] == [201] * 4
+    assert "queued jobs of one key" in limited(client.post("/jobs", json=make_job_body()), "QUEUED_PER_KEY", 5)
     limited(client.post(f"/jobs/{first.json()['id']}/clone"), "QUEUED_PER_KEY", 5)
-    repeated = client.post("/jobs", json=a_job(), headers=again)
+    repeated = client.post("/jobs", json=make_job_body(), headers=again)
     assert (repeated.status_code, repeated.json()["id"]) == (200, first.json()["id"]), "a repeat makes no job"
-    assert other.post("/jobs", json=a_job()).status_code == 201
+    assert other.post("/jobs", json=make_job_body()).status_code == 201
     assert count_jobs(database) == 6
     worker.register()
     worker.start()
-    assert client.post("/jobs", json=a_job()).status_code == 201, "one of them is no longer queued"
+    assert client.post("/jobs", json=make_job_body()).status_code == 201, "one of them is no longer queued"
 
 
 @pytest.mark.parametrize("settings", [{"queued_per_project": 3}], indirect=True)
 def test_a_project_that_fills_the_queue_is_refused_and_another_is_not(client, other):
-    crowded = a_job(project="crowded")
+    crowded = make_job_body(project="crowded")
     assert [client.post("/jobs", json=crowded).status_code for _ in range(3)] == [201] * 3
     for one in (client, other):
         message = limited(one.post("/jobs", json=crowded), "QUEUED_PER_PROJECT", 3)
         assert "queued jobs of one project" in message
-    assert client.post("/jobs", json=a_job(project="empty")).status_code == 201
+    assert client.post("/jobs", json=make_job_body(project="empty")).status_code == 201
 
 
 @pytest.mark.parametrize("settings", [{"queued_per_key": 20}], indirect=True)
 def test_submissions_at_once_do_not_get_past_the_limit_of_the_queue(client, database):
     def submit(_: int) -> int:
-        return client.post("/jobs", json=a_job()).status_code
+        return client.post("/jobs", json=make_job_body()).status_code
 
     with ThreadPoolExecutor(8) as pool:
         statuses = list(pool.map(submit, range(32)))
@@ -131,16 +139,16 @@ def test_submissions_at_once_do_not_get_past_the_limit_of_the_queue(client, data
 
 
 def test_a_long_queue_is_not_counted_for_each_submission(client, database):
-    with statements_of(database) as asked:
+    with record_statements(database) as asked:
         for _ in range(20):
-            assert client.post("/jobs", json=a_job()).status_code == 201
+            assert client.post("/jobs", json=make_job_body()).status_code == 201
     counted = [statement for statement, _ in asked if "count(*)" in statement and "LIMIT" in statement]
     assert len(counted) == 1, "once, for key and project together"
 
 
 @pytest.mark.parametrize("settings", [{"streams": 3}], indirect=True)
 def test_one_key_that_follows_many_logs_does_not_shut_out_another(client, other, stores):
-    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     path, accept = f"/jobs/{job_id}/logs", {"Accept": "text/event-stream"}
     leave = threading.Event()
     answers: list[httpx.Response] = []
@@ -186,14 +194,14 @@ def test_archives_that_take_long_to_check_hold_up_nobody_else(client, other, mon
     monkeypatch.setattr(WorkspaceStore, "add", slow)
 
     def submit(number: int) -> httpx.Response:
-        return client.post("/jobs", files=a_form(a_job(name=f"n{number}"), a_zip()), timeout=60)
+        return client.post("/jobs", files=make_form(make_job_body(name=f"n{number}"), make_zip()), timeout=60)
 
     with ThreadPoolExecutor(50) as pool:
         mine = [pool.submit(submit, number) for number in range(48)]
         assert began.acquire(timeout=30)
         wait_until(lambda: sum(one.done() for one in mine) == 47)
         assert client.get("/jobs").status_code == 200
-        theirs = pool.submit(other.post, "/jobs", files=a_form(a_job(), a_zip()))
+        theirs = pool.submit(other.post, "/jobs", files=make_form(make_job_body(), make_zip()))
         assert began.acquire(timeout=30), "an archive of another key is checked meanwhile"
         go_on.set()
         assert theirs.result(30).status_code == 201
@@ -240,7 +248,7 @@ def test_many_searches_of_one_key_hold_up_nobody_else(client, other, monkeypatch
 
 
 def test_many_patterns_in_one_request_are_refused_before_a_file_is_compared(client, worker):
-    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     worker.register()
     worker.end(worker.start())
     patterns = ",".join(f"*{number}?" for number in range(20_000))
@@ -254,7 +262,7 @@ def test_many_patterns_in_one_request_are_refused_before_a_file_is_compared(clie
 
 
 def test_many_ids_in_one_request_are_refused_and_those_of_one_are_read_at_once(client, database):
-    ids = [client.post("/jobs", json=a_job(tags=["red"])).json()["id"] for _ in range(3)]
+    ids = [client.post("/jobs", json=make_job_body(tags=["red"])).json()["id"] for _ in range(3)]
     for field, path, query in (
         ("entityIds", "/entityTags/getTags", {"entity": "job", "entityIds": ["j"] * 75_000}),
         ("tagFilter", "/jobs/getJobList", {"tagFilter": [f"t{number}" for number in range(75_000)]}),
@@ -264,7 +272,7 @@ def test_many_ids_in_one_request_are_refused_and_those_of_one_are_read_at_once(c
         message = answer.json()["error"]["message"]
         assert "75,000 ids are more than the 1,000" in message
         assert "GRADIENT_LIMITS__IDS" in message
-    with statements_of(database) as asked:
+    with record_statements(database) as asked:
         query = {"entity": "job", "entityIds": ids + ["nothing"] * 900}
         found = client.request("GET", "/entityTags/getTags", json=query)
     assert found.json() == {one: [{"tag": {"name": "red"}}] for one in ids}
@@ -273,11 +281,11 @@ def test_many_ids_in_one_request_are_refused_and_those_of_one_are_read_at_once(c
 
 @pytest.mark.parametrize("settings", [{"priority": 60}], indirect=True)
 def test_a_priority_above_the_highest_here_is_refused(client):
-    answer = client.post("/jobs", json=a_job(priority=61))
+    answer = client.post("/jobs", json=make_job_body(priority=61))
     assert (answer.status_code, answer.json()["error"]["field"]) == (400, "priority")
     assert "61 is above 60" in answer.json()["error"]["message"]
     assert "GRADIENT_LIMITS__PRIORITY" in answer.json()["error"]["message"]
-    assert client.post("/jobs", json=a_job(priority=60)).status_code == 201
+    assert client.post("/jobs", json=make_job_body(priority=60)).status_code == 201
 
 
 @pytest.mark.parametrize("settings", [{"requests_per_minute": 3}], indirect=True)
@@ -293,5 +301,5 @@ def test_a_page_over_a_limit_is_shown_as_a_page(client):
 def test_a_script_of_a_thousand_submissions_is_within_the_defaults():
     bucket = RateLimit(LimitSettings().submissions_per_minute, "submissions", "x", clock=lambda: 0.0)
     for _ in range(1000):
-        bucket.take("ann")
+        bucket.acquire("ann")
     assert LimitSettings().queued_per_key >= 10_000

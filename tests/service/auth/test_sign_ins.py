@@ -6,12 +6,12 @@ import anyio
 import httpx
 import pytest
 from starlette.exceptions import HTTPException
-from support.live_service import a_job
+from support.live_service import make_job_body
 
 from core.errors import Unauthorized
 from core.security import users
 from service.auth import sign_ins as throttle
-from service.auth.sign_ins import Delays, SignIns
+from service.auth.sign_ins import FailureBackoff, SignInLimiter
 
 PASSWORD = "correct horse battery"
 
@@ -31,36 +31,36 @@ def ann(database):
 
 
 def test_delays_grow_to_the_longest_and_are_forgotten(clock):
-    delays = Delays(free=2, longest=5, forgotten=60)
+    delays = FailureBackoff(free=2, longest=5, forgotten=60)
     waits = []
     for _ in range(6):
-        delays.failed("a")
+        delays.record_failure("a")
         waits.append(delays.wait_seconds("a"))
     assert waits == [0, 1, 2, 4, 5, 5]
     assert delays.wait_seconds("b") == 0
     clock[0] += 5
     assert delays.wait_seconds("a") == 0
-    delays.failed("a")
+    delays.record_failure("a")
     assert delays.wait_seconds("a") == 5
     clock[0] += 60
-    delays.failed("a")
+    delays.record_failure("a")
     assert delays.wait_seconds("a") == 0
 
 
 def test_success_forgets_failures(clock):
-    delays = Delays(free=1, longest=5, forgotten=60)
-    delays.failed("a")
+    delays = FailureBackoff(free=1, longest=5, forgotten=60)
+    delays.record_failure("a")
     assert delays.wait_seconds("a") == 1
-    delays.succeeded("a")
+    delays.reset("a")
     assert delays.wait_seconds("a") == 0
     assert clock
 
 
 def test_names_that_are_made_up_without_end_are_not_all_remembered(monkeypatch):
-    monkeypatch.setattr(throttle, "_REMEMBERED", 10)
-    delays = Delays(free=1, longest=5, forgotten=60)
+    monkeypatch.setattr(throttle, "_MAX_NAMES", 10)
+    delays = FailureBackoff(free=1, longest=5, forgotten=60)
     for number in range(100):
-        delays.failed(str(number))
+        delays.record_failure(str(number))
     assert (delays.wait_seconds("99") > 0, delays.wait_seconds("0")) == (True, 0)
 
 
@@ -79,7 +79,7 @@ async def outcome(sign_ins, address, client, check):
 
 def test_wrong_passwords_of_a_stranger_do_not_lock_anybody_out():
     async def attack():
-        sign_ins = SignIns()
+        sign_ins = SignInLimiter()
         for _ in range(30):
             await outcome(sign_ins, "ann", "stranger", wrong)
         assert await outcome(sign_ins, " ANN ", "stranger", lambda: "in") == 429
@@ -90,7 +90,7 @@ def test_wrong_passwords_of_a_stranger_do_not_lock_anybody_out():
 
 def test_a_client_that_tries_ever_new_addresses_is_slowed_down():
     async def attack():
-        sign_ins = SignIns()
+        sign_ins = SignInLimiter()
         answers = [await outcome(sign_ins, f"user{number}", "stranger", wrong) for number in range(40)]
         assert (answers[:20], answers[20:]) == ([401] * 20, [429] * 20)
         assert await outcome(sign_ins, "ann", "her own", lambda: "in") == "in"
@@ -102,7 +102,7 @@ def test_who_comes_while_as_many_as_may_are_checked_is_refused_at_once():
     go_on = threading.Event()
 
     async def attack():
-        sign_ins = SignIns(at_once=2)
+        sign_ins = SignInLimiter(at_once=2)
         async with anyio.create_task_group() as tasks:
             for number in range(2):
                 tasks.start_soon(outcome, sign_ins, "ann", f"client{number}", lambda: go_on.wait(60))
@@ -115,7 +115,7 @@ def test_who_comes_while_as_many_as_may_are_checked_is_refused_at_once():
     anyio.run(attack)
 
 
-def test_sign_ins_that_hang_hold_up_nobody_else(live, client, monkeypatch):
+def test_sign_ins_that_hang_hold_up_nobody_else(live_server, client, monkeypatch):
     """Eighty strangers sign in while no check of a password comes to an end."""
     go_on, begun = threading.Event(), threading.Event()
 
@@ -129,7 +129,7 @@ def test_sign_ins_that_hang_hold_up_nobody_else(live, client, monkeypatch):
 
     def stranger(number):
         body = {"email": f"user{number}@example.org", "password": "x" * 12}
-        answers.append(httpx.post(f"{live.url}/users/login", json=body, timeout=120).status_code)
+        answers.append(httpx.post(f"{live_server.url}/users/login", json=body, timeout=120).status_code)
 
     threads = [threading.Thread(target=stranger, args=(number,)) for number in range(80)]
     for one in threads:
@@ -138,7 +138,7 @@ def test_sign_ins_that_hang_hold_up_nobody_else(live, client, monkeypatch):
         assert begun.wait(60)
         for _ in range(10):
             assert client.get("/jobs").status_code == 200
-        assert client.post("/jobs", json=a_job()).status_code == 201
+        assert client.post("/jobs", json=make_job_body()).status_code == 201
     finally:
         go_on.set()
         for one in threads:
@@ -146,17 +146,17 @@ def test_sign_ins_that_hang_hold_up_nobody_else(live, client, monkeypatch):
     assert set(answers) <= {401, 429}
 
 
-def test_a_stranger_guessing_does_not_keep_ann_from_signing_in(live, ann, monkeypatch):
+def test_a_stranger_guessing_does_not_keep_ann_from_signing_in(live_server, ann, monkeypatch):
     real = users.sign_in
     monkeypatch.setattr(users, "sign_in", lambda session, email, password: _cheap(real, session, email, password))
     guesses = httpx.HTTPTransport(local_address="127.0.0.2")
-    with httpx.Client(base_url=live.url, transport=guesses, timeout=60) as stranger:
+    with httpx.Client(base_url=live_server.url, transport=guesses, timeout=60) as stranger:
         for _ in range(30):
             stranger.post("/users/login", json={"email": ann, "password": "a guess of a stranger"})
         refused = stranger.post("/users/login", json={"email": ann, "password": PASSWORD})
     assert refused.status_code == 429
     assert int(refused.headers["Retry-After"]) >= 1
-    with httpx.Client(base_url=live.url, timeout=60) as own:
+    with httpx.Client(base_url=live_server.url, timeout=60) as own:
         assert own.post("/users/login", json={"email": ann, "password": PASSWORD}).status_code == 200
 
 

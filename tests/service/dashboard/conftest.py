@@ -4,24 +4,27 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from support.deployment import WITHOUT_TLS
-from support.live_service import Live
+from support.deployment import EMPTY_SSL_CONTEXT
+from support.live_service import LiveServer
 
-PAGES = {"Accept": "text/html,application/xhtml+xml"}
+PAGE_HEADERS = {"Accept": "text/html,application/xhtml+xml"}
 
 
 @pytest.fixture
-def visitor(live: Live) -> Iterator[httpx.Client]:
+def anonymous_browser(live_server: LiveServer) -> Iterator[httpx.Client]:
     """A browser that has not signed in."""
     with httpx.Client(
-        base_url=live.url, headers={**PAGES, "Origin": live.url}, timeout=30, verify=WITHOUT_TLS
+        base_url=live_server.url,
+        headers={**PAGE_HEADERS, "Origin": live_server.url},
+        timeout=30,
+        verify=EMPTY_SSL_CONTEXT,
     ) as client:
         yield client
 
 
 @pytest.fixture
-def person(visitor: httpx.Client, live: Live) -> httpx.Client:
+def signed_in_browser(anonymous_browser: httpx.Client, live_server: LiveServer) -> httpx.Client:
     """A browser that has signed in."""
-    answer = visitor.post("/ui/login", data={"key": live.secret})
+    answer = anonymous_browser.post("/ui/login", data={"key": live_server.api_key})
     assert (answer.status_code, answer.headers["location"]) == (303, "/ui/jobs")
-    return visitor
+    return anonymous_browser

@@ -5,7 +5,7 @@ import re
 from urllib.parse import quote
 
 import pytest
-from support.live_service import a_job
+from support.live_service import make_job_body
 
 FILES = {
     "models/final/weights.bin": bytes(range(256)) * 10,
@@ -23,7 +23,7 @@ FILES = {
 
 @pytest.fixture
 def job_id(client):
-    return client.post("/jobs", json=a_job(name="trained")).json()["id"]
+    return client.post("/jobs", json=make_job_body(name="trained")).json()["id"]
 
 
 @pytest.fixture
@@ -38,19 +38,19 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def kept(job_id, worker, stores, folder):
+def ended_job_id(job_id, worker, stores, folder):
     job = worker.start()
     stores.artifacts.close(job_id, 1, folder)
     worker.end(job, exit_code=0)
     return job_id
 
 
-def look(person, job_id, path):
-    return person.get(f"/ui/jobs/{job_id}/artifacts/view", params={"path": path})
+def look(signed_in_browser, job_id, path):
+    return signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts/view", params={"path": path})
 
 
-def test_the_top_folder_lists_folders_files_and_what_was_not_kept(person, kept):
-    page = person.get(f"/ui/jobs/{kept}/artifacts")
+def test_the_top_folder_lists_folders_files_and_what_was_not_kept(signed_in_browser, ended_job_id):
+    page = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts")
     assert re.findall(r'<a class="folder" href="[^"]+">([^<]+)</a>', page.text) == ["models/", "plots/"]
     for name in ("notes.txt", "page.html", "plot.svg", "long.log"):
         assert f">{name}</a>" in page.text
@@ -60,75 +60,75 @@ def test_the_top_folder_lists_folders_files_and_what_was_not_kept(person, kept):
     assert "Complete: every file the job left is here" in page.text
     assert "a-link" in page.text
     assert "a symbolic link is not followed" in page.text
-    assert f'href="/jobs/{kept}/artifacts.zip"' in page.text
-    assert person.get(f"/jobs/{kept}/artifacts.zip").status_code == 200
+    assert f'href="/jobs/{ended_job_id}/artifacts.zip"' in page.text
+    assert signed_in_browser.get(f"/jobs/{ended_job_id}/artifacts.zip").status_code == 200
 
 
-def test_folders_have_breadcrumbs_and_a_way_up(person, kept):
-    page = person.get(f"/ui/jobs/{kept}/artifacts?folder=models/final/")
+def test_folders_have_breadcrumbs_and_a_way_up(signed_in_browser, ended_job_id):
+    page = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts?folder=models/final/")
     assert ">weights.bin</a>" in page.text
     assert '<li aria-current="page">final</li>' in page.text
     links = re.findall(r'href="([^"]*folder=[^"]+)"', page.text)
-    assert links == [f"/ui/jobs/{kept}/artifacts?folder=models%2F"] * 2
-    assert person.get(links[0]).text.count(">final/</a>") == 1
+    assert links == [f"/ui/jobs/{ended_job_id}/artifacts?folder=models%2F"] * 2
+    assert signed_in_browser.get(links[0]).text.count(">final/</a>") == 1
 
 
-def test_every_link_leads_to_its_file(person, kept):
-    page = person.get(f"/ui/jobs/{kept}/artifacts")
+def test_every_link_leads_to_its_file(signed_in_browser, ended_job_id):
+    page = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts")
     views = re.findall(r'href="([^"]*/artifacts/view[^"]*)"', page.text)
     downloads = re.findall(r'href="(/jobs/[^"]*/artifacts/file/[^"]*)"', page.text)
     assert len(views) == len(downloads) == len([name for name in FILES if "/" not in name])
-    contents = [person.get(address.replace("&amp;", "&")) for address in downloads]
+    contents = [signed_in_browser.get(address.replace("&amp;", "&")) for address in downloads]
     assert {answer.content for answer in contents} >= {b"odd", b"x", FILES["notes.txt"]}
     assert all(answer.headers["content-disposition"].startswith("attachment") for answer in contents)
-    assert all(person.get(address.replace("&amp;", "&")).status_code == 200 for address in views)
+    assert all(signed_in_browser.get(address.replace("&amp;", "&")).status_code == 200 for address in views)
 
 
-def test_text_is_shown_as_text(person, kept):
-    page = look(person, kept, "notes.txt").text
+def test_text_is_shown_as_text(signed_in_browser, ended_job_id):
+    page = look(signed_in_browser, ended_job_id, "notes.txt").text
     assert "grüße &amp; &lt;b&gt;\n</pre>" in page
     assert hashlib.sha256(FILES["notes.txt"]).hexdigest() in page
-    assert "The file is empty." in look(person, kept, "empty.txt").text
+    assert "The file is empty." in look(signed_in_browser, ended_job_id, "empty.txt").text
 
 
-def test_of_a_long_text_the_beginning_is_shown(person, kept):
-    page = look(person, kept, "long.log").text
+def test_of_a_long_text_the_beginning_is_shown(signed_in_browser, ended_job_id):
+    page = look(signed_in_browser, ended_job_id, "long.log").text
     shown = re.search(r'<pre class="preview" tabindex="0">(.*?)</pre>', page, re.DOTALL)[1]
     assert len(shown) == 256 * 1024
     assert "The first 256 KiB." in page
 
 
 @pytest.mark.parametrize("name", ["page.html", "plot.svg"])
-def test_what_could_run_is_shown_as_its_source_and_never_inline(person, kept, name):
-    page = look(person, kept, name).text
+def test_what_could_run_is_shown_as_its_source_and_never_inline(signed_in_browser, ended_job_id, name):
+    page = look(signed_in_browser, ended_job_id, name).text
     assert "alert(1)" in page
     assert FILES[name].decode() not in page
     assert "inline=1" not in page
-    answer = person.get(f"/jobs/{kept}/artifacts/file/{name}?inline=1")
+    answer = signed_in_browser.get(f"/jobs/{ended_job_id}/artifacts/file/{name}?inline=1")
     assert answer.headers["content-type"] == "application/octet-stream"
     assert answer.headers["content-disposition"].startswith("attachment")
     assert answer.headers["content-security-policy"] == "sandbox; default-src 'none'"
 
 
-def test_images_are_shown_by_their_own_address(person, kept):
-    page = look(person, kept, "plots/loss.png").text
+def test_images_are_shown_by_their_own_address(signed_in_browser, ended_job_id):
+    page = look(signed_in_browser, ended_job_id, "plots/loss.png").text
     source = re.search(r'<figure class="preview"><img src="([^"]+)"', page)[1]
-    answer = person.get(source)
+    answer = signed_in_browser.get(source)
     assert (answer.content, answer.headers["content-type"]) == (FILES["plots/loss.png"], "image/png")
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_what_is_no_text_is_not_shown(person, kept):
-    assert "neither text nor an image" in look(person, kept, "models/final/weights.bin").text
+def test_what_is_no_text_is_not_shown(signed_in_browser, ended_job_id):
+    assert "neither text nor an image" in look(signed_in_browser, ended_job_id, "models/final/weights.bin").text
 
 
 @pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>.txt", "ünï 🚀 #1?%41.txt"])
-def test_odd_names_are_escaped_and_found(person, kept, name):
+def test_odd_names_are_escaped_and_found(signed_in_browser, ended_job_id, name):
     # A percent sign that could be an escape is itself escaped in public paths.
-    answer = look(person, kept, name.replace("%41", "%2541"))
+    answer = look(signed_in_browser, ended_job_id, name.replace("%41", "%2541"))
     assert answer.status_code == 200
     assert "<img src=x" not in answer.text
-    assert "<img src=x" not in person.get(f"/ui/jobs/{kept}/artifacts").text
+    assert "<img src=x" not in signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts").text
 
 
 @pytest.mark.parametrize(
@@ -146,35 +146,35 @@ def test_odd_names_are_escaped_and_found(person, kept, name):
         "nope",
     ],
 )
-def test_nothing_but_the_jobs_own_files_is_reached(person, kept, path):
-    answer = look(person, kept, path)
+def test_nothing_but_the_jobs_own_files_is_reached(signed_in_browser, ended_job_id, path):
+    answer = look(signed_in_browser, ended_job_id, path)
     assert (answer.status_code, "<h1>There is nothing here</h1>" in answer.text) == (404, True)
-    raw = person.get(f"/ui/jobs/{kept}/artifacts/view?path={quote(path, safe='')}")
+    raw = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts/view?path={quote(path, safe='')}")
     assert raw.status_code == 404
 
 
 @pytest.mark.parametrize("asked", ["../", "../..", "nope", "notes.txt", "models/fin"])
-def test_a_folder_that_is_none_is_not_found(person, kept, asked):
-    assert person.get(f"/ui/jobs/{kept}/artifacts", params={"folder": asked}).status_code == 404
+def test_a_folder_that_is_none_is_not_found(signed_in_browser, ended_job_id, asked):
+    assert signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts", params={"folder": asked}).status_code == 404
 
 
-def test_a_running_job_shows_what_was_kept_so_far(person, job_id, worker, stores, folder):
-    page = person.get(f"/ui/jobs/{job_id}/artifacts")
+def test_a_running_job_shows_what_was_kept_so_far(signed_in_browser, job_id, worker, stores, folder):
+    page = signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts")
     assert "Nothing is kept yet." in page.text
     worker.start()
     stores.artifacts.sync(job_id, 1, folder)
-    page = person.get(f"/ui/jobs/{job_id}/artifacts")
+    page = signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts")
     assert "The job still runs" in page.text
     assert "not yet" in page.text
     assert 'data-live="yes"' in page.text
 
 
-def test_a_job_that_left_nothing_says_so(person, job_id, worker):
+def test_a_job_that_left_nothing_says_so(signed_in_browser, job_id, worker):
     worker.end(worker.start(), exit_code=0)
-    assert "The job left no files" in person.get(f"/ui/jobs/{job_id}/artifacts").text
+    assert "The job left no files" in signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts").text
 
 
-def test_many_files_come_page_by_page(person, job_id, worker, stores, tmp_path, monkeypatch):
+def test_many_files_come_page_by_page(signed_in_browser, job_id, worker, stores, tmp_path, monkeypatch):
     monkeypatch.setattr("service.dashboard.artifact_pages.PAGE_ENTRIES", 3)
     left = tmp_path / "many"
     for number in range(7):
@@ -186,7 +186,7 @@ def test_many_files_come_page_by_page(person, job_id, worker, stores, tmp_path, 
     worker.end(job, exit_code=0)
     seen, address = [], f"/ui/jobs/{job_id}/artifacts"
     while address:
-        page = person.get(address).text
+        page = signed_in_browser.get(address).text
         seen += re.findall(r">(d\d(?:/|-f))</a>", page)
         following = re.search(r'rel="next" href="([^"]+)"', page)
         address = following[1].replace("&amp;", "&") if following else None

@@ -1,7 +1,7 @@
 """Errors as pages for browsers, as JSON for everybody else; and the headers of every page."""
 
 import pytest
-from support.live_service import a_job
+from support.live_service import make_job_body
 
 from core.errors import StoreUnavailable
 
@@ -12,8 +12,8 @@ CSP = (
 
 
 @pytest.mark.parametrize("path", ["/ui/jobs/jnope", "/ui/jobs/jnope/artifacts", "/ui/nothing", "/ui/jobs/x/y/z"])
-def test_what_is_not_there_is_said_on_a_page(person, path):
-    answer = person.get(path)
+def test_what_is_not_there_is_said_on_a_page(signed_in_browser, path):
+    answer = signed_in_browser.get(path)
     assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
     assert "<h1>There is nothing here</h1>" in answer.text
     assert 'href="/ui/jobs"' in answer.text
@@ -25,8 +25,8 @@ def test_programs_get_json(client, path):
     assert (answer.status_code, answer.json()["error"]["status"]) == (404, 404)
 
 
-def test_a_browser_gets_json_outside_of_the_dashboard(person):
-    assert person.get("/jobs/jnope").json()["error"]["name"] == "JobNotFound"
+def test_a_browser_gets_json_outside_of_the_dashboard(signed_in_browser):
+    assert signed_in_browser.get("/jobs/jnope").json()["error"]["name"] == "JobNotFound"
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_a_browser_gets_json_outside_of_the_dashboard(person):
         (RuntimeError("secret detail"), 500, "Something went wrong here"),
     ],
 )
-def test_a_failure_is_a_page_that_gives_nothing_away(person, monkeypatch, error, status, heading):
+def test_a_failure_is_a_page_that_gives_nothing_away(signed_in_browser, monkeypatch, error, status, heading):
     def fail(*_args, **_kwargs):
         raise error
 
     monkeypatch.setattr("core.jobs.queries.page", fail)
-    answer = person.get("/ui/jobs")
+    answer = signed_in_browser.get("/ui/jobs")
     assert (answer.status_code, f"<h1>{heading}</h1>" in answer.text) == (status, True)
     assert "secret detail" not in answer.text
     assert answer.headers["content-security-policy"] == CSP
@@ -49,23 +49,23 @@ def test_a_failure_is_a_page_that_gives_nothing_away(person, monkeypatch, error,
     assert ("retry-after" in answer.headers) == (status == 503)
 
 
-def test_a_wrong_method_is_a_page(person):
-    answer = person.post("/ui/jobs")
+def test_a_wrong_method_is_a_page(signed_in_browser):
+    answer = signed_in_browser.post("/ui/jobs")
     assert (answer.status_code, "<h1>That cannot be done</h1>" in answer.text) == (405, True)
     assert answer.headers["allow"] == "GET"
 
 
-def test_a_message_is_escaped(person):
-    answer = person.get("/ui/jobs/<script>alert(1)<script>")
+def test_a_message_is_escaped(signed_in_browser):
+    answer = signed_in_browser.get("/ui/jobs/<script>alert(1)<script>")
     assert answer.status_code == 404
     assert "<script>alert" not in answer.text
     assert "&lt;script&gt;alert(1)" in answer.text
 
 
-def test_every_page_may_load_our_own_files_only(person, client):
-    job_id = client.post("/jobs", json=a_job()).json()["id"]
+def test_every_page_may_load_our_own_files_only(signed_in_browser, client):
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     for path in ("/ui/login", "/ui/jobs", f"/ui/jobs/{job_id}", f"/ui/jobs/{job_id}/artifacts", "/ui/jobs/jnope"):
-        headers = person.get(path).headers
+        headers = signed_in_browser.get(path).headers
         assert headers["content-security-policy"] == CSP
         assert headers["cache-control"] == "private, no-store"
         assert headers["x-content-type-options"] == "nosniff"

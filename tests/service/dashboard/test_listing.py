@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.dashboard.listing import crumbs, entries
+from service.dashboard.listing import crumbs, list_entries
 from service.schemas.jobs import ArtifactsPage, ArtifactView
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -34,7 +34,7 @@ class Listing:
     def all_entries(self, folder, limit):
         seen, after = [], None
         while True:
-            found, after = entries(self.below(folder), folder, after=after, limit=limit)
+            found, after = list_entries(self.below(folder), folder, after=after, limit=limit)
             assert len(found) <= limit
             seen += [entry.path for entry in found]
             if after is None:
@@ -57,7 +57,7 @@ def test_every_child_comes_once_whatever_the_page(paths, limit):
 
 def test_a_large_folder_is_passed_over_without_reading_it():
     listing = Listing([f"big/{number:06}" for number in range(20_000)] + ["small/a", "z"])
-    found, following = entries(listing.below(""), "", after=None, limit=100)
+    found, following = list_entries(listing.below(""), "", after=None, limit=100)
     assert ([entry.path for entry in found], following) == (["big/", "small/", "z"], None)
     assert listing.asked == 2
 
@@ -69,7 +69,7 @@ def test_names_that_sort_after_everything_come_to_an_end():
 
 def test_the_inside_of_a_folder():
     listing = Listing(["m/a", "m/b/c", "m/b/d", "n/x"])
-    found, _ = entries(listing.below("m/"), "m/", after=None, limit=100)
+    found, _ = list_entries(listing.below("m/"), "m/", after=None, limit=100)
     assert [(entry.name, entry.path, entry.file is None) for entry in found] == [
         ("a", "m/a", False),
         ("b", "m/b/", True),

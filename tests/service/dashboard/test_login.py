@@ -7,15 +7,15 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from support.deployment import WITHOUT_TLS
-from support.live_service import Live, a_job
+from support.deployment import EMPTY_SSL_CONTEXT
+from support.live_service import LiveServer, make_job_body
 
 from core.security import api_keys, one_time_tokens
 from core.security.one_time_tokens import Purpose
 from core.settings.api import ApiSettings, SignInSettings
 from service.auth import sign_ins
 from service.auth.sessions import COOKIES
-from service.dashboard.login import own_page, wrong_key_delays
+from service.dashboard.login import safe_redirect_target, wrong_key_backoff
 from service.main import create_app
 
 COOKIE = COOKIES[1]
@@ -24,49 +24,51 @@ COOKIE = COOKIES[1]
 @contextmanager
 def served(app, host):
     """A client that reaches an application under a host name, without cookies of its own."""
-    live = Live(app, "")
-    with httpx.Client(base_url=live.url, headers={"Host": host}, timeout=60, verify=WITHOUT_TLS) as client:
+    live = LiveServer(app, "")
+    with httpx.Client(base_url=live.url, headers={"Host": host}, timeout=60, verify=EMPTY_SSL_CONTEXT) as client:
         yield client
     live.stop()
 
 
 @pytest.fixture
 def job_id(client):
-    return client.post("/jobs", json=a_job()).json()["id"]
+    return client.post("/jobs", json=make_job_body()).json()["id"]
 
 
 @pytest.mark.parametrize("path", ["/", "/ui", "/ui/jobs"])
-def test_whoever_has_no_session_is_led_to_the_sign_in(visitor, path):
-    answer = visitor.get(path, follow_redirects=True)
+def test_whoever_has_no_session_is_led_to_the_sign_in(anonymous_browser, path):
+    answer = anonymous_browser.get(path, follow_redirects=True)
     assert (answer.status_code, answer.url.path) == (200, "/ui/login")
     assert 'name="key"' in answer.text
 
 
-def test_signing_in_leads_back_to_the_page_that_was_asked_for(visitor, live, job_id):
-    asked = visitor.get(f"/ui/jobs/{job_id}?part=live&x=a%20b")
+def test_signing_in_leads_back_to_the_page_that_was_asked_for(anonymous_browser, live_server, job_id):
+    asked = anonymous_browser.get(f"/ui/jobs/{job_id}?part=live&x=a%20b")
     assert asked.status_code == 303
-    form = visitor.get(asked.headers["location"])
+    form = anonymous_browser.get(asked.headers["location"])
     assert f'value="/ui/jobs/{job_id}?part=live&amp;x=a%20b"' in form.text
-    answer = visitor.post("/ui/login", data={"key": f" {live.secret}\n", "next": f"/ui/jobs/{job_id}?part=live"})
+    answer = anonymous_browser.post(
+        "/ui/login", data={"key": f" {live_server.api_key}\n", "next": f"/ui/jobs/{job_id}?part=live"}
+    )
     assert (answer.status_code, answer.headers["location"]) == (303, f"/ui/jobs/{job_id}?part=live")
-    assert visitor.get(f"/ui/jobs/{job_id}").status_code == 200
+    assert anonymous_browser.get(f"/ui/jobs/{job_id}").status_code == 200
 
 
-def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(visitor, live):
-    cookie = visitor.post("/ui/login", data={"key": live.secret}).headers["set-cookie"].lower()
+def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(anonymous_browser, live_server):
+    cookie = anonymous_browser.post("/ui/login", data={"key": live_server.api_key}).headers["set-cookie"].lower()
     parts = {part.strip() for part in cookie.split(";")}
     assert {"httponly", "samesite=strict", "path=/", f"max-age={30 * 86_400}"} <= parts
     assert "secure" not in parts
-    assert live.secret.lower() not in cookie
+    assert live_server.api_key.lower() not in cookie
 
 
-def test_a_proxy_that_does_not_say_https_cannot_have_the_cookie_sent_in_the_clear(settings, database, secret):
+def test_a_proxy_that_does_not_say_https_cannot_have_the_cookie_sent_in_the_clear(settings, database, api_key):
     public = ApiSettings(public_url="https://jobs.example.org")
     app = create_app(settings.model_copy(update={"api": public}), database=database, wake=lambda: None)
     # As docs/deploy.md's proxy asks us: in plain HTTP, under the public name.
     with served(app, "jobs.example.org") as proxied:
         headers = {"Origin": "https://jobs.example.org"}
-        signed_in = proxied.post("/ui/login", data={"key": secret}, headers=headers)
+        signed_in = proxied.post("/ui/login", data={"key": api_key}, headers=headers)
         cookie = signed_in.headers["set-cookie"]
         assert {"secure", "httponly", "samesite=strict", "path=/"} <= {one.strip().lower() for one in cookie.split(";")}
         assert "domain" not in cookie.lower()
@@ -80,90 +82,92 @@ def test_a_proxy_that_does_not_say_https_cannot_have_the_cookie_sent_in_the_clea
 
 
 @pytest.mark.parametrize("key", ["", "nonsense", "gj_aaaaaaaa_b_c"])
-def test_a_wrong_key_says_what_is_wrong(visitor, key):
-    answer = visitor.post("/ui/login", data={"key": key})
+def test_a_wrong_key_says_what_is_wrong(anonymous_browser, key):
+    answer = anonymous_browser.post("/ui/login", data={"key": key})
     assert answer.status_code == 401
     assert "This is not an API key" in answer.text or "misspelt" in answer.text
     assert "set-cookie" not in answer.headers
 
 
-def test_after_ten_wrong_keys_even_a_right_one_waits(visitor, live, app):
+def test_after_ten_wrong_keys_even_a_right_one_waits(anonymous_browser, live_server, app):
     for _ in range(10):
-        assert visitor.post("/ui/login", data={"key": "wrong"}).status_code == 401
-    refused = visitor.post("/ui/login", data={"key": live.secret})
+        assert anonymous_browser.post("/ui/login", data={"key": "wrong"}).status_code == 401
+    refused = anonymous_browser.post("/ui/login", data={"key": live_server.api_key})
     assert refused.status_code == 429
     assert 0 < int(refused.headers["retry-after"]) <= 60
-    app.state.wrong_keys = wrong_key_delays()
-    assert visitor.post("/ui/login", data={"key": live.secret}).status_code == 303
+    app.state.wrong_keys = wrong_key_backoff()
+    assert anonymous_browser.post("/ui/login", data={"key": live_server.api_key}).status_code == 303
 
 
 def test_wrong_keys_count_for_their_address_and_not_for_ever(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(sign_ins.time, "monotonic", lambda: clock[0])
-    wrong_keys = wrong_key_delays()
+    wrong_keys = wrong_key_backoff()
     for _ in range(9):
-        wrong_keys.failed("a")
+        wrong_keys.record_failure("a")
     assert wrong_keys.wait_seconds("a") == 0
     clock[0] += 50
-    wrong_keys.failed("a")
+    wrong_keys.record_failure("a")
     assert wrong_keys.wait_seconds("a") == 60
     assert wrong_keys.wait_seconds("b") == 0
     clock[0] += 60
     assert wrong_keys.wait_seconds("a") == 0
 
 
-def test_signing_out_ends_the_session_in_this_browser(person):
-    assert person.get("/ui/jobs").status_code == 200
-    assert person.post("/ui/logout").headers["location"] == "/ui/login"
-    assert COOKIE not in person.cookies
-    assert person.get("/ui/jobs").status_code == 303
+def test_signing_out_ends_the_session_in_this_browser(signed_in_browser):
+    assert signed_in_browser.get("/ui/jobs").status_code == 200
+    assert signed_in_browser.post("/ui/logout").headers["location"] == "/ui/login"
+    assert COOKIE not in signed_in_browser.cookies
+    assert signed_in_browser.get("/ui/jobs").status_code == 303
 
 
-def test_a_copy_of_the_cookie_is_worth_nothing_after_signing_out(person, stranger):
-    copied = {"Cookie": f"{COOKIE}={person.cookies[COOKIE]}"}
-    assert stranger.get("/jobs", headers=copied).status_code == 200
-    person.post("/ui/logout")
-    assert stranger.get("/jobs", headers=copied).status_code == 401
+def test_a_copy_of_the_cookie_is_worth_nothing_after_signing_out(signed_in_browser, anonymous_client):
+    copied = {"Cookie": f"{COOKIE}={signed_in_browser.cookies[COOKIE]}"}
+    assert anonymous_client.get("/jobs", headers=copied).status_code == 200
+    signed_in_browser.post("/ui/logout")
+    assert anonymous_client.get("/jobs", headers=copied).status_code == 401
 
 
-def test_a_revoked_key_ends_its_sessions(person, stores, secret):
+def test_a_revoked_key_ends_its_sessions(signed_in_browser, stores, api_key):
     with stores.database.write() as session:
-        api_keys.revoke(session, secret.split("_")[1])
+        api_keys.revoke(session, api_key.split("_")[1])
     stores.keys.clear()
-    answer = person.get("/ui/jobs", follow_redirects=True)
+    answer = signed_in_browser.get("/ui/jobs", follow_redirects=True)
     assert answer.url.path == "/ui/login"
     assert "Your session has ended" in answer.text
 
 
 @pytest.mark.parametrize("damage", [lambda c: c[:-1], lambda _: "x", lambda c: "b" + c, lambda c: c.swapcase()])
-def test_a_forged_cookie_is_no_session(visitor, stores, secret, damage):
-    visitor.cookies.set(COOKIE, damage(stores.sessions.open(secret.split("_")[1])))
-    assert visitor.get("/ui/jobs").status_code == 303
+def test_a_forged_cookie_is_no_session(anonymous_browser, stores, api_key, damage):
+    anonymous_browser.cookies.set(COOKIE, damage(stores.sessions.open(api_key.split("_")[1])))
+    assert anonymous_browser.get("/ui/jobs").status_code == 303
 
 
-def test_the_cookie_of_an_earlier_release_says_that_the_session_has_ended(visitor, secret):
-    visitor.cookies.set(COOKIE, f"{secret.split('_')[1]}.99999999999.c2lnbmF0dXJl")
-    assert "Your session has ended" in visitor.get("/ui/jobs", follow_redirects=True).text
+def test_the_cookie_of_an_earlier_release_says_that_the_session_has_ended(anonymous_browser, api_key):
+    anonymous_browser.cookies.set(COOKIE, f"{api_key.split('_')[1]}.99999999999.c2lnbmF0dXJl")
+    assert "Your session has ended" in anonymous_browser.get("/ui/jobs", follow_redirects=True).text
 
 
 @pytest.mark.parametrize("over", [SignInSettings(session_days=1e-9), SignInSettings(session_idle_days=1e-9)])
-def test_a_session_ends_after_its_days_and_when_it_is_not_used(settings, database, secret, over):
+def test_a_session_ends_after_its_days_and_when_it_is_not_used(settings, database, api_key, over):
     app = create_app(settings.model_copy(update={"sign_in": over}), database=database, wake=lambda: None)
-    token = app.state.stores.sessions.open(secret.split("_")[1])
+    token = app.state.app_state.sessions.open(api_key.split("_")[1])
     time.sleep(0.01)  # longer than it lasts, by the database's clock
     with served(app, "127.0.0.1") as client:
         assert client.get("/jobs", headers={"Cookie": f"{COOKIE}={token}"}).status_code == 401
 
 
-def test_the_dashboard_has_one_host_name(visitor, live):
+def test_the_dashboard_has_one_host_name(anonymous_browser, live_server):
     """A session under a second name would be sent to whatever else is reached under that one."""
-    asked = visitor.get("/ui/jobs?state=Running&x=a%0Ab", headers={"Host": f"localhost:{live.port}"})
-    assert (asked.status_code, asked.headers["location"]) == (307, f"{live.url}/ui/jobs?state=Running&x=a%0Ab")
-    moved = visitor.get("/ui/jobs/a%0d%0aSet-Cookie: b", headers={"Host": f"127.0.0.2:{live.port}"})
-    assert moved.headers["location"].startswith(f"{live.url}/ui/jobs/a%0D%0ASet-Cookie")
-    form = visitor.post("/ui/login", data={"key": live.secret}, headers={"Host": f"127.0.0.2:{live.port}"})
+    asked = anonymous_browser.get("/ui/jobs?state=Running&x=a%0Ab", headers={"Host": f"localhost:{live_server.port}"})
+    assert (asked.status_code, asked.headers["location"]) == (307, f"{live_server.url}/ui/jobs?state=Running&x=a%0Ab")
+    moved = anonymous_browser.get("/ui/jobs/a%0d%0aSet-Cookie: b", headers={"Host": f"127.0.0.2:{live_server.port}"})
+    assert moved.headers["location"].startswith(f"{live_server.url}/ui/jobs/a%0D%0ASet-Cookie")
+    form = anonymous_browser.post(
+        "/ui/login", data={"key": live_server.api_key}, headers={"Host": f"127.0.0.2:{live_server.port}"}
+    )
     assert (form.status_code, "set-cookie" in form.headers) in {(421, False), (403, False)}
-    assert visitor.get("/health", headers={"Host": f"127.0.0.2:{live.port}"}).status_code == 200
+    assert anonymous_browser.get("/health", headers={"Host": f"127.0.0.2:{live_server.port}"}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -180,30 +184,30 @@ def test_another_name_is_told_where_the_dashboard_is(settings, database, api, sa
         assert (answer.status_code, says in answer.text) == (421, True)
 
 
-def test_of_several_that_show_a_ticket_at_once_one_gets_in(stores, secret, live):
+def test_of_several_that_show_a_ticket_at_once_one_gets_in(stores, api_key, live_server):
     with stores.database.write() as session:
-        ticket = one_time_tokens.issue(session, Purpose.TICKET, secret.split("_")[1])
+        ticket = one_time_tokens.issue(session, Purpose.TICKET, api_key.split("_")[1])
     together = threading.Barrier(8)
 
     def use(_):
         together.wait()
-        return httpx.get(f"{live.url}/ui/login", params={"ticket": ticket}, timeout=60).status_code
+        return httpx.get(f"{live_server.url}/ui/login", params={"ticket": ticket}, timeout=60).status_code
 
     with ThreadPoolExecutor(8) as pool:
         assert sorted(pool.map(use, range(8))) == [200] + [401] * 7
 
 
-def test_a_ticket_opens_one_session_once(visitor, stores, secret, live):
+def test_a_ticket_opens_one_session_once(anonymous_browser, stores, api_key, live_server):
     with stores.database.write() as session:
-        ticket = one_time_tokens.issue(session, Purpose.TICKET, secret.split("_")[1])
-    with httpx.Client(base_url=live.url, headers={"Accept": "text/html"}, timeout=60) as other:
+        ticket = one_time_tokens.issue(session, Purpose.TICKET, api_key.split("_")[1])
+    with httpx.Client(base_url=live_server.url, headers={"Accept": "text/html"}, timeout=60) as other:
         answer = other.get("/ui/login", params={"ticket": ticket, "next": "/ui/jobs?state=Running"})
         assert answer.status_code == 200
         assert 'content="0; url=/ui/jobs?state=Running"' in answer.text
         assert other.get("/ui/jobs").status_code == 200
-    again = visitor.get("/ui/login", params={"ticket": ticket})
+    again = anonymous_browser.get("/ui/login", params={"ticket": ticket})
     assert (again.status_code, "used already" in again.text) == (401, True)
-    assert visitor.get("/ui/jobs").status_code == 303
+    assert anonymous_browser.get("/ui/jobs").status_code == 303
 
 
 @pytest.mark.parametrize(
@@ -224,12 +228,12 @@ def test_a_ticket_opens_one_session_once(visitor, stores, secret, live):
     ],
 )
 def test_nobody_is_led_to_another_site(wanted, page):
-    assert own_page(wanted) == page
+    assert safe_redirect_target(wanted) == page
 
 
-def test_a_link_on_another_site_leads_on_to_where_the_cookie_is_sent(visitor, job_id):
+def test_a_link_on_another_site_leads_on_to_where_the_cookie_is_sent(anonymous_browser, job_id):
     # SameSite=Strict: the browser does not send the cookie with the first request, but with what our page asks for.
-    answer = visitor.get(f"/ui/jobs/{job_id}", headers={"Sec-Fetch-Site": "cross-site"})
+    answer = anonymous_browser.get(f"/ui/jobs/{job_id}", headers={"Sec-Fetch-Site": "cross-site"})
     assert answer.status_code == 200
     assert f'content="0; url=/ui/jobs/{job_id}"' in answer.text
 
@@ -246,32 +250,34 @@ def test_a_link_on_another_site_leads_on_to_where_the_cookie_is_sent(visitor, jo
         {"Origin": "http://evil.example"},
     ],
 )
-def test_a_form_that_did_not_come_from_our_pages_changes_nothing(person, client, job_id, action, headers):
-    del person.headers["Origin"]
-    answer = person.post(f"/ui/jobs/{job_id}/{action}", headers=headers)
+def test_a_form_that_did_not_come_from_our_pages_changes_nothing(signed_in_browser, client, job_id, action, headers):
+    del signed_in_browser.headers["Origin"]
+    answer = signed_in_browser.post(f"/ui/jobs/{job_id}/{action}", headers=headers)
     assert answer.status_code == 403
     assert "<h1>This was refused</h1>" in answer.text
     assert client.get(f"/jobs/{job_id}").json()["state"] == "Pending"
     assert len(client.get("/jobs").json()["jobs"]) == 1
 
 
-def test_another_site_cannot_sign_a_browser_in(visitor, live):
-    answer = visitor.post("/ui/login", data={"key": live.secret}, headers={"Sec-Fetch-Site": "cross-site"})
+def test_another_site_cannot_sign_a_browser_in(anonymous_browser, live_server):
+    answer = anonymous_browser.post(
+        "/ui/login", data={"key": live_server.api_key}, headers={"Sec-Fetch-Site": "cross-site"}
+    )
     assert (answer.status_code, "set-cookie" in answer.headers) == (403, False)
 
 
 @pytest.mark.parametrize("action", ["stop", "clone", "delete"])
-def test_a_form_without_a_session_changes_nothing(visitor, client, job_id, action):
-    answer = visitor.post(f"/ui/jobs/{job_id}/{action}")
+def test_a_form_without_a_session_changes_nothing(anonymous_browser, client, job_id, action):
+    answer = anonymous_browser.post(f"/ui/jobs/{job_id}/{action}")
     assert (answer.status_code, "Sign in to see this" in answer.text) == (401, True)
     assert client.get(f"/jobs/{job_id}").json()["state"] == "Pending"
 
 
-def test_the_cookie_reads_but_does_not_write_through_the_api(person, job_id):
-    assert person.get(f"/jobs/{job_id}").status_code == 200
-    assert person.get(f"/jobs/{job_id}/logs").status_code == 200
-    assert person.get(f"/jobs/{job_id}/metrics").status_code == 200
-    assert person.get(f"/jobs/{job_id}/artifacts.zip").status_code == 200
-    assert person.post(f"/jobs/{job_id}/stop").status_code == 401
-    assert person.delete(f"/jobs/{job_id}").status_code == 401
-    assert person.post("/jobs", json=a_job()).status_code == 401
+def test_the_cookie_reads_but_does_not_write_through_the_api(signed_in_browser, job_id):
+    assert signed_in_browser.get(f"/jobs/{job_id}").status_code == 200
+    assert signed_in_browser.get(f"/jobs/{job_id}/logs").status_code == 200
+    assert signed_in_browser.get(f"/jobs/{job_id}/metrics").status_code == 200
+    assert signed_in_browser.get(f"/jobs/{job_id}/artifacts.zip").status_code == 200
+    assert signed_in_browser.post(f"/jobs/{job_id}/stop").status_code == 401
+    assert signed_in_browser.delete(f"/jobs/{job_id}").status_code == 401
+    assert signed_in_browser.post("/jobs", json=make_job_body()).status_code == 401

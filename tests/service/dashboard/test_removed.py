@@ -1,7 +1,7 @@
 """Pages about a job whose outputs a policy removed."""
 
 import pytest
-from support.old_jobs import Aging
+from support.old_jobs import OldJobs
 
 from core.settings.retention import RetentionSettings
 from core.storage.prune import prune
@@ -10,13 +10,13 @@ from core.storage.prune import prune
 @pytest.fixture
 def pruned(stores, tmp_path):
     stores.settings.retention = RetentionSettings(logs_days=30, artifacts_days=30)
-    job = Aging(stores, tmp_path / "left").job(31, log=b"one\n", files=["model"])
+    job = OldJobs(stores, tmp_path / "left").job(31, log=b"one\n", files=["model"])
     prune(stores)
     return job.id
 
 
-def test_the_page_of_the_job_says_what_went_when_and_why(person, pruned):
-    page = person.get(f"/ui/jobs/{pruned}").text
+def test_the_page_of_the_job_says_what_went_when_and_why(signed_in_browser, pruned):
+    page = signed_in_browser.get(f"/ui/jobs/{pruned}").text
     for sentence in ("The log was removed: kept 30 days", "The artifacts were removed: kept 30 days"):
         assert sentence in page
     assert page.count("by the service&#39;s settings. <time datetime=") == 2
@@ -26,11 +26,11 @@ def test_the_page_of_the_job_says_what_went_when_and_why(person, pruned):
     assert "<b>retention</b>" in page
 
 
-def test_the_page_of_its_files_says_the_same(person, pruned):
-    page = person.get(f"/ui/jobs/{pruned}/artifacts").text
+def test_the_page_of_its_files_says_the_same(signed_in_browser, pruned):
+    page = signed_in_browser.get(f"/ui/jobs/{pruned}/artifacts").text
     assert "The artifacts were removed: kept 30 days" in page
     assert "Not complete" not in page
     assert "Download all" not in page
-    gone = person.get(f"/ui/jobs/{pruned}/artifacts/view", params={"path": "model"})
+    gone = signed_in_browser.get(f"/ui/jobs/{pruned}/artifacts/view", params={"path": "model"})
     assert gone.status_code == 410
     assert "This was removed" in gone.text

@@ -2,7 +2,16 @@
 
 import pytest
 
-from service.dashboard.rendering import bytes_url, dollars, job_url, jobs_url, plain, price, prose, span
+from service.dashboard.rendering import (
+    artifact_url,
+    format_dollars,
+    format_optional_duration,
+    format_price,
+    format_sentence,
+    job_url,
+    jobs_url,
+    strip_colours,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,7 +28,7 @@ from service.dashboard.rendering import bytes_url, dollars, job_url, jobs_url, p
     ],
 )
 def test_durations(seconds, text):
-    assert span(seconds) == text
+    assert format_optional_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -27,12 +36,12 @@ def test_durations(seconds, text):
     [(0, "$0.00"), (0.00001, "<$0.0001"), (0.0123, "$0.0123"), (1, "$1.00"), (1234.5, "$1,234.50")],
 )
 def test_costs(amount, text):
-    assert dollars(amount) == text
+    assert format_dollars(amount) == text
 
 
 @pytest.mark.parametrize(("amount", "text"), [(8, "$8.00"), (0.45, "$0.45"), (0.473, "$0.473"), (1.4625, "$1.4625")])
 def test_prices(amount, text):
-    assert price(amount) == text
+    assert format_price(amount) == text
 
 
 @pytest.mark.parametrize(
@@ -44,14 +53,14 @@ def test_prices(amount, text):
     ],
 )
 def test_sentences(text, markup):
-    assert str(prose(text)) == markup
+    assert str(format_sentence(text)) == markup
 
 
 def test_colours_are_left_out_where_nothing_draws_them():
-    assert plain("\x1b[1;31mred\x1b[0m and\x1b[38;2;1;2;3m blue") == "red and blue"
+    assert strip_colours("\x1b[1;31mred\x1b[0m and\x1b[38;2;1;2;3m blue") == "red and blue"
 
 
 def test_addresses():
     assert jobs_url(state="", project="a b", after=None) == "/ui/jobs?project=a+b"
     assert job_url("j1", "/artifacts", folder="a&b/") == "/ui/jobs/j1/artifacts?folder=a%26b%2F"
-    assert bytes_url("j1", "a b/#?%41.txt") == "/jobs/j1/artifacts/file/a%20b/%23%3F%2541.txt"
+    assert artifact_url("j1", "a b/#?%41.txt") == "/jobs/j1/artifacts/file/a%20b/%23%3F%2541.txt"

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from service.dashboard.timeline import stretches
+from service.dashboard.timeline import phase_spans
 from service.schemas.jobs import EventView
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -17,7 +17,7 @@ def event(second, kind, **fields):
 
 
 def told(events, now=100.0):
-    return [(one.phase, one.seconds, one.open) for one in stretches(events, BEGAN + timedelta(seconds=now))]
+    return [(one.phase, one.seconds, one.open) for one in phase_spans(events, BEGAN + timedelta(seconds=now))]
 
 
 WHOLE = [
@@ -54,7 +54,7 @@ def test_only_the_present_attempt_is_drawn():
 
 
 def test_the_picture_is_filled_and_every_phase_can_be_seen():
-    drawn = stretches(WHOLE, BEGAN)
+    drawn = phase_spans(WHOLE, BEGAN)
     assert drawn[0].left == 0
     assert all(one.width >= 14 for one in drawn)
     assert drawn[-1].left + drawn[-1].width == pytest.approx(1000, abs=1)
@@ -63,5 +63,5 @@ def test_the_picture_is_filled_and_every_phase_can_be_seen():
 
 
 def test_no_events_and_a_clock_that_went_back():
-    assert stretches([], BEGAN) == []
+    assert phase_spans([], BEGAN) == []
     assert told([event(5, "submitted")], now=0) == [("queued", 0.0, True)]

@@ -1,40 +1,40 @@
 """The page of billed TPUs."""
 
 import pytest
-from support.live_service import a_job
+from support.live_service import make_job_body
 
 from worker.resource_log import DatabaseResourceLog
 
 
 @pytest.fixture
 def tpu(client, database):
-    job_id = client.post("/jobs", json=a_job(name="on <a> TPU", machineType="TPU")).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body(name="on <a> TPU", machineType="TPU")).json()["id"]
     made = DatabaseResourceLog(database, "here").record_intent(
         "tpu_queued", f"us-central1-b/gj-{job_id}-1", job_id=job_id, attempt=1
     )
     return job_id, made
 
 
-def test_who_holds_nothing_is_told_that_nothing_bills(person):
-    assert "nothing bills" in person.get("/ui/tpus").text
+def test_who_holds_nothing_is_told_that_nothing_bills(signed_in_browser):
+    assert "nothing bills" in signed_in_browser.get("/ui/tpus").text
 
 
-def test_a_tpu_is_shown_until_it_is_gone(person, tpu, database):
+def test_a_tpu_is_shown_until_it_is_gone(signed_in_browser, tpu, database):
     job_id, made = tpu
-    asked = person.get("/ui/tpus").text
+    asked = signed_in_browser.get("/ui/tpus").text
     assert f"<code>gj-{job_id}-1</code>" in asked
     assert "intended" in asked
     assert "not yet" in asked
     assert "on &lt;a&gt; TPU" in asked
     assert f'href="/ui/jobs/{job_id}"' in asked
     DatabaseResourceLog(database, "here").update(made, state="READY", health="HEALTHY", bills=True)
-    billed = person.get("/ui/tpus").text
+    billed = signed_in_browser.get("/ui/tpus").text
     assert "READY" in billed
     assert "HEALTHY" in billed
     assert "not yet" not in billed
     DatabaseResourceLog(database, "here").record_deletion(made, gone=True)
-    assert "nothing bills" in person.get("/ui/tpus").text
+    assert "nothing bills" in signed_in_browser.get("/ui/tpus").text
 
 
-def test_a_stranger_is_asked_to_sign_in(visitor):
-    assert visitor.get("/ui/tpus").headers["location"].startswith("/ui/login")
+def test_a_stranger_is_asked_to_sign_in(anonymous_browser):
+    assert anonymous_browser.get("/ui/tpus").headers["location"].startswith("/ui/login")

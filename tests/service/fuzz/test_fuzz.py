@@ -12,7 +12,7 @@ from schemathesis.python.asgi import shutdown_lifespans
 from schemathesis.specs.openapi.checks import (
     negative_data_rejection,
 )
-from support.fuzzing import CHECKS, Fuzzed, examples
+from support.fuzzing import CHECKS, FuzzTarget, fuzz_settings
 
 from core.db.database import Database
 
@@ -35,15 +35,15 @@ OPEN = {"GET /health", "GET /readiness"}
 
 
 @API.parametrize()
-@examples(10)
-def test_every_answer_is_as_described(case, fuzzed):
-    case.validate_response(fuzzed.call(case), checks=[*CHECKS, negative_data_rejection])
+@fuzz_settings(10)
+def test_every_answer_is_as_described(case, fuzz_target):
+    case.validate_response(fuzz_target.call(case), checks=[*CHECKS, negative_data_rejection])
 
 
 @WITHOUT_KEY.parametrize()
-@examples(4)
-def test_without_a_key_nothing_is_answered(case, fuzzed):
-    answer = fuzzed.call(case, key=False)
+@fuzz_settings(4)
+def test_without_a_key_nothing_is_answered(case, fuzz_target):
+    answer = fuzz_target.call(case, key=False)
     case.validate_response(answer, checks=CHECKS)
     if case.operation.label not in OPEN:
         assert answer.status_code == (401 if case.method == case.operation.method.upper() else 405)
@@ -64,10 +64,10 @@ def walk(tmp_path, migrated_sqlite):
             home.mkdir()
             shutil.copy(migrated_sqlite, home / "gradient.db")
             self._database = Database(f"sqlite:///{home / 'gradient.db'}")
-            self._fuzzed = Fuzzed(home, self._database)
+            self._fuzzed = FuzzTarget(home, self._database)
 
         def teardown(self):
-            self.answered.update(self._fuzzed.answered)
+            self.answered.update(self._fuzzed.response_counts)
             shutdown_lifespans()
             self._database.close()
             super().teardown()
@@ -82,7 +82,7 @@ def walk(tmp_path, migrated_sqlite):
 
 
 def test_every_answer_along_the_links_is_as_described(walk):
-    walk.run(settings=settings(examples(8), stateful_step_count=12))
+    walk.run(settings=settings(fuzz_settings(8), stateful_step_count=12))
     for wanted in ("GET /jobs/{job_id}", "POST /jobs/{job_id}/stop", "GET /jobs/{job_id}/logs"):
         assert walk.answered[wanted, 200], walk.answered
     assert walk.answered["POST /jobs/{job_id}/clone", 201], walk.answered

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import schemathesis
-from support.fuzzing import CHECKS, examples
+from support.fuzzing import CHECKS, fuzz_settings
 
 DESCRIPTION = Path(__file__).with_name("openapi.json")
 API = schemathesis.openapi.from_path(DESCRIPTION).include(path_regex="^/(original|_s3)/")
@@ -20,20 +20,20 @@ REFUSALS = {401, 405}
 @pytest.fixture(autouse=True, scope="module")
 def impatient():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.original.long_poll.HOLD_SECONDS", 0.02)
+        patch.setattr("service.original.long_poll.MAX_WAIT_SECONDS", 0.02)
         yield
 
 
 @API.parametrize()
-@examples(8)
-def test_every_answer_is_as_described(case, fuzzed):
-    case.validate_response(fuzzed.call(case), checks=CHECKS)
+@fuzz_settings(8)
+def test_every_answer_is_as_described(case, fuzz_target):
+    case.validate_response(fuzz_target.call(case), checks=CHECKS)
 
 
 @API.parametrize()
-@examples(4)
-def test_without_a_key_nothing_is_answered(case, fuzzed):
-    answer = fuzzed.call(case, key=False)
+@fuzz_settings(4)
+def test_without_a_key_nothing_is_answered(case, fuzz_target):
+    answer = fuzz_target.call(case, key=False)
     case.validate_response(answer, checks=CHECKS)
     if case.operation.label in BY_PASSWORD:  # the body is read before it can be told
         assert answer.status_code in REFUSALS | {400, 422, 429}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schemathesis.python.asgi import get_client
-from support.fuzzing import examples
+from support.fuzzing import fuzz_settings
 
 from service.dashboard import artifact_pages, assets, job_pages, login
 from service.routes import artifacts, health, jobs, logs, machine_types, metrics, projects, prometheus, workspaces
@@ -63,11 +63,11 @@ def values(there):
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES, ids=lambda value: value)
-def test_nothing_makes_the_service_fail(fuzzed, method, path):
-    there = [*fuzzed.jobs.values(), fuzzed.project, fuzzed.archive, "notes.txt", "model", "CPU", "3"]
+def test_nothing_makes_the_service_fail(fuzz_target, method, path):
+    there = [*fuzz_target.jobs.values(), fuzz_target.project, fuzz_target.archive, "notes.txt", "model", "CPU", "3"]
     names = [part[1:-1].split(":")[0] for part in path.split("/") if part.startswith("{")]
 
-    @examples(8)
+    @fuzz_settings(8)
     @given(
         parts=st.fixed_dictionaries({name: values(there) for name in names}),
         query=st.dictionaries(st.sampled_from(QUERIES), values(there), max_size=3),
@@ -80,8 +80,8 @@ def test_nothing_makes_the_service_fail(fuzzed, method, path):
             del headers["Accept"]  # it would be followed until the job ends
         text = "&".join(f"{name}={value}" for name, value in query.items())
         sent = {"Accept": "text/html"} if path.startswith("/ui") else {}
-        sent |= {"x-api-key": fuzzed.secret, "Sec-Fetch-Site": "same-origin", **headers}
-        with get_client(fuzzed.app) as client:
+        sent |= {"x-api-key": fuzz_target.api_key, "Sec-Fetch-Site": "same-origin", **headers}
+        with get_client(fuzz_target.app) as client:
             answer = client.request(
                 method,
                 f"http://testserver{where}?{text}",

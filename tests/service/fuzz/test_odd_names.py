@@ -65,7 +65,7 @@ def leave(client, worker, stores, tmp_path):
     return left
 
 
-def test_a_file_of_any_name_is_fetched_by_every_way_there_is(leave, client, stranger):
+def test_a_file_of_any_name_is_fetched_by_every_way_there_is(leave, client, anonymous_client):
     contents = [f"content of {number}".encode() for number in range(len(NAMES))]
     job_id = leave(dict(zip(NAMES, contents, strict=True)))
     listed = [file["path"] for file in client.get(f"/jobs/{job_id}/artifacts").json()["files"]]
@@ -78,10 +78,10 @@ def test_a_file_of_any_name_is_fetched_by_every_way_there_is(leave, client, stra
         assert answer.status_code == 200, path
         assert answer.content in contents
         assert "set-cookie" not in answer.headers
-        by_s3 = stranger.get(f"/_s3/{given['bucket']}/{job_id}/{quote(path)}", headers=token)
+        by_s3 = anonymous_client.get(f"/_s3/{given['bucket']}/{job_id}/{quote(path)}", headers=token)
         assert (by_s3.status_code, by_s3.content) == (200, answer.content), path
         [link] = [one["url"] for one in links if one["file"] == path]
-        assert stranger.get(link).content == answer.content, path
+        assert anonymous_client.get(link).content == answer.content, path
         page = client.get(f"/ui/jobs/{job_id}/artifacts/view?{urlencode({'path': path})}")
         assert page.status_code == 200, path
         for address in re.findall(r'href="(/jobs/[^"]*/artifacts/file/[^"]*)"', page.text):
@@ -128,19 +128,19 @@ def browser(tmp_path):
     browser.close()
 
 
-def test_hostile_files_in_a_signed_in_browser_run_nothing_and_see_no_cookie(leave, live, stores, browser):
+def test_hostile_files_in_a_signed_in_browser_run_nothing_and_see_no_cookie(leave, live_server, stores, browser):
     job_id = leave(HOSTILE)
-    token = stores.sessions.open(live.secret.split("_")[1])
-    cookie = {"name": COOKIES[1], "value": token, "url": live.url, "httpOnly": True, "sameSite": "Strict"}
+    token = stores.sessions.open(live_server.api_key.split("_")[1])
+    cookie = {"name": COOKIES[1], "value": token, "url": live_server.url, "httpOnly": True, "sameSite": "Strict"}
     browser("Network.setCookie", **cookie)
     for name in HOSTILE:
         for query in ("", "?inline=1"):
             address = f"/jobs/{job_id}/artifacts/file/{name}{query}"
-            browser("Page.navigate", url=f"{live.url}/ui/jobs/{job_id}/artifacts")
+            browser("Page.navigate", url=f"{live_server.url}/ui/jobs/{job_id}/artifacts")
             browser.wait_for("document.title.startsWith('Artifacts')")
-            assert browser.script("document.cookie") == ""
+            assert browser.evaluate("document.cookie") == ""
             # As a page, and as whatever a page can load it as.
-            loaded = browser.script(
+            loaded = browser.evaluate(
                 f"""(async () => {{
                   for (const kind of ["iframe", "script", "img", "object", "embed"]) {{
                     const one = document.createElement(kind);
@@ -153,6 +153,6 @@ def test_hostile_files_in_a_signed_in_browser_run_nothing_and_see_no_cookie(leav
                 }})()"""
             )
             assert loaded == 200, "signed in"
-            assert browser.script("window.broken") is None, address
-            browser("Page.navigate", url=live.url + address)
-            assert browser.script("window.broken") is None, address
+            assert browser.evaluate("window.broken") is None, address
+            browser("Page.navigate", url=live_server.url + address)
+            assert browser.evaluate("window.broken") is None, address

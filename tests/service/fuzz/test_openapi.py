@@ -54,7 +54,7 @@ def test_every_link_leads_to_an_operation_with_the_parameters_it_gives(app):
         assert set(link["parameters"]) <= taken[link["operationId"]]
 
 
-def test_the_document_is_public_and_pages_that_load_foreign_scripts_are_not_there(stranger):
-    assert stranger.get("/openapi.json").json()["info"]["title"] == "Gradient Jobs"
-    assert stranger.get("/docs").status_code == 404
-    assert stranger.get("/redoc").status_code == 404
+def test_the_document_is_public_and_pages_that_load_foreign_scripts_are_not_there(anonymous_client):
+    assert anonymous_client.get("/openapi.json").json()["info"]["title"] == "Gradient Jobs"
+    assert anonymous_client.get("/docs").status_code == 404
+    assert anonymous_client.get("/redoc").status_code == 404

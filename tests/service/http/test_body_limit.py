@@ -14,9 +14,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from support.deployment import Deployment
-from support.live_service import a_job, a_zip
+from support.live_service import make_job_body, make_zip
 
-from service.http.body_limit import SMALL_BYTES
+from service.http.body_limit import DEFAULT_MAX_BYTES
 
 pytestmark = pytest.mark.integration
 
@@ -99,18 +99,18 @@ def test_no_route_takes_more_than_a_little_from_a_stranger(app, kind, monkeypatc
             await app(sent.scope, sent.receive, sent.send)
             assert sent.status, (method, path)
             # What is read for an answer, and what is thrown away before it.
-            assert sent.before <= 2 * SMALL_BYTES + 4 * 8192, (method, path, sent.before)
+            assert sent.before <= 2 * DEFAULT_MAX_BYTES + 4 * 8192, (method, path, sent.before)
 
     anyio.run(attack)
 
 
-def test_with_a_key_only_uploads_are_large(app, secret, settings):
+def test_with_a_key_only_uploads_are_large(app, api_key, settings):
     large = {"/jobs", "/original/jobs/createJob"}
-    limit = settings.api.max_body_bytes + 2 * SMALL_BYTES + 4 * 8192
+    limit = settings.api.max_body_bytes + 2 * DEFAULT_MAX_BYTES + 4 * 8192
 
     async def attack() -> None:
         for method, path in sorted(set(routes(app))):
-            sent = Sent(method, path, FORM if path in large else "application/json", secret)
+            sent = Sent(method, path, FORM if path in large else "application/json", api_key)
             await app(sent.scope, sent.receive, sent.send)
             if method == "POST" and path in large:
                 assert sent.before > limit or sent.status == 422, path  # a form of another part is refused at once
@@ -120,11 +120,11 @@ def test_with_a_key_only_uploads_are_large(app, secret, settings):
     anyio.run(attack)
 
 
-def test_forms_of_pages_take_no_files(live):
-    with httpx.Client(base_url=live.url, headers={"Origin": live.url}, timeout=60) as browser:
-        answer = browser.post("/ui/login", data={"key": live.secret}, files={"f": ("f", b"x")})
+def test_forms_of_pages_take_no_files(live_server):
+    with httpx.Client(base_url=live_server.url, headers={"Origin": live_server.url}, timeout=60) as browser:
+        answer = browser.post("/ui/login", data={"key": live_server.api_key}, files={"f": ("f", b"x")})
         assert answer.status_code == 400
-        assert browser.post("/ui/login", data={"key": live.secret}).status_code == 303
+        assert browser.post("/ui/login", data={"key": live_server.api_key}).status_code == 303
         missing = browser.post("/ui/jobs/j1/clone", files={"key": ("f", b"x")})
         assert missing.status_code == 400
 
@@ -141,8 +141,8 @@ def test_forms_of_pages_take_no_files(live):
     ids=["parts", "headers", "name", "boundaries", "breaks"],
 )
 @pytest.mark.parametrize("path", ["/ui/login", "/jobs", "/jobs/createJob", "/users/login"])
-def test_forms_made_to_cost_are_refused(client, live, path, body):
-    headers = {"Content-Type": FORM, "Origin": live.url}
+def test_forms_made_to_cost_are_refused(client, live_server, path, body):
+    headers = {"Content-Type": FORM, "Origin": live_server.url}
     answer = client.post(path, content=body + b"\r\n--edge--\r\n", headers=headers)
     assert 400 <= answer.status_code < 500, answer.text
 
@@ -189,7 +189,7 @@ def test_huge_bodies_of_strangers_cost_no_memory_and_no_disk(tmp_path):
     try:
         api = deployment.start_api()
         port = int(deployment.cli_json["url"].rpartition(":")[2])
-        deployment.request("POST", "/jobs", json=a_job())
+        deployment.request("POST", "/jobs", json=make_job_body())
         before = memory(api.pid)
         for path, kind, status in (
             ("/users/login", FORM, b"413"),
@@ -211,12 +211,12 @@ def test_huge_bodies_of_strangers_cost_no_memory_and_no_disk(tmp_path):
 
 
 def test_uploads_and_json_of_those_with_a_key_are_as_large_as_they_may(client):
-    archive = a_zip({"data": os.urandom(3 * MIB)})
+    archive = make_zip({"data": os.urandom(3 * MIB)})
     form = {"spec": (None, '{"machineType": "CPU", "command": "true"}'), "workspace": ("w.zip", archive)}
     assert client.post("/jobs", files=form).status_code == 201
     query = {"machineType": "CPU", "command": "true"}
     assert client.post("/jobs/createJob/", params=query, files={"file": ("w.zip", archive)}).status_code == 200
-    long = a_job(environment={f"V{number}": "x" * 1000 for number in range(100)})
+    long = make_job_body(environment={f"V{number}": "x" * 1000 for number in range(100)})
     assert client.post("/jobs", json=long).status_code in {201, 400, 422}
     assert (
         client.post("/jobs", content=b" " * (MIB + 1), headers={"Content-Type": "application/json"}).status_code == 413

@@ -1,8 +1,8 @@
 """Addresses in jobs: those that nothing may connect to are refused at once; passwords in them are kept apart."""
 
 import pytest
-from support.hostile_hosts import LITERALS
-from support.live_service import a_job
+from support.hostile_hosts import FORBIDDEN_HOSTS
+from support.live_service import make_job_body
 
 from core.db.models.credentials import GitLogin
 from core.jobs import queries
@@ -12,7 +12,7 @@ from core.settings.docker import EgressSettings
 
 PASSWORD = "PW-CANARY-77"
 ADDRESS = f"https://me:{PASSWORD}@git.example/repo.git#main"
-REGISTRIES = [host for host in LITERALS if "." in host or host.lower() == "localhost"]
+REGISTRIES = [host for host in FORBIDDEN_HOSTS if "." in host or host.lower() == "localhost"]
 
 
 def refusal(answer):
@@ -21,30 +21,33 @@ def refusal(answer):
 
 
 def test_a_git_server_that_is_not_public_is_refused(client):
-    for host in LITERALS:
+    for host in FORBIDDEN_HOSTS:
         assert (
-            refusal(client.post("/jobs?dryRun=true", json=a_job(workspace=f"https://u:p@{host}:22/x"))) == "workspace"
+            refusal(client.post("/jobs?dryRun=true", json=make_job_body(workspace=f"https://u:p@{host}:22/x")))
+            == "workspace"
         )
 
 
 def test_a_registry_that_is_not_public_is_refused(client):
     for host in REGISTRIES:
         if not host.startswith("["):  # no image's name
-            assert refusal(client.post("/jobs?dryRun=true", json=a_job(container=f"{host}:5000/x"))) == "container"
+            assert (
+                refusal(client.post("/jobs?dryRun=true", json=make_job_body(container=f"{host}:5000/x"))) == "container"
+            )
         assert refusal(client.put(f"/registries/{host}", json={"username": "me", "password": "x"})) == "host"
 
 
 def test_an_administrator_opens_a_registry_and_a_git_server(client, stores):
     stores.settings.egress = EgressSettings(allowed=["10.0.0.5", "localhost"])
-    assert client.post("/jobs", json=a_job(container="10.0.0.5:5000/x")).status_code == 201
-    assert client.post("/jobs", json=a_job(workspace="https://10.0.0.5/x.git")).status_code == 201
+    assert client.post("/jobs", json=make_job_body(container="10.0.0.5:5000/x")).status_code == 201
+    assert client.post("/jobs", json=make_job_body(workspace="https://10.0.0.5/x.git")).status_code == 201
     sent = client.put("/registries/localhost:5000", json={"username": "me", "password": "x"})
     assert sent.status_code == 201
 
 
 @pytest.mark.parametrize("scheme", ["http", "ssh", "git", "file", "ext"])
 def test_other_schemes_are_refused(client, scheme):
-    assert refusal(client.post("/jobs", json=a_job(workspace=f"{scheme}://github.com/repo.git"))) == "workspace"
+    assert refusal(client.post("/jobs", json=make_job_body(workspace=f"{scheme}://github.com/repo.git"))) == "workspace"
 
 
 def login_of(stores, job_id):
@@ -60,8 +63,8 @@ def everything_kept(stores, client, caplog, *ids):
 
 def test_the_password_of_a_git_address_is_kept_encrypted_alone(client, stores, caplog):
     caplog.set_level("DEBUG")
-    made = client.post("/jobs", json=a_job(workspace=ADDRESS), headers={"Idempotency-Key": "k"})
-    again = client.post("/jobs", json=a_job(workspace=ADDRESS), headers={"Idempotency-Key": "k"})
+    made = client.post("/jobs", json=make_job_body(workspace=ADDRESS), headers={"Idempotency-Key": "k"})
+    again = client.post("/jobs", json=make_job_body(workspace=ADDRESS), headers={"Idempotency-Key": "k"})
     cloned = client.post(f"/jobs/{made.json()['id']}/clone")
     ids = made.json()["id"], cloned.json()["id"]
     assert again.json()["id"] == ids[0]
@@ -72,7 +75,7 @@ def test_the_password_of_a_git_address_is_kept_encrypted_alone(client, stores, c
 
 
 def test_the_password_goes_with_the_job(client, stores):
-    job_id = client.post("/jobs", json=a_job(workspace=ADDRESS)).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body(workspace=ADDRESS)).json()["id"]
     cloned = client.post(f"/jobs/{job_id}/clone").json()["id"]
     client.delete(f"/jobs/{job_id}")
     with stores.database.read() as session:

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 from support.deployment import Deployment, wait_until
-from support.live_service import Live, a_form, a_job, a_zip
+from support.live_service import LiveServer, make_form, make_job_body, make_zip
 
 from core.security.api_keys import ApiKeyCache
 from core.settings.api import ApiSettings
-from service.http.connections import Connections, affordable
-from service.http.scopes import client_name
+from service.http.connections import Connections, max_connections
+from service.http.scopes import client_network
 from service.main import create_app
 
 pytestmark = pytest.mark.integration
@@ -27,14 +27,14 @@ HALF = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 
 
 @pytest.fixture
-def serve(settings, database, secret) -> Iterator[Callable[..., Live]]:
+def serve(settings, database, api_key) -> Iterator[Callable[..., LiveServer]]:
     """Serve with these limits."""
     served = []
 
-    def begin(**limits: object) -> Live:
+    def begin(**limits: object) -> LiveServer:
         api = ApiSettings.model_validate(settings.api.model_dump() | limits)
         app = create_app(settings.model_copy(update={"api": api}), database=database, wake=list)
-        served.append(Live(app, secret))
+        served.append(LiveServer(app, api_key))
         return served[-1]
 
     yield begin
@@ -48,8 +48,10 @@ def sockets() -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
-def connect(live: Live, stack: contextlib.ExitStack, sent: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
-    one = stack.enter_context(socket.create_connection(("127.0.0.1", live.port), 60, (source, 0)))
+def connect(
+    live_server: LiveServer, stack: contextlib.ExitStack, sent: bytes = b"", source: str = "127.0.0.1"
+) -> socket.socket:
+    one = stack.enter_context(socket.create_connection(("127.0.0.1", live_server.port), 60, (source, 0)))
     one.sendall(sent)
     return one
 
@@ -63,8 +65,8 @@ def all_of(one: socket.socket) -> bytes:
     return answer
 
 
-def ask(live: Live, stack: contextlib.ExitStack, source: str = "127.0.0.1") -> bytes:
-    return all_of(connect(live, stack, HEALTH, source))[:12]
+def ask(live_server: LiveServer, stack: contextlib.ExitStack, source: str = "127.0.0.1") -> bytes:
+    return all_of(connect(live_server, stack, HEALTH, source))[:12]
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET", HALF, HEALTH.replace(b"Connection: close\r\n", b"") + HALF])
@@ -94,18 +96,20 @@ def test_a_head_that_drips_ends_all_the_same(serve, sockets):
 @pytest.mark.parametrize("body", [b"", b'{"machineType"'])
 def test_a_body_that_does_not_come_ends_the_connection(serve, sockets, body):
     live = serve(body_seconds=0.3)
-    head = f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\nContent-Length: 1000\r\n"
+    head = f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.api_key}\r\nContent-Length: 1000\r\n"
     silent = connect(live, sockets, f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
     all_of(silent)
     wait_until(lambda: not live.server.server_state.tasks, "the request to end")
 
 
 def test_a_slow_upload_that_goes_on_is_taken(serve, sockets, monkeypatch):
-    monkeypatch.setattr("service.http.connections.BODY_BYTES", 1)
+    monkeypatch.setattr("service.http.connections.MIN_BODY_BYTES", 1)
     live = serve(body_seconds=0.5)
-    request = live.client().build_request("POST", "/jobs", files=a_form(a_job(), a_zip({"main.py": bytes(3)})))
+    request = live.client().build_request(
+        "POST", "/jobs", files=make_form(make_job_body(), make_zip({"main.py": bytes(3)}))
+    )
     body = request.read()
-    head = f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.api_key}\r\nContent-Length: {len(body)}\r\n"
     slow = connect(live, sockets, f"{head}Content-Type: {request.headers['content-type']}\r\n\r\n".encode())
     slow.settimeout(0.1)
     for byte in range(12):  # more than a second, all in all
@@ -127,8 +131,8 @@ def test_a_body_is_not_late_before_it_was_asked_for(serve, sockets, monkeypatch)
         return authenticate(ring, secret)
 
     monkeypatch.setattr(ApiKeyCache, "authenticate", slow)
-    body = json.dumps(a_job()).encode()
-    head = f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\nContent-Length: {len(body)}\r\n"
+    body = json.dumps(make_job_body()).encode()
+    head = f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.api_key}\r\nContent-Length: {len(body)}\r\n"
     one = connect(live, sockets, f"{head}Content-Type: application/json\r\nExpect: 100-continue\r\n\r\n".encode())
     one.settimeout(0.6)
     with pytest.raises(TimeoutError):
@@ -155,8 +159,8 @@ def test_who_reads_nothing_of_an_answer_is_cut_off(serve, sockets):
 def test_an_idle_follower_of_a_log_is_left_alone(serve, sockets):
     live = serve(header_seconds=0.2, body_seconds=0.2, send_seconds=0.2, idle_seconds=1)
     with live.client() as client:
-        job_id = client.post("/jobs", json=a_job()).json()["id"]
-    head = f"GET /jobs/{job_id}/logs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\n"
+        job_id = client.post("/jobs", json=make_job_body()).json()["id"]
+    head = f"GET /jobs/{job_id}/logs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.api_key}\r\n"
     follower = connect(live, sockets, f"{head}Accept: text/event-stream\r\n\r\n".encode())
     assert follower.recv(12) == b"HTTP/1.1 200"
     follower.settimeout(1.5)
@@ -180,7 +184,7 @@ def test_silent_connections_make_way_for_those_that_ask(serve, sockets):
 def test_one_address_leaves_room_for_others(serve, sockets):
     live = serve(max_connections=20, max_connections_per_client=10)
     head = (
-        f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\nContent-Length: 1000\r\n\r\n".encode()
+        f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.api_key}\r\nContent-Length: 1000\r\n\r\n".encode()
     )
     for _ in range(10):
         connect(live, sockets, head)
@@ -199,7 +203,7 @@ def test_one_address_leaves_room_for_others(serve, sockets):
 def test_a_trusted_proxy_may_open_as_many_as_there_are(serve, sockets):
     live = serve(max_connections=20, max_connections_per_client=1, trusted_proxies=["127.0.0.0/8"])
     head = (
-        f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\nContent-Length: 1000\r\n\r\n".encode()
+        f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.api_key}\r\nContent-Length: 1000\r\n\r\n".encode()
     )
     for _ in range(5):
         connect(live, sockets, head)
@@ -227,9 +231,9 @@ def test_so_many_connections_as_there_are_descriptors_for(monkeypatch):
     limits = [1024, 4096]
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", lambda _, given: limits.__setitem__(slice(2), given))
-    assert (affordable(100), limits) == (100, [1024, 4096])
-    assert (affordable(1024), limits[0] < 4096) == (1024, True)
-    assert (affordable(100_000) < 2048, limits) == (True, [4096, 4096])
+    assert (max_connections(100), limits) == (100, [1024, 4096])
+    assert (max_connections(1024), limits[0] < 4096) == (1024, True)
+    assert (max_connections(100_000) < 2048, limits) == (True, [4096, 4096])
 
 
 def test_that_no_descriptor_is_left_is_logged_once_and_other_errors_always(caplog):
@@ -257,8 +261,8 @@ def test_a_thousand_half_sent_requests_with_few_descriptors_neither_stop_it_nor_
         for _ in range(20):
             assert ask(live, sockets) == b"HTTP/1.1 200"
         assert deployment.request("GET", "/jobs").status_code == 200
-        assert api.said().count("\n") < 200
-        assert "Traceback" not in api.said()
+        assert api.read_log().count("\n") < 200
+        assert "Traceback" not in api.read_log()
     finally:
         deployment.stop()
 
@@ -274,4 +278,4 @@ def test_a_thousand_half_sent_requests_with_few_descriptors_neither_stop_it_nor_
     ],
 )
 def test_a_client_is_its_address_or_its_network(address, name):
-    assert client_name(address) == name
+    assert client_network(address) == name

@@ -1,7 +1,7 @@
 """A PostgreSQL server that ends connections under the API."""
 
 import pytest
-from support.postgres import EndedBackends
+from support.postgres import BackendTerminator
 
 from core.db import migrations
 from core.db.database import Database
@@ -17,7 +17,7 @@ def database(postgres):
 
 def test_a_connection_that_dies_at_the_end_of_a_read_is_told_as_503(client, database):
     assert client.get("/jobs").status_code == 200, "the key is known now, and is not looked up again"
-    ended = EndedBackends(database)
+    ended = BackendTerminator(database)
     answer = client.get("/jobs")
-    assert (answer.status_code, answer.json()["error"]["name"], ended.left) == (503, "StoreUnavailable", 0)
+    assert (answer.status_code, answer.json()["error"]["name"], ended.remaining) == (503, "StoreUnavailable", 0)
     assert client.get("/jobs").status_code == 200

@@ -7,11 +7,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from sqlalchemy import literal, select
-from support.live_service import a_job
+from support.live_service import make_job_body
 
 from core import errors
 from core.db.database import Database
-from service.http.errors import STATUS, install
+from service.http.errors import STATUS_BY_ERROR, install_error_handlers
 
 
 def tree(cls):
@@ -22,8 +22,8 @@ def tree(cls):
 
 def test_every_error_has_a_status_of_its_own():
     defined = {cls for cls in tree(errors.GradientError) if cls.__module__ == errors.__name__}
-    assert set(STATUS) == defined
-    assert all(400 <= status <= 599 for status in STATUS.values())
+    assert set(STATUS_BY_ERROR) == defined
+    assert all(400 <= status <= 599 for status in STATUS_BY_ERROR.values())
 
 
 def shape_of(answer):
@@ -73,7 +73,7 @@ def test_half_a_surrogate_pair_in_a_field_is_the_requests_fault(client):
 
 
 def test_a_few_problems_are_told_at_once(client):
-    spec = a_job(timeLimit="x", priority="y", cpus="z", maxAttempts="w", tags="t")
+    spec = make_job_body(timeLimit="x", priority="y", cpus="z", maxAttempts="w", tags="t")
     message = shape_of(client.post("/jobs", json=spec))["message"]
     assert "timeLimit" in message
     assert "2 more" in message
@@ -108,22 +108,22 @@ def test_a_store_that_is_away_says_when_to_come_back(client, monkeypatch, unavai
     assert shape_of(answer)["name"] == type(unavailable).__name__
 
 
-def test_health_needs_no_key_and_readiness_tells_what_is_wrong(stranger, stores, monkeypatch):
-    assert stranger.get("/health").json()["status"] == "ok"
-    assert stranger.get("/readiness").json() == {"status": "ok", "checks": {"database": "ok", "storage": "ok"}}
+def test_health_needs_no_key_and_readiness_tells_what_is_wrong(anonymous_client, stores, monkeypatch):
+    assert anonymous_client.get("/health").json()["status"] == "ok"
+    assert anonymous_client.get("/readiness").json() == {"status": "ok", "checks": {"database": "ok", "storage": "ok"}}
 
     def fail():
         raise errors.StoreUnavailable("The database is away.")
 
     monkeypatch.setattr(stores.database, "ping", fail)
-    answer = stranger.get("/readiness")
+    answer = anonymous_client.get("/readiness")
     assert answer.status_code == 503
     assert answer.json()["checks"] == {"database": "The database is away.", "storage": "ok"}
 
 
 def test_a_nul_that_postgresql_refuses_is_the_requests_fault(postgres):
     app, database = FastAPI(), Database(postgres.new_database())
-    install(app)
+    install_error_handlers(app)
 
     @app.get("/{name}")
     def look(name: str) -> None:

@@ -5,7 +5,7 @@ import socket
 
 import httpx
 import pytest
-from support.live_service import Live, a_job
+from support.live_service import LiveServer, make_job_body
 
 from core.settings.api import ApiSettings
 from service.main import create_app
@@ -65,14 +65,14 @@ def test_pages_of_other_sites_change_nothing(client):
         (ApiSettings(host="0.0.0.0", public_url="https://jobs.example"), "10.0.0.7", 200),  # noqa: S104 - same
     ],
 )
-def test_which_names_are_ours_follows_from_the_settings(settings, database, secret, api, host, status):
-    live = Live(create_app(settings.model_copy(update={"api": api}), database=database, wake=list), secret)
+def test_which_names_are_ours_follows_from_the_settings(settings, database, api_key, api, host, status):
+    live = LiveServer(create_app(settings.model_copy(update={"api": api}), database=database, wake=list), api_key)
     assert httpx.get(f"{live.url}/health", headers={"Host": host}, timeout=60).status_code == status
     live.stop()
 
 
-def raw(live, head, body=b""):
-    with socket.create_connection(("127.0.0.1", live.port), timeout=20) as connection:
+def raw(live_server, head, body=b""):
+    with socket.create_connection(("127.0.0.1", live_server.port), timeout=20) as connection:
         connection.sendall(head.replace("\n", "\r\n").encode() + body)
         answer = b""
         while block := connection.recv(65536):
@@ -80,46 +80,50 @@ def raw(live, head, body=b""):
     return answer
 
 
-def test_a_client_that_asks_for_leave_is_not_made_to_send(live):
+def test_a_client_that_asks_for_leave_is_not_made_to_send(live_server):
     head = (
         "POST /jobs HTTP/1.1\nHost: 127.0.0.1\nx-api-key: wrong\nContent-Type: multipart/form-data; boundary=b\n"
         "Content-Length: 1000000\nExpect: 100-continue\nConnection: close\n\n"
     )
-    answer = raw(live, head)
+    answer = raw(live_server, head)
     assert answer.startswith(b"HTTP/1.1 401")
 
 
-def test_a_body_with_a_huge_length_is_refused_without_waiting_for_all_of_it(live, monkeypatch):
+def test_a_body_with_a_huge_length_is_refused_without_waiting_for_all_of_it(live_server, monkeypatch):
     monkeypatch.setattr("service.http.body_limit._LINGER_BYTES", 1)
-    monkeypatch.setattr("service.http.body_limit.SMALL_BYTES", 1)
+    monkeypatch.setattr("service.http.body_limit.DEFAULT_MAX_BYTES", 1)
     head = (
-        f"POST /jobs HTTP/1.1\nHost: 127.0.0.1\nx-api-key: {live.secret}\nContent-Type: application/json\n"
+        f"POST /jobs HTTP/1.1\nHost: 127.0.0.1\nx-api-key: {live_server.api_key}\nContent-Type: application/json\n"
         "Content-Length: 100000000000\n\n"
     )
-    assert raw(live, head, bytes(100_000)).startswith(b"HTTP/1.1 413")
+    assert raw(live_server, head, bytes(100_000)).startswith(b"HTTP/1.1 413")
 
 
-def test_a_body_that_stops_coming_does_not_hold_the_answer_for_ever(live, monkeypatch):
+def test_a_body_that_stops_coming_does_not_hold_the_answer_for_ever(live_server, monkeypatch):
     monkeypatch.setattr("service.http.body_limit._LINGER_SECONDS", 0.2)
     head = (
         "POST /jobs HTTP/1.1\nHost: 127.0.0.1\nx-api-key: wrong\nContent-Type: application/json\n"
         "Content-Length: 1000\n\n"
     )
-    assert raw(live, head, b"{").startswith(b"HTTP/1.1 401")
+    assert raw(live_server, head, b"{").startswith(b"HTTP/1.1 401")
 
 
 def test_answers_after_a_whole_body_come_at_once(client):
-    assert client.post("/jobs", json=a_job(machineType="x")).status_code == 400
-    assert client.post("/jobs", json=a_job()).status_code == 201
+    assert client.post("/jobs", json=make_job_body(machineType="x")).status_code == 400
+    assert client.post("/jobs", json=make_job_body()).status_code == 201
 
 
-def test_a_client_cannot_say_that_it_is_another(live):
+def test_a_client_cannot_say_that_it_is_another(live_server):
     """Wrong keys are counted by address; ever new X-Forwarded-For would avoid that."""
     answers = [
         httpx.post(
-            f"{live.url}/ui/login",
+            f"{live_server.url}/ui/login",
             data={"key": "wrong"},
-            headers={"Origin": live.url, "X-Forwarded-For": f"192.0.2.{number}", "Forwarded": f"for=192.0.2.{number}"},
+            headers={
+                "Origin": live_server.url,
+                "X-Forwarded-For": f"192.0.2.{number}",
+                "Forwarded": f"for=192.0.2.{number}",
+            },
             timeout=60,
         ).status_code
         for number in range(12)
@@ -127,9 +131,9 @@ def test_a_client_cannot_say_that_it_is_another(live):
     assert answers == [401] * 10 + [429] * 2
 
 
-def test_a_trusted_proxy_says_who_the_client_is(settings, database, secret):
+def test_a_trusted_proxy_says_who_the_client_is(settings, database, api_key):
     api = settings.api.model_copy(update={"trusted_proxies": ["127.0.0.1"]})
-    live = Live(create_app(settings.model_copy(update={"api": api}), database=database, wake=list), secret)
+    live = LiveServer(create_app(settings.model_copy(update={"api": api}), database=database, wake=list), api_key)
     headers = {"Origin": live.url, "X-Forwarded-For": "203.0.113.9, 192.0.2.1"}
     for _ in range(10):
         httpx.post(f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers, timeout=60)
@@ -142,8 +146,8 @@ def test_a_trusted_proxy_says_who_the_client_is(settings, database, secret):
     live.stop()
 
 
-def test_readiness_tells_strangers_no_path(stranger, settings, monkeypatch):
+def test_readiness_tells_strangers_no_path(anonymous_client, settings, monkeypatch):
     monkeypatch.setattr("service.routes.health.os.access", lambda *_: False)
-    answer = stranger.get("/readiness")
+    answer = anonymous_client.get("/readiness")
     assert answer.status_code == 503
     assert str(settings.root) not in answer.text

@@ -30,14 +30,14 @@ def links(client, job):
     return {one["file"]: one["url"] for one in listed}
 
 
-def test_links_work_without_any_header(links, stranger):
-    assert {name: stranger.get(url).content for name, url in links.items()} == FILES
-    part = stranger.get(links["sub/a b.bin"], headers={"Range": "bytes=1-2"})
+def test_links_work_without_any_header(links, anonymous_client):
+    assert {name: anonymous_client.get(url).content for name, url in links.items()} == FILES
+    part = anonymous_client.get(links["sub/a b.bin"], headers={"Range": "bytes=1-2"})
     assert (part.status_code, part.content) == (206, b"\x01\x02")
 
 
 @pytest.mark.parametrize("change", ["stamp", "path", "job", "none"])
-def test_a_link_is_good_for_one_file_alone(links, stranger, change, job):
+def test_a_link_is_good_for_one_file_alone(links, anonymous_client, change, job):
     url = links["out.txt"]
     changed = {
         "stamp": url[:-2] + ("A" if url[-2] != "A" else "B") + url[-1],
@@ -45,27 +45,27 @@ def test_a_link_is_good_for_one_file_alone(links, stranger, change, job):
         "job": url.replace(job, "j" + job[1:][::-1]),
         "none": url.partition("?")[0],
     }[change]
-    answer = stranger.get(changed)
+    answer = anonymous_client.get(changed)
     assert (answer.status_code, answer.json()["error"]["name"]) == (401, "Unauthorized")
 
 
-def test_a_link_expires_after_eight_hours(client, job, stranger, monkeypatch):
+def test_a_link_expires_after_eight_hours(client, job, anonymous_client, monkeypatch):
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now - 8 * 3600 + 60)
     [one] = client.get("/jobs/artifactsList", params={"jobId": job, "files": "out.txt", "links": "1"}).json()
     monkeypatch.setattr(time, "time", lambda: now)
-    assert stranger.get(one["url"]).status_code == 200
+    assert anonymous_client.get(one["url"]).status_code == 200
     monkeypatch.setattr(time, "time", lambda: now + 61)
-    assert stranger.get(one["url"]).status_code == 401
+    assert anonymous_client.get(one["url"]).status_code == 401
 
 
-def test_a_link_of_a_deleted_job_leads_nowhere(client, links, stranger, job):
+def test_a_link_of_a_deleted_job_leads_nowhere(client, links, anonymous_client, job):
     client.delete(f"/jobs/{job}")
-    assert stranger.get(links["out.txt"]).status_code == 404
+    assert anonymous_client.get(links["out.txt"]).status_code == 404
 
 
 def test_pages_go_on_after_the_last_file(client, job, monkeypatch):
-    monkeypatch.setattr("service.original.routes.artifacts._PAGE", 3)
+    monkeypatch.setattr("service.original.routes.artifacts._PAGE_FILES", 3)
     first = client.get("/jobs/artifactsListV2", params={"jobId": job}).json()
     second = client.get("/jobs/artifactsListV2", params={"jobId": job, "startAfter": first["startAfter"]}).json()
     assert [one["file"] for one in first["data"] + second["data"]] == sorted(FILES)
@@ -101,7 +101,7 @@ def test_a_long_pattern_is_refused_before_a_file_is_compared(client, job):
 
 def test_comparing_files_with_patterns_ends(client, job, monkeypatch):
     """Many patterns and many files, each of them short."""
-    monkeypatch.setattr("service.original.routes.artifacts._SECONDS", -1.0, raising=False)
+    monkeypatch.setattr("service.original.routes.artifacts._MATCH_SECONDS", -1.0, raising=False)
     answer = client.get("/jobs/artifactsList", params={"jobId": job, "files": "*.txt"})
     assert answer.status_code == 400, answer.text
     assert "fewer or shorter patterns" in answer.text
@@ -113,9 +113,9 @@ def s3(client, job):
     return f"/_s3/{given['bucket']}", given["folder"], {TOKEN: given["Credentials"]["SessionToken"]}
 
 
-def test_files_are_listed_and_read_by_s3_s_protocol(s3, stranger):
+def test_files_are_listed_and_read_by_s3_s_protocol(s3, anonymous_client):
     bucket, folder, headers = s3
-    listed = stranger.get(f"{bucket}/", params={"prefix": folder}, headers=headers)
+    listed = anonymous_client.get(f"{bucket}/", params={"prefix": folder}, headers=headers)
     assert listed.headers["content-type"].startswith("application/xml")
     text = listed.text.replace("&#1;", "?")  # what XML has no place for
     space = {"s": "http://s3.amazonaws.com/doc/2006-03-01/"}
@@ -123,10 +123,10 @@ def test_files_are_listed_and_read_by_s3_s_protocol(s3, stranger):
     assert sorted(keys) == sorted(f"{folder}/{name}".replace("\x01", "?") for name in FILES)
     assert ET.fromstring(text).findtext("s:IsTruncated", namespaces=space) == "false"  # noqa: S314 - likewise
     for name, content in FILES.items():
-        assert stranger.get(f"{bucket}/{folder}/{quote(name)}", headers=headers).content == content
+        assert anonymous_client.get(f"{bucket}/{folder}/{quote(name)}", headers=headers).content == content
 
 
-def test_s3_s_protocol_refuses_in_its_own_words(s3, stranger, client):
+def test_s3_s_protocol_refuses_in_its_own_words(s3, anonymous_client, client):
     bucket, folder, headers = s3
     other = client.post("/jobs/createJob", json={"command": "true"}).json()["id"]
     for path, sent, status, code in [
@@ -138,12 +138,12 @@ def test_s3_s_protocol_refuses_in_its_own_words(s3, stranger, client):
         (f"{bucket}/{folder}/%2e%2e/x", headers, 403, "AccessDenied"),
         ("/_s3/elsewhere", headers, 404, "NoSuchBucket"),
     ]:
-        answer = stranger.get(path, headers=sent)
+        answer = anonymous_client.get(path, headers=sent)
         assert answer.status_code in {status, 404}, (path, answer.text)
         assert f"<Code>{code}</Code>" in answer.text or answer.status_code == 404
 
 
-def test_links_are_absolute_under_the_name_the_client_used(links, live):
+def test_links_are_absolute_under_the_name_the_client_used(links, live_server):
     parts = urlsplit(links["sub/a b.bin"])
-    assert (parts.scheme, parts.netloc) == ("http", f"127.0.0.1:{live.port}")
+    assert (parts.scheme, parts.netloc) == ("http", f"127.0.0.1:{live_server.port}")
     assert unquote(parts.path).endswith("/sub/a b.bin")

@@ -7,7 +7,7 @@ import time
 
 import httpx
 import pytest
-from support.live_service import a_zip
+from support.live_service import make_zip
 
 from core.security import credentials
 from core.security.encryption import Vault
@@ -111,7 +111,7 @@ def test_an_upload_is_known_by_its_name_and_not_by_its_type(client):
     answer = client.post(
         "/jobs/createJob/",
         params={"command": "true", "project": "p", "workspaceFileName": "workspace.zip"},
-        files={"file": ("workspace.zip", a_zip(), "text/plain")},
+        files={"file": ("workspace.zip", make_zip(), "text/plain")},
     )
     job = answer.json()
     assert (answer.status_code, job["codeUploaded"], job["project"]) == (200, True, "p")
@@ -146,8 +146,8 @@ def test_the_project_is_told_as_it_was_sent_and_both_kinds_of_name_are_too_many(
     assert both.status_code == 422
 
 
-def test_errors_begin_with_the_original_words(client, stranger):
-    assert error_of(stranger.get("/jobs/getJobs/"))["message"].startswith("Invalid API token")
+def test_errors_begin_with_the_original_words(client, anonymous_client):
+    assert error_of(anonymous_client.get("/jobs/getJobs/"))["message"].startswith("Invalid API token")
     assert error_of(client.get("/jobs/getJob", params={"jobId": "jx"}))["message"].startswith("No such job")
     machine = client.post("/jobs/createJob", json={"command": "true", "machineType": "x"})
     assert (machine.status_code, error_of(machine)["message"][:20]) == (400, "Invalid machine type")
@@ -155,8 +155,8 @@ def test_errors_begin_with_the_original_words(client, stranger):
     assert (project.status_code, error_of(project)["message"][:17]) == (404, "Project not found")
 
 
-def test_an_upload_with_a_bad_key_is_read_before_it_is_refused(live):
-    with httpx.Client(base_url=live.url, headers={"x-api-key": "bad"}, timeout=30) as client:
+def test_an_upload_with_a_bad_key_is_read_before_it_is_refused(live_server):
+    with httpx.Client(base_url=live_server.url, headers={"x-api-key": "bad"}, timeout=30) as client:
         for _ in range(5):
             answer = client.post("/jobs/createJob", files={"file": ("w.zip", bytes(15 * 1024**2), "application/zip")})
             assert answer.status_code == 401
@@ -206,7 +206,7 @@ def test_a_read_of_nothing_is_held_back_until_there_is_something(client, create,
 
 
 def test_nothing_is_an_empty_list_after_a_while(client, create, monkeypatch):
-    monkeypatch.setattr("service.original.long_poll.HOLD_SECONDS", 0.3)
+    monkeypatch.setattr("service.original.long_poll.MAX_WAIT_SECONDS", 0.3)
     job = create()
     assert client.get("/jobs/logs", params={"jobId": job["id"]}).json() == []
     assert client.get("/jobs/getJob", params={"jobId": job["id"], "state": "Running"}).json()["state"] == "Pending"

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.deployment import Deployment, wait_until
-from support.live_service import a_zip
+from support.live_service import make_zip
 
 SECRET = "hunter2-is-no-password"
 IN_QUERY = {
@@ -35,7 +35,7 @@ def service(tmp_path, collector):
 
 
 def test_what_is_in_a_url_is_in_no_log_and_no_trace(service, collector, tmp_path):
-    upload = {"file": ("w.zip", a_zip(), "application/zip")}
+    upload = {"file": ("w.zip", make_zip(), "application/zip")}
     where = urlsplit(service.cli_json["url"])
     asked = [
         ("POST", "/jobs/createJob/", {"params": IN_QUERY, "files": upload}),

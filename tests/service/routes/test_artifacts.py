@@ -6,7 +6,7 @@ import zipfile
 from urllib.parse import quote
 
 import pytest
-from support.live_service import a_job
+from support.live_service import make_job_body
 
 from core.settings.cloud import ArtifactSettings
 from service.http.zip_stream import safe_name
@@ -24,7 +24,7 @@ def settings(request, settings):
 
 @pytest.fixture
 def job_id(client):
-    return client.post("/jobs", json=a_job()).json()["id"]
+    return client.post("/jobs", json=make_job_body()).json()["id"]
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def kept(job_id, worker, stores, folder):
+def stored_files(job_id, worker, stores, folder):
     """A job that has ended and left some files."""
     files = {
         "model/weights.h5": bytes(range(256)) * 1000,
@@ -70,14 +70,14 @@ def test_a_job_that_left_nothing(client, job_id):
     assert zipfile.ZipFile(io.BytesIO(archive.content)).namelist() == []
 
 
-def test_files_are_listed_with_their_sha256_page_by_page(client, job_id, kept):
+def test_files_are_listed_with_their_sha256_page_by_page(client, job_id, stored_files):
     whole = client.get(f"/jobs/{job_id}/artifacts").json()
-    assert (whole["state"], whole["totalFiles"]) == ("complete", len(kept))
-    assert whole["totalBytes"] == sum(map(len, kept.values()))
+    assert (whole["state"], whole["totalFiles"]) == ("complete", len(stored_files))
+    assert whole["totalBytes"] == sum(map(len, stored_files.values()))
     paths = [file["path"] for file in whole["files"]]
-    assert sorted(paths) == sorted(name.replace("\\", "%5C") for name in kept)
+    assert sorted(paths) == sorted(name.replace("\\", "%5C") for name in stored_files)
     for file in whole["files"]:
-        content = kept[file["path"].replace("%5C", "\\")]
+        content = stored_files[file["path"].replace("%5C", "\\")]
         assert (file["size"], file["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
         assert file["modified"].endswith("Z")
     found, after = [], None
@@ -93,23 +93,23 @@ def test_files_are_listed_with_their_sha256_page_by_page(client, job_id, kept):
     assert [file["path"] for file in model] == ["model/empty", "model/weights.h5"]
 
 
-def test_every_file_comes_back_byte_for_byte(client, job_id, kept):
+def test_every_file_comes_back_byte_for_byte(client, job_id, stored_files):
     for file in client.get(f"/jobs/{job_id}/artifacts").json()["files"]:
         answer = client.get(url(job_id, file["path"]))
         assert answer.status_code == 200
-        assert answer.content == kept[file["path"].replace("%5C", "\\")]
+        assert answer.content == stored_files[file["path"].replace("%5C", "\\")]
         assert answer.headers["etag"] == f'"{file["sha256"]}"'
         assert answer.headers["content-length"] == str(file["size"])
 
 
-def test_nothing_a_job_left_runs_in_a_browser(client, job_id, kept):
+def test_nothing_a_job_left_runs_in_a_browser(client, job_id, stored_files):
     for path in ("page.html", "plot.svg", "notes.txt", "plot.PNG"):
         headers = client.get(url(job_id, path)).headers
         assert headers["content-type"] == "application/octet-stream"
         assert headers["content-disposition"] == f"attachment; filename*=UTF-8''{path}"
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["content-security-policy"] == "sandbox; default-src 'none'"
-    inline = {path: client.get(url(job_id, path) + "?inline=1").headers for path in kept if "\\" not in path}
+    inline = {path: client.get(url(job_id, path) + "?inline=1").headers for path in stored_files if "\\" not in path}
     kinds = {path: headers["content-type"] for path, headers in inline.items()}
     assert kinds["page.html"] == kinds["plot.svg"] == "application/octet-stream"
     assert inline["page.html"]["content-disposition"].startswith("attachment")
@@ -131,9 +131,9 @@ def test_nothing_a_job_left_runs_in_a_browser(client, job_id, kept):
         ("bytes=-999999", 0, 256_000),
     ],
 )
-def test_a_range_is_that_part(client, job_id, kept, header, start, stop):
+def test_a_range_is_that_part(client, job_id, stored_files, header, start, stop):
     answer = client.get(url(job_id, "model/weights.h5"), headers={"Range": header})
-    content = kept["model/weights.h5"]
+    content = stored_files["model/weights.h5"]
     assert answer.content == content[start:stop]
     whole = (start, stop) == (0, len(content))
     assert answer.status_code == (200 if whole else 206)
@@ -148,20 +148,20 @@ STORM = "bytes=" + ",".join(f"{number}-" for number in range(5000))
 @pytest.mark.parametrize(
     "header", ["bytes=5-4", "bytes=-", "bytes=a-b", "lines=1-2", "bytes=0-1,5-6", "bytes= 0-1", STORM]
 )
-def test_a_header_that_is_no_single_range_is_ignored(client, job_id, kept, header):
+def test_a_header_that_is_no_single_range_is_ignored(client, job_id, stored_files, header):
     answer = client.get(url(job_id, "notes.txt"), headers={"Range": header})
-    assert (answer.status_code, answer.content) == (200, kept["notes.txt"])
+    assert (answer.status_code, answer.content) == (200, stored_files["notes.txt"])
 
 
 @pytest.mark.parametrize("header", ["bytes=256000-", "bytes=-0", "bytes=9999999999-"])
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("stored_files")
 def test_a_range_past_the_end_is_refused(client, job_id, header):
     answer = client.get(url(job_id, "model/weights.h5"), headers={"Range": header})
     assert (answer.status_code, answer.headers["content-range"]) == (416, "bytes */256000")
     assert answer.json()["error"]["name"] == "RangeNotSatisfiable"
 
 
-def test_versions_are_told_apart_by_etag(client, job_id, kept):
+def test_versions_are_told_apart_by_etag(client, job_id, stored_files):
     path = url(job_id, "notes.txt")
     etag = client.get(path).headers["etag"]
     for given in (etag, f"W/{etag}", f'"x", {etag}', "*"):
@@ -169,15 +169,15 @@ def test_versions_are_told_apart_by_etag(client, job_id, kept):
         assert (same.status_code, same.content) == (304, b"")
     assert client.get(path, headers={"If-None-Match": '"x"'}).status_code == 200
     resumed = client.get(path, headers={"Range": "bytes=2-", "If-Range": etag})
-    assert (resumed.status_code, resumed.content) == (206, kept["notes.txt"][2:])
+    assert (resumed.status_code, resumed.content) == (206, stored_files["notes.txt"][2:])
     changed = client.get(path, headers={"Range": "bytes=2-", "If-Range": '"other"'})
-    assert (changed.status_code, changed.content) == (200, kept["notes.txt"])
+    assert (changed.status_code, changed.content) == (200, stored_files["notes.txt"])
 
 
 @pytest.mark.parametrize(
     "path", ["../../../gradient.db", "%2e%2e/%2e%2e/gradient.db", "/etc/passwd", "none", "model", "", "a%00b", "a/b\\c"]
 )
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("stored_files")
 def test_other_paths_are_not_found(client, job_id, path):
     answer = client.get(f"/jobs/{job_id}/artifacts/file/{path}")
     assert answer.status_code == 404
@@ -199,14 +199,14 @@ def test_a_running_job_can_be_looked_into(client, job_id, worker, stores, folder
     assert client.get(url(job_id, "link")).status_code == 404
 
 
-def test_everything_as_one_zip(client, job_id, kept):
+def test_everything_as_one_zip(client, job_id, stored_files):
     answer = client.get(f"/jobs/{job_id}/artifacts.zip")
     assert answer.headers["content-type"] == "application/zip"
     assert answer.headers["content-disposition"] == f"attachment; filename*=UTF-8''{job_id}.zip"
     archive = zipfile.ZipFile(io.BytesIO(answer.content))
     assert archive.testzip() is None
     unpacked = {info.filename: archive.read(info) for info in archive.infolist()}
-    assert unpacked == {f"{job_id}/{name.replace(chr(92), '%5C')}": content for name, content in kept.items()}
+    assert unpacked == {f"{job_id}/{name.replace(chr(92), '%5C')}": content for name, content in stored_files.items()}
     kinds = {info.filename.rpartition("/")[2]: info.compress_type for info in archive.infolist()}
     assert (kinds["notes.txt"], kinds["weights.h5"]) == (zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED)
 
@@ -233,8 +233,11 @@ def test_an_attempt_that_cannot_be_is_refused(client, job_id, attempt):
         assert client.get(f"/jobs/{job_id}/{path}", params={"attempt": attempt}).status_code == 422
 
 
-def test_a_browser_that_follows_a_link_may_be_sent_to_the_bucket(client, job_id, kept, stores, monkeypatch):
-    assert client.get(url(job_id, "notes.txt"), headers={"Sec-Fetch-Mode": "navigate"}).content == kept["notes.txt"]
+def test_a_browser_that_follows_a_link_may_be_sent_to_the_bucket(client, job_id, stored_files, stores, monkeypatch):
+    assert (
+        client.get(url(job_id, "notes.txt"), headers={"Sec-Fetch-Mode": "navigate"}).content
+        == stored_files["notes.txt"]
+    )
     asked = []
     monkeypatch.setattr(stores.artifacts, "link", lambda *words: asked.append(words) or "https://bucket/signed")
     sent = client.get(url(job_id, "notes.txt"), headers={"Sec-Fetch-Mode": "navigate"})
@@ -244,13 +247,13 @@ def test_a_browser_that_follows_a_link_may_be_sent_to_the_bucket(client, job_id,
     assert asked[0][3]["Content-Disposition"] == "attachment; filename*=UTF-8''notes.txt"
     for headers, query in (({}, ""), ({"Sec-Fetch-Mode": "cors"}, ""), ({"Sec-Fetch-Mode": "navigate"}, "?inline=1")):
         answer = client.get(url(job_id, "notes.txt") + query, headers=headers)
-        assert (answer.status_code, answer.content) == (200, kept["notes.txt"])
+        assert (answer.status_code, answer.content) == (200, stored_files["notes.txt"])
 
 
 @pytest.mark.parametrize("settings", ["bucket"], indirect=True)
-def test_a_bucket_that_does_not_answer_is_told(gcs, client, job_id, kept):
+def test_a_bucket_that_does_not_answer_is_told(gcs, client, job_id, stored_files):
     gcs.simulator.faults.fail(403, 3)
     for path in (f"/jobs/{job_id}/artifacts", url(job_id, "notes.txt"), f"/ui/jobs/{job_id}/artifacts"):
         answer = client.get(path)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
-    assert client.get(url(job_id, "notes.txt")).content == kept["notes.txt"]
+    assert client.get(url(job_id, "notes.txt")).content == stored_files["notes.txt"]

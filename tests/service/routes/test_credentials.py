@@ -1,7 +1,7 @@
 """Secrets and registries over HTTP: values go in, and never come out."""
 
 import pytest
-from support.live_service import a_job
+from support.live_service import make_job_body
 
 VALUE = "canary-of-the-service"
 
@@ -34,7 +34,7 @@ def test_a_projects_secrets_are_its_own(client):
         for path in (f"/projects/{vision}/secrets", f"/projects/{speech}/secrets", "/secrets")
     ]
     assert names == [["token"], [], []]
-    job = a_job(envVars={"TOKEN": "secret:token"})
+    job = make_job_body(envVars={"TOKEN": "secret:token"})
     assert client.post("/jobs", json=job | {"projectId": vision}).status_code == 201
     assert client.post("/jobs?dryRun=true", json=job | {"project": "vision"}).status_code == 200
     for where in ({"projectId": speech}, {"project": "speech"}, {"project": "a new one"}, {}):
@@ -47,7 +47,7 @@ def test_a_projects_secrets_are_its_own(client):
 
 def test_a_job_shows_the_name_of_its_secret_and_its_clone_is_checked_again(client):
     client.put("/secrets/wandb", json={"value": VALUE})
-    job = client.post("/jobs", json=a_job(envVars={"WANDB_API_KEY": "secret:wandb"})).json()
+    job = client.post("/jobs", json=make_job_body(envVars={"WANDB_API_KEY": "secret:wandb"})).json()
     assert job["envVars"] == {"WANDB_API_KEY": "secret:wandb"}
     assert client.post(f"/jobs/{job['id']}/clone").status_code == 201
     client.delete("/secrets/wandb")
@@ -96,15 +96,15 @@ def test_a_registry_is_stored_listed_and_forgotten(client):
 
 def test_a_password_for_one_job_comes_with_a_name_and_an_image(client):
     own = {"container": "ghcr.io/team/image", "registryUsername": "alice", "registryPassword": VALUE}
-    made = client.post("/jobs", json=a_job(**own), headers={"Idempotency-Key": "k"})
+    made = client.post("/jobs", json=make_job_body(**own), headers={"Idempotency-Key": "k"})
     assert (made.status_code, made.json()["registryUsername"]) == (201, "alice")
-    again = client.post("/jobs", json=a_job(**own), headers={"Idempotency-Key": "k"})
+    again = client.post("/jobs", json=make_job_body(**own), headers={"Idempotency-Key": "k"})
     assert (again.status_code, again.json()["id"]) == (200, made.json()["id"])
-    planned = client.post("/jobs?dryRun=true", json=a_job(**own))
+    planned = client.post("/jobs?dryRun=true", json=make_job_body(**own))
     assert VALUE not in made.text + planned.text
     for lacking in ("registryPassword", "registryUsername", "container"):
         rest = {name: value for name, value in own.items() if name != lacking}
-        assert error(client.post("/jobs", json=a_job(**rest))) == (400, "SpecInvalid", lacking)
+        assert error(client.post("/jobs", json=make_job_body(**rest))) == (400, "SpecInvalid", lacking)
     assert error(client.post(f"/jobs/{made.json()['id']}/clone")) == (400, "SpecInvalid", "registryPassword")
 
 
@@ -113,24 +113,24 @@ def test_keys_that_are_none_are_said_before_anything_is_made(client, stores):
     (stores.settings.root / "secrets.key").chmod(0o600)
     assert error(client.put("/secrets/a", json={"value": VALUE}))[:2] == (503, "SecretUnreadable")
     own = {"container": "ghcr.io/team/image", "registryUsername": "alice", "registryPassword": VALUE}
-    assert error(client.post("/jobs", json=a_job(**own)))[:2] == (503, "SecretUnreadable")
+    assert error(client.post("/jobs", json=make_job_body(**own)))[:2] == (503, "SecretUnreadable")
     assert client.get("/jobs").json()["jobs"] == []
 
 
 @pytest.mark.parametrize("ports", [["8080:80", "6006:https"], "8080:80,:6006:https"])
 def test_ports_are_taken_as_a_list_or_comma_separated(client, ports):
-    made = client.post("/jobs", json=a_job(ports=ports))
+    made = client.post("/jobs", json=make_job_body(ports=ports))
     assert made.json()["ports"] == [
         {"internal": 80, "external": 8080, "url": None},
         {"internal": 6006, "external": None, "url": None},
     ]
     for wrong, status in ((["80:80"], 400), ("a", 400), (8080, 422), ([8080], 422)):
-        answer = client.post("/jobs", json=a_job(ports=wrong))
+        answer = client.post("/jobs", json=make_job_body(ports=wrong))
         assert error(answer)[0::2] == (status, "ports")
 
 
 def test_a_held_port_is_a_link_until_the_job_lets_go(client, worker):
-    job_id = client.post("/jobs", json=a_job(ports="8443:443:https")).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body(ports="8443:443:https")).json()["id"]
     job = worker.claim()
     assert job.id == job_id
     assert client.get(f"/jobs/{job_id}").json()["ports"][0]["url"] == "https://h.example:8443"

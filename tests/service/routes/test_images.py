@@ -2,7 +2,7 @@
 
 import pytest
 from sqlalchemy import update
-from support.live_service import Live
+from support.live_service import LiveServer
 
 from core.db.models.jobs import Job
 from core.jobs.scheduling import image_affinity, workers
@@ -66,10 +66,10 @@ def test_simulated_machines_build_nothing(client):
 
 
 @pytest.mark.parametrize("builds", [False, True])
-def test_a_dockerfiles_steps_run_only_where_an_administrator_opened_it(settings, database, secret, builds):
+def test_a_dockerfiles_steps_run_only_where_an_administrator_opened_it(settings, database, api_key, builds):
     """They are root of their containers, with capabilities that no job has."""
     opened = {"machines": MachineSettings(simulate=False)} | ({"images": ImageSettings(builds=True)} if builds else {})
-    live = Live(create_app(settings.model_copy(update=opened), database=database, wake=lambda: None), secret)
+    live = LiveServer(create_app(settings.model_copy(update=opened), database=database, wake=lambda: None), api_key)
     try:
         with live.client() as client:
             for query in ("?dryRun=true", ""):

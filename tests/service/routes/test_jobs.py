@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import update
-from support.live_service import Live, a_job, count_jobs
+from support.live_service import LiveServer, count_jobs, make_job_body
 
 from core.db.database import now
 from core.db.models.jobs import Worker
@@ -15,11 +15,13 @@ from core.jobs.scheduling import workers
 from core.jobs.states import JobState
 from core.jobs.transitions import update_attempt
 from service.main import create_app
-from service.presenters.jobs import OUTSIDE_STATES
+from service.presenters.jobs import PUBLIC_STATES
 
 
-def test_a_job_is_made_and_shown(client, woken):
-    answer = client.post("/jobs", json=a_job(name="first", envVars={"API_KEY": "s3cret", "LR": "0.1"}, tags=["a"]))
+def test_a_job_is_made_and_shown(client, wake_calls):
+    answer = client.post(
+        "/jobs", json=make_job_body(name="first", envVars={"API_KEY": "s3cret", "LR": "0.1"}, tags=["a"])
+    )
     assert answer.status_code == 201
     job = answer.json()
     assert re.fullmatch(r"j[a-z0-9]{13}", job["id"])
@@ -58,14 +60,14 @@ def test_a_job_is_made_and_shown(client, woken):
     shown = client.get(f"/jobs/{job['id']}").json()
     assert {name for name in shown if shown[name] != job[name]} == {"reason", "message", "queuePosition"}
     assert (shown["reason"], shown["queuePosition"]) == ("no_worker", 1)
-    assert woken == ["wake"]
+    assert wake_calls == ["wake"]
 
 
 @pytest.mark.parametrize("options", [{}, {"projectId": True, "envVars": {"TOKEN": "secret:token"}}])
 def test_a_submission_takes_at_most_two_database_sessions(client, database, monkeypatch, options):
     assert client.put("/secrets/token", json={"value": "x"}).is_success
     project = client.post("/projects", json={"name": "ours"}).json()["id"]
-    asked = a_job(**options | ({"projectId": project} if options else {}))
+    asked = make_job_body(**options | ({"projectId": project} if options else {}))
     opened = []
     for kind in ("read", "write"):
         session = getattr(database, kind)
@@ -80,7 +82,7 @@ def test_a_commit_that_fails_gives_503_and_no_201(client, database, monkeypatch)
 
     project = client.post("/projects", json={"name": "there"}).json()
     monkeypatch.setattr("sqlalchemy.orm.Session.commit", fail)
-    for path, body in (("/jobs", a_job()), ("/projects", {"name": "new"})):
+    for path, body in (("/jobs", make_job_body()), ("/projects", {"name": "new"})):
         answer = client.post(path, json=body)
         assert answer.status_code == 503
         assert answer.headers["retry-after"]
@@ -93,15 +95,15 @@ def test_a_commit_that_fails_gives_503_and_no_201(client, database, monkeypatch)
 def test_wake_comes_after_the_commit_and_only_then(client, database, stores):
     seen = []
     object.__setattr__(stores, "wake", lambda: seen.append(count_jobs(database)))
-    client.post("/jobs", json=a_job())
+    client.post("/jobs", json=make_job_body())
     assert seen == [1]
-    client.post("/jobs", json=a_job(machineType="nothing"))
+    client.post("/jobs", json=make_job_body(machineType="nothing"))
     assert seen == [1]
 
 
 def test_states_seen_from_outside(client, worker):
     worker.register()
-    ids = [client.post("/jobs", json=a_job(name=f"n{i}")).json()["id"] for i in range(5)]
+    ids = [client.post("/jobs", json=make_job_body(name=f"n{i}")).json()["id"] for i in range(5)]
     ends = (
         ("completed", {"exit_code": 0}),
         ("exit_nonzero", {"exit_code": 3, "detail": "exit code 3"}),
@@ -133,17 +135,17 @@ def test_an_unknown_state_is_refused_with_those_there_are(client):
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["field"] == "state"
-    assert all(state in error["message"] for state in OUTSIDE_STATES)
+    assert all(state in error["message"] for state in PUBLIC_STATES)
 
 
 def test_every_inside_state_has_an_outside_name():
-    from_filters = set(OUTSIDE_STATES)
+    from_filters = set(PUBLIC_STATES)
     assert from_filters == {"Pending", "Running", "Stopped", "Failed", "Error", "Cancelled"}
     assert len(JobState) == 7
 
 
 def test_pages_go_through_all_jobs_once(client):
-    ids = [client.post("/jobs", json=a_job()).json()["id"] for _ in range(7)]
+    ids = [client.post("/jobs", json=make_job_body()).json()["id"] for _ in range(7)]
     found, after = [], None
     while True:
         params = {"limit": 3} | ({"after": after} if after else {})
@@ -157,8 +159,8 @@ def test_pages_go_through_all_jobs_once(client):
 
 
 def test_lists_narrow_by_project_machine_and_name(client):
-    client.post("/jobs", json=a_job(project="a", name="one"))
-    client.post("/jobs", json=a_job(project="b", name="two", machineType="v100"))
+    client.post("/jobs", json=make_job_body(project="a", name="one"))
+    client.post("/jobs", json=make_job_body(project="b", name="two", machineType="v100"))
     project_id = client.get("/jobs", params={"project": "a"}).json()["jobs"][0]["projectId"]
 
     def names(**params):
@@ -180,8 +182,8 @@ def test_an_unknown_filter_is_refused_instead_of_ignored(client):
 
 def test_places_in_the_queue_go_by_priority_then_age(client, worker):
     worker.register()
-    first, second = (client.post("/jobs", json=a_job()).json()["id"] for _ in range(2))
-    urgent = client.post("/jobs", json=a_job(priority=90)).json()["id"]
+    first, second = (client.post("/jobs", json=make_job_body()).json()["id"] for _ in range(2))
+    urgent = client.post("/jobs", json=make_job_body(priority=90)).json()["id"]
     listed = {job["id"]: job for job in client.get("/jobs").json()["jobs"]}
     assert {one: listed[one]["queuePosition"] for one in listed} == {urgent: 1, first: 2, second: 3}
     assert listed[urgent]["reason"] == "waiting_for_machine"
@@ -191,19 +193,19 @@ def test_places_in_the_queue_go_by_priority_then_age(client, worker):
     assert (alone["queuePosition"], alone["message"]) == (3, listed[second]["message"])
 
 
-def test_stop_is_a_wish_while_it_runs_and_nothing_afterwards(client, worker, woken):
-    job_id = client.post("/jobs", json=a_job()).json()["id"]
+def test_stop_is_a_wish_while_it_runs_and_nothing_afterwards(client, worker, wake_calls):
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     job = worker.start()
     stopped = client.post(f"/jobs/{job_id}/stop").json()
     assert (stopped["state"], stopped["stopRequested"]) == ("Running", True)
-    assert len(woken) == 2
+    assert len(wake_calls) == 2
     worker.end(job, "stopped_by_user", exit_code=143)
     again = client.post(f"/jobs/{job_id}/stop")
     assert (again.status_code, again.json()["state"]) == (200, "Cancelled")
 
 
 def test_a_clone_is_the_same_job_again(client, worker):
-    first = client.post("/jobs", json=a_job(project="p", name="x", envVars={"TOKEN": "t"}, timeLimit=5)).json()
+    first = client.post("/jobs", json=make_job_body(project="p", name="x", envVars={"TOKEN": "t"}, timeLimit=5)).json()
     answer = client.post(f"/jobs/{first['id']}/clone")
     assert answer.status_code == 201
     second = answer.json()
@@ -215,17 +217,17 @@ def test_a_clone_is_the_same_job_again(client, worker):
 
 
 def test_a_clone_is_made_once_per_idempotency_key(client, database):
-    first = client.post("/jobs", json=a_job()).json()["id"]
+    first = client.post("/jobs", json=make_job_body()).json()["id"]
     answers = [client.post(f"/jobs/{first}/clone", headers={"Idempotency-Key": "k"}) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [201, 200]
     assert answers[0].json()["id"] == answers[1].json()["id"]
     assert count_jobs(database) == 2
-    other = client.post("/jobs", json=a_job(), headers={"Idempotency-Key": "k"})
+    other = client.post("/jobs", json=make_job_body(), headers={"Idempotency-Key": "k"})
     assert other.json()["error"]["name"] == "IdempotencyMismatch"
 
 
 def test_a_deleted_job_is_gone(client, worker, stores):
-    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     worker.start()
     answer = client.delete(f"/jobs/{job_id}")
     assert (answer.status_code, answer.content) == (204, b"")
@@ -240,7 +242,7 @@ def test_a_deleted_job_is_gone(client, worker, stores):
 
 
 def test_events_tell_the_story(client, worker):
-    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     worker.end(worker.start(), "exit_nonzero", exit_code=1, detail="exit code 1")
     events = client.get(f"/jobs/{job_id}/events").json()["events"]
     assert [event["kind"] for event in events] == ["submitted", "claimed", "started", "ended", "finished"]
@@ -249,7 +251,7 @@ def test_events_tell_the_story(client, worker):
 
 
 def test_a_job_with_a_silent_worker_says_so(client, worker, database):
-    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     worker.start()
     assert client.get(f"/jobs/{job_id}").json()["reason"] is None
     with database.write() as session:
@@ -263,15 +265,15 @@ def test_a_job_with_a_silent_worker_says_so(client, worker, database):
 def test_a_waiting_job_has_an_estimate_of_its_start_from_those_that_ended(client, worker, database):
     worker.register()
     for _ in range(3):
-        client.post("/jobs", json=a_job())
+        client.post("/jobs", json=make_job_body())
         worker.end(worker.start(), exit_code=0)
     with database.write() as session:
         session.connection().exec_driver_sql(
             "UPDATE jobs SET started_at = '2026-01-01 00:00:00.000000', ended_at = '2026-01-01 01:00:00.000000'"
         )
-    client.post("/jobs", json=a_job())
+    client.post("/jobs", json=make_job_body())
     worker.start()
-    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     job = client.get(f"/jobs/{job_id}").json()
     left = (datetime.fromisoformat(job["estimatedStartAt"]) - datetime.now(UTC)).total_seconds()
     assert left == pytest.approx(3600, abs=30)
@@ -291,12 +293,12 @@ def test_a_drained_worker_makes_no_machine_type_available(client, worker, databa
     with database.write() as session:
         session.execute(update(Worker).values(drained_at=None))
     assert [name for name, there in available().items() if there] == ["CPU"]
-    notes = client.post("/jobs", params={"dryRun": "true"}, json=a_job(machineType="V100")).json()["notes"]
+    notes = client.post("/jobs", params={"dryRun": "true"}, json=make_job_body(machineType="V100")).json()["notes"]
     assert "No running worker offers this machine type now; the job would wait." in notes
 
 
 def test_cost_is_duration_times_price(client, worker, database):
-    job_id = client.post("/jobs", json=a_job(machineType="V100")).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body(machineType="V100")).json()["id"]
     worker.end(worker.start(), exit_code=0)
     with database.write() as session:
         session.connection().exec_driver_sql(
@@ -307,8 +309,10 @@ def test_cost_is_duration_times_price(client, worker, database):
     assert job["cost"] == pytest.approx(job["pricePerHour"] / 2)
 
 
-def test_a_dry_run_makes_nothing(client, database, woken):
-    answer = client.post("/jobs", params={"dryRun": "true"}, json=a_job(machineType="tpu", envVars={"PASSWORD": "p"}))
+def test_a_dry_run_makes_nothing(client, database, wake_calls):
+    answer = client.post(
+        "/jobs", params={"dryRun": "true"}, json=make_job_body(machineType="tpu", envVars={"PASSWORD": "p"})
+    )
     assert answer.status_code == 200
     found = answer.json()
     assert found["job"]["machineType"] == "TPU"
@@ -319,7 +323,7 @@ def test_a_dry_run_makes_nothing(client, database, woken):
     assert any("Simulated" in note for note in found["notes"])
     assert count_jobs(database) == 0
     assert client.get("/projects").json()["projects"] == []
-    assert woken == []
+    assert wake_calls == []
 
 
 def test_a_project_is_given_by_name_or_by_id(client):
@@ -328,12 +332,12 @@ def test_a_project_is_given_by_name_or_by_id(client):
     assert client.post("/projects", json={"name": "by id"}).status_code == 200
     project_id = project.json()["id"]
     assert re.fullmatch(r"pr[a-z0-9]{13}", project_id)
-    job = client.post("/jobs", json=a_job(projectId=project_id)).json()
+    job = client.post("/jobs", json=make_job_body(projectId=project_id)).json()
     assert (job["project"], job["projectId"]) == ("by id", project_id)
     assert client.get(f"/projects/{project_id}").json()["jobCount"] == 1
-    both = client.post("/jobs", json=a_job(projectId=project_id, project="x"))
+    both = client.post("/jobs", json=make_job_body(projectId=project_id, project="x"))
     assert (both.status_code, both.json()["error"]["field"]) == (400, "projectId")
-    assert client.post("/jobs", json=a_job(projectId="prnone")).status_code == 404
+    assert client.post("/jobs", json=make_job_body(projectId="prnone")).status_code == 404
     assert client.get("/projects/prnone").json()["error"]["name"] == "ProjectNotFound"
 
 
@@ -347,13 +351,13 @@ def test_machine_types_say_whether_they_can_be_had(client, worker):
     assert types["V100"]["tflops"]["fp32"] > 1
 
 
-def test_without_simulation_each_machine_has_its_backend(settings, database, secret):
+def test_without_simulation_each_machine_has_its_backend(settings, database, api_key):
     settings.machines.simulate = False
-    live = Live(create_app(settings, database=database, wake=lambda: None), secret)
+    live = LiveServer(create_app(settings, database=database, wake=lambda: None), api_key)
     with live.client() as client:
-        job = client.post("/jobs", json=a_job(machineType="V100")).json()
+        job = client.post("/jobs", json=make_job_body(machineType="V100")).json()
         asked = {"user": "1000", "workingDir": "/opt/app", "sharedMemMb": 64}
-        given = client.post("/jobs", json=a_job(machineType="V100", **asked)).json()
+        given = client.post("/jobs", json=make_job_body(machineType="V100", **asked)).json()
         assert {name: given[name] for name in asked} == asked
         settings.machines.simulate = True
         clone = client.post(f"/jobs/{given['id']}/clone")
@@ -366,17 +370,17 @@ def test_without_simulation_each_machine_has_its_backend(settings, database, sec
 @pytest.mark.parametrize(("asked", "field"), [({"user": "1000"}, "user"), ({"workingDir": "/opt/app"}, "workingDir")])
 def test_what_a_simulated_machine_cannot_give_is_refused(client, database, asked, field):
     for params in ({}, {"dryRun": "true"}):
-        answer = client.post("/jobs", params=params, json=a_job(**asked))
+        answer = client.post("/jobs", params=params, json=make_job_body(**asked))
         error = answer.json()["error"]
         assert (answer.status_code, error["field"]) == (400, field)
         assert "Machine types are simulated on this server" in error["message"]
     assert count_jobs(database) == 0
-    taken = client.post("/jobs", json=a_job(workingDir="src", sharedMemMb=64)).json()
+    taken = client.post("/jobs", json=make_job_body(workingDir="src", sharedMemMb=64)).json()
     assert (taken["workingDir"], taken["sharedMemMb"], taken["user"]) == ("src", 64, None)
 
 
 def test_a_tpu_is_shown_once_it_is_known(client, database, worker):
-    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     assert client.get(f"/jobs/{job_id}").json()["tpu"] is None
     job = worker.claim()
     tpu = {"zone": "us-central1-b", "name": "gj-1", "type": "v2-8", "url": "grpc://10.0.0.2:8470"}
@@ -388,7 +392,7 @@ def test_a_tpu_is_shown_once_it_is_known(client, database, worker):
 
 
 def test_gpus_and_peaks_are_shown_once_they_are_known(client, database, worker):
-    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     job = worker.claim()
     gpus = [
         {"index": "3", "uuid": "GPU-3", "name": "NVIDIA Test GPU", "memory": 2**34, "serial": None, "driver": "550.1"},

@@ -7,17 +7,17 @@ import time
 
 import httpx
 import pytest
-from support.live_service import a_job, wait_until
+from support.live_service import make_job_body, wait_until
 
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle
 from core.jobs.scheduling.wait_reason import wait_statuses
-from service.log_stream.follower import Follower
+from service.log_stream.follower import LogFollower
 
 
 @pytest.fixture
 def job_id(client):
-    return client.post("/jobs", json=a_job()).json()["id"]
+    return client.post("/jobs", json=make_job_body()).json()["id"]
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def events_in(response):
 class Listener:
     """Follows a log in a thread until its end."""
 
-    def __init__(self, live, job_id, **headers):
+    def __init__(self, live_server, job_id, **headers):
         self.events = []
         self.error = None
-        self._live, self._job_id, self._headers = live, job_id, headers
+        self._live, self._job_id, self._headers = live_server, job_id, headers
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
@@ -149,8 +149,8 @@ def test_raw_bytes_in_parts(client, job_id, stores):
     assert shown.headers["content-type"] == "text/plain; charset=utf-8"
 
 
-def test_a_log_is_followed_from_before_its_first_line_to_its_end(live, job_id, worker, stores):
-    listener = Growing(live, job_id)
+def test_a_log_is_followed_from_before_its_first_line_to_its_end(live_server, job_id, worker, stores):
+    listener = Growing(live_server, job_id)
     wait_until(lambda: listener.named("phase"))
     job = worker.start()
     with stores.logs.open_writer(job_id, 1) as log:
@@ -174,8 +174,8 @@ def test_a_log_is_followed_from_before_its_first_line_to_its_end(live, job_id, w
 
 
 @pytest.mark.usefixtures("running")
-def test_a_line_is_seen_at_once_and_not_at_the_next_look_at_the_row(live, client, job_id, stores):
-    listener = Growing(live, job_id)
+def test_a_line_is_seen_at_once_and_not_at_the_next_look_at_the_row(live_server, client, job_id, stores):
+    listener = Growing(live_server, job_id)
     wait_until(lambda: listener.named("phase"))
     took = []
     with stores.logs.open_writer(job_id, 1) as log:
@@ -186,12 +186,12 @@ def test_a_line_is_seen_at_once_and_not_at_the_next_look_at_the_row(live, client
             took.append(time.monotonic() - began)
     assert sorted(took)[5] < 0.2
     client.post(f"/jobs/{job_id}/stop")
-    live.stop()
+    live_server.stop()
     listener.thread.join(20)
 
 
-def test_phases_come_as_they_change(live, job_id, worker):
-    listener = Growing(live, job_id)
+def test_phases_come_as_they_change(live_server, job_id, worker):
+    listener = Growing(live_server, job_id)
     wait_until(lambda: listener.named("phase"))
     assert listener.named("phase")[0] == {
         "state": "Pending",
@@ -216,16 +216,16 @@ def test_a_follower_seldom_asks_why_a_job_waits(stores, job_id, worker, monkeypa
         return wait_statuses(session, jobs)
 
     monkeypatch.setattr("service.log_stream.follower.wait_statuses", ask)
-    follower = Follower(stores, job_id, 0)
-    follower.prepare()
-    told = follower.look()
+    follower = LogFollower(stores, job_id, 0)
+    follower.create_folder()
+    told = follower.poll()
     assert b'"reason":"no_worker"' in told
     worker.register()
-    follower.row_due = 0
-    assert follower.look() == b""
+    follower.next_job_poll_at = 0
+    assert follower.poll() == b""
     worker.start()
-    follower.row_due = 0
-    assert b'"phase":"running"' in follower.look(), "that it starts is seen at once"
+    follower.next_job_poll_at = 0
+    assert b'"phase":"running"' in follower.poll(), "that it starts is seen at once"
     assert len(asked) == 1
 
 
@@ -285,8 +285,8 @@ def test_line_breaks_of_other_kinds_do_not_break_events(client, job_id, running,
 
 
 @pytest.mark.usefixtures("running")
-def test_clients_that_leave_are_noticed_at_once(live, job_id, stores):
-    clients = [live.client() for _ in range(5)]
+def test_clients_that_leave_are_noticed_at_once(live_server, job_id, stores):
+    clients = [live_server.client() for _ in range(5)]
     streams = [follow(one, job_id) for one in clients]
     listening = [events_in(stream.__enter__()) for stream in streams]
     assert [next(events)[0] for events in listening] == ["phase"] * 5
@@ -299,35 +299,35 @@ def test_clients_that_leave_are_noticed_at_once(live, job_id, stores):
 
 
 @pytest.mark.usefixtures("running")
-def test_streams_are_bounded(live, client, job_id, stores, monkeypatch):
+def test_streams_are_bounded(live_server, client, job_id, stores, monkeypatch):
     monkeypatch.setattr(stores.streams, "_limit", 1)
-    listener = Growing(live, job_id)
+    listener = Growing(live_server, job_id)
     wait_until(lambda: listener.named("phase"))
     with follow(client, job_id) as response:
         assert response.status_code == 503
         assert response.headers["retry-after"] == "5"
-    live.stop()
+    live_server.stop()
     listener.thread.join(20)
 
 
 @pytest.mark.usefixtures("running")
-def test_streams_end_when_the_server_stops(live, job_id):
-    listener = Listener(live, job_id)
-    wait_until(lambda: live.server.server_state.tasks)
-    wait_until(lambda: live.server.config.app.state.stores.streams.active)
+def test_streams_end_when_the_server_stops(live_server, job_id):
+    listener = Listener(live_server, job_id)
+    wait_until(lambda: live_server.server.server_state.tasks)
+    wait_until(lambda: live_server.server.config.app.state.app_state.streams.active)
     began = time.monotonic()
-    live.stop()
+    live_server.stop()
     listener.thread.join(20)
     assert time.monotonic() - began < 3
     assert listener.error is None
     assert listener.named("end") == []
 
 
-def test_a_reader_that_does_not_read_holds_up_nobody(live, client, job_id, running, stores, worker):
+def test_a_reader_that_does_not_read_holds_up_nobody(live_server, client, job_id, running, stores, worker):
     with stores.logs.open_writer(job_id, 1) as log:
         for number in range(200):
             log.append((b"x" * 1000 + b"\n") * 100, number)
-    slow = live.client()
+    slow = live_server.client()
     with follow(slow, job_id) as response:
         assert response.status_code == 200
         wait_until(lambda: stores.streams.active == 1)
@@ -340,8 +340,8 @@ def test_a_reader_that_does_not_read_holds_up_nobody(live, client, job_id, runni
 
 
 @pytest.mark.usefixtures("running")
-def test_a_job_deleted_while_it_is_followed_ends_the_stream(live, client, job_id):
-    listener = Growing(live, job_id)
+def test_a_job_deleted_while_it_is_followed_ends_the_stream(live_server, client, job_id):
+    listener = Growing(live_server, job_id)
     wait_until(lambda: listener.named("phase"))
     client.delete(f"/jobs/{job_id}")
     listener.thread.join(20)
@@ -349,8 +349,8 @@ def test_a_job_deleted_while_it_is_followed_ends_the_stream(live, client, job_id
     assert (name, data["error"]["status"]) == ("error", 404)
 
 
-def test_following_goes_on_while_the_database_is_away(live, job_id, running, stores, monkeypatch):
-    listener = Growing(live, job_id)
+def test_following_goes_on_while_the_database_is_away(live_server, job_id, running, stores, monkeypatch):
+    listener = Growing(live_server, job_id)
     wait_until(lambda: listener.named("phase"))
     asked = []
     real = stores.database.read

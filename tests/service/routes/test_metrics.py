@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import text
-from support.live_service import a_job, peak_memory, statements_of
+from support.live_service import make_job_body, measure_peak_memory, record_statements
 
 from core.jobs import metrics
 from core.jobs.metrics import Series
-from service.presenters.downsample import series_view, thin
+from service.presenters.downsample import downsample, series_view
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -25,7 +25,7 @@ def points(values):
 def test_thinning_keeps_order_ends_and_extremes(count, most):
     chance = random.Random(count)  # noqa: S311 - a repeatable test
     every = points([chance.gauss(0, 1) for _ in range(count)])
-    kept = thin(every, most)
+    kept = downsample(every, most)
     assert len(kept) <= max(most, 0)
     assert kept == sorted(kept)
     assert set(kept) <= set(every)
@@ -49,7 +49,7 @@ def test_what_is_not_finite_is_null_and_no_extreme():
 
 
 def test_series_come_by_name_and_source(client, database):
-    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     rows = [
         {
             "job_id": job_id,
@@ -105,7 +105,7 @@ _COPIES = text(
 @pytest.fixture
 def large(client, database):
     """A job of 20,000 rows with 200 values each."""
-    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     with database.write() as session:
         metrics.add(session, rows_of(job_id, [0], 200))
         session.execute(_COPIES)
@@ -125,8 +125,8 @@ def test_four_readers_of_a_very_large_job_cost_bounded_memory_and_rows(client, d
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(ask, range(4)))
 
-    with statements_of(database) as asked:
-        peak = peak_memory(ask_at_once)
+    with record_statements(database) as asked:
+        peak = measure_peak_memory(ask_at_once)
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.content for answer in answers}) == 1
     assert len(read) <= 1001, "rows are chosen in the database, and read for all four at once"
@@ -141,20 +141,20 @@ def test_four_readers_of_a_very_large_job_cost_bounded_memory_and_rows(client, d
 def test_an_open_page_that_asks_again_costs_little(client, database, large):
     path = f"/jobs/{large}/metrics"
     first = client.get(path, params={"maxPoints": 100})
-    with statements_of(database) as asked:
+    with record_statements(database) as asked:
         again = client.get(path, params={"maxPoints": 100}, headers={"If-None-Match": first.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
         assert client.get(path, params={"maxPoints": 100}).content == first.content
     assert not [statement for statement, _ in asked if "metrics.values" in statement or '"values"' in statement]
     with database.write() as session:
         metrics.add(session, rows_of(large, [20_000], 200))
-    with statements_of(database) as asked:
+    with record_statements(database) as asked:
         assert client.get(path, params={"maxPoints": 100}).content == first.content, "a large job is read seldom"
     assert not [statement for statement, _ in asked if "row_number" in statement]
 
 
 def test_news_of_a_small_job_are_read_at_once(client, database):
-    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
     tags = []
     for count in range(3):
         with database.write() as session:
@@ -175,7 +175,7 @@ def test_the_points_of_one_answer_are_bounded_and_the_answer_says_so(client, lar
 
 
 def test_an_answer_says_that_a_job_wrote_more_than_is_stored(client, database, worker):
-    client.post("/jobs", json=a_job())
+    client.post("/jobs", json=make_job_body())
     worker.register()
     job = worker.start()
     with database.write() as session:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import event, insert, update
-from support.live_service import a_form, a_job, a_zip, wait_until
+from support.live_service import make_form, make_job_body, make_zip, wait_until
 
 from core.db.database import now
 from core.db.models.jobs import RepairCount, Worker
@@ -33,7 +33,7 @@ def figures(client):
 
 
 def submit(client, **fields):
-    answer = client.post("/jobs", json=a_job(**fields))
+    answer = client.post("/jobs", json=make_job_body(**fields))
     assert answer.status_code == 201
     return answer.json()["id"]
 
@@ -87,10 +87,10 @@ def test_every_alert_asks_for_figures_and_labels_that_there_are(client, worker, 
         assert set(re.findall(r"\$labels\.([a-z_]+)", rule["annotations"]["summary"])) <= given, rule
 
 
-def test_it_asks_for_a_key(stranger, live):
-    assert stranger.get("/metrics").status_code == 401
-    header = {"Authorization": f"Bearer {live.secret}"}
-    assert stranger.get("/metrics", headers=header).status_code == 200
+def test_it_asks_for_a_key(anonymous_client, live_server):
+    assert anonymous_client.get("/metrics").status_code == 401
+    header = {"Authorization": f"Bearer {live_server.api_key}"}
+    assert anonymous_client.get("/metrics", headers=header).status_code == 200
 
 
 def test_it_says_which_release_runs(client):
@@ -180,10 +180,10 @@ def test_requests_are_counted_by_the_pattern_of_their_route(client, figures):
     assert figures(f"{duration}_bucket", route="/jobs/{job_id}", method="GET", le="+Inf") == 3
 
 
-def test_what_a_stranger_makes_up_adds_no_labels(client, stranger, figures):
+def test_what_a_stranger_makes_up_adds_no_labels(client, anonymous_client, figures):
     for number in range(20):
-        stranger.get(f"/made/up/{number}")
-        stranger.request(f"MADE{number}", "/jobs")
+        anonymous_client.get(f"/made/up/{number}")
+        anonymous_client.request(f"MADE{number}", "/jobs")
     requests = "gradient_http_requests_total"
     assert figures(requests, route="none", method="GET", status="404") == 20
     text = client.get("/metrics").text
@@ -194,9 +194,9 @@ def test_what_a_stranger_makes_up_adds_no_labels(client, stranger, figures):
 
 def test_only_submissions_that_were_taken_are_timed(client, figures):
     submit(client)
-    client.post("/jobs", files=a_form(a_job(), a_zip()))
-    client.post("/jobs", json=a_job(machineType="no such"))
-    client.post("/jobs?dryRun=true", json=a_job())
+    client.post("/jobs", files=make_form(make_job_body(), make_zip()))
+    client.post("/jobs", json=make_job_body(machineType="no such"))
+    client.post("/jobs?dryRun=true", json=make_job_body())
     assert figures("gradient_submit_duration_seconds_count") == 2
     assert 0 < figures("gradient_submit_duration_seconds_sum") < 60
 
@@ -255,7 +255,7 @@ def test_the_record_is_asked_a_fixed_number_of_times(client, database, figures):
 
 def test_two_applications_in_a_process_share_no_figures(stores, settings, database):
     other = create_app(settings, database=database, wake=lambda: None).state.stores
-    stores.measures.sent("log", 7)
+    stores.service_metrics.count_sent_bytes("log", 7)
     with database.read() as session:
-        assert b'gradient_served_bytes_total{content="log"} 7.0' in stores.measures.page(session)
-        assert b'gradient_served_bytes_total{content="log"} 0.0' in other.measures.page(session)
+        assert b'gradient_served_bytes_total{content="log"} 7.0' in stores.service_metrics.exposition(session)
+        assert b'gradient_served_bytes_total{content="log"} 0.0' in other.service_metrics.exposition(session)

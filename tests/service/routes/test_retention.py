@@ -4,8 +4,8 @@ import io
 import json
 
 import pytest
-from support.live_service import a_form, a_job, a_zip
-from support.old_jobs import Aging
+from support.live_service import make_form, make_job_body, make_zip
+from support.old_jobs import OldJobs
 
 from core.settings.retention import RetentionSettings
 from core.storage.archives import ArchiveLimits
@@ -15,15 +15,15 @@ SENTENCE = "removed: kept 30 days after the job's end by the service's settings.
 
 
 @pytest.fixture
-def aging(stores, tmp_path):
+def old_jobs(stores, tmp_path):
     stores.settings.retention = RetentionSettings(logs_days=30, artifacts_days=30, workspaces_days=30)
-    return Aging(stores, tmp_path / "left")
+    return OldJobs(stores, tmp_path / "left")
 
 
 @pytest.fixture
-def pruned(aging, stores):
+def pruned(old_jobs, stores):
     """A job whose log and artifacts are gone."""
-    job = aging.job(31, log=b"one\ntwo\n", files=["model"])
+    job = old_jobs.create_job(31, log=b"one\ntwo\n", files=["model"])
     prune(stores)
     return job.id
 
@@ -35,7 +35,7 @@ def project_id(client):
 
 def test_a_project_is_shown_with_its_limit_policies_and_live_jobs(client, project_id, worker):
     for _ in range(3):
-        client.post("/jobs", json=a_job(project="vision"))
+        client.post("/jobs", json=make_job_body(project="vision"))
     worker.claim()
     shown = client.get(f"/projects/{project_id}").json()
     assert (shown["jobCount"], shown["runningCount"], shown["queuedCount"]) == (3, 1, 2)
@@ -60,8 +60,8 @@ def test_a_project_is_changed_field_by_field(client, project_id):
     assert change(keepLogsDays="default", keepArtifactsDays="default") == before
 
 
-def test_the_services_settings_hold_where_a_project_says_nothing(client, project_id, aging):
-    assert aging.kept.settings.retention.logs_days == 30
+def test_the_services_settings_hold_where_a_project_says_nothing(client, project_id, old_jobs):
+    assert old_jobs.stores.settings.retention.logs_days == 30
     shown = client.get(f"/projects/{project_id}").json()
     assert (shown["keepLogsDays"], shown["keepLogsBy"]) == (30, "service")
     changed = client.patch(f"/projects/{project_id}", json={"keepLogsDays": None}).json()
@@ -93,9 +93,9 @@ def test_a_change_that_cannot_be_names_the_field_the_problem_and_the_way_out(
     assert client.get(f"/projects/{project_id}").json()["maxRunning"] is None
 
 
-def test_a_project_that_is_not_there_cannot_be_changed(client, stranger, project_id):
+def test_a_project_that_is_not_there_cannot_be_changed(client, anonymous_client, project_id):
     assert client.patch("/projects/pr0000000000000", json={"maxRunning": 1}).status_code == 404
-    assert stranger.patch(f"/projects/{project_id}", json={"maxRunning": 1}).status_code == 401
+    assert anonymous_client.patch(f"/projects/{project_id}", json={"maxRunning": 1}).status_code == 401
 
 
 def test_lists_of_what_was_removed_are_empty_and_say_why(client, pruned):
@@ -127,15 +127,15 @@ def test_bytes_of_what_was_removed_are_gone(client, pruned, path):
     assert SENTENCE in answer.json()["error"]["message"]
 
 
-def test_a_job_with_its_outputs_says_that_nothing_was_removed(client, aging):
-    job = aging.job(1, log=b"one\n", files=["model"])
+def test_a_job_with_its_outputs_says_that_nothing_was_removed(client, old_jobs):
+    job = old_jobs.create_job(1, log=b"one\n", files=["model"])
     assert client.get(f"/jobs/{job.id}").json()["removed"] == []
     assert client.get(f"/jobs/{job.id}/logs").json()["removed"] is None
     assert client.get(f"/jobs/{job.id}/artifacts").json()["removed"] is None
 
 
-def test_a_record_without_its_files_is_told_as_removed(client, aging, stores, monkeypatch):
-    job = aging.job(31, log=b"one\n", files=["model"])
+def test_a_record_without_its_files_is_told_as_removed(client, old_jobs, stores, monkeypatch):
+    job = old_jobs.create_job(31, log=b"one\n", files=["model"])
     for store in (stores.logs, stores.artifacts):
         monkeypatch.setattr(type(store), "remove", lambda _self, _job_id: None)
     prune(stores)
@@ -154,8 +154,8 @@ def test_whoever_follows_a_removed_log_is_told_and_sent_to_its_end(client, prune
     assert said == client.get(f"/jobs/{pruned}/logs").json()["removed"]
 
 
-def test_a_zip_whose_files_go_while_it_is_sent_breaks_off(client, stores, aging, monkeypatch):
-    job = aging.job(1, files=["a", "b"])
+def test_a_zip_whose_files_go_while_it_is_sent_breaks_off(client, stores, old_jobs, monkeypatch):
+    job = old_jobs.create_job(1, files=["a", "b"])
     real = type(stores.artifacts).open
 
     def removed_meanwhile(store, job_id, attempt, path):
@@ -167,9 +167,9 @@ def test_a_zip_whose_files_go_while_it_is_sent_breaks_off(client, stores, aging,
         client.get(f"/jobs/{job.id}/artifacts.zip")
 
 
-def test_a_clone_of_a_job_whose_workspace_went_says_so(client, stores, aging):
-    sha256 = stores.workspaces.add(io.BytesIO(a_zip()), ArchiveLimits()).sha256
-    job = aging.job(31, workspace_sha256=sha256)
+def test_a_clone_of_a_job_whose_workspace_went_says_so(client, stores, old_jobs):
+    sha256 = stores.workspaces.add(io.BytesIO(make_zip()), ArchiveLimits()).sha256
+    job = old_jobs.create_job(31, workspace_sha256=sha256)
     assert client.post(f"/jobs/{job.id}/clone").status_code == 201
     stores.workspaces.remove(sha256)
     answer = client.post(f"/jobs/{job.id}/clone")
@@ -179,9 +179,9 @@ def test_a_clone_of_a_job_whose_workspace_went_says_so(client, stores, aging):
 
 
 def test_a_submission_keeps_its_archive_from_being_removed(client, stores):
-    answer = client.post("/jobs", files=a_form(a_job(), a_zip()))
+    answer = client.post("/jobs", files=make_form(make_job_body(), make_zip()))
     sha256 = answer.json()["workspaceSha256"]
     (first,) = stores.workspaces.archives()
-    client.post("/jobs", json=a_job(workspaceSha256=sha256))
+    client.post("/jobs", json=make_job_body(workspaceSha256=sha256))
     (second,) = stores.workspaces.archives()
     assert second.used_at > first.used_at

@@ -4,7 +4,7 @@ import stat
 
 import pytest
 from sqlalchemy import insert
-from support.live_service import a_form, a_job, a_zip, stored_workspaces
+from support.live_service import list_stored_workspaces, make_form, make_job_body, make_zip
 
 from core.db.database import now
 from core.db.models.jobs import Attempt
@@ -28,68 +28,68 @@ def disk(settings, small_disk):
 
 
 def test_an_upload_that_would_fill_the_disk_is_refused_before_it_is_read(disk, client, settings):
-    message = refused(client.post("/jobs", files=a_form(a_job(), a_zip(NOISE) + bytes(5 * MIB))))
+    message = refused(client.post("/jobs", files=make_form(make_job_body(), make_zip(NOISE) + bytes(5 * MIB))))
     assert "have to stay free" in message
     assert "GRADIENT_DISK__MIN_FREE_MB" in message
-    assert stored_workspaces(settings) == []
-    assert client.post("/jobs", files=a_form(a_job(), a_zip(NOISE))).status_code == 201
+    assert list_stored_workspaces(settings) == []
+    assert client.post("/jobs", files=make_form(make_job_body(), make_zip(NOISE))).status_code == 201
     disk.fill()
-    refused(client.post("/jobs", files=a_form(a_job(), a_zip())))
-    assert client.post("/jobs", json=a_job()).status_code == 201, "it uploads nothing"
+    refused(client.post("/jobs", files=make_form(make_job_body(), make_zip())))
+    assert client.post("/jobs", json=make_job_body()).status_code == 201, "it uploads nothing"
 
 
 @pytest.mark.usefixtures("disk")
 def test_an_upload_of_unknown_length_ends_where_the_room_does(client, settings):
-    request = client.build_request("POST", "/jobs", files=a_form(a_job(), bytes(6 * MIB)))
+    request = client.build_request("POST", "/jobs", files=make_form(make_job_body(), bytes(6 * MIB)))
     body = request.read()
     parts = (body[start : start + MIB] for start in range(0, len(body), MIB))
     kind = {"content-type": request.headers["content-type"]}
     refused(client.post("/jobs", content=parts, headers=kind))
-    assert stored_workspaces(settings) == []
+    assert list_stored_workspaces(settings) == []
 
 
 @pytest.fixture
-def kept(client, database):
+def make_stored_job(client, database):
     """A job of a project, of which so many MiB are kept."""
 
-    def kept(project, mib):
-        job = client.post("/jobs", json=a_job(project=project), headers={"Idempotency-Key": project}).json()
+    def make_stored_job(project, mib):
+        job = client.post("/jobs", json=make_job_body(project=project), headers={"Idempotency-Key": project}).json()
         values = {"job_id": job["id"], "attempt": 1, "worker": "w1", "host": "here", "claimed_at": now()}
         with database.write() as session:
             session.execute(insert(Attempt).values(**values, log_bytes=MIB, artifact_bytes=(mib - 1) * MIB))
         return job
 
-    return kept
+    return make_stored_job
 
 
-def test_a_project_that_keeps_all_that_it_may_gets_no_new_job(client, kept):
-    job = kept("heavy", 10)
+def test_a_project_that_keeps_all_that_it_may_gets_no_new_job(client, make_stored_job):
+    job = make_stored_job("heavy", 10)
     limited = client.patch(f"/projects/{job['projectId']}", json={"maxStoredMb": 10})
     assert limited.json()["maxStoredMb"] == 10
-    message = refused(client.post("/jobs", json=a_job(project="heavy")))
+    message = refused(client.post("/jobs", json=make_job_body(project="heavy")))
     assert "10 MiB" in message
     refused(client.post(f"/jobs/{job['id']}/clone"))
-    again = client.post("/jobs", json=a_job(project="heavy"), headers={"Idempotency-Key": "heavy"})
+    again = client.post("/jobs", json=make_job_body(project="heavy"), headers={"Idempotency-Key": "heavy"})
     assert (again.status_code, again.json()["id"]) == (200, job["id"]), "what was accepted stays so"
-    assert client.post("/jobs", json=a_job(project="light")).status_code == 201
+    assert client.post("/jobs", json=make_job_body(project="light")).status_code == 201
     assert client.patch(f"/projects/{job['projectId']}", json={"maxStoredMb": None}).json()["maxStoredMb"] is None
-    assert client.post("/jobs", json=a_job(project="heavy")).status_code == 201
+    assert client.post("/jobs", json=make_job_body(project="heavy")).status_code == 201
 
 
-def test_the_service_sets_what_projects_keep_that_say_nothing(client, settings, kept):
+def test_the_service_sets_what_projects_keep_that_say_nothing(client, settings, make_stored_job):
     settings.disk.project_mb = 10
-    job = kept("heavy", 10)
+    job = make_stored_job("heavy", 10)
     assert client.get(f"/projects/{job['projectId']}").json()["maxStoredMb"] == 10
-    refused(client.post("/jobs", json=a_job(project="heavy")))
+    refused(client.post("/jobs", json=make_job_body(project="heavy")))
     client.patch(f"/projects/{job['projectId']}", json={"maxStoredMb": 11})
-    assert client.post("/jobs", json=a_job(project="heavy")).status_code == 201
+    assert client.post("/jobs", json=make_job_body(project="heavy")).status_code == 201
     client.patch(f"/projects/{job['projectId']}", json={"maxStoredMb": "default"})
-    refused(client.post("/jobs", json=a_job(project="heavy")))
+    refused(client.post("/jobs", json=make_job_body(project="heavy")))
 
 
 @pytest.mark.parametrize("wrong", [0, "none", -1])
 def test_a_limit_that_cannot_be_is_refused(client, wrong):
-    project = client.post("/jobs", json=a_job()).json()["projectId"]
+    project = client.post("/jobs", json=make_job_body()).json()["projectId"]
     assert client.patch(f"/projects/{project}", json={"maxStoredMb": wrong}).status_code in {400, 422}
 
 

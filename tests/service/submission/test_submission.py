@@ -10,7 +10,16 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.live_service import Live, a_form, a_job, a_zip, count_jobs, statements_of, stored_workspaces, wait_until
+from support.live_service import (
+    LiveServer,
+    count_jobs,
+    list_stored_workspaces,
+    make_form,
+    make_job_body,
+    make_zip,
+    record_statements,
+    wait_until,
+)
 
 from core.settings import Settings
 from core.settings.api import ApiSettings
@@ -23,7 +32,7 @@ def nothing_left(database, settings):
     """Checks, after the test, that no job and no workspace is there."""
     yield
     assert count_jobs(database) == 0
-    assert stored_workspaces(settings) == []
+    assert list_stored_workspaces(settings) == []
 
 
 def error_of(answer, status, field=None):
@@ -35,14 +44,14 @@ def error_of(answer, status, field=None):
 
 
 def test_a_folder_is_stored_once(client, stores):
-    archive = a_zip()
+    archive = make_zip()
     sha256 = hashlib.sha256(archive).hexdigest()
     assert client.get(f"/workspaces/{sha256}").status_code == 404
-    jobs = [client.post("/jobs", files=a_form(a_job(), archive)).json() for _ in range(2)]
+    jobs = [client.post("/jobs", files=make_form(make_job_body(), archive)).json() for _ in range(2)]
     assert [job["workspaceSha256"] for job in jobs] == [sha256, sha256]
     assert stores.workspaces.path(sha256).read_bytes() == archive
     assert client.get(f"/workspaces/{sha256}").json() == {"sha256": sha256, "size": len(archive)}
-    by_name = client.post("/jobs", json=a_job(workspaceSha256=sha256))
+    by_name = client.post("/jobs", json=make_job_body(workspaceSha256=sha256))
     assert (by_name.status_code, by_name.json()["workspaceSha256"]) == (201, sha256)
     clone = client.post(f"/jobs/{jobs[0]['id']}/clone").json()
     assert clone["workspaceSha256"] == sha256
@@ -54,27 +63,27 @@ def test_a_tar_is_taken_whatever_its_content_type(client):
         entry = tarfile.TarInfo("main.py")
         entry.size = 3
         archive.addfile(entry, io.BytesIO(b"a=1"))
-    files = {"workspace": ("x.bin", out.getvalue(), "text/plain"), "spec": (None, json.dumps(a_job()))}
+    files = {"workspace": ("x.bin", out.getvalue(), "text/plain"), "spec": (None, json.dumps(make_job_body()))}
     assert client.post("/jobs", files=files).status_code == 201
 
 
 def test_a_large_upload_comes_through_whole(client, stores):
     noise = hashlib.shake_256(b"noise").digest(9 * 1024**2)
-    archive = a_zip({"data.bin": noise})
-    job = client.post("/jobs", files=a_form(a_job(), archive)).json()
+    archive = make_zip({"data.bin": noise})
+    job = client.post("/jobs", files=make_form(make_job_body(), archive)).json()
     assert stores.workspaces.path(job["workspaceSha256"]).read_bytes() == archive
 
 
 def test_none_means_no_workspace_and_git_urls_lose_their_password(client):
-    assert client.post("/jobs", json=a_job(workspace="none")).json()["workspace"] is None
-    job = client.post("/jobs", json=a_job(workspace="https://me:pw@example.com/a.git#main")).json()
+    assert client.post("/jobs", json=make_job_body(workspace="none")).json()["workspace"] is None
+    job = client.post("/jobs", json=make_job_body(workspace="https://me:pw@example.com/a.git#main")).json()
     assert job["workspace"] == "https://example.com/a.git#main"
 
 
-def test_a_hundred_at_once_with_one_key_make_one_job(live, database):
+def test_a_hundred_at_once_with_one_key_make_one_job(live_server, database):
     def post(_):
-        with live.client() as one:
-            answer = one.post("/jobs", json=a_job(), headers={"Idempotency-Key": "same"})
+        with live_server.client() as one:
+            answer = one.post("/jobs", json=make_job_body(), headers={"Idempotency-Key": "same"})
         return answer.status_code, answer.json().get("id")
 
     with ThreadPoolExecutor(25) as pool:
@@ -87,15 +96,18 @@ def test_a_hundred_at_once_with_one_key_make_one_job(live, database):
 
 def test_a_key_belongs_to_one_request(client, database):
     headers = {"Idempotency-Key": "k1"}
-    archive = a_zip()
-    first = client.post("/jobs", files=a_form(a_job(), archive), headers=headers)
-    again = client.post("/jobs", files=a_form(dict(reversed(a_job().items())), archive), headers=headers)
+    archive = make_zip()
+    first = client.post("/jobs", files=make_form(make_job_body(), archive), headers=headers)
+    again = client.post("/jobs", files=make_form(dict(reversed(make_job_body().items())), archive), headers=headers)
     by_sha = client.post(
-        "/jobs", json=a_job(workspaceSha256=hashlib.sha256(archive).hexdigest(), name=None), headers=headers
+        "/jobs", json=make_job_body(workspaceSha256=hashlib.sha256(archive).hexdigest(), name=None), headers=headers
     )
     assert [answer.status_code for answer in (first, again, by_sha)] == [201, 200, 200]
     assert first.json()["id"] == again.json()["id"] == by_sha.json()["id"]
-    for body in ({"json": a_job(command="other")}, {"files": a_form(a_job(), a_zip({"b": b"2"}))}):
+    for body in (
+        {"json": make_job_body(command="other")},
+        {"files": make_form(make_job_body(), make_zip({"b": b"2"}))},
+    ):
         other = client.post("/jobs", **body, headers=headers)
         assert (other.status_code, other.json()["error"]["name"]) == (422, "IdempotencyMismatch")
     assert count_jobs(database) == 1
@@ -104,33 +116,39 @@ def test_a_key_belongs_to_one_request(client, database):
 @pytest.mark.parametrize("key", ["", "a b", "x" * 256, "ü".encode("latin-1")])
 @pytest.mark.usefixtures("nothing_left")
 def test_a_key_that_is_none_is_refused(client, key):
-    message = error_of(client.post("/jobs", json=a_job(), headers={"Idempotency-Key": key}), 400, "Idempotency-Key")
+    message = error_of(
+        client.post("/jobs", json=make_job_body(), headers={"Idempotency-Key": key}), 400, "Idempotency-Key"
+    )
     assert "255" in message
 
 
 @pytest.mark.usefixtures("nothing_left")
 def test_an_unknown_machine_type_names_the_nearest(client):
-    message = error_of(client.post("/jobs", files=a_form(a_job(machineType="V10O"), a_zip())), 400, "machineType")
+    message = error_of(
+        client.post("/jobs", files=make_form(make_job_body(machineType="V10O"), make_zip())), 400, "machineType"
+    )
     assert "'V100'" in message
 
 
 @pytest.mark.parametrize("command", ["", "  \n"])
 @pytest.mark.usefixtures("nothing_left")
 def test_an_empty_command_is_refused(client, command):
-    message = error_of(client.post("/jobs", files=a_form(a_job(command=command), a_zip())), 400, "command")
+    message = error_of(
+        client.post("/jobs", files=make_form(make_job_body(command=command), make_zip())), 400, "command"
+    )
     assert "--command" in message
 
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_missing_command_is_refused(client):
-    message = error_of(client.post("/jobs", files=a_form({"machineType": "CPU"}, a_zip())), 422, "command")
+    message = error_of(client.post("/jobs", files=make_form({"machineType": "CPU"}, make_zip())), 422, "command")
     assert "command" in message
 
 
 @pytest.mark.parametrize("name", ["../evil.sh", "/etc/evil", "a/../../evil"])
 @pytest.mark.usefixtures("nothing_left")
 def test_a_zip_that_escapes_is_refused(client, name, settings):
-    error_of(client.post("/jobs", files=a_form(a_job(), a_zip({name: b"x"}))), 400, "workspace")
+    error_of(client.post("/jobs", files=make_form(make_job_body(), make_zip({name: b"x"}))), 400, "workspace")
     assert not list(settings.root.parent.rglob("evil*"))
 
 
@@ -139,7 +157,9 @@ def test_a_zip_bomb_is_refused_while_reading(client):
     zeros = zlib.compressobj(9, zlib.DEFLATED, -15)
     packed = b"".join(zeros.compress(bytes(1024**2)) for _ in range(512)) + zeros.flush()
     assert len(packed) < 1024**2
-    message = error_of(client.post("/jobs", files=a_form(a_job(), _zip_of(packed, 512 * 1024**2))), 400, "workspace")
+    message = error_of(
+        client.post("/jobs", files=make_form(make_job_body(), _zip_of(packed, 512 * 1024**2))), 400, "workspace"
+    )
     assert "bomb" in message or "limit" in message
 
 
@@ -158,59 +178,59 @@ def _zip_of(packed, size):
 
 @pytest.mark.parametrize(
     "archive",
-    [a_zip()[:-30], b"", b"not an archive at all", b"PK\x03\x04"],
+    [make_zip()[:-30], b"", b"not an archive at all", b"PK\x03\x04"],
     ids=["cut off", "empty", "text", "only a beginning"],
 )
 @pytest.mark.usefixtures("nothing_left")
 def test_a_damaged_archive_is_refused(client, archive):
-    error_of(client.post("/jobs", files=a_form(a_job(), archive)), 400, "workspace")
+    error_of(client.post("/jobs", files=make_form(make_job_body(), archive)), 400, "workspace")
 
 
 @pytest.mark.usefixtures("nothing_left")
 def test_an_upload_that_is_not_what_was_announced_is_refused(client):
-    spec = a_job(workspaceSha256=hashlib.sha256(b"other").hexdigest())
-    assert "damaged" in error_of(client.post("/jobs", files=a_form(spec, a_zip())), 400, "workspace")
+    spec = make_job_body(workspaceSha256=hashlib.sha256(b"other").hexdigest())
+    assert "damaged" in error_of(client.post("/jobs", files=make_form(spec, make_zip())), 400, "workspace")
 
 
 @pytest.mark.usefixtures("nothing_left")
 def test_an_archive_that_is_not_stored_must_be_sent(client):
-    answer = client.post("/jobs", json=a_job(workspaceSha256="0" * 64))
+    answer = client.post("/jobs", json=make_job_body(workspaceSha256="0" * 64))
     error_of(answer, 404, "workspaceSha256")
-    error_of(client.post("/jobs", json=a_job(workspaceSha256="xyz")), 422, "workspaceSha256")
+    error_of(client.post("/jobs", json=make_job_body(workspaceSha256="xyz")), 422, "workspaceSha256")
 
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_form_without_its_end_is_refused(client):
     boundary = "b0undary"
     body = (
-        f'--{boundary}\r\nContent-Disposition: form-data; name="spec"\r\n\r\n{json.dumps(a_job())}\r\n'
+        f'--{boundary}\r\nContent-Disposition: form-data; name="spec"\r\n\r\n{json.dumps(make_job_body())}\r\n'
         f'--{boundary}\r\nContent-Disposition: form-data; name="workspace"; filename="w.zip"\r\n\r\n'
-    ).encode() + a_zip()
+    ).encode() + make_zip()
     headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
     message = error_of(client.post("/jobs", content=body, headers=headers), 400, "workspace")
     assert "cut off" in message
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_connection_that_breaks_in_an_upload_leaves_nothing(live, client):
+def test_a_connection_that_breaks_in_an_upload_leaves_nothing(live_server, client):
     head = (
-        f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\n"
+        f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live_server.api_key}\r\n"
         "Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 5000000\r\n\r\n"
-        f'--b\r\nContent-Disposition: form-data; name="spec"\r\n\r\n{json.dumps(a_job())}\r\n'
+        f'--b\r\nContent-Disposition: form-data; name="spec"\r\n\r\n{json.dumps(make_job_body())}\r\n'
         '--b\r\nContent-Disposition: form-data; name="workspace"; filename="w.zip"\r\n\r\n'
     )
-    with socket.create_connection(("127.0.0.1", live.port)) as connection:
+    with socket.create_connection(("127.0.0.1", live_server.port)) as connection:
         connection.sendall(head.encode() + bytes(1_000_000))
-    wait_until(lambda: not live.server.server_state.tasks)
+    wait_until(lambda: not live_server.server.server_state.tasks)
     assert client.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize(
     ("parts", "field"),
     [
-        ({"workspace": ("w.zip", a_zip())}, "spec"),
-        ({"spec": (None, json.dumps(a_job())), "extra": (None, "x")}, "extra"),
-        ([("spec", (None, json.dumps(a_job()))), ("spec", (None, json.dumps(a_job())))], "spec"),
+        ({"workspace": ("w.zip", make_zip())}, "spec"),
+        ({"spec": (None, json.dumps(make_job_body())), "extra": (None, "x")}, "extra"),
+        ([("spec", (None, json.dumps(make_job_body()))), ("spec", (None, json.dumps(make_job_body())))], "spec"),
     ],
 )
 @pytest.mark.usefixtures("nothing_left")
@@ -221,21 +241,21 @@ def test_a_form_with_other_parts_is_refused(client, parts, field):
 @pytest.mark.parametrize(
     ("spec", "status", "field", "says"),
     [
-        (a_job(envVars={f"V{i}": "x" for i in range(1000)}), 400, "envVars", "1,000"),
-        (a_job(envVars={"LR": 0.1}), 422, "envVars.LR", "string"),
-        (a_job(envVars={"1X": "a"}), 400, "envVars", "'1X'"),
-        (a_job(envVars={"PS_JOB_ID": "a"}), 400, "envVars.PS_JOB_ID", "set by the service"),
-        (a_job(name="two\nlines"), 400, "name", "line break"),
-        (a_job(tags=["esc\x1b[31m"]), 400, "tags", "control character"),
-        (a_job(project="a\nb"), 400, "project", "line break"),
-        (a_job(timeLimit="5"), 422, "timeLimit", "'5'"),
-        (a_job(timeLimit=True), 422, "timeLimit", "integer"),
-        (a_job(timeLimit=0), 400, "timeLimit", "1 to"),
-        (a_job(cpus=float("nan")), 400, "cpus", "nan"),
-        (a_job(machinetype="CPU"), 422, "machinetype", "'machineType'"),
-        (a_job(workspace="file:///etc"), 400, "workspace", "git"),
-        (a_job(workspace="https://me:pw@[host/repo.git"), 400, "workspace", "git"),
-        (a_job(container="Not An Image"), 400, "container", "name:tag"),
+        (make_job_body(envVars={f"V{i}": "x" for i in range(1000)}), 400, "envVars", "1,000"),
+        (make_job_body(envVars={"LR": 0.1}), 422, "envVars.LR", "string"),
+        (make_job_body(envVars={"1X": "a"}), 400, "envVars", "'1X'"),
+        (make_job_body(envVars={"PS_JOB_ID": "a"}), 400, "envVars.PS_JOB_ID", "set by the service"),
+        (make_job_body(name="two\nlines"), 400, "name", "line break"),
+        (make_job_body(tags=["esc\x1b[31m"]), 400, "tags", "control character"),
+        (make_job_body(project="a\nb"), 400, "project", "line break"),
+        (make_job_body(timeLimit="5"), 422, "timeLimit", "'5'"),
+        (make_job_body(timeLimit=True), 422, "timeLimit", "integer"),
+        (make_job_body(timeLimit=0), 400, "timeLimit", "1 to"),
+        (make_job_body(cpus=float("nan")), 400, "cpus", "nan"),
+        (make_job_body(machinetype="CPU"), 422, "machinetype", "'machineType'"),
+        (make_job_body(workspace="file:///etc"), 400, "workspace", "git"),
+        (make_job_body(workspace="https://me:pw@[host/repo.git"), 400, "workspace", "git"),
+        (make_job_body(container="Not An Image"), 400, "container", "name:tag"),
         ([1], 422, None, "object"),
     ],
 )
@@ -246,11 +266,13 @@ def test_a_bad_spec_is_refused_with_its_field(client, spec, status, field, says)
     assert says in message
     assert len(message) < 500
     if isinstance(spec, dict):
-        error_of(client.post("/jobs", files=a_form(spec, a_zip())), status, field)
+        error_of(client.post("/jobs", files=make_form(spec, make_zip())), status, field)
 
 
 def test_emoji_are_welcome(client):
-    answer = client.post("/jobs", json=a_job(name="🚀 Träning", tags=["猫"], envVars={"GREETING": "¡hola!\nline 2"}))
+    answer = client.post(
+        "/jobs", json=make_job_body(name="🚀 Träning", tags=["猫"], envVars={"GREETING": "¡hola!\nline 2"})
+    )
     assert answer.status_code == 201
     assert answer.json()["name"] == "🚀 Träning"
     found = client.get("/jobs", params={"name": "🚀 Träning"}).json()["jobs"]
@@ -272,7 +294,7 @@ def test_another_content_type_is_refused(client):
 
 @pytest.mark.usefixtures("nothing_left")
 def test_bodies_over_the_limit_are_refused(client):
-    assert client.post("/jobs", json=a_job(command="x" * 2_000_000)).status_code == 413
+    assert client.post("/jobs", json=make_job_body(command="x" * 2_000_000)).status_code == 413
     chunks = (b'{"command": "' + b"x" * 100_000 for _ in range(20))
     answer = client.post("/jobs", content=chunks, headers={"Content-Type": "application/json"})
     assert answer.json()["error"]["name"] == "TooLarge"
@@ -280,7 +302,7 @@ def test_bodies_over_the_limit_are_refused(client):
         "/projects", content=(b"x" * 100_000 for _ in range(20)), headers={"Content-Type": "application/json"}
     )
     assert answer.status_code == 413
-    answer = client.post("/jobs", files=a_form(a_job(), bytes(21 * 1024**2)))
+    answer = client.post("/jobs", files=make_form(make_job_body(), bytes(21 * 1024**2)))
     assert (answer.status_code, answer.json()["error"]["name"]) == (413, "TooLarge")
     assert "workspace" in answer.json()["error"]["message"]
 
@@ -291,7 +313,7 @@ def test_fail_points_lie_on_either_side_of_the_commit(client, database, monkeypa
     monkeypatch.setattr(
         "service.submission.create.failpoint", lambda name: reached.append((name, count_jobs(database)))
     )
-    client.post("/jobs", json=a_job())
+    client.post("/jobs", json=make_job_body())
     assert dict(reached)[point] == (0 if point == "submit_before_commit" else 1)
 
 
@@ -301,15 +323,15 @@ def test_a_disk_that_is_full_is_said_so(client, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("core.storage.workspaces._copy", full)
-    answer = client.post("/jobs", files=a_form(a_job(), a_zip()))
+    answer = client.post("/jobs", files=make_form(make_job_body(), make_zip()))
     assert answer.status_code == 503
     assert "No space left" in answer.json()["error"]["message"]
 
 
-def test_a_job_cannot_have_the_ports_that_the_service_needs(settings, database, secret):
+def test_a_job_cannot_have_the_ports_that_the_service_needs(settings, database, api_key):
     """It would answer in the service's place as soon as that is restarted."""
     own = {"api": ApiSettings(port=18780), "queue": QueueSettings(broker_url="redis://127.0.0.1/0")}
-    live = Live(create_app(settings.model_copy(update=own), database=database, wake=lambda: None), secret)
+    live = LiveServer(create_app(settings.model_copy(update=own), database=database, wake=lambda: None), api_key)
     try:
         with live.client() as client:
             for port, what in ((18780, "its API"), (6379, "its broker")):
@@ -335,7 +357,7 @@ def test_the_services_own_ports_are_those_of_its_settings():
 
 def test_a_submission_is_four_statements(client, database):
     """Its project, the job, its event and the message of it; over a slow database each of more would be a wait."""
-    client.post("/jobs", json=a_job())
-    with statements_of(database) as asked:
-        assert client.post("/jobs", json=a_job()).status_code == 201
+    client.post("/jobs", json=make_job_body())
+    with record_statements(database) as asked:
+        assert client.post("/jobs", json=make_job_body()).status_code == 201
     assert len([statement for statement, _ in asked if not statement.startswith("BEGIN")]) == 4, asked

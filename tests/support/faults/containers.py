@@ -7,30 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support.docker_server import SHELL, DockerServer
-from support.faults.job_journal import recorded
-from support.faults.observed_deployment import Watched
+from support.docker_server import SHELL_IMAGE, DockerServer
+from support.faults.job_journal import recorded_command
+from support.faults.observed_deployment import ObservedDeployment
 
 from worker.backends.docker.container.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB
 
 # Pids are of each container's own counting: whether another run of the job lives is told by a pipe instead, which
 # can be opened for writing at once as long as any process of another run holds it open.
-_ALONE = """
+_DETECT_OVERLAP = """
 life="$GRADIENT_STORAGE_DIR/life-$GRADIENT_JOB_ID"
 { mkfifo "$life" || { timeout 1 sh -c ': >"$1"' sh "$life" && echo $$ >>"$truth.overlaps"; }; } 2>/dev/null
 exec 9<>"$life"
 """
 JOBS_NETWORK = "gradient-jobs"
-ENGINES_OWN = {"control group", "interface", "network namespace", "mount", "folder"}
+ENGINE_INTERNALS = {"control group", "interface", "network namespace", "mount", "folder"}
 """Objects that an engine forgets if it is killed while it makes or starts a container: no API call removes them."""
 
 
-def contained(body: str = "say done", code: int = 0) -> str:
+def recorded_in_container(body: str = "say done", code: int = 0) -> str:
     """As `recorded`, for a command in a container."""
-    return recorded(body, code, alone=_ALONE)
+    return recorded_command(body, code, alone=_DETECT_OVERLAP)
 
 
-class Contained(Watched):
+class ContainerDeployment(ObservedDeployment):
     """A deployment whose machine types are real, and whose jobs run in containers of one engine.
 
     Args:
@@ -50,7 +50,7 @@ class Contained(Watched):
         self.server = server
 
     def submit(self, command: str, *, key: str | None = None, **spec: Any) -> str:
-        return super().submit(command, key=key, **{"container": SHELL} | spec)
+        return super().submit(command, key=key, **{"container": SHELL_IMAGE} | spec)
 
     def containers(self) -> list[tuple[str, int]]:
         with self.server.client() as client:
@@ -58,7 +58,7 @@ class Contained(Watched):
             found = client.containers(all=True, filters=filters)
         return [(one["Labels"][LABEL_JOB], int(one["Labels"][LABEL_ATTEMPT])) for one in found]
 
-    def job_processes(self, job_id: str | None = None) -> list[psutil.Process]:
+    def find_job_processes(self, job_id: str | None = None) -> list[psutil.Process]:
         """Find the running processes of the jobs in the kernel, whatever the engine remembers."""
         ours = {job_id} if job_id else {accepted for accepted, _ in self.accepted}
         found = []
@@ -69,17 +69,17 @@ class Contained(Watched):
         return found
 
 
-def inventory(server: DockerServer) -> Counter[tuple[str, str]]:
+def list_engine_objects(server: DockerServer) -> Counter[tuple[str, str]]:
     """List everything that an engine keeps for containers: kind and name of each thing."""
     with server.client() as client:
         found = [("container", name) for one in client.containers(all=True) for name in one["Names"]]
         found += [("network", one["Name"]) for one in client.networks() if one["Name"] != JOBS_NETWORK]
         found += [("volume", one["Name"]) for one in client.volumes()["Volumes"] or ()]
-    mounts = _inside(server, "cat", "/proc/self/mounts")
+    mounts = _run_in_namespaces(server, "cat", "/proc/self/mounts")
     for place in (line.split()[1] for line in mounts):
         if not place.endswith("/netns/default"):  # made for all when the first container needs one
             found.append(("network namespace" if "/netns/" in place else "mount", place))
-    links = _inside(server, "ip", "-o", "link")
+    links = _run_in_namespaces(server, "ip", "-o", "link")
     found += [("interface", "veth") for line in links if ": veth" in line]
     for place in ("containers", "overlay2", "vfs/dir", "volumes", "image/overlay2/layerdb/mounts"):
         folder = server.folder / "data" / place
@@ -90,7 +90,7 @@ def inventory(server: DockerServer) -> Counter[tuple[str, str]]:
     return Counter(found)
 
 
-def shims(server: DockerServer) -> list[psutil.Process]:
+def find_shims(server: DockerServer) -> list[psutil.Process]:
     """The engine's own helpers, one of which is beside each living container."""
     found = []
     for process in psutil.process_iter():
@@ -100,6 +100,6 @@ def shims(server: DockerServer) -> list[psutil.Process]:
     return found
 
 
-def _inside(server: DockerServer, *command: str) -> list[str]:
+def _run_in_namespaces(server: DockerServer, *command: str) -> list[str]:
     done = subprocess.run([*server.namespaces, *command], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()

@@ -23,24 +23,24 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from support.deployment import PATIENCE
+from support.deployment import TIMEOUT_SECONDS
 from support.faults import job_journal
-from support.faults.job_journal import Truth
-from support.faults.observed_deployment import Watched
+from support.faults.job_journal import JobJournal
+from support.faults.observed_deployment import ObservedDeployment
 
 from core.db.database import Base
 from core.db.models.jobs import Attempt, Event, GpuAllocation, Job
 from core.jobs.reasons import REASONS, reason_of_exit
 from core.jobs.states import OWNED, TERMINAL, TRANSITIONS, JobState
 
-GAP = b"[gradient] "
+LOG_GAP_PREFIX = b"[gradient] "
 STOP_SECONDS = 5.0
-_OWN_END = {"completed", "exit_nonzero", "command_not_found", "command_not_executable", "killed", "signalled"}
-_MISSING = "j000000000000z"
+_OWN_END_REASONS = {"completed", "exit_nonzero", "command_not_found", "command_not_executable", "killed", "signalled"}
+_UNKNOWN_JOB_ID = "j000000000000z"
 
 
 @dataclass
-class Served:
+class ServedOutputs:
     """The outputs of one job, as the API serves them."""
 
     raw: bytes = b""
@@ -63,22 +63,22 @@ class History:
     """Id, and Idempotency-Key, of every answer that said a job is accepted."""
     seen_ended: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Rows as they were when somebody saw that they had ended."""
-    truths: dict[tuple[str, int], Truth] = field(default_factory=dict)
-    served: dict[str, Served] = field(default_factory=dict)
+    journals: dict[tuple[str, int], JobJournal] = field(default_factory=dict)
+    served: dict[str, ServedOutputs] = field(default_factory=dict)
     processes: list[tuple[str, int, int]] = field(default_factory=list)
     """Job id, attempt and pid of what runs."""
     scratch: list[tuple[str, int]] = field(default_factory=list)
     containers: list[tuple[str, int]] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    disclosing_routes: list[str] = field(default_factory=list)
     """Routes whose answers reveal to a client without a key whether a job exists."""
-    leaks: list[str] = field(default_factory=list)
+    canary_leaks: list[str] = field(default_factory=list)
     """Places where the canary was found."""
     stop_seconds: float | None = STOP_SECONDS
     """Time limit for a stop, on top of the job's own grace; None if something was broken at the time."""
 
 
 @dataclass
-class Report:
+class HistoryReport:
     """The result of a check, for the table."""
 
     jobs: int = 0
@@ -88,15 +88,15 @@ class Report:
     problems: list[str] = field(default_factory=list)
 
 
-class HistoryBroken(AssertionError):
+class HistoryViolation(AssertionError):
     """An invariant of the jobs does not hold; lists every violation."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: HistoryReport) -> None:
         super().__init__("\n".join([f"{len(report.problems)} violations:", *report.problems]))
         self.report = report
 
 
-def check_history(deployment: Watched, *, healthy: bool = True, outputs: bool = True) -> Report:
+def check_history(deployment: ObservedDeployment, *, healthy: bool = True, outputs: bool = True) -> HistoryReport:
     """Compare everything that is known of a deployment's jobs.
 
     Args:
@@ -107,23 +107,23 @@ def check_history(deployment: Watched, *, healthy: bool = True, outputs: bool = 
     Raises:
         HistoryBroken: Some invariant does not hold.
     """
-    deadline = time.monotonic() + PATIENCE
-    while _left_over(deployment) and time.monotonic() < deadline:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while _has_leftovers(deployment) and time.monotonic() < deadline:
         time.sleep(0.05)
-    history = collect(deployment, outputs=outputs)
+    history = collect_history(deployment, outputs=outputs)
     history.stop_seconds = STOP_SECONDS if healthy else None
-    report = judge(history)
+    report = make_report(history)
     if report.problems:
-        raise HistoryBroken(report)
+        raise HistoryViolation(report)
     return report
 
 
-def judge(history: History) -> Report:
+def make_report(history: History) -> HistoryReport:
     """The violations, counted."""
-    problems = violations(history)
+    problems = find_violations(history)
     ended = {row["id"] for row in history.jobs if row["state"] in TERMINAL}
     wanted = {job_id for job_id, _ in history.accepted} | {row["id"] for row in history.jobs}
-    return Report(
+    return HistoryReport(
         jobs=len(wanted),
         lost=len(wanted - {row["id"] for row in history.jobs}),
         doubled=sum(problem.startswith(("I2 ", "I3 ")) for problem in problems),
@@ -135,7 +135,7 @@ def judge(history: History) -> Report:
 # ---- Collecting
 
 
-def collect(deployment: Watched, *, outputs: bool = True) -> History:
+def collect_history(deployment: ObservedDeployment, *, outputs: bool = True) -> History:
     """Read all there is to know, from everywhere it can be read."""
     rows = deployment.rows(Job, Attempt, Event, GpuAllocation)
     shown = [row for row in rows[0] if row["deleted_at"] is None]
@@ -146,35 +146,35 @@ def collect(deployment: Watched, *, outputs: bool = True) -> History:
         gpus=rows[3],
         accepted=list(deployment.accepted),
         seen_ended=dict(deployment.seen_ended),
-        truths=job_journal.read(deployment.home / "storage"),
-        served={row["id"]: _served(deployment, row["id"]) for row in shown} if outputs else {},
+        journals=job_journal.read_journals(deployment.home / "storage"),
+        served={row["id"]: _read_served(deployment, row["id"]) for row in shown} if outputs else {},
         processes=deployment.running(),
-        scratch=[_attempt_of(name) for name in deployment.scratch()],
+        scratch=[_parse_attempt_name(name) for name in deployment.scratch()],
         containers=deployment.containers(),
-        told=_told(deployment, shown[0]["id"] if shown else _MISSING),
-        leaks=_leaks(deployment),
+        disclosing_routes=_find_disclosing_routes(deployment, shown[0]["id"] if shown else _UNKNOWN_JOB_ID),
+        canary_leaks=_find_canary_leaks(deployment),
     )
 
 
-def _attempt_of(name: str) -> tuple[str, int]:
+def _parse_attempt_name(name: str) -> tuple[str, int]:
     job_id, _, attempt = name.rpartition("-")
     return job_id, int(attempt)
 
 
-def _left_over(deployment: Watched) -> bool:
+def _has_leftovers(deployment: ObservedDeployment) -> bool:
     """Return whether anything of an ended attempt is still there; the caller gives it a moment to go."""
-    left = {*deployment.containers(), *(_attempt_of(name) for name in deployment.scratch())}
+    left = {*deployment.containers(), *(_parse_attempt_name(name) for name in deployment.scratch())}
     left |= {(job_id, attempt) for job_id, attempt, _ in deployment.running()}
     rows = {row["id"]: row for row in deployment.rows(Job)[0]} if left else {}
-    return any(not _under_way(rows.get(job_id), attempt) for job_id, attempt in left)
+    return any(not _is_running(rows.get(job_id), attempt) for job_id, attempt in left)
 
 
-def _under_way(row: dict[str, Any] | None, attempt: int) -> bool:
+def _is_running(row: dict[str, Any] | None, attempt: int) -> bool:
     return row is not None and row["state"] in OWNED and row["attempt"] == attempt
 
 
-def _served(deployment: Watched, job_id: str) -> Served:
-    served = Served(raw=deployment.raw_log(job_id))
+def _read_served(deployment: ObservedDeployment, job_id: str) -> ServedOutputs:
+    served = ServedOutputs(raw=deployment.raw_log(job_id))
     page: dict[str, Any] = {"lines": [0]}
     while page["lines"]:
         after = served.lines[-1] if served.lines else 0
@@ -197,19 +197,21 @@ def _served(deployment: Watched, job_id: str) -> Served:
     return served
 
 
-def _told(deployment: Watched, job_id: str) -> list[str]:
+def _find_disclosing_routes(deployment: ObservedDeployment, job_id: str) -> list[str]:
     """List the routes whose answer without a key, or with a wrong one, reveals whether a job exists."""
-    told = []
+    routes = []
     for key in (None, "gj_0000000000_wrong"):
         for route in ("", "/logs", "/logs/raw", "/events", "/metrics", "/artifacts", "/artifacts.zip"):
-            answers = [deployment.without_key(f"/jobs/{one}{route}", key) for one in (job_id, _MISSING)]
-            plain = {(answer.status_code, answer.text.replace(job_id, "").replace(_MISSING, "")) for answer in answers}
+            answers = [deployment.get_without_key(f"/jobs/{one}{route}", key) for one in (job_id, _UNKNOWN_JOB_ID)]
+            plain = {
+                (answer.status_code, answer.text.replace(job_id, "").replace(_UNKNOWN_JOB_ID, "")) for answer in answers
+            }
             if len(plain) > 1 or {status for status, _ in plain} != {401}:
-                told.append(f"GET /jobs/ID{route}")
-    return told
+                routes.append(f"GET /jobs/ID{route}")
+    return routes
 
 
-def _leaks(deployment: Watched) -> list[str]:
+def _find_canary_leaks(deployment: ObservedDeployment) -> list[str]:
     """List the places, other than a job's own specification, that contain the canary in every job's environment."""
     canary = deployment.canary
     if canary is None:
@@ -228,30 +230,30 @@ def _leaks(deployment: Watched) -> list[str]:
 # ---- Judging
 
 
-def violations(history: History) -> list[str]:
+def find_violations(history: History) -> list[str]:
     """Everything that does not hold, each with the invariant it breaks."""
     rows = {row["id"]: row for row in history.jobs}
     events: dict[str, list[dict[str, Any]]] = {job_id: [] for job_id in rows}
     for event in history.events:
         events.setdefault(event["job_id"], []).append(event)
-    found = _accepted(history, rows)
-    found += _starts(history, rows)
+    found = _check_accepted(history, rows)
+    found += _check_starts(history, rows)
     for job_id, row in rows.items():
         own = events[job_id]
-        found += _record(row, own)
-        found += _moves(row, own, history.seen_ended.get(job_id))
-        found += _ending(row, history)
-        found += _stopping(row, own, history.stop_seconds)
+        found += _check_record(row, own)
+        found += _check_transitions(row, own, history.seen_ended.get(job_id))
+        found += _check_end(row, history)
+        found += _check_stop(row, own, history.stop_seconds)
         if job_id in history.served:
-            truths = {attempt: one for (owner, attempt), one in history.truths.items() if owner == job_id}
-            found += _log(row, truths, history.served[job_id])
-            found += _artifacts(row, truths.get(row["attempt"]), history.served[job_id])
-    found += _left(history, rows)
-    found += [f"I11 {place} tells who has no key what exists" for place in history.told]
-    return found + [f"I12 the canary is in {place}" for place in history.leaks]
+            journals = {attempt: one for (owner, attempt), one in history.journals.items() if owner == job_id}
+            found += _check_log(row, journals, history.served[job_id])
+            found += _check_artifacts(row, journals.get(row["attempt"]), history.served[job_id])
+    found += _check_leftovers(history, rows)
+    found += [f"I11 {place} tells who has no key what exists" for place in history.disclosing_routes]
+    return found + [f"I12 the canary is in {place}" for place in history.canary_leaks]
 
 
-def _accepted(history: History, rows: dict[str, dict[str, Any]]) -> list[str]:
+def _check_accepted(history: History, rows: dict[str, dict[str, Any]]) -> list[str]:
     found = [f"I1 {job_id} was accepted and is not there" for job_id, _ in history.accepted if job_id not in rows]
     keys: dict[str, set[str]] = {}
     for job_id, key in history.accepted:
@@ -260,7 +262,7 @@ def _accepted(history: History, rows: dict[str, dict[str, Any]]) -> list[str]:
     return found + [f"I1 key {key} made {sorted(ids)}" for key, ids in keys.items() if len(ids) > 1]
 
 
-def _record(row: dict[str, Any], events: list[dict[str, Any]]) -> list[str]:
+def _check_record(row: dict[str, Any], events: list[dict[str, Any]]) -> list[str]:
     """I1: it waits with a reason, or a worker holds it, or it has ended, once."""
     where, found = row["id"], []
     finished = [event for event in events if event["kind"] == "finished"]
@@ -275,9 +277,9 @@ def _record(row: dict[str, Any], events: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _starts(history: History, rows: dict[str, dict[str, Any]]) -> list[str]:
+def _check_starts(history: History, rows: dict[str, dict[str, Any]]) -> list[str]:
     found = []
-    for (job_id, attempt), one in history.truths.items():
+    for (job_id, attempt), one in history.journals.items():
         if len(one.starts) > 1:
             found.append(f"I2 {job_id} attempt {attempt} started {len(one.starts)} times")
         if one.overlaps:
@@ -290,7 +292,7 @@ def _starts(history: History, rows: dict[str, dict[str, Any]]) -> list[str]:
     return found + [f"I3 {job_id} runs as attempts {sorted(runs)}" for job_id, runs in alive.items() if len(runs) > 1]
 
 
-def _moves(row: dict[str, Any], events: list[dict[str, Any]], seen: dict[str, Any] | None) -> list[str]:
+def _check_transitions(row: dict[str, Any], events: list[dict[str, Any]], seen: dict[str, Any] | None) -> list[str]:
     """I4: the chain of events is one of legal moves that ends where the row is."""
     where, state, lease, found = row["id"], None, -1, []
     for event in events:
@@ -314,7 +316,7 @@ def _moves(row: dict[str, Any], events: list[dict[str, Any]], seen: dict[str, An
     return found + ([f"I4 {where} changed after its end: {sorted(changed)}"] if changed else [])
 
 
-def _ending(row: dict[str, Any], history: History) -> list[str]:
+def _check_end(row: dict[str, Any], history: History) -> list[str]:
     """I5: what the row says of its last attempt's end is what happened."""
     if row["state"] not in TERMINAL:
         return []
@@ -322,15 +324,15 @@ def _ending(row: dict[str, Any], history: History) -> list[str]:
     reason = REASONS.get(row["reason"])
     if reason is None:
         return [f"I5 {where} ended by the unknown reason {row['reason']}"]
-    one = history.truths.get((where, row["attempt"]))
-    own = row["reason"] in _OWN_END
+    one = history.journals.get((where, row["attempt"]))
+    own = row["reason"] in _OWN_END_REASONS
     if own and reason_of_exit(row["exit_code"] if row["exit_code"] is not None else -1)[0] != row["reason"]:
         found.append(f"I5 {where}: {row['reason']} with exit code {row['exit_code']}")
     if one is not None and one.exit is not None and row["exit_code"] not in {None, one.exit}:
         found.append(f"I5 {where} ended with {one.exit}, its row says {row['exit_code']}")
     if one is not None and one.exit is None and row["state"] is JobState.SUCCEEDED:
         found.append(f"I5 {where} succeeded without coming to its end")
-    if one is None and history.truths and row["state"] is JobState.SUCCEEDED and row["id"] in _recorded(history):
+    if one is None and history.journals and row["state"] is JobState.SUCCEEDED and row["id"] in _recorded_jobs(history):
         found.append(f"I5 {where} succeeded without having started")
     wanted = row["stop_requested_at"] is not None and row["reason"] != "stopped_by_user"
     final = {reason.final, JobState.CANCELLED} if wanted else {reason.final}
@@ -343,12 +345,12 @@ def _ending(row: dict[str, Any], history: History) -> list[str]:
     return found
 
 
-def _recorded(history: History) -> set[str]:
+def _recorded_jobs(history: History) -> set[str]:
     """Jobs whose command keeps a record of itself."""
     return {row["id"] for row in history.jobs if "$truth.starts" in row.get("spec_json", {}).get("command", "")}
 
 
-def _log(row: dict[str, Any], truths: dict[int, Truth], served: Served) -> list[str]:
+def _check_log(row: dict[str, Any], journals: dict[int, JobJournal], served: ServedOutputs) -> list[str]:
     where, found = row["id"], []
     if served.lines != list(range(1, len(served.lines) + 1)):
         found.append(f"I6 {where}: its lines are not numbered without a gap")
@@ -356,17 +358,19 @@ def _log(row: dict[str, Any], truths: dict[int, Truth], served: Served) -> list[
         return found
     if not served.complete:
         found.append(f"I6 {where} has ended, its log is not complete")
-    if not truths or any(one.out is None and one.digest is None for one in truths.values()):
+    if not journals or any(one.out is None and one.digest is None for one in journals.values()):
         return found
-    digests = [one.digest for one in truths.values() if one.digest]
+    digests = [one.digest for one in journals.values() if one.digest]
     if digests:
         got = hashlib.sha256(served.raw).hexdigest(), len(served.raw)
-        return found + [f"I6 {where} printed {digests}, stored is {got}"] * (GAP not in served.raw and [got] != digests)
-    printed = [(truths[number].out or b"", truths[number].exit is not None) for number in sorted(truths)]
-    return found + [f"I6 {where}: its log is not what it printed"] * (not matches(served.raw, printed))
+        return found + [f"I6 {where} printed {digests}, stored is {got}"] * (
+            LOG_GAP_PREFIX not in served.raw and [got] != digests
+        )
+    printed = [(journals[number].out or b"", journals[number].exit is not None) for number in sorted(journals)]
+    return found + [f"I6 {where}: its log is not what it printed"] * (not log_matches(served.raw, printed))
 
 
-def matches(raw: bytes, printed: list[tuple[bytes, bool]]) -> bool:
+def log_matches(raw: bytes, printed: list[tuple[bytes, bool]]) -> bool:
     """Return whether a log is what the attempts printed, one after another.
 
     Args:
@@ -377,18 +381,18 @@ def matches(raw: bytes, printed: list[tuple[bytes, bool]]) -> bool:
     if not printed:
         return raw == b""
     (out, whole), *rest = printed
-    if GAP in raw:
-        head, _, tail = raw.partition(GAP)
+    if LOG_GAP_PREFIX in raw:
+        head, _, tail = raw.partition(LOG_GAP_PREFIX)
         return out.startswith(head.rstrip(b"\n")) and out.endswith(tail.partition(b"\n")[2])
     if not raw.startswith(out):
         return False
     raw = raw[len(out) :]
-    if whole or matches(raw, rest):
-        return matches(raw, rest)
-    return matches(raw.partition(b"\n")[2], rest)
+    if whole or log_matches(raw, rest):
+        return log_matches(raw, rest)
+    return log_matches(raw.partition(b"\n")[2], rest)
 
 
-def _artifacts(row: dict[str, Any], one: Truth | None, served: Served) -> list[str]:
+def _check_artifacts(row: dict[str, Any], one: JobJournal | None, served: ServedOutputs) -> list[str]:
     where = row["id"]
     wrong = [path for path, (listed, got) in served.artifacts.items() if listed is not None and listed != got]
     found = [f"I7 {where}: {path} is not what its manifest says" for path in wrong]
@@ -405,26 +409,26 @@ def _artifacts(row: dict[str, Any], one: Truth | None, served: Served) -> list[s
     return found
 
 
-def _left(history: History, rows: dict[str, dict[str, Any]]) -> list[str]:
+def _check_leftovers(history: History, rows: dict[str, dict[str, Any]]) -> list[str]:
     found, holders = [], {}
     for gpu in history.gpus:
         holder = gpu["job_id"], gpu["attempt"]
         if holders.setdefault((gpu["host"], gpu["gpu"]), holder) != holder:
             found.append(f"I8 GPU {gpu['gpu']} of {gpu['host']} is held twice")
-        if not _under_way(rows.get(gpu["job_id"]), gpu["attempt"]):
+        if not _is_running(rows.get(gpu["job_id"]), gpu["attempt"]):
             found.append(f"I8 GPU {gpu['gpu']} of {gpu['host']} is held by {gpu['job_id']}, which does not run")
     for job_id, attempt, pid in history.processes:
-        if not _under_way(rows.get(job_id), attempt):
+        if not _is_running(rows.get(job_id), attempt):
             found.append(f"I9 process {pid} of {job_id} attempt {attempt} is left")
     things = [(one, "scratch directory") for one in history.scratch]
     things += [(one, "container") for one in history.containers]
     for (job_id, attempt), what in things:
-        if not _under_way(rows.get(job_id), attempt):
+        if not _is_running(rows.get(job_id), attempt):
             found.append(f"I9 the {what} of {job_id} attempt {attempt} is left")
     return found
 
 
-def _stopping(row: dict[str, Any], events: list[dict[str, Any]], soon: float | None) -> list[str]:
+def _check_stop(row: dict[str, Any], events: list[dict[str, Any]], soon: float | None) -> list[str]:
     """I10: after a stop nothing is begun again, and the end comes within the job's grace and a little more."""
     wish = next((event for event in events if event["kind"] == "stop_requested"), None)
     if wish is None:

@@ -14,7 +14,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_BEGIN = r"""
+_PROLOGUE = r"""
 mkdir -p "$GRADIENT_STORAGE_DIR/truth"
 truth="$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID-$GRADIENT_ATTEMPT"
 say() { if printf '%s\n' "$1"; then printf '%s\n' "$1" >>"$truth.out"; else echo "$1" >>"$truth.unsaid"; fi; }
@@ -24,7 +24,7 @@ leave() {
 }
 finish() { echo "$1" >"$truth.exit"; exit "$1"; }
 """
-_ALONE = """
+_DETECT_OVERLAP = """
 for other in "$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID"-*.starts; do
   [ -e "$other" ] && while read -r pid; do
     [ -e "/proc/$pid/stat" ] && read -r _ _ mode _ <"/proc/$pid/stat" && [ "$mode" != Z ] &&
@@ -34,12 +34,12 @@ done
 """
 
 
-def gate(name: str = "go") -> str:
+def gate_command(name: str = "go") -> str:
     """Waits until a file of this name is in the storage."""
     return f'until [ -e "$GRADIENT_STORAGE_DIR/{name}" ]; do sleep 0.2; done'
 
 
-def recorded(body: str = "say done", code: int = 0, *, alone: str = _ALONE) -> str:
+def recorded_command(body: str = "say done", code: int = 0, *, alone: str = _DETECT_OVERLAP) -> str:
     """A command that keeps its own record; `body` may use say, leave and finish.
 
     Args:
@@ -47,11 +47,11 @@ def recorded(body: str = "say done", code: int = 0, *, alone: str = _ALONE) -> s
         code: Its exit code.
         alone: How it finds out whether another run of the job lives.
     """
-    return f'{_BEGIN}{alone}echo $$ >>"$truth.starts"\n{body}\nfinish {code}\n'
+    return f'{_PROLOGUE}{alone}echo $$ >>"$truth.starts"\n{body}\nfinish {code}\n'
 
 
 @dataclass
-class Truth:
+class JobJournal:
     """The record that one attempt wrote of itself."""
 
     starts: list[int] = field(default_factory=list)
@@ -65,27 +65,27 @@ class Truth:
     """Unix time at which the exit code was written."""
 
 
-def read(storage: Path) -> dict[tuple[str, int], Truth]:
+def read_journals(storage: Path) -> dict[tuple[str, int], JobJournal]:
     """Read the records of all attempts, by job id and attempt."""
-    found: dict[tuple[str, int], Truth] = {}
+    found: dict[tuple[str, int], JobJournal] = {}
     for file in sorted(storage.glob("projects/*/truth/*")):
         name, _, what = file.name.partition(".")
         job_id, _, attempt = name.rpartition("-")
-        truth = found.setdefault((job_id, int(attempt)), Truth())
+        journal = found.setdefault((job_id, int(attempt)), JobJournal())
         data = file.read_bytes()
         if what in {"starts", "overlaps"}:
-            setattr(truth, what, [int(pid) for pid in data.split()])
+            setattr(journal, what, [int(pid) for pid in data.split()])
         elif what == "unsaid":
-            truth.unsaid = True
+            journal.unsaid = True
         elif what == "out":
-            truth.out = data
+            journal.out = data
         elif what == "digest":
             sha256, size = data.decode().split()
-            truth.digest = sha256, int(size)
+            journal.digest = sha256, int(size)
         elif what == "artifacts":
-            truth.artifacts = {
+            journal.artifacts = {
                 name: sha256 for sha256, name in (line.split(" ", 1) for line in data.decode().splitlines())
             }
         elif what == "exit" and data.strip():
-            truth.exit, truth.ended_at = int(data), file.stat().st_mtime
+            journal.exit, journal.ended_at = int(data), file.stat().st_mtime
     return found

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import psutil
 from sqlalchemy import func, inspect, select
-from support.deployment import PATIENCE, Deployment, Process, wait_until
+from support.deployment import TIMEOUT_SECONDS, Deployment, Process, wait_until
 from support.redis_server import RedisServer
 
 from core.db.database import Base, Database
@@ -19,7 +19,7 @@ from core.jobs.states import TERMINAL
 CANARY_NAME = "CANARY_TOKEN"
 
 
-class Watched(Deployment):
+class ObservedDeployment(Deployment):
     """Remembers every answer that said a job is accepted, and every row that was seen to have ended.
 
     Each job carries a canary in its environment: a secret that must turn up nowhere else.
@@ -43,7 +43,7 @@ class Watched(Deployment):
         self.accepted.append((job_id, key))
         return job_id
 
-    def start_far_worker(self, name: str, **settings: str) -> Process:
+    def start_remote_worker(self, name: str, **settings: str) -> Process:
         """A worker as on another machine: it shares the stores, but hears nothing except through the broker."""
         home = self.home.with_name(f"{self.home.name}-{name}")
         home.mkdir(exist_ok=True)
@@ -62,12 +62,12 @@ class Watched(Deployment):
         self.accepted.append((answer.json()["id"], None))
         return time.monotonic() - began
 
-    def wait_ended(self, job_id: str, seconds: float = PATIENCE) -> dict[str, Any]:
+    def wait_ended(self, job_id: str, seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
         job = super().wait_ended(job_id, seconds)
-        self._remember([job_id])
+        self._record_ended([job_id])
         return job
 
-    def wait_all_ended(self, seconds: float = PATIENCE, *, expected: int | None = None) -> None:
+    def wait_all_ended(self, seconds: float = TIMEOUT_SECONDS, *, expected: int | None = None) -> None:
         """Wait, at the database itself, until every job has ended; what ended is remembered as it then was."""
         wanted = len({job_id for job_id, _ in self.accepted}) if expected is None else expected
         with self.database() as database:
@@ -82,7 +82,7 @@ class Watched(Deployment):
             while not ended():
                 assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {wanted} jobs to end: {self.states()}"
                 time.sleep(0.2)
-        self._remember()
+        self._record_ended()
 
     def states(self) -> dict[str, int]:
         """Count the jobs in each state, in the database."""
@@ -90,7 +90,7 @@ class Watched(Deployment):
             rows = session.execute(select(Job.state, func.count(Job.seq)).group_by(Job.state))
             return {state.value: count for state, count in rows}
 
-    def wait_states(self, seconds: float = PATIENCE, **wanted: int) -> None:
+    def wait_states(self, seconds: float = TIMEOUT_SECONDS, **wanted: int) -> None:
         """Wait until at least so many jobs are in each of these states."""
         wait_until(
             lambda: all(self.states().get(state, 0) >= count for state, count in wanted.items()),
@@ -121,13 +121,13 @@ class Watched(Deployment):
         """The database's URL for tests, past anything that stands between it and the service."""
         return self.database_url
 
-    def without_key(self, path: str, key: str | None) -> httpx.Response:
+    def get_without_key(self, path: str, key: str | None) -> httpx.Response:
         """One request with no key, or with a wrong one."""
         return self._client.get(self.cli_json["url"] + path, headers={"x-api-key": key} if key else {})
 
     def messages(self) -> bytes:
         """Everything that was ever sent through Redis, as its append-only file holds it."""
-        return b"" if self._redis is None else self._redis.written()
+        return b"" if self._redis is None else self._redis.read_append_only_file()
 
     def containers(self) -> list[tuple[str, int]]:
         """Job id and attempt of every container that is there."""
@@ -136,13 +136,13 @@ class Watched(Deployment):
     def running(self) -> list[tuple[str, int, int]]:
         """Job id, attempt and pid of what runs of the jobs."""
         found = []
-        for process in self.job_processes():
+        for process in self.find_job_processes():
             with contextlib.suppress(psutil.Error, KeyError):
                 env = process.environ()
                 found.append((env["GRADIENT_JOB_ID"], int(env["GRADIENT_ATTEMPT"]), process.pid))
         return found
 
-    def _remember(self, ids: Collection[str] | None = None) -> None:
+    def _record_ended(self, ids: Collection[str] | None = None) -> None:
         for row in self.rows(Job)[0]:
             if row["state"] in TERMINAL and (ids is None or row["id"] in ids):
                 self.seen_ended.setdefault(row["id"], row)

@@ -89,22 +89,22 @@ class Proxy:
             except OSError:
                 return
             self._connections.add((client, server))
-            answers = threading.Thread(target=self._pump, args=(server, client, False), daemon=True)
+            answers = threading.Thread(target=self._forward, args=(server, client, False), daemon=True)
             answers.start()
-            self._pump(client, server, slow=True)
+            self._forward(client, server, slow=True)
             answers.join()
             self._connections.discard((client, server))
             if client in self._resetting:
                 self._resetting.discard(client)
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
-    def _pump(self, source: socket.socket, sink: socket.socket, slow: bool) -> None:  # noqa: FBT001 - a plain fact
+    def _forward(self, source: socket.socket, sink: socket.socket, slow: bool) -> None:  # noqa: FBT001 - a plain fact
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 if slow and self.delay:
                     time.sleep(self.delay)
                 self._open.wait()
-                if slow and self._intercepted(source, sink, data):
+                if slow and self._intercept(source, sink, data):
                     break
                 sink.sendall(data)
         for one in (source, sink):
@@ -112,15 +112,15 @@ class Proxy:
                 # What is to be reset must not be closed politely before.
                 one.shutdown(socket.SHUT_RD if {source, sink} & self._resetting else socket.SHUT_RDWR)
 
-    def _intercepted(self, client: socket.socket, server: socket.socket, data: bytes) -> bool:
+    def _intercept(self, client: socket.socket, server: socket.socket, data: bytes) -> bool:
         """Deal with a client's message otherwise than by passing it on; if so, the connection ends with it."""
         del client, server, data
         return False
 
 
 _METHODS = (b"GET ", b"POST ", b"DELETE ", b"HEAD ", b"PUT ")
-_TROUBLE = b'{"message": "the engine is in trouble"}'
-_REFUSAL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Type: application/json\r\nConnection: close\r\n"
+_ERROR_BODY = b'{"message": "the engine is in trouble"}'
+_ERROR_HEAD = b"HTTP/1.1 500 Internal Server Error\r\nContent-Type: application/json\r\nConnection: close\r\n"
 
 
 class EngineProxy(Proxy):
@@ -133,23 +133,23 @@ class EngineProxy(Proxy):
 
     def __init__(self, target: str, seed: int = 13) -> None:
         super().__init__(target)
-        self.refused = self.lost = 0.0
-        self._chance = random.Random(seed)  # noqa: S311 - repeatable, not secret
+        self.refused_share = self.lost_share = 0.0
+        self._random = random.Random(seed)  # noqa: S311 - repeatable, not secret
 
     @property
     def address(self) -> str:
         """The engine's address through the proxy."""
         return f"tcp://127.0.0.1:{self.port}"
 
-    def _intercepted(self, client: socket.socket, server: socket.socket, data: bytes) -> bool:
+    def _intercept(self, client: socket.socket, server: socket.socket, data: bytes) -> bool:
         if not data.startswith(_METHODS):
             return False
-        refused, lost = self._chance.random() < self.refused, self._chance.random() < self.lost
+        refused, lost = self._random.random() < self.refused_share, self._random.random() < self.lost_share
         if not (refused or lost):
             return False
-        data += _rest(client)
+        data += _read_rest(client)
         if refused:
-            client.sendall(_REFUSAL + f"Content-Length: {len(_TROUBLE)}\r\n\r\n".encode() + _TROUBLE)
+            client.sendall(_ERROR_HEAD + f"Content-Length: {len(_ERROR_BODY)}\r\n\r\n".encode() + _ERROR_BODY)
         else:
             client.shutdown(socket.SHUT_WR)
             server.sendall(data)
@@ -158,7 +158,7 @@ class EngineProxy(Proxy):
         return True
 
 
-def _rest(client: socket.socket) -> bytes:
+def _read_rest(client: socket.socket) -> bytes:
     """Read what comes soon after a request's head: its body may arrive separately."""
     client.settimeout(0.1)
     try:

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 import pytest
-from support.deployment import PATIENCE
-from support.faults.history import HistoryBroken, Report, check_history
-from support.faults.observed_deployment import Watched
+from support.deployment import TIMEOUT_SECONDS
+from support.faults.history import HistoryReport, HistoryViolation, check_history
+from support.faults.observed_deployment import ObservedDeployment
 
-FULL = os.environ.get("GRADIENT_FAULTS") == "full"
+FULL_RUN = os.environ.get("GRADIENT_FAULTS") == "full"
 _HEAD = ("fault", "what", "tries", "jobs", "lost", "doubled", "stuck", "repair p50", "max")
-WHAT = {
+FAULT_DESCRIPTIONS = {
     "F1": "API killed while it answers",
     "F2": "worker killed again and again",
     "F3": "worker killed at every point",
@@ -51,11 +51,11 @@ WHAT = {
 
 def tries(quick: int, full: int) -> int:
     """Return the number of times to try a fault: `quick` in every run, `full` with GRADIENT_FAULTS=full."""
-    return full if FULL else quick
+    return full if FULL_RUN else quick
 
 
 @dataclass
-class Trial:
+class FaultTrial:
     """One round, or more, of one fault."""
 
     fault: str
@@ -68,7 +68,7 @@ class Trial:
     """Seconds from the fault's end until all was well again, of each round."""
     _lifted: float | None = field(default=None, repr=False)
 
-    def lifted(self) -> None:
+    def mark_lifted(self) -> None:
         """The fault is over: from here on the service repairs what it did."""
         self._lifted = time.monotonic()
 
@@ -78,7 +78,7 @@ class Trial:
             self.repairs.append(time.monotonic() - self._lifted)
             self._lifted = None
 
-    def count(self, report: Report) -> None:
+    def count(self, report: HistoryReport) -> None:
         """Add what a check found."""
         self.jobs += report.jobs
         self.lost += report.lost
@@ -86,19 +86,19 @@ class Trial:
         self.stuck += report.stuck
 
 
-_trials: list[Trial] = []
+_trials: list[FaultTrial] = []
 
 
 @contextlib.contextmanager
-def trial(
+def fault_trial(
     fault: str,
-    deployment: Watched,
+    deployment: ObservedDeployment,
     *,
-    seconds: float = PATIENCE,
+    seconds: float = TIMEOUT_SECONDS,
     healthy: bool = True,
     outputs: bool = True,
     judged: bool = True,
-) -> Iterator[Trial]:
+) -> Iterator[FaultTrial]:
     """One trial of a fault: at its end every job has to end, and the whole history has to be right.
 
     Args:
@@ -112,7 +112,7 @@ def trial(
     Raises:
         HistoryBroken: An invariant does not hold.
     """
-    one = Trial(fault)
+    one = FaultTrial(fault)
     _trials.append(one)
     yield one
     try:
@@ -122,7 +122,7 @@ def trial(
             one.count(check_history(deployment, healthy=healthy, outputs=outputs))
         else:
             one.jobs += len(deployment.accepted)
-    except HistoryBroken as broken:
+    except HistoryViolation as broken:
         one.count(broken.report)
         raise
     except AssertionError:
@@ -140,34 +140,36 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node) -> None:
-    _trials.extend(Trial(**one) for one in getattr(node, "workeroutput", {}).get("faults", []))
+    _trials.extend(FaultTrial(**one) for one in getattr(node, "workeroutput", {}).get("faults", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _trials:
-        terminalreporter.write_sep("=", "faults" if FULL else "faults (few tries; all of them: make faults)")
-        for line in lines(_trials):
+        terminalreporter.write_sep("=", "faults" if FULL_RUN else "faults (few tries; all of them: make faults)")
+        for line in format_table(_trials):
             terminalreporter.write_line(line)
 
 
-def lines(trials: list[Trial]) -> list[str]:
+def format_table(trials: list[FaultTrial]) -> list[str]:
     """The table, a line for each fault."""
     rows = [_HEAD]
     for fault in sorted({one.fault for one in trials}, key=lambda name: int(name[1:])):
-        of_it = [one for one in trials if one.fault == fault]
-        sums = [sum(getattr(one, name) for one in of_it) for name in ("tries", "jobs", "lost", "doubled", "stuck")]
-        repairs = [seconds for one in of_it for seconds in one.repairs]
+        trials_of_fault = [one for one in trials if one.fault == fault]
+        sums = [
+            sum(getattr(one, name) for one in trials_of_fault) for name in ("tries", "jobs", "lost", "doubled", "stuck")
+        ]
+        repairs = [seconds for one in trials_of_fault for seconds in one.repairs]
         times = (f"{statistics.median(repairs):.1f} s", f"{max(repairs):.1f} s") if repairs else ("-", "-")
-        rows.append((fault, WHAT[fault], *(str(number) for number in sums), *times))
-    return aligned(rows, 2)
+        rows.append((fault, FAULT_DESCRIPTIONS[fault], *(str(number) for number in sums), *times))
+    return align_columns(rows, 2)
 
 
-def aligned(rows: Sequence[Sequence[str]], words: int) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], text_columns: int) -> list[str]:
     """The lines of a table whose first columns, so many, are words, and whose others are figures."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if column < words else cell.rjust(width)
+            cell.ljust(width) if column < text_columns else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows

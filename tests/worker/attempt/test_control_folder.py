@@ -6,8 +6,8 @@ The next worker takes the attempt up as if it had not begun, with the job's own 
 import threading
 
 import pytest
-from support.deployment import PATIENCE, wait_until
-from support.docker_server import SHELL
+from support.deployment import TIMEOUT_SECONDS, wait_until
+from support.docker_server import SHELL_IMAGE
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
@@ -60,7 +60,7 @@ class World:
 
     def _submit(self, session, command):
         project, _ = projects.get_or_create(session, "default")
-        container = SHELL if self.backend == "docker" else None
+        container = SHELL_IMAGE if self.backend == "docker" else None
         spec = JobSpec(machine_type="CPU", command=command, container=container, stop_grace=5)
         machine = Catalogue.load().get("CPU")
         lifecycle.submit(
@@ -112,7 +112,7 @@ def test_nothing_in_the_control_folder_leads_a_worker_astray_that_takes_up_a_sta
     for _, signals in running:
         signals.request_stop()
     for thread, _ in running:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_SECONDS)
     ended = {name: (world.row(job).state, world.row(job).reason) for name, job in jobs.items()}
     assert ended == dict.fromkeys(names, (JobState.CANCELLED, "stopped_by_user"))
     assert world.victim.read_text() == PRECIOUS

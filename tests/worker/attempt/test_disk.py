@@ -5,7 +5,7 @@ import os
 import threading
 
 import pytest
-from support.deployment import PATIENCE, wait_until
+from support.deployment import TIMEOUT_SECONDS, wait_until
 
 from core.db.database import Database
 from core.db.models.jobs import Job
@@ -91,7 +91,7 @@ def test_a_worker_that_takes_over_knows_that_the_quota_ended_the_job(opened, cla
     control = host.scratch(job.id, 1).control
     wait_until((control / "stopping").exists, "it to be asked to end")
     signals.detach()
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT_SECONDS)
     (adopted,) = host.write(
         lambda session: lifecycle.adopt(session, "w2", "here", backends=["mock"], stale_seconds=-10)
     )
@@ -202,7 +202,7 @@ def test_a_stopped_job_keeps_its_outputs_unless_it_is_stopped_again(opened, clai
         wait_until(lambda job=job: row(host, job).state is JobState.RUNNING, "it to run")
         host.write(lambda session, job=job: lifecycle.request_stop(session, job.id))
         signals.request_stop()
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_SECONDS)
         monkeypatch.setattr(host.artifacts, "close", close)
         assert (row(host, job).state, row(host, job).artifacts_state) == (JobState.CANCELLED, state)
 
@@ -222,7 +222,7 @@ def supervised(tmp_path):
     made = []
 
     def start(host):
-        supervisor = Supervisor(host, LocalNotifier(tmp_path / "bell"))
+        supervisor = Supervisor(host, LocalNotifier(tmp_path / "wakeup"))
         thread = threading.Thread(target=supervisor.run)
         thread.start()
         made.append((supervisor, thread))

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from support.git_server import GitServer, commit, run_git
+from support.git_server import GitServer, commit_files, run_git
 
 from core.settings import Settings
 from worker.attempt.git_fetch import GitFetcher
@@ -23,7 +23,7 @@ def repository(tmp_path):
     """A repository with two branches."""
     folder = tmp_path / "served" / "repo.git"
     for branch in ("main", "other"):
-        commit(folder, {"name": branch}, branch)
+        commit_files(folder, {"name": branch}, branch)
     run_git("checkout", "--quiet", "main", cwd=folder)
     return folder
 

@@ -6,8 +6,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from support.git_server import GitServer, commit, commit_tree
-from support.hostile_hosts import LITERALS, answers
+from support.git_server import GitServer, commit_files, commit_tree
+from support.hostile_hosts import FORBIDDEN_HOSTS, fake_resolver
 
 from core.settings import Settings
 from core.system import egress
@@ -34,7 +34,7 @@ def served(tmp_path):
     servers = []
 
     def serve(files, **where):
-        commit(tmp_path / "served" / "repo.git", files)
+        commit_files(tmp_path / "served" / "repo.git", files)
         servers.append(GitServer(tmp_path / "served", **where))
         return f"http://{servers[-1].address}/repo.git"
 
@@ -170,7 +170,7 @@ def respond(status, body=b"", **headers):
     return answer
 
 
-@pytest.mark.parametrize("host", LITERALS)
+@pytest.mark.parametrize("host", FORBIDDEN_HOSTS)
 def test_git_reaches_no_address_that_is_not_public(fetch, answering, host):
     """The service on this machine is really there, on the port that the address names."""
     address, requests = answering(respond(200))
@@ -181,7 +181,7 @@ def test_git_reaches_no_address_that_is_not_public(fetch, answering, host):
 
 def test_git_reaches_no_such_address_by_a_name(fetch, answering, monkeypatch):
     address, requests = answering(respond(200))
-    monkeypatch.setattr(egress.socket, "getaddrinfo", answers("127.0.0.1"))
+    monkeypatch.setattr(egress.socket, "getaddrinfo", fake_resolver("127.0.0.1"))
     with pytest.raises(LaunchError, match="not public"):
         fetch(f"http://innocent.example:{address.rpartition(':')[2]}/repo.git", allowed=[])
     assert requests == []
@@ -191,7 +191,7 @@ def test_a_name_that_changes_its_address_leads_nowhere_else(fetch, answering, se
     """DNS rebinding: the first answer may be connected to, every later one is the victim's."""
     port = int(served({"main.py": "pass\n"}, at="127.0.0.2").rpartition("/")[0].rpartition(":")[2])
     _, requests = answering(respond(200), port=port)
-    monkeypatch.setattr(egress.socket, "getaddrinfo", answers("127.0.0.2", "127.0.0.1"))
+    monkeypatch.setattr(egress.socket, "getaddrinfo", fake_resolver("127.0.0.2", "127.0.0.1"))
     folder = fetch(f"http://innocent.example:{port}/repo.git", allowed=["127.0.0.2"])
     assert (folder / "main.py").is_file()
     assert requests == []

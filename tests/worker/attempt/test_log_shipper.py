@@ -3,7 +3,7 @@ import os
 import threading
 
 import pytest
-from support.live_service import peak_memory
+from support.live_service import measure_peak_memory
 
 from core.jobs.metrics import StoredSummary
 from core.settings.api import MetricSettings
@@ -225,7 +225,7 @@ def test_a_hundred_thousand_rows_at_once_are_read_in_batches_of_bounded_memory(t
         while reader.more:
             batches.append(sum(len(row["values"]) for row in reader.read()))
 
-    assert peak_memory(read_in_batches) < 30 * 1024**2
+    assert measure_peak_memory(read_in_batches) < 30 * 1024**2
     assert sum(batches) == 400_000
     assert max(batches) <= log_shipper.BATCH_VALUES
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 from sqlalchemy import update
 from support.deployment import wait_until
-from support.postgres import EndedBackends
+from support.postgres import BackendTerminator
 
 from core.db import migrations
 from core.db.database import Database
@@ -301,9 +301,9 @@ class TestOverPostgresql:
         monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
         monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
         job = claim("echo done")
-        backends = EndedBackends(database, 8)
+        backends = BackendTerminator(database, 8)
         run_attempt(host, job, AttemptControl())
-        assert (ended(host, job).state, backends.left) == (JobState.SUCCEEDED, 0)
+        assert (ended(host, job).state, backends.remaining) == (JobState.SUCCEEDED, 0)
         assert "attempt_failed" not in caplog.text
 
 
@@ -314,10 +314,10 @@ def test_a_job_that_a_full_disk_kept_from_its_start_runs_when_there_is_room(host
     job = claim("echo ran", max_attempts=1)
     attempt = AttemptRun(host, job, AttemptControl())
     attempt._prepare()
-    disk.exhaust()
+    disk.exhaust_inodes()
     run_attempt(host, job, AttemptControl())
     assert (ended(host, job).state, ended(host, job).machine_faults) == (JobState.QUEUED, 1)
-    disk.relieve()
+    disk.free_inodes()
     with host.database.write() as session:
         session.execute(update(Job).values(run_after=None))
     run_attempt(

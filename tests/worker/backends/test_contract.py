@@ -9,9 +9,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.backend_place import Place
+from support.backend_harness import BackendHarness
 from support.deployment import wait_until
-from support.fake_clouds import MemoryResourceLog, simulated, tpu_settings
+from support.fake_clouds import MemoryResourceLog, running_simulator, tpu_settings
 
 from core.catalogue.backends import BACKENDS
 from worker.attempt.scratch import Scratch
@@ -28,9 +28,9 @@ def place(request, tmp_path):
         if request.param == "docker":
             options["docker"] = request.getfixturevalue("docker_server").settings()
         if request.param == "tpu":
-            tpu = tpu_settings(stack.enter_context(simulated()))
+            tpu = tpu_settings(stack.enter_context(running_simulator()))
             options |= {"tpu": tpu, "resource_log": MemoryResourceLog(), "machine_type": "TPU"}
-        place = Place(request.param, tmp_path, **options)
+        place = BackendHarness(request.param, tmp_path, **options)
         yield place
         place.clear()
 
@@ -133,7 +133,7 @@ def test_destroy_ends_everything_and_may_be_repeated(place):
 def test_another_instance_finds_the_same_job_again(place):
     """A restarted worker makes an instance of its own."""
     spec, handle = place.running("echo up; sleep 600; exit 3")
-    heir = place.another()
+    heir = place.new_instance()
     assert heir.poll(handle) is None
     assert [owned["name"] for owned in heir.list_owned()] == [spec.name]
     heir.stop(handle, grace=False)

@@ -17,28 +17,28 @@ pytestmark = pytest.mark.integration
 
 
 def test_the_ring_task_touches_the_bell(tmp_path):
-    bell = LocalNotifier(tmp_path / "bell")
-    os.utime(bell.path, (0, 0))
+    notifier = LocalNotifier(tmp_path / "wakeup")
+    os.utime(notifier.path, (0, 0))
     app = make_app("memory://")
-    tasks.register(app, bell)
+    tasks.register(app, notifier)
     app.tasks[WAKE_TASK].apply(["j1", None], throw=True)
-    assert bell.path.stat().st_mtime > 0
+    assert notifier.path.stat().st_mtime > 0
 
 
 @pytest.mark.parametrize("args", [[], ["j1", "r1", "more"], [None], [{"id": "j1"}], ["j1", 7], ["j" * 10_000], [""]])
 def test_a_ring_that_says_something_else_rings_nothing(tmp_path, args):
-    bell = LocalNotifier(tmp_path / "bell")
-    os.utime(bell.path, (0, 0))
+    notifier = LocalNotifier(tmp_path / "wakeup")
+    os.utime(notifier.path, (0, 0))
     app = make_app("memory://")
-    tasks.register(app, bell)
+    tasks.register(app, notifier)
     assert app.tasks[WAKE_TASK].apply(args).state in {"FAILURE", "REJECTED"}
-    assert bell.path.stat().st_mtime == 0
+    assert notifier.path.stat().st_mtime == 0
 
 
 def test_the_ping_task_says_that_it_was_heard(tmp_path):
     heard = []
     app = make_app("memory://")
-    tasks.register(app, LocalNotifier(tmp_path / "bell"), lambda: heard.append(1))
+    tasks.register(app, LocalNotifier(tmp_path / "wakeup"), lambda: heard.append(1))
     app.tasks[PING_TASK].apply(throw=True)
     assert heard == [1]
 
@@ -56,7 +56,7 @@ def test_results_are_kept_nowhere():
 
 
 def test_a_job_runs_over_celery(deployment, tmp_path):
-    """API and Celery worker as on two hosts, with a broker of files: no bell file in common, and no poll in time."""
+    """API and Celery worker as on two hosts, with a broker of files: no wakeup file in common, and no poll in time."""
     broker = tmp_path / "broker"
     broker.mkdir()
     program = (

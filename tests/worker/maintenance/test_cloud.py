@@ -2,7 +2,7 @@
 
 import pytest
 from sqlalchemy import update
-from support.fake_clouds import simulated, tpu_settings
+from support.fake_clouds import running_simulator, tpu_settings
 
 from core.db.database import now
 from core.db.models.jobs import LeaderLease
@@ -17,7 +17,7 @@ from worker.resource_log import DatabaseResourceLog
 
 @pytest.fixture
 def simulator():
-    with simulated() as running:
+    with running_simulator() as running:
         yield running
 
 
@@ -49,10 +49,10 @@ def give_up(database, job):
 def test_what_a_lost_host_had_is_deleted(host, database, lost, simulator):
     sweep = CloudSweep(host)
     assert sweep.run() == {"tpus": 0}, "it may come back"
-    assert len(simulator.cloud.left()[0]) == 1
+    assert len(simulator.cloud.remaining_resources()[0]) == 1
     give_up(database, lost)
     assert sweep.run() == {"tpus": 1}
-    assert simulator.cloud.left() == ([], [])
+    assert simulator.cloud.remaining_resources() == ([], [])
     assert sweep.run() == {"tpus": 0}
     with database.read() as session:
         assert queries.get_row(session, lost.id).attempt == 1
@@ -74,7 +74,7 @@ def test_what_is_in_the_cloud_and_in_no_record_is_deleted_unless_a_worker_runs_i
     assert CloudSweep(host).run() == {"tpus": 0}
     give_up(database, lost)
     assert CloudSweep(host).run() == {"tpus": 1}
-    assert simulator.cloud.left() == ([], [])
+    assert simulator.cloud.remaining_resources() == ([], [])
 
 
 def test_one_worker_at_a_time_sweeps(host, database, lost):

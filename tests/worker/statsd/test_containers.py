@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.deployment import SERVER, Deployment, wait_until
-from support.docker_server import SHELL, busybox, layer, shell_links
+from support.deployment import SERVER_PROGRAM, Deployment, wait_until
+from support.docker_server import SHELL_IMAGE, build_layer, list_busybox_commands, read_busybox
 
 pytestmark = pytest.mark.integration
 
@@ -25,9 +25,9 @@ def bash_image():
     """Busybox, and a bash for its way to send datagrams."""
     linked = subprocess.run(["ldd", "/bin/bash"], capture_output=True, text=True, check=True).stdout
     libraries = re.findall(r"(/\S+) \(0x", linked)
-    files = {"bin/busybox": busybox(), "bin/bash": Path("/bin/bash").read_bytes(), "tmp/": None}
+    files = {"bin/busybox": read_busybox(), "bin/bash": Path("/bin/bash").read_bytes(), "tmp/": None}
     files |= {library.lstrip("/"): Path(library).read_bytes() for library in libraries}
-    return layer(files, links=[name for name in shell_links() if name != "bash"])
+    return build_layer(files, links=[name for name in list_busybox_commands() if name != "bash"])
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def service(docker_server, tmp_path):
         client.import_image_from_data(bash_image(), repository="gradient-test", tag="bash", changes=["ENV PATH=/bin"])
     with (tmp_path / "worker.log").open("wb") as log:
         worker = subprocess.Popen(
-            [*docker_server.network, str(SERVER), "worker", "--name", "w1"],
+            [*docker_server.network, str(SERVER_PROGRAM), "worker", "--name", "w1"],
             env=deployment.environment(),
             stdout=log,
             stderr=log,
@@ -67,9 +67,9 @@ def series(service, job):
 
 def test_a_container_sends_its_metrics_and_nobody_else_s(service):
     # The network is made with the first job, and listened at soon after.
-    first = service.submit("sleep 8", container=SHELL)
+    first = service.submit("sleep 8", container=SHELL_IMAGE)
     wait_until(lambda: service.job(first)["state"] == "Running", "the network to be there")
-    victim = service.submit("sleep 300", container=SHELL)
+    victim = service.submit("sleep 300", container=SHELL_IMAGE)
     wait_until(lambda: service.job(first)["state"] == "Stopped", "a moment to pass")
     own = service.submit(SEND.format("$PS_JOB_ID"), container=BASH)
     forged = service.submit(SEND.format(victim), container=BASH)

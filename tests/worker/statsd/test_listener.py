@@ -108,6 +108,6 @@ def test_a_port_that_is_taken_is_no_obstacle(tmp_path, port):
         try:
             process = deployment.start_up()
             assert deployment.wait_ended(deployment.submit("true"))["exitCode"] == 0
-            wait_until(lambda: "statsd_not_bound" in process.said(), "it to be said")
+            wait_until(lambda: "statsd_not_bound" in process.read_log(), "it to be said")
         finally:
             deployment.stop()

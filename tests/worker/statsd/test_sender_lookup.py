@@ -4,7 +4,7 @@ import time
 
 import pytest
 from docker.api.client import APIClient
-from support.backend_place import Place
+from support.backend_harness import BackendHarness
 
 from core.settings import Settings
 from worker.backends.docker.engine.client import EngineUnavailable
@@ -17,7 +17,7 @@ ADDRESS = ("172.18.0.2", 40000)
 
 def test_a_container_that_the_engine_does_not_list_yet_is_known_by_its_address(docker_server, tmp_path, monkeypatch):
     """On a busy machine the first process sends seconds before the engine lists the container as running."""
-    place = Place("docker", tmp_path, docker_server.settings())
+    place = BackendHarness("docker", tmp_path, docker_server.settings())
     try:
         place.launch(place.spec("sleep 600"))
         with docker_server.client() as client:

@@ -60,10 +60,10 @@ def test_a_start_that_a_full_disk_refused_may_be_repeated(small_disk, tmp_path):
     scratch = Scratch(disk.folder, "j1", 1)
     scratch.make(DirectoryStore(tmp_path / "store"))
     command(scratch.control, "exit 7")
-    disk.exhaust()
+    disk.exhaust_inodes()
     assert wrapped(scratch.control) == 97
     assert read_control(scratch.control, "started") is None
-    disk.relieve()
+    disk.free_inodes()
     assert wrapped(scratch.control) == 7
 
 

@@ -14,10 +14,10 @@ from core.jobs.scheduling.wait_reason import wait_status, wait_statuses
 
 
 @pytest.fixture
-def there(database):
-    """Says that a worker is there."""
+def add_worker(database):
+    """Inserts a worker."""
 
-    def there(name="w1", *, seen=0, drained=False, **offered):
+    def add_worker(name="w1", *, seen=0, drained=False, **offered):
         values = {"host": f"host-{name}", "boot_id": "b", "backends": ["mock"], "slots": 1} | offered
         with database.write() as session:
             drained_at = now() if drained else None
@@ -27,7 +27,7 @@ def there(database):
                 )
             )
 
-    return there
+    return add_worker
 
 
 @pytest.fixture
@@ -80,9 +80,9 @@ def why(database):
     return why
 
 
-def test_places_of_one_and_of_many_agree(database, submit, there):
+def test_places_of_one_and_of_many_agree(database, submit, add_worker):
     jobs = [submit(priority=priority) for priority in (50, 50, 90, 10, 50)]
-    there()
+    add_worker()
     with database.read() as session:
         many = wait_statuses(session, jobs)
         assert {job.id: wait_status(session, job) for job in jobs} == many
@@ -108,8 +108,8 @@ def test_only_waiting_jobs_wait(database, submit, runs):
         assert wait_statuses(session, [first, second])[first.id].position == 1
 
 
-def test_the_number_of_queries_does_not_depend_on_the_number_of_jobs(database, submit, there):
-    there()
+def test_the_number_of_queries_does_not_depend_on_the_number_of_jobs(database, submit, add_worker):
+    add_worker()
     jobs = [submit() for _ in range(12)]
 
     def count(some):
@@ -136,15 +136,15 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_jobs(database, s
         {"seen": queries.WORKER_STALE_SECONDS + 5},
     ],
 )
-def test_a_worker_that_does_not_offer_the_machine_type_is_none(submit, there, why, offered):
+def test_a_worker_that_does_not_offer_the_machine_type_is_none(submit, add_worker, why, offered):
     job = submit()
-    there(**offered)
+    add_worker(**offered)
     assert why(job).reason == "no_worker"
 
 
-def test_what_is_offered_is_told_by_machine_type(database, there):
-    there("a", machine_types=["CPU"])
-    there("b", backends=["docker", "tpu"], drained=True)
+def test_what_is_offered_is_told_by_machine_type(database, add_worker):
+    add_worker("a", machine_types=["CPU"])
+    add_worker("b", backends=["docker", "tpu"], drained=True)
     with database.read() as session:
         found = live_workers(session)
     assert found.available("CPU", "mock")
@@ -153,20 +153,20 @@ def test_what_is_offered_is_told_by_machine_type(database, there):
     assert [worker.name for worker in found.for_machine_type("V100", "docker")] == ["b"]
 
 
-def test_drained_workers_are_told_apart_from_none(submit, there, why):
+def test_drained_workers_are_told_apart_from_none(submit, add_worker, why):
     job = submit()
-    there("a", drained=True)
-    there("b", drained=True)
+    add_worker("a", drained=True)
+    add_worker("b", drained=True)
     assert why(job).reason == "draining"
     assert "gradient-server resume" in reason_message("draining")
-    there("c")
+    add_worker("c")
     assert why(job).reason == "waiting_for_machine"
 
 
-def test_too_large_says_what_there_is(submit, there, why, change):
+def test_too_large_says_what_there_is(submit, add_worker, why, change):
     job = submit()
-    there("a", cpus=16.0, memory_mb=64_000, gpus=["0", "1"])
-    there("b", cpus=8.0, memory_mb=128_000, gpus=["0"])
+    add_worker("a", cpus=16.0, memory_mb=64_000, gpus=["0", "1"])
+    add_worker("b", cpus=8.0, memory_mb=128_000, gpus=["0"])
     change(job, cpus=64.0)
     assert why(job).detail == "64 CPUs, and the largest worker of its machine type has 16"
     change(job, memory_mb=512_000)
@@ -184,22 +184,22 @@ def test_too_large_says_what_there_is(submit, there, why, change):
         "too_large",
         "4 GPUs, and the largest worker of its machine type has 2",
     )
-    there("c")  # one that counts nothing takes everything
+    add_worker("c")  # one that counts nothing takes everything
     assert why(job).reason == "waiting_for_machine"
 
 
-def test_only_a_drained_worker_being_large_enough_is_draining(submit, there, why, change):
+def test_only_a_drained_worker_being_large_enough_is_draining(submit, add_worker, why, change):
     job = submit()
     change(job, cpus=32.0)
-    there("small", cpus=4.0)
+    add_worker("small", cpus=4.0)
     assert why(job).reason == "too_large"
-    there("large", cpus=64.0, drained=True)
+    add_worker("large", cpus=64.0, drained=True)
     assert why(job).reason == "draining"
 
 
-def test_a_pause_before_a_retry_says_until_when(submit, there, why, change):
+def test_a_pause_before_a_retry_says_until_when(submit, add_worker, why, change):
     job = submit()
-    there()
+    add_worker()
     change(job, reason="retrying", reason_detail="attempt 1 of 3 ended (exit code 1).", run_after=now(120))
     found = why(job)
     assert found.reason == "retrying"
@@ -209,9 +209,9 @@ def test_a_pause_before_a_retry_says_until_when(submit, there, why, change):
     assert why(job).reason == "waiting_for_machine", "the pause is over"
 
 
-def test_a_projects_quota_counts_its_jobs_on_all_machines(database, submit, there, why, runs):
+def test_a_projects_quota_counts_its_jobs_on_all_machines(database, submit, add_worker, why, runs):
     first, second, job = submit(), submit(), submit()
-    there(slots=9)
+    add_worker(slots=9)
     runs(first)
     with database.write() as session:
         session.execute(update(Project).values(max_running=2))
@@ -221,12 +221,12 @@ def test_a_projects_quota_counts_its_jobs_on_all_machines(database, submit, ther
     assert (found.reason, found.detail) == ("project_quota", "2 of 2 jobs")
 
 
-def test_gpus_that_others_hold_are_waited_for(database, submit, there, why, change):
+def test_gpus_that_others_hold_are_waited_for(database, submit, add_worker, why, change):
     holder, job = submit(), submit()
     change(job, gpus=3)
     change(holder, state="running", worker="b", host="host-b")
-    there("a", gpus=["0", "1", "2"])
-    there("b", gpus=["0", "1", "2", "3"])
+    add_worker("a", gpus=["0", "1", "2"])
+    add_worker("b", gpus=["0", "1", "2", "3"])
     assert why(job).reason == "waiting_for_machine"
     with database.write() as session:
         held = [("host-a", "0"), ("host-b", "0"), ("host-b", "1")]
@@ -239,11 +239,11 @@ def test_gpus_that_others_hold_are_waited_for(database, submit, there, why, chan
     assert why(job).reason == "waiting_for_machine"
 
 
-def test_a_gpu_that_no_job_holds_and_something_uses_is_told(database, submit, there, why, change):
+def test_a_gpu_that_no_job_holds_and_something_uses_is_told(database, submit, add_worker, why, change):
     holder, job = submit(), submit()
     change(job, gpus=1)
     change(holder, state="running", worker="a", host="host-a")
-    there("a", gpus=["0", "1"], slots=4, taken_gpus={"1": "900 MiB in use, by process 7 (python)"})
+    add_worker("a", gpus=["0", "1"], slots=4, taken_gpus={"1": "900 MiB in use, by process 7 (python)"})
     assert why(job).reason == "waiting_for_machine"
     with database.write() as session:
         session.execute(insert(GpuAllocation), {"host": "host-a", "gpu": "0", "job_id": holder.id, "attempt": 1})
@@ -261,14 +261,14 @@ def test_a_gpu_that_no_job_holds_and_something_uses_is_told(database, submit, th
     assert why(job).reason == "waiting_for_machine"
 
 
-def test_the_more_specific_reason_wins(database, submit, there, why, change):
+def test_the_more_specific_reason_wins(database, submit, add_worker, why, change):
     submit(priority=90)
     job = submit()
     change(job, gpus=1, cpus=2.0, run_after=now(60), reason="retrying")
     seen = [why(job).reason]
-    there("small", cpus=1.0, drained=True)
+    add_worker("small", cpus=1.0, drained=True)
     seen.append(why(job).reason)
-    there("large", drained=True, gpus=["0"])
+    add_worker("large", drained=True, gpus=["0"])
     seen.append(why(job).reason)
     with database.write() as session:
         session.execute(update(Worker).values(drained_at=None))
@@ -299,9 +299,9 @@ def seconds_until(database, found):
         return (found.starts_at - session.scalars(select(now())).one()).total_seconds()
 
 
-def test_a_start_is_estimated_from_the_last_jobs(database, submit, there, why, runs, ended):
+def test_a_start_is_estimated_from_the_last_jobs(database, submit, add_worker, why, runs, ended):
     busy, first, second, third = (submit() for _ in range(4))
-    there(slots=2)
+    add_worker(slots=2)
     runs(busy, elapsed=70)
     ended(90, 100)
     assert why(first).starts_at is None, "two that ended say too little"
@@ -311,33 +311,37 @@ def test_a_start_is_estimated_from_the_last_jobs(database, submit, there, why, r
     assert found == pytest.approx([0, 30, 100], abs=3)
 
 
-def test_without_a_worker_that_takes_it_no_start_is_estimated(submit, there, why, ended):
+def test_without_a_worker_that_takes_it_no_start_is_estimated(submit, add_worker, why, ended):
     ended(1, 1, 1)
     job = submit()
     assert why(job).starts_at is None
-    there(drained=True)
+    add_worker(drained=True)
     assert why(job).starts_at is None
 
 
-def test_other_machine_types_have_a_history_of_their_own(submit, there, why, ended):
+def test_other_machine_types_have_a_history_of_their_own(submit, add_worker, why, ended):
     ended(5, 5, 5, machine_type="V100")
     job = submit()
-    there()
+    add_worker()
     assert why(job).starts_at is None
 
 
-def test_a_slot_that_another_machine_type_uses_is_free_when_that_job_ends(database, submit, there, why, ended, runs):
+def test_a_slot_that_another_machine_type_uses_is_free_when_that_job_ends(
+    database, submit, add_worker, why, ended, runs
+):
     ended(10, 10, 10)
     ended(3600, 3600, 3600, machine_type="V100")
     busy, job = submit(), submit()
     runs(busy, elapsed=600, machine_type="V100")
-    there()
+    add_worker()
     assert seconds_until(database, why(job)) == pytest.approx(3000, abs=3)
 
 
-def test_a_job_that_needs_every_gpu_starts_when_the_last_is_free(database, submit, there, why, change, runs, ended):
+def test_a_job_that_needs_every_gpu_starts_when_the_last_is_free(
+    database, submit, add_worker, why, change, runs, ended
+):
     ended(100, 100, 100)
-    there(slots=8, gpus=["0", "1"])
+    add_worker(slots=8, gpus=["0", "1"])
     one, two, job = submit(), submit(), submit()
     runs(one, elapsed=20, gpus=1)
     runs(two, elapsed=60, gpus=1)
@@ -350,9 +354,9 @@ def test_a_job_that_needs_every_gpu_starts_when_the_last_is_free(database, submi
     assert seconds_until(database, why(job)) == pytest.approx(0, abs=3)
 
 
-def test_what_a_machine_has_left_of_cpus_and_memory_counts(database, submit, there, why, change, runs, ended):
+def test_what_a_machine_has_left_of_cpus_and_memory_counts(database, submit, add_worker, why, change, runs, ended):
     ended(100, 100, 100)
-    there(slots=8, cpus=4.0, memory_mb=8000)
+    add_worker(slots=8, cpus=4.0, memory_mb=8000)
     busy, job = submit(), submit()
     runs(busy, elapsed=40, cpus=3.0, memory_mb=1000)
     change(job, cpus=2.0)
@@ -363,9 +367,9 @@ def test_what_a_machine_has_left_of_cpus_and_memory_counts(database, submit, the
     assert seconds_until(database, why(job)) == pytest.approx(60, abs=3)
 
 
-def test_a_quota_and_a_pause_delay_the_start(database, submit, there, why, change, runs, ended):
+def test_a_quota_and_a_pause_delay_the_start(database, submit, add_worker, why, change, runs, ended):
     ended(100, 100, 100)
-    there(slots=8)
+    add_worker(slots=8)
     busy, job = submit(), submit()
     runs(busy, elapsed=50)
     with database.write() as session:
@@ -378,10 +382,10 @@ def test_a_quota_and_a_pause_delay_the_start(database, submit, there, why, chang
     assert why(job).starts_at is None, "a project that may run nothing"
 
 
-def test_an_estimate_looks_at_the_last_hundred_jobs_alone(database, submit, there, why, change, ended):
+def test_an_estimate_looks_at_the_last_hundred_jobs_alone(database, submit, add_worker, why, change, ended):
     ended(*[5] * 100)
     ended(*[10_000] * 101, ago=80_000)
-    there()
+    add_worker()
     busy, job = submit(), submit()
     change(busy, state="starting", worker="w1", host="host-w1")
     assert seconds_until(database, why(job)) == pytest.approx(5, abs=3)

@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from support.backend_place import Place
-from support.docker_server import layer, running_engine
+from support.backend_harness import BackendHarness
+from support.docker_server import build_layer, running_engine
 from support.registry_server import Registry
 
 from core.settings import Settings
@@ -26,7 +26,7 @@ def make(docker_server, tmp_path):
     places = []
 
     def place(server=docker_server, **settings):
-        made = Place("docker", tmp_path, server.settings(**settings))
+        made = BackendHarness("docker", tmp_path, server.settings(**settings))
         if server is docker_server:  # another one takes all that it has with it
             places.append(made)
         return made
@@ -37,7 +37,7 @@ def make(docker_server, tmp_path):
 
 
 @pytest.fixture
-def mortal():
+def killable_engine():
     """An engine to be killed, apart from the one that other tests use."""
     with running_engine() as server:
         yield server
@@ -56,16 +56,16 @@ def clean_engine(docker_server):
 
 
 @pytest.fixture
-def unlike():
+def make_unique_layers():
     """Layers that no other test has: what an engine has it does not pull again."""
 
     def make(count=1, size=1000):
-        return [layer({f"data-{number}": os.urandom(size)}) for number in range(count)]
+        return [build_layer({f"data-{number}": os.urandom(size)}) for number in range(count)]
 
     return make
 
 
-class Store:
+class EngineImages:
     """The images of one engine under one GRADIENT_HOME."""
 
     def __init__(self, server, home, images=None, **docker):
@@ -77,21 +77,21 @@ class Store:
         )
         self.engine = Engine(self.settings.docker)
         self.images = ImageStore(self.engine, self.settings)
-        self.told = []
+        self.progress = []
         self.client = server.client
 
     def have(self, reference, **how):
-        return self.images.ensure(reference, lambda *what: self.told.append(what), **how)
+        return self.images.ensure(reference, lambda *what: self.progress.append(what), **how)
 
-    def ours(self):
+    def recorded_names(self):
         """Names of the images in the ledger."""
         with self.images.journal().open() as page:
             return sorted(name for entry in page.images.values() for name in entry.references)
 
 
 @pytest.fixture
-def store(clean_engine, tmp_path):
+def make_image_store(clean_engine, tmp_path):
     def make(images=None, **docker):
-        return Store(clean_engine, tmp_path / "home", images, **{"pull": "missing"} | docker)
+        return EngineImages(clean_engine, tmp_path / "home", images, **{"pull": "missing"} | docker)
 
     return make

@@ -1,9 +1,9 @@
 """Disk use of a container's own files, and the memory limit of a job that names none."""
 
 import pytest
-from support.backend_place import Place
+from support.backend_harness import BackendHarness
 from support.deployment import wait_until
-from support.docker_server import SHELL
+from support.docker_server import SHELL_IMAGE
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
@@ -23,7 +23,7 @@ FILL = "dd if=/dev/urandom of=/tmp/fill bs=1M count=8 2>/dev/null; echo full; sl
 
 
 def placed(docker_server, tmp_path, **settings):
-    return Place("docker", tmp_path, docker=docker_server.settings(), **settings)
+    return BackendHarness("docker", tmp_path, docker=docker_server.settings(), **settings)
 
 
 def test_what_a_job_writes_outside_of_its_folders_is_measured(docker_server, tmp_path):
@@ -48,7 +48,7 @@ def test_a_job_that_fills_its_containers_own_disk_is_ended(docker_server, tmp_pa
 
     def submit(session):
         project, _ = projects.get_or_create(session, "default")
-        spec = JobSpec(machine_type="CPU", command=FILL, container=SHELL, stop_grace=5)
+        spec = JobSpec(machine_type="CPU", command=FILL, container=SHELL_IMAGE, stop_grace=5)
         machine = Catalogue.load().get("CPU")
         lifecycle.submit(
             session, NewJob(spec=spec, machine=machine, backend="docker", project=project, submitted_by="t")

@@ -7,7 +7,7 @@ import threading
 
 import psutil
 import pytest
-from support.backend_place import Place
+from support.backend_harness import BackendHarness
 from support.deployment import wait_until
 
 from core.settings.docker import DockerSettings
@@ -104,7 +104,7 @@ def test_a_thread_that_fails_late_leaves_the_connection_that_another_has_made(en
 
 
 def test_jobs_that_end_while_their_statistics_are_read_cost_no_descriptors(docker_server, tmp_path):
-    place = Place("docker", tmp_path, docker_server.settings())
+    place = BackendHarness("docker", tmp_path, docker_server.settings())
     try:
         counts = []
         for attempt in range(1, 13):

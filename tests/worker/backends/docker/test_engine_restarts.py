@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from support.backend_place import Place
+from support.backend_harness import BackendHarness
 from support.deployment import wait_until
 from support.docker_server import running_engine
 
@@ -50,11 +50,11 @@ def test_a_restart_that_turns_live_restore_on_is_told_as_the_machine_s_fault(mak
 
 
 @pytest.mark.usefixtures("docker_server")
-def test_a_sigterm_of_the_job_s_own_under_an_engine_that_came_back_is_its_own(make, mortal):
-    place = make(mortal)
+def test_a_sigterm_of_the_job_s_own_under_an_engine_that_came_back_is_its_own(make, killable_engine):
+    place = make(killable_engine)
     spec, handle = place.running("echo up; until [ -e go ]; do sleep 0.1; done; kill $$")
-    mortal.kill()
-    mortal.start()
+    killable_engine.kill()
+    killable_engine.start()
     (spec.workspace / "go").touch()
     assert place.wait(handle) == Exit(143)
 
@@ -72,7 +72,7 @@ def test_a_sigterm_of_the_job_s_own_is_told_from_one_of_the_engine(make, unresto
 @pytest.mark.usefixtures("docker_server")
 def test_an_engine_without_live_restore_is_warned_of(tmp_path, caplog):
     with running_engine(**{"live-restore": False}) as server:
-        place = Place("docker", tmp_path, server.settings())
+        place = BackendHarness("docker", tmp_path, server.settings())
         assert place.backend.unavailable_reason() is None
         assert place.backend.unavailable_reason() is None
     assert [record.message.split(":")[0] for record in caplog.records] == ["live_restore_off"]

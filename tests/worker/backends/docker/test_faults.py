@@ -7,7 +7,7 @@ import requests
 from docker.api.client import APIClient
 from docker.errors import APIError
 from support.deployment import wait_until
-from support.docker_server import BARE
+from support.docker_server import BARE_IMAGE
 
 from worker.attempt.scratch import Scratch
 from worker.backends.base import ARTIFACTS, Exit, LaunchError, read_control
@@ -30,73 +30,73 @@ def refused(place, spec):
     return error.value, confirmed
 
 
-def test_a_job_prints_on_while_its_engine_is_killed_and_started_again(make, mortal):
-    place = make(mortal)
+def test_a_job_prints_on_while_its_engine_is_killed_and_started_again(make, killable_engine):
+    place = make(killable_engine)
     spec = place.spec(PRINTS)
     handle = place.launch(spec)
     wait_until(lambda: b"line 20\n" in place.output(spec), "its first lines")
-    mortal.kill()
+    killable_engine.kill()
     before = place.output(spec)
     assert place.backend.poll(handle) is None, "an engine that is away says nothing about the job"
     wait_until(lambda: len(place.output(spec)) > len(before) + 100, "more lines without an engine")
     assert place.backend.poll(handle) is None
-    mortal.start()
+    killable_engine.start()
     assert place.wait(handle) == Exit(7)
     assert place.output(spec) == PRINTED
     place.backend.destroy(handle)
-    assert left(mortal) == []
+    assert left(killable_engine) == []
 
 
-def test_a_job_that_ends_without_its_engine_is_told_by_its_files(make, mortal):
-    place = make(mortal)
+def test_a_job_that_ends_without_its_engine_is_told_by_its_files(make, killable_engine):
+    place = make(killable_engine)
     spec, handle = place.running("echo up; sleep 1; echo done; exit 5")
-    mortal.kill()
+    killable_engine.kill()
     assert place.wait(handle) == Exit(5)
     assert place.output(spec) == b"up\ndone\n"
     with pytest.raises(LaunchError) as error:
         place.backend.destroy(handle)
     assert error.value.reason == "engine_away", "it is not gone before the engine says so"
     assert "does not answer" in place.backend.unavailable_reason()
-    mortal.start()
+    killable_engine.start()
     assert place.backend.unavailable_reason() is None
     assert place.backend.poll(handle) == Exit(5)
     place.backend.destroy(handle)
-    assert left(mortal) == []
+    assert left(killable_engine) == []
 
 
-def test_a_stop_without_an_engine_reaches_the_job(make, mortal):
-    place = make(mortal)
+def test_a_stop_without_an_engine_reaches_the_job(make, killable_engine):
+    place = make(killable_engine)
     spec, handle = place.running("trap 'echo asked; exit 3' TERM; echo up; while :; do sleep 0.1; done")
-    mortal.kill()
+    killable_engine.kill()
     place.backend.stop(handle, grace=True)
     wait_until(lambda: read_control(spec.control, "exit"), "its end")
     assert place.backend.poll(handle) is None, "whether all of it has ended only the engine knows"
-    mortal.start()
+    killable_engine.start()
     assert place.wait(handle) == Exit(3)
 
 
-def test_a_start_waits_for_an_engine_that_restarts(make, mortal):
-    place = make(mortal)
-    mortal.kill()
+def test_a_start_waits_for_an_engine_that_restarts(make, killable_engine):
+    place = make(killable_engine)
+    killable_engine.kill()
     told = []
 
     def progress(phase, detail):
         told.append((phase, detail))
         if len(told) == 1:
-            mortal.start()
+            killable_engine.start()
 
     handle = place.backend.launch(place.spec("exit 4"), lambda: None, progress)
     assert place.wait(handle) == Exit(4)
     assert told[0] == ("provisioning", "waiting for the container engine to answer")
 
 
-def test_a_start_does_not_wait_for_ever(make, mortal):
-    place = make(mortal, engine_retry_seconds=0)
-    mortal.kill()
+def test_a_start_does_not_wait_for_ever(make, killable_engine):
+    place = make(killable_engine, engine_retry_seconds=0)
+    killable_engine.kill()
     with pytest.raises(LaunchError) as error:
         place.launch(place.spec("exit 4"))
     assert error.value.reason == "engine_away"
-    mortal.start()
+    killable_engine.start()
 
 
 def test_a_container_killed_from_outside_has_vanished(make, docker_server):
@@ -138,8 +138,8 @@ def test_an_image_that_cannot_be_pulled_says_why(make):
 
 
 def test_an_image_without_a_shell_says_so(make):
-    error, confirmed = refused(place := make(), place.spec("true", container=BARE))
-    assert (error.reason, error.detail, confirmed) == ("no_shell", BARE, [])
+    error, confirmed = refused(place := make(), place.spec("true", container=BARE_IMAGE))
+    assert (error.reason, error.detail, confirmed) == ("no_shell", BARE_IMAGE, [])
 
 
 def test_an_engine_without_nvidias_runtime_says_so_before_anything_is_made(make):
@@ -316,32 +316,32 @@ def test_files_belong_to_the_user_of_the_settings_and_can_be_removed(make):
     assert not scratch.root.exists()
 
 
-def test_an_engine_that_hangs_delays_no_look_for_long(make, mortal):
-    place = make(mortal, timeout_seconds=1)
+def test_an_engine_that_hangs_delays_no_look_for_long(make, killable_engine):
+    place = make(killable_engine, timeout_seconds=1)
     _spec, handle = place.running("echo up; sleep 600")
-    mortal.freeze()
+    killable_engine.freeze()
     try:
         began = time.monotonic()
         assert [place.backend.poll(handle) for _ in range(100)] == [None] * 100
         assert time.monotonic() - began < 5
     finally:
-        mortal.thaw()
+        killable_engine.thaw()
     place.backend.stop(handle, grace=False)
     assert wait_until(lambda: place.backend.poll(handle), "its end").code == 137
 
 
 @pytest.mark.usefixtures("docker_server")
-def test_what_lasts_is_not_asked_for_again_until_the_engine_goes_away(mortal):
-    engine = Engine(mortal.settings())
+def test_what_lasts_is_not_asked_for_again_until_the_engine_goes_away(killable_engine):
+    engine = Engine(killable_engine.settings())
     hasty = engine.with_timeout(5)
     told = hasty.cached_info()
     assert engine.cached_info() is told, "two connections, one engine"
     assert hasty.info() is not told, "what is asked for now is asked for"
     assert engine.cached_info() is not told, "and remembered"
-    mortal.kill()
+    killable_engine.kill()
     with pytest.raises(EngineUnavailable):
         engine.call(lambda api: api.ping())
     with pytest.raises(EngineUnavailable):
         hasty.cached_info()
-    mortal.start()
+    killable_engine.start()
     assert engine.cached_info()["ID"] == told["ID"]

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 from support.deployment import wait_until
-from support.docker_server import SHELL
-from support.egress import FETCH, METADATA, OUTSIDE, PRIVATE, Outside
+from support.docker_server import SHELL_IMAGE
+from support.egress import FETCH_COMMAND, METADATA_ADDRESS, PRIVATE_ADDRESS, PUBLIC_ADDRESS, OutsideHost
 
 from core.settings import Settings
 from core.settings.api import ApiSettings
@@ -93,10 +93,10 @@ def engine(docker_server):
 
 def reaches(server, network, *places):
     """Try to reach each place from a container on the network, and return what it prints."""
-    script = "; ".join(FETCH.format(f"{address} {port}") for address, port in places)
+    script = "; ".join(FETCH_COMMAND.format(f"{address} {port}") for address, port in places)
     with server.client() as client:
         config = client.create_host_config(network_mode=network, init=True)
-        made = client.create_container(SHELL, ["sh", "-c", script], host_config=config)["Id"]
+        made = client.create_container(SHELL_IMAGE, ["sh", "-c", script], host_config=config)["Id"]
         try:
             client.start(made)
             client.wait(made)
@@ -115,23 +115,34 @@ def test_a_job_reaches_the_world_and_not_what_is_none_of_its_business(docker_ser
         assert found["Options"]["com.docker.network.bridge.enable_icc"] == "false"
         bridge = found["Options"]["com.docker.network.bridge.name"]
         gateway = found["IPAM"]["Config"][0]["Gateway"]
-        outside = Outside(docker_server, stack)
+        outside = OutsideHost(docker_server, stack)
         outside.listen(outside.network, 80)
         outside.listen(outside.network, 5432)
         outside.listen(outside.network, 53)
         outside.listen(docker_server.network, 53)
         outside.listen(docker_server.network, 8780)
-        ordinary, service = (OUTSIDE, 80), (OUTSIDE, 5432)
-        places = (ordinary, service, (METADATA, 80), (PRIVATE, 80), (gateway, 8780), ("10.99.0.1", 8780))
-        names = ((METADATA, 53), (PRIVATE, 53), (gateway, 53))
+        ordinary, service = (PUBLIC_ADDRESS, 80), (PUBLIC_ADDRESS, 5432)
+        places = (
+            ordinary,
+            service,
+            (METADATA_ADDRESS, 80),
+            (PRIVATE_ADDRESS, 80),
+            (gateway, 8780),
+            ("10.99.0.1", 8780),
+        )
+        names = ((METADATA_ADDRESS, 53), (PRIVATE_ADDRESS, 53), (gateway, 53))
         assert reaches(docker_server, "fenced", *places, *names) == ["reached"] * 9
         blocked = ("169.254.0.0/16", "10.98.0.0/16")
         fence = Firewall(bridge, blocked, (service,), tuple(docker_server.network), ipv6=True)
         for _ in range(2):
             fence.apply()
             assert reaches(docker_server, "fenced", *places, *names) == ["reached"] + ["kept off"] * 8
-        dataclasses.replace(fence, resolvers=(METADATA,)).apply()
-        assert reaches(docker_server, "fenced", (METADATA, 80), *names) == ["kept off", "reached", *["kept off"] * 2]
+        dataclasses.replace(fence, resolvers=(METADATA_ADDRESS,)).apply()
+        assert reaches(docker_server, "fenced", (METADATA_ADDRESS, 80), *names) == [
+            "kept off",
+            "reached",
+            *["kept off"] * 2,
+        ]
         listed = subprocess.run([*docker_server.network, "iptables", "-S"], capture_output=True, text=True, check=True)
         assert listed.stdout.count(f"-i {bridge} -j GRADIENT-") == 2, "set again, each is there once"
         listed = subprocess.run([*docker_server.network, "ip6tables", "-S"], capture_output=True, text=True, check=True)
@@ -149,11 +160,11 @@ def test_a_jobs_port_is_open_to_people_and_not_to_other_jobs(docker_server, engi
         bridge = found["Options"]["com.docker.network.bridge.name"]
         config = client.create_host_config(network_mode="ported", init=True, port_bindings={8000: ("0.0.0.0", 24681)})  # noqa: S104 - inside the test's own network
         serve = "mkdir /tmp/www; echo HTTP >/tmp/www/index.html; exec httpd -f -p 8000 -h /tmp/www"
-        made = client.create_container(SHELL, ["sh", "-c", serve], ports=[8000], host_config=config)["Id"]
+        made = client.create_container(SHELL_IMAGE, ["sh", "-c", serve], ports=[8000], host_config=config)["Id"]
         stack.callback(client.remove_container, made, force=True)
         client.start(made)
         address = client.inspect_container(made)["NetworkSettings"]["Networks"]["ported"]["IPAddress"]
-        outside = Outside(docker_server, stack)
+        outside = OutsideHost(docker_server, stack)
         Firewall(bridge, (), (), tuple(docker_server.network)).apply()
         for network, place in ((docker_server.network, "127.0.0.1"), (outside.network, "10.99.0.1")):
             fetch = [*network, "curl", "--silent", "--max-time", "5", f"http://{place}:24681"]

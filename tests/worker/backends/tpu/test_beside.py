@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from support.backend_place import Place
-from support.fake_clouds import NOTHING, MemoryResourceLog, tpu_settings
+from support.backend_harness import BackendHarness
+from support.fake_clouds import NO_RESOURCES, MemoryResourceLog, tpu_settings
 
 from core.catalogue.backends import enabled_backends
 from core.catalogue.machine_types import Catalogue
@@ -19,7 +19,7 @@ from worker.backends.tpu.provisioning.node_request import build_request
 @pytest.fixture
 def beside(simulator, docker_server, tmp_path):
     settings = {"tpu": tpu_settings(simulator, runner="docker"), "docker": docker_server.settings()}
-    place = Place("tpu", tmp_path, resource_log=MemoryResourceLog(), machine_type="TPU", **settings)
+    place = BackendHarness("tpu", tmp_path, resource_log=MemoryResourceLog(), machine_type="TPU", **settings)
     yield place
     place.clear()
 
@@ -33,13 +33,13 @@ def test_a_container_finds_the_device_and_both_are_gone_afterwards(beside, simul
     beside.backend.destroy(handle)
     with docker_server.client() as client:
         assert client.containers(all=True, filters={"label": [f"gradient.job={beside.job_id}"]}) == []
-    assert simulator.cloud.left() == NOTHING
+    assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
 
 def test_a_container_that_cannot_be_started_gives_the_device_back(beside, simulator):
     with pytest.raises(Exception, match="image_pull"):
         beside.launch(beside.spec("true", container="gradient-test:none"))
-    assert simulator.cloud.left() == NOTHING
+    assert simulator.cloud.remaining_resources() == NO_RESOURCES
     assert [what for what, _ in simulator.cloud.record].count("created") == 2
 
 
@@ -47,16 +47,18 @@ def test_a_container_that_cannot_be_started_gives_the_device_back(beside, simula
     ("machine", "runtime", "tpu_type"),
     [("TPU", "tpu-ubuntu2204-base", "v2-8"), ("TPU v5e", "v2-alpha-tpuv5-lite", "v5litepod-8")],
 )
-def test_a_node_is_made_as_its_type_needs_it(have, machine, runtime, tpu_type):
-    spec = have().spec("true")
+def test_a_node_is_made_as_its_type_needs_it(make_harness, machine, runtime, tpu_type):
+    spec = make_harness().spec("true")
     wish = build_request(spec, Catalogue.load().get(machine), TpuSettings(), "g1")
     assert (wish.runtime, wish.accelerator_type) == (runtime, tpu_type)
     named = build_request(spec, Catalogue.load().get(machine), TpuSettings(runtimes={machine: "mine"}), "g1")
     assert named.runtime == "mine"
 
 
-def test_the_start_up_script_is_whole_and_valid(have):
-    wish = build_request(have().spec("true"), Catalogue.load().get("TPU"), TpuSettings(tensorflow="2.20.1"), "g1")
+def test_the_start_up_script_is_whole_and_valid(make_harness):
+    wish = build_request(
+        make_harness().spec("true"), Catalogue.load().get("TPU"), TpuSettings(tensorflow="2.20.1"), "g1"
+    )
     script = wish.startup("us-central1-b")
     assert "tensorflow-tpu==2.20.1" in script
     assert "@" not in script

@@ -99,7 +99,7 @@ def test_a_bucket_that_is_not_there_is_refused(gcs, tmp_path):
 
 
 def test_a_bucket_that_may_not_be_made_is_refused(gcs, tmp_path):
-    gcs.simulator.faults.refuse_creation()
+    gcs.simulator.faults.deny_bucket_creation()
     settings = Settings(home=tmp_path, gcs=gcs.settings.model_copy(update={"project": "poor"}))
     error = refusal(open_bucket(settings, REGION).prepare, JOB)
     assert (error.reason, "roles/storage.admin" in error.detail) == ("bucket_refused", True)
@@ -123,7 +123,7 @@ def test_job_ids_that_lead_elsewhere_are_refused(opened):
 
 def test_a_jobs_token_opens_its_own_prefix_and_nothing_else(gcs, opened):
     mine, other = opened.prepare(JOB), opened.prepare("jother")
-    gcs.put(opened.name, "jobs/jother/model/secret")
+    gcs.put_object(opened.name, "jobs/jother/model/secret")
     token = mine.credentials["GOOGLE_AUTH_TOKEN_FOR_TESTING"]
     assert token != other.credentials["GOOGLE_AUTH_TOKEN_FOR_TESTING"]
     client = storage.Client("p", Credentials(token), client_options={"api_endpoint": gcs.simulator.url})
@@ -155,7 +155,7 @@ def test_the_tpus_account_gets_the_least_and_proves_it(gcs, opened):
     ]
     assert opened.probe(TPU).proved
     assert len(gcs.simulator.buckets.bucket(opened.name).policy["bindings"]) == 2
-    assert not any(".probe" in name for name in gcs.objects(opened.name))
+    assert not any(".probe" in name for name in gcs.read_objects(opened.name))
 
 
 @pytest.mark.parametrize("account", [MANAGED, None])
@@ -176,7 +176,9 @@ def test_an_account_that_is_refused_is_found_before_anything_bills(gcs, opened):
 def test_a_policy_that_arrives_late_is_waited_for(gcs, opened, monkeypatch):
     opened.prepare(JOB)
     gcs.simulator.faults.deny(TPU)
-    monkeypatch.setattr("worker.backends.tpu.storage.access_probe.time.sleep", lambda _: gcs.simulator.faults.mend())
+    monkeypatch.setattr(
+        "worker.backends.tpu.storage.access_probe.time.sleep", lambda _: gcs.simulator.faults.clear_faults()
+    )
     assert opened.probe(TPU, patience=60).proved
 
 
@@ -186,14 +188,14 @@ def test_a_policy_that_arrives_late_is_waited_for(gcs, opened, monkeypatch):
 def test_outputs_follow_the_bucket_and_inputs_stay_there(gcs, opened, into):
     opened.prepare(JOB)
     for name in ("model/ckpt-1", "model/deep/er/x", "data/train.bin"):
-        gcs.put(opened.name, f"jobs/{JOB}/{name}", name.encode())
+        gcs.put_object(opened.name, f"jobs/{JOB}/{name}", name.encode())
     (into / "local.txt").write_bytes(b"the job's own")
     first = opened.mirror(JOB, into)
     assert (first.files, first.skipped, first.changing) == (2, (), 0)
     own = {"local.txt": b"the job's own"}
     assert contents(into) == own | {"ckpt-1": b"model/ckpt-1", "deep/er/x": b"model/deep/er/x"}
-    gcs.put(opened.name, f"jobs/{JOB}/model/ckpt-2", b"two")
-    gcs.put(opened.name, f"jobs/{JOB}/model/deep/er/x", b"changed")
+    gcs.put_object(opened.name, f"jobs/{JOB}/model/ckpt-2", b"two")
+    gcs.put_object(opened.name, f"jobs/{JOB}/model/deep/er/x", b"changed")
     gcs.client.bucket(opened.name).blob(f"jobs/{JOB}/model/ckpt-1").delete()
     opened.mirror(JOB, into)
     assert contents(into) == own | {"ckpt-2": b"two", "deep/er/x": b"changed"}
@@ -219,10 +221,10 @@ FINE = ["both/inside", "Name", "name", "caf\u00e9", "cafe\u0301", "a b\t#?%2F", 
 def test_hostile_names_never_leave_the_folder_and_are_listed(gcs, opened, artifacts, into, tmp_path):
     opened.prepare(JOB)
     for name in [*HOSTILE, *FINE, "marker/"]:
-        gcs.put(opened.name, f"jobs/{JOB}/model/{name}", b"" if name == "marker/" else name.encode())
+        gcs.put_object(opened.name, f"jobs/{JOB}/model/{name}", b"" if name == "marker/" else name.encode())
     (tmp_path / "outside").mkdir()
     (into / "linked").symlink_to(tmp_path / "outside")
-    gcs.put(opened.name, f"jobs/{JOB}/model/linked/passwd", b"root")
+    gcs.put_object(opened.name, f"jobs/{JOB}/model/linked/passwd", b"root")
     done = opened.complete(JOB, into)
     expected = HOSTILE | {"linked/passwd": "something else of that name is in the artifacts folder"}
     assert dict(done.skipped) == expected
@@ -240,7 +242,7 @@ def test_hostile_names_never_leave_the_folder_and_are_listed(gcs, opened, artifa
 @pytest.mark.parametrize("made", ["link", "file"])
 def test_a_folder_that_the_job_replaced_is_not_followed(gcs, opened, artifacts, tmp_path, made):
     opened.prepare(JOB)
-    gcs.put(opened.name, f"jobs/{JOB}/model/passwd", b"root")
+    gcs.put_object(opened.name, f"jobs/{JOB}/model/passwd", b"root")
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "kept").write_bytes(b"kept")
     for name in ("model", "model.arriving"):
@@ -262,7 +264,7 @@ def test_a_spoiled_word_of_what_was_lost_says_nothing(artifacts):
 def test_names_that_a_file_system_takes_for_one_do_not_overwrite_each_other(gcs, opened, into, monkeypatch):
     opened.prepare(JOB)
     for name in ("Name", "name"):
-        gcs.put(opened.name, f"jobs/{JOB}/model/{name}", name.encode())
+        gcs.put_object(opened.name, f"jobs/{JOB}/model/{name}", name.encode())
     real_stat, real_rename = os.stat, os.rename
 
     def stat(path, *arguments, **options):
@@ -283,7 +285,7 @@ def test_a_file_where_a_folder_is_wanted_is_kept(gcs, opened, into):
     (into / "a").write_bytes(b"the job's own")
     (into / "b").mkdir()
     for name in ("a/inside", "b"):
-        gcs.put(opened.name, f"jobs/{JOB}/model/{name}")
+        gcs.put_object(opened.name, f"jobs/{JOB}/model/{name}")
     assert [skipped.path for skipped in opened.complete(JOB, into).skipped] == ["a/inside", "b"]
     assert contents(into) == {"a": b"the job's own"}
 
@@ -292,22 +294,22 @@ def test_a_file_where_a_folder_is_wanted_is_kept(gcs, opened, into):
 def test_more_objects_than_two_pages_of_a_listing(gcs, opened, into):
     opened.prepare(JOB)
     for number in range(2_500):
-        gcs.put(opened.name, f"jobs/{JOB}/model/part-{number:05d}", b"%d" % number)
+        gcs.put_object(opened.name, f"jobs/{JOB}/model/part-{number:05d}", b"%d" % number)
     assert opened.complete(JOB, into).files == 2_500
     assert (into / "part-02222").read_bytes() == b"2222"
     opened.remove(JOB)
-    assert gcs.objects(opened.name) == {}
+    assert gcs.read_objects(opened.name) == {}
 
 
 def test_what_is_broken_off_goes_on_from_there(gcs, opened, into):
     opened.prepare(JOB)
     for number in range(20):
-        gcs.put(opened.name, f"jobs/{JOB}/model/{number}", b"content")
+        gcs.put_object(opened.name, f"jobs/{JOB}/model/{number}", b"content")
     gcs.simulator.faults.fail(400, 3, path="alt=media")
     gcs.simulator.faults.fail(400, 3, path="media")
     with pytest.raises(StoreUnavailable):
         opened.mirror(JOB, into)
-    gcs.simulator.faults.mend()
+    gcs.simulator.faults.clear_faults()
     before = len(contents(into))
     assert before >= 14
     asked = len(gcs.simulator.requests)
@@ -318,14 +320,14 @@ def test_what_is_broken_off_goes_on_from_there(gcs, opened, into):
 def test_an_object_that_changes_while_it_is_fetched_is_fetched_again(gcs, opened, into):
     opened.prepare(JOB)
     name = f"jobs/{JOB}/model/busy"
-    gcs.put(opened.name, name, b"old")
+    gcs.put_object(opened.name, name, b"old")
     real, left = gcs.simulator.buckets.names, [2]
 
     def changing(bucket):
         found = real(bucket)
         if left[0]:
             left[0] -= 1
-            gcs.put(opened.name, name, b"new %d" % left[0])
+            gcs.put_object(opened.name, name, b"new %d" % left[0])
         return found
 
     gcs.simulator.buckets.names = changing
@@ -358,7 +360,7 @@ def test_a_data_set_is_staged_once_and_without_what_links_lead_to(gcs, opened, t
     done = stage(opened, source)
     assert (done.files, done.bytes) == (2, 300_001)
     assert [skipped.path for skipped in done.skipped] == ["link"]
-    data = {name: content for name, content in gcs.objects(opened.name).items() if "/data/" in name and content}
+    data = {name: content for name, content in gcs.read_objects(opened.name).items() if "/data/" in name and content}
     assert data == {
         f"jobs/{JOB}/data/a.bin": (source / "a.bin").read_bytes(),
         f"jobs/{JOB}/data/deep/b": b"b",
@@ -368,12 +370,12 @@ def test_a_data_set_is_staged_once_and_without_what_links_lead_to(gcs, opened, t
     stage(opened, source)
     assert len([one for one in gcs.simulator.requests[asked:] if one.startswith("POST")]) == 1
     stage(opened, source / "a.bin")
-    assert gcs.objects(opened.name)[f"jobs/{JOB}/data/deep/b"] == b"B"
+    assert gcs.read_objects(opened.name)[f"jobs/{JOB}/data/deep/b"] == b"B"
 
 
 def test_a_later_attempt_finds_what_an_earlier_one_left(gcs, opened, artifacts, tmp_path):
     opened.prepare(JOB)
-    gcs.put(opened.name, f"jobs/{JOB}/model/checkpoints/7", b"seven")
+    gcs.put_object(opened.name, f"jobs/{JOB}/model/checkpoints/7", b"seven")
     opened.complete(JOB, artifacts)
     opened.remove(JOB)
     opened.prepare(JOB)
@@ -388,9 +390,9 @@ def test_an_upload_that_is_broken_off_is_taken_up_again(gcs, opened, tmp_path):
     source = tmp_path / "large.bin"
     source.write_bytes(os.urandom(20 * 1024**2))
     opened.prepare(JOB)
-    gcs.simulator.faults.break_off(2, path="upload_id")
+    gcs.simulator.faults.disconnect_uploads(2, path="upload_id")
     stage(opened, source)
-    assert gcs.objects(opened.name)[f"jobs/{JOB}/data/large.bin"] == source.read_bytes()
+    assert gcs.read_objects(opened.name)[f"jobs/{JOB}/data/large.bin"] == source.read_bytes()
 
 
 def test_data_sets_that_cannot_be_staged_are_refused(gcs, tmp_path):
@@ -399,13 +401,13 @@ def test_data_sets_that_cannot_be_staged_are_refused(gcs, tmp_path):
     os.mkfifo(tmp_path / "fifo")
     assert "MAX_DATASET_BYTES" in refusal(stage, opened, tmp_path / "large").detail
     assert "neither a file nor a folder" in refusal(stage, opened, tmp_path / "fifo").detail
-    assert gcs.objects(opened.name) == {}
+    assert gcs.read_objects(opened.name) == {}
 
 
 def test_a_jobs_prefix_goes_and_others_stay(gcs, opened, tmp_path):
     for job in (JOB, "jother"):
         opened.prepare(job)
-        gcs.put(opened.name, f"jobs/{job}/model/x")
+        gcs.put_object(opened.name, f"jobs/{job}/model/x")
     assert opened.jobs() == [JOB, "jother"]
     for _ in range(2):
         opened.remove(JOB)

@@ -7,9 +7,9 @@ import time
 import grpc
 import pytest
 from support.deployment import wait_until
-from support.fake_clouds import NOTHING, ZONES, none_over, refused
+from support.fake_clouds import NO_RESOURCES, ZONES, expect_launch_error, no_job_ended
 
-from gradient_server.simulator.tpu.faults import HANG, Fault
+from gradient_server.simulator.tpu.faults import HANG, TpuFault
 from gradient_server.simulator.tpu.state import DENIED, Health, NodeState
 from worker.backends.base import LaunchError
 
@@ -37,8 +37,8 @@ WAYS = pytest.mark.parametrize("way", ["node", "queued"])
 
 
 @WAYS
-def test_a_job_finds_its_device_and_nothing_is_left_of_it(have, simulator, way):
-    place = have(provisioning=way)
+def test_a_job_finds_its_device_and_nothing_is_left_of_it(make_harness, simulator, way):
+    place = make_harness(provisioning=way)
     spec = place.spec('echo "$TPU_NAME $TPU_GRPC_URL"')
     handle = place.launch(spec)
     assert place.wait(handle).code == 0
@@ -48,12 +48,12 @@ def test_a_job_finds_its_device_and_nothing_is_left_of_it(have, simulator, way):
     assert dict(node.labels) == {"gradient-jobs": "gtest", "gradient-job": place.job_id, "gradient-attempt": "1"}
     assert node.accelerator_type == "v2-8"
     place.backend.destroy(handle)
-    assert simulator.cloud.left() == NOTHING
+    assert simulator.cloud.remaining_resources() == NO_RESOURCES
     place.backend.destroy(handle)
 
 
-def test_what_bills_is_written_down_before_it_is_asked_for(have, simulator):
-    place = have(provisioning="node")
+def test_what_bills_is_written_down_before_it_is_asked_for(make_harness, simulator):
+    place = make_harness(provisioning="node")
     ledger, before = place._resource_log, []
     intend = ledger.record_intent
     ledger.record_intent = lambda *args, **options: (
@@ -65,26 +65,28 @@ def test_what_bills_is_written_down_before_it_is_asked_for(have, simulator):
     assert ledger.billed() == [f"{ZONES[0]}/{node_id(place)}"]
 
 
-def test_without_room_for_a_node_the_next_zone_is_tried(have, simulator):
+def test_without_room_for_a_node_the_next_zone_is_tried(make_harness, simulator):
     simulator.cloud.capacity[ZONES[0]] = 0
-    place = have(provisioning="node")
+    place = make_harness(provisioning="node")
     said = []
     place.launch(place.spec("true"), progress=lambda phase, words: said.append((phase, words)))
-    assert simulator.cloud.left()[0] == [f"projects/simulated/locations/{ZONES[1]}/nodes/{node_id(place)}"]
+    assert simulator.cloud.remaining_resources()[0] == [
+        f"projects/simulated/locations/{ZONES[1]}/nodes/{node_id(place)}"
+    ]
     assert any(f"tried {ZONES[0]}: There is no more capacity" in words for _, words in said)
 
 
-def test_without_room_anywhere_it_says_so(have, simulator):
+def test_without_room_anywhere_it_says_so(make_harness, simulator):
     simulator.cloud.room = 0
-    reason, detail = refused(have(provisioning="node"))
+    reason, detail = expect_launch_error(make_harness(provisioning="node"))
     assert reason == "tpu_capacity"
     assert all(zone in detail for zone in ZONES)
     assert simulator.cloud.record == []
 
 
-def test_without_room_it_queues_says_so_and_goes_on(have, simulator):
+def test_without_room_it_queues_says_so_and_goes_on(make_harness, simulator):
     simulator.cloud.capacity[ZONES[0]] = 0
-    place, said = have(zones=ZONES[:1]), []
+    place, said = make_harness(zones=ZONES[:1]), []
 
     def progress(_, words):
         said.append(words)
@@ -96,28 +98,28 @@ def test_without_room_it_queues_says_so_and_goes_on(have, simulator):
     assert any(f"queued resource {ZONES[0]}/{node_id(place)}: WAITING_FOR_RESOURCES since" in one for one in said)
 
 
-def test_a_queue_that_brings_nothing_in_time_is_left(have, simulator):
+def test_a_queue_that_brings_nothing_in_time_is_left(make_harness, simulator):
     simulator.cloud.room = 0
-    reason, detail = refused(have(provision_timeout_seconds=0.4))
-    assert (reason, simulator.cloud.left()) == ("tpu_capacity", NOTHING)
+    reason, detail = expect_launch_error(make_harness(provision_timeout_seconds=0.4))
+    assert (reason, simulator.cloud.remaining_resources()) == ("tpu_capacity", NO_RESOURCES)
     assert "not had within" in detail
     assert [made for made, _ in simulator.cloud.record] == ["created", "deleted"] * 2, "both zones were queued in"
 
 
 @WAYS
-def test_a_stop_while_it_waits_deletes_the_request(have, simulator, way):
+def test_a_stop_while_it_waits_deletes_the_request(make_harness, simulator, way):
     simulator.cloud.create_seconds = 600
-    place = have(provisioning=way)
+    place = make_harness(provisioning=way)
 
     def progress(*_):
-        if simulator.cloud.left() != NOTHING:
+        if simulator.cloud.remaining_resources() != NO_RESOURCES:
             raise LaunchError("stopped_by_user", "before it was started")
 
     with pytest.raises(LaunchError, match="stopped_by_user"):
         place.backend.launch(place.spec("true"), lambda: None, progress)
     (owned,) = place.backend.list_owned()
     place.backend.destroy(owned)
-    assert simulator.cloud.left() == NOTHING
+    assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
 
 @pytest.mark.parametrize(
@@ -128,87 +130,87 @@ def test_a_stop_while_it_waits_deletes_the_request(have, simulator, way):
     ],
 )
 @WAYS
-def test_an_operation_that_fails_late(have, simulator, way, code, reason):
+def test_an_operation_that_fails_late(make_harness, simulator, way, code, reason):
     simulator.cloud.late_errors.append((code, "it did not work out"))
-    assert refused(have(provisioning=way)) == (reason, "it did not work out")
-    assert simulator.cloud.left() == NOTHING
+    assert expect_launch_error(make_harness(provisioning=way)) == (reason, "it did not work out")
+    assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
 
-def test_an_operation_that_finds_no_room_late_has_the_next_zone_tried(have, simulator):
+def test_an_operation_that_finds_no_room_late_has_the_next_zone_tried(make_harness, simulator):
     simulator.cloud.late_errors.append((grpc.StatusCode.RESOURCE_EXHAUSTED, "no more room"))
-    place = have(provisioning="node")
+    place = make_harness(provisioning="node")
     place.launch(place.spec("true"))
     assert [made for made, _ in simulator.cloud.record] == ["created", "deleted", "created"]
 
 
-def test_a_kind_of_node_that_google_offers_no_more_is_refused_in_its_words(have, simulator):
+def test_a_kind_of_node_that_google_offers_no_more_is_refused_in_its_words(make_harness, simulator):
     simulator.cloud.deny_tpu_node = True
-    assert refused(have(provisioning="node")) == ("tpu_denied", DENIED)
+    assert expect_launch_error(make_harness(provisioning="node")) == ("tpu_denied", DENIED)
 
 
 @WAYS
-def test_a_missing_permission_is_told_at_once(have, simulator, way):
-    simulator.inject("*", Fault(grpc.StatusCode.PERMISSION_DENIED, "Permission 'tpu.nodes.create' denied", times=0))
-    reason, detail = refused(have(provisioning=way))
+def test_a_missing_permission_is_told_at_once(make_harness, simulator, way):
+    simulator.inject("*", TpuFault(grpc.StatusCode.PERMISSION_DENIED, "Permission 'tpu.nodes.create' denied", times=0))
+    reason, detail = expect_launch_error(make_harness(provisioning=way))
     assert (reason, detail) == ("tpu_denied", "Permission 'tpu.nodes.create' denied")
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
 @WAYS
-def test_an_api_that_is_away_for_a_while_is_waited_for(have, simulator, way, code):
+def test_an_api_that_is_away_for_a_while_is_waited_for(make_harness, simulator, way, code):
     rate = "RATE_LIMIT_EXCEEDED" if code is grpc.StatusCode.RESOURCE_EXHAUSTED else ""
-    simulator.inject("*", Fault(code, "later", rate, times=5))
-    place = have(provisioning=way)
+    simulator.inject("*", TpuFault(code, "later", rate, times=5))
+    place = make_harness(provisioning=way)
     assert place.wait(place.launch(place.spec("exit 4"))).code == 4
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault(grpc.StatusCode.UNAVAILABLE, "gone to lunch", times=0),
-        Fault(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests", "RATE_LIMIT_EXCEEDED", times=0),
-        Fault(seconds=HANG, times=0),
+        TpuFault(grpc.StatusCode.UNAVAILABLE, "gone to lunch", times=0),
+        TpuFault(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests", "RATE_LIMIT_EXCEEDED", times=0),
+        TpuFault(seconds=HANG, times=0),
     ],
 )
-def test_an_api_that_stays_away_ends_the_start(have, simulator, fault):
+def test_an_api_that_stays_away_ends_the_start(make_harness, simulator, fault):
     simulator.inject("*", fault)
     began = time.monotonic()
-    assert refused(have(api_retry_seconds=0.3, timeout_seconds=0.3))[0] == "tpu_api_away"
+    assert expect_launch_error(make_harness(api_retry_seconds=0.3, timeout_seconds=0.3))[0] == "tpu_api_away"
     assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("fault", [Fault(grpc.StatusCode.UNAVAILABLE, done=True), Fault(seconds=HANG, done=True)])
+@pytest.mark.parametrize("fault", [TpuFault(grpc.StatusCode.UNAVAILABLE, done=True), TpuFault(seconds=HANG, done=True)])
 @pytest.mark.parametrize(("way", "method"), [("node", "CreateNode"), ("queued", "CreateQueuedResource")])
-def test_what_was_made_though_the_answer_was_lost_is_taken(have, simulator, way, method, fault):
+def test_what_was_made_though_the_answer_was_lost_is_taken(make_harness, simulator, way, method, fault):
     simulator.inject(method, fault)
-    place = have(provisioning=way, timeout_seconds=0.5)
+    place = make_harness(provisioning=way, timeout_seconds=0.5)
     assert place.wait(place.launch(place.spec("true"))).code == 0
     made = [name for what, name in simulator.cloud.record if what == "created"]
     assert len(made) == len(set(made)), "nothing was made twice"
 
 
-def test_a_slow_api_is_borne(have, simulator):
-    simulator.inject("*", Fault(seconds=0.2, times=0))
-    place = have()
+def test_a_slow_api_is_borne(make_harness, simulator):
+    simulator.inject("*", TpuFault(seconds=0.2, times=0))
+    place = make_harness()
     assert place.wait(place.launch(place.spec("exit 5"))).code == 5
 
 
 @WAYS
-def test_whoever_comes_after_a_crash_goes_on_with_the_same_device(have, simulator, way):
+def test_whoever_comes_after_a_crash_goes_on_with_the_same_device(make_harness, simulator, way):
     simulator.cloud.create_seconds = 0.3
-    place = have(provisioning=way)
+    place = make_harness(provisioning=way)
 
     class Crash(Exception):
         pass
 
     def progress(*_):
-        if simulator.cloud.left() != NOTHING:
+        if simulator.cloud.remaining_resources() != NO_RESOURCES:
             raise Crash
 
     spec = place.spec("true")
     with pytest.raises(Crash):
         place.backend.launch(spec, lambda: None, progress)
-    heir = place.another()
+    heir = place.new_instance()
     handle = heir.launch(spec, lambda: None, lambda *_: None)
     assert wait_until(lambda: heir.poll(handle), "the job to end").code == 0
     heir.destroy(handle)
@@ -216,29 +218,29 @@ def test_whoever_comes_after_a_crash_goes_on_with_the_same_device(have, simulato
     assert made == list(dict.fromkeys(made))
 
 
-def test_a_ready_node_that_stays_ill_is_given_back(have, simulator):
-    place = have(provisioning="node")
+def test_a_ready_node_that_stays_ill_is_given_back(make_harness, simulator):
+    place = make_harness(provisioning="node")
 
     def progress(*_):
-        if simulator.cloud.left() != NOTHING:
+        if simulator.cloud.remaining_resources() != NO_RESOURCES:
             simulator.cloud.set_health(node_id(place), Health.UNHEALTHY_MAINTENANCE, "in the shop")
 
     with pytest.raises(LaunchError) as raised:
         place.backend.launch(place.spec("true"), lambda: None, progress)
     assert raised.value.reason == "tpu_unhealthy"
     assert "READY, but UNHEALTHY_MAINTENANCE: in the shop" in raised.value.detail
-    assert simulator.cloud.left() == NOTHING
+    assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
 
-def test_a_closed_port_is_found_before_the_job_starts(have, simulator):
+def test_a_closed_port_is_found_before_the_job_starts(make_harness, simulator):
     simulator.cloud.device = ("127.0.0.1", 9)  # of a service that nobody runs
-    place = have()
+    place = make_harness()
     spec = place.spec("echo ran")
-    reason, detail = refused(place, spec)
+    reason, detail = expect_launch_error(place, spec)
     assert reason == "tpu_unreachable"
     assert detail.startswith("grpc://127.0.0.1:9: ")
     assert place.output(spec) == b""
-    assert simulator.cloud.left() == NOTHING
+    assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
 
 @pytest.mark.parametrize(
@@ -251,25 +253,25 @@ def test_a_closed_port_is_found_before_the_job_starts(have, simulator):
         (lambda cloud, name: cloud.suspend(name, by_user=True), "tpu_suspended"),
     ],
 )
-def test_a_job_whose_device_is_lost_is_ended_with_the_reason(have, simulator, harm, reason):
-    place = have()
+def test_a_job_whose_device_is_lost_is_ended_with_the_reason(make_harness, simulator, harm, reason):
+    place = make_harness()
     handle = running(place)
     assert place.backend.poll(handle) is None
     harm(simulator.cloud, node_id(place))
     assert ended(place, handle) == reason
-    assert simulator.cloud.left() == NOTHING
+    assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
 
-def test_spot_capacity_that_google_takes_back_is_preempted(have, simulator):
-    place = have(spot=True)
+def test_spot_capacity_that_google_takes_back_is_preempted(make_harness, simulator):
+    place = make_harness(spot=True)
     handle = running(place)
     simulator.cloud.suspend(node_id(place), by_user=False)
     assert ended(place, handle) == "preempted"
 
 
-def test_a_job_that_fails_because_its_device_is_lost_is_not_blamed(have, simulator):
+def test_a_job_that_fails_because_its_device_is_lost_is_not_blamed(make_harness, simulator):
     """The job notices the loss by its broken connection, before the worker polls."""
-    place = have(watch_seconds=600.0)
+    place = make_harness(watch_seconds=600.0)
     spec = place.spec('echo up; while [ ! -e "$PWD/broken" ]; do sleep 0.05; done; exit 1')
     handle = place.launch(spec)
     wait_until(lambda: place.output(spec) == b"up\n", "the job to run")
@@ -278,34 +280,34 @@ def test_a_job_that_fails_because_its_device_is_lost_is_not_blamed(have, simulat
     assert ended(place, handle) == "preempted"
 
 
-def test_a_job_that_fails_by_itself_is(have):
-    place = have()
+def test_a_job_that_fails_by_itself_is(make_harness):
+    place = make_harness()
     handle = place.launch(place.spec("exit 9"))
     exit_ = place.wait(handle)
     assert (exit_.code, exit_.reason) == (9, None)
 
 
-def test_a_job_that_does_not_hear_is_killed_after_its_grace(have, simulator):
-    place = have()
+def test_a_job_that_does_not_hear_is_killed_after_its_grace(make_harness, simulator):
+    place = make_harness()
     program = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     handle = running(place, f'exec {sys.executable} -c "{program}"', stop_grace=0.3)
     simulator.cloud.preempt(node_id(place))
     assert ended(place, handle) == "preempted"
 
 
-def test_another_worker_knows_why_the_job_was_ended(have, simulator):
-    place = have()
+def test_another_worker_knows_why_the_job_was_ended(make_harness, simulator):
+    place = make_harness()
     handle = running(place)
     simulator.cloud.preempt(node_id(place))
     wait_until(lambda: place.backend.poll(handle), "the job to end")
-    simulator.inject("*", Fault(grpc.StatusCode.UNAVAILABLE, times=0))
-    assert place.another().poll(handle).reason == "preempted"
+    simulator.inject("*", TpuFault(grpc.StatusCode.UNAVAILABLE, times=0))
+    assert place.new_instance().poll(handle).reason == "preempted"
 
 
-def test_an_api_that_is_away_says_nothing_of_a_running_job(have, simulator):
-    place = have(timeout_seconds=0.3)
+def test_an_api_that_is_away_says_nothing_of_a_running_job(make_harness, simulator):
+    place = make_harness(timeout_seconds=0.3)
     handle = running(place, 'echo up; while [ ! -e "$PWD/end" ]; do sleep 0.05; done; exit 6')
-    simulator.inject("*", Fault(seconds=HANG, times=0))
+    simulator.inject("*", TpuFault(seconds=HANG, times=0))
     polls = []
     while sum(polls) + len(polls) * 0.05 < 1.0:
         began = time.monotonic()
@@ -318,64 +320,64 @@ def test_an_api_that_is_away_says_nothing_of_a_running_job(have, simulator):
     assert (exit_.code, exit_.reason) == (6, None)
 
 
-def test_a_teardown_is_repeated_until_the_cloud_takes_it(have, simulator):
-    place = have(provisioning="node")
+def test_a_teardown_is_repeated_until_the_cloud_takes_it(make_harness, simulator):
+    place = make_harness(provisioning="node")
     handle = place.launch(place.spec("true"))
-    simulator.inject("DeleteNode", Fault(grpc.StatusCode.UNAVAILABLE, "not now"))
+    simulator.inject("DeleteNode", TpuFault(grpc.StatusCode.UNAVAILABLE, "not now"))
     with pytest.raises(LaunchError, match="tpu_api_away"):
         place.backend.destroy(handle)
     place.backend.destroy(handle)
-    assert simulator.cloud.left() == NOTHING
+    assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
 
-def test_a_teardown_that_stays_refused_is_left_to_the_sweep(have, simulator):
-    place = have(provisioning="node", api_retry_seconds=0.0)
+def test_a_teardown_that_stays_refused_is_left_to_the_sweep(make_harness, simulator):
+    place = make_harness(provisioning="node", api_retry_seconds=0.0)
     handle = place.launch(place.spec("true"))
-    simulator.inject("DeleteNode", Fault(grpc.StatusCode.PERMISSION_DENIED, "no"))
+    simulator.inject("DeleteNode", TpuFault(grpc.StatusCode.PERMISSION_DENIED, "no"))
     place.backend.destroy(handle)
-    assert len(simulator.cloud.left()[0]) == 1
-    assert place.backend.remove_orphans(lambda *_: False, none_over) == 1
-    assert simulator.cloud.left() == NOTHING
+    assert len(simulator.cloud.remaining_resources()[0]) == 1
+    assert place.backend.remove_orphans(lambda *_: False, no_job_ended) == 1
+    assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
 
-def test_the_sweep_leaves_what_a_job_owns(have, simulator):
-    place = have()
+def test_the_sweep_leaves_what_a_job_owns(make_harness, simulator):
+    place = make_harness()
     place.launch(place.spec("sleep 600"))
-    assert place.backend.remove_orphans(lambda *asked: asked == (place.job_id, 1), none_over) == 0
-    assert simulator.cloud.left() != NOTHING
+    assert place.backend.remove_orphans(lambda *asked: asked == (place.job_id, 1), no_job_ended) == 0
+    assert simulator.cloud.remaining_resources() != NO_RESOURCES
 
 
 @pytest.mark.parametrize(("way", "count"), [("node", 1), ("queued", 1)])
-def test_the_sweep_finds_by_its_label_what_nobody_wrote_down(have, simulator, way, count):
-    place = have(provisioning=way)
+def test_the_sweep_finds_by_its_label_what_nobody_wrote_down(make_harness, simulator, way, count):
+    place = make_harness(provisioning=way)
     place.launch(place.spec("true"))
     place._resource_log._rows.clear()
-    assert place.backend.remove_orphans(lambda *_: False, none_over) == count
-    assert simulator.cloud.left() == NOTHING
+    assert place.backend.remove_orphans(lambda *_: False, no_job_ended) == count
+    assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
 
-def test_the_sweep_touches_neither_what_is_young_nor_what_is_others(have, simulator):
-    place = have(orphan_grace_seconds=600.0)
+def test_the_sweep_touches_neither_what_is_young_nor_what_is_others(make_harness, simulator):
+    place = make_harness(orphan_grace_seconds=600.0)
     place.launch(place.spec("true"))
     forgotten = list(place._resource_log._rows)
     place._resource_log._rows.clear()
-    assert place.backend.remove_orphans(lambda *_: False, none_over) == 0, "it is young"
-    place = have()
+    assert place.backend.remove_orphans(lambda *_: False, no_job_ended) == 0, "it is young"
+    place = make_harness()
     place._resource_log.installation = lambda: "another"
-    assert place.backend.remove_orphans(lambda *_: False, none_over) == 0, "it is another service's"
-    assert simulator.cloud.left() != NOTHING
+    assert place.backend.remove_orphans(lambda *_: False, no_job_ended) == 0, "it is another service's"
+    assert simulator.cloud.remaining_resources() != NO_RESOURCES
     place._resource_log._rows = forgotten
 
 
-def test_what_should_be_gone_is_deleted_again_also_while_its_job_runs_elsewhere(have, simulator):
+def test_what_should_be_gone_is_deleted_again_also_while_its_job_runs_elsewhere(make_harness, simulator):
     """One zone's node was to be deleted and the next zone had one, but the deletion did not take effect."""
     simulator.cloud.late_errors.append((grpc.StatusCode.RESOURCE_EXHAUSTED, "no more room"))
-    place = have(provisioning="node")
+    place = make_harness(provisioning="node")
     place.launch(place.spec("sleep 600"))
     first = f"projects/simulated/locations/{ZONES[0]}"
     simulator.cloud.create_node(first, node_id(place), None)
     row = place._resource_log._rows[0]
     row["gone"], row["deleting"] = False, True
-    assert place.backend.remove_orphans(lambda *_: True, none_over) == 0
+    assert place.backend.remove_orphans(lambda *_: True, no_job_ended) == 0
     assert simulator.cloud.nodes(first) == []
-    assert len(simulator.cloud.left()[0]) == 1, "the job's own stays"
+    assert len(simulator.cloud.remaining_resources()[0]) == 1, "the job's own stays"

@@ -5,10 +5,10 @@ import threading
 
 import grpc
 import pytest
-from support.backend_place import Place
-from support.fake_clouds import ZONES, none_over, refused
+from support.backend_harness import BackendHarness
+from support.fake_clouds import ZONES, expect_launch_error, no_job_ended
 
-from gradient_server.simulator.tpu.faults import Fault
+from gradient_server.simulator.tpu.faults import TpuFault
 from gradient_server.simulator.tpu.state import Health, NodeState
 from worker.backends.base import LaunchError
 
@@ -25,14 +25,14 @@ def pool(simulator):
 
 
 @pytest.fixture
-def with_pool(have, pool):
-    return lambda **options: have(provisioning="pool", pool={"TPU": pool}, **options)
+def with_pool(make_harness, pool):
+    return lambda **options: make_harness(provisioning="pool", pool={"TPU": pool}, **options)
 
 
 def test_jobs_take_the_nodes_of_a_pool_in_turn(with_pool, tmp_path):
     place = with_pool(provision_timeout_seconds=0.3)
     first, second = (
-        Place(
+        BackendHarness(
             "tpu", tmp_path / str(number), tpu=place.settings.tpu, resource_log=place._resource_log, machine_type="TPU"
         )
         for number in range(2)
@@ -40,7 +40,7 @@ def test_jobs_take_the_nodes_of_a_pool_in_turn(with_pool, tmp_path):
     command = 'echo "$TPU_NAME"; sleep 600'
     handles = [one.launch(one.spec(command)) for one in (first, second)]
     assert [handle["device"]["name"].partition("/")[2] for handle in handles] == ["mine", "yours"]
-    reason, detail = refused(place)
+    reason, detail = expect_launch_error(place)
     assert reason == "tpu_capacity"
     assert "2 of the pool's 2 TPUs are other jobs'" in detail
     first.backend.destroy(handles[0])
@@ -53,8 +53,8 @@ def test_a_node_of_a_pool_is_not_deleted(with_pool, simulator):
     handle = place.launch(place.spec("true"))
     place.backend.destroy(handle)
     assert place.backend.list_owned() == []
-    assert place.backend.remove_orphans(lambda *_: False, none_over) == 0
-    assert len(simulator.cloud.left()[0]) == 2
+    assert place.backend.remove_orphans(lambda *_: False, no_job_ended) == 0
+    assert len(simulator.cloud.remaining_resources()[0]) == 2
 
 
 def test_an_ill_node_of_a_pool_is_passed_over(with_pool, simulator):
@@ -66,14 +66,14 @@ def test_an_ill_node_of_a_pool_is_passed_over(with_pool, simulator):
 def test_a_pool_without_a_node_of_use_says_what_is_wrong_with_each(with_pool, simulator):
     simulator.cloud.set_health("mine", Health.UNHEALTHY_TENSORFLOW)
     simulator.cloud.set_state("yours", NodeState.STOPPED)
-    reason, detail = refused(with_pool())
+    reason, detail = expect_launch_error(with_pool())
     assert reason == "tpu_unhealthy"
     assert "mine is READY, but UNHEALTHY_TENSORFLOW" in detail
     assert "yours is STOPPED" in detail
 
 
 def test_a_node_that_only_the_older_api_knows_is_used(with_pool, simulator):
-    simulator.inject("GetNode", Fault(grpc.StatusCode.NOT_FOUND, "of another architecture"))
+    simulator.inject("GetNode", TpuFault(grpc.StatusCode.NOT_FOUND, "of another architecture"))
     place = with_pool()
     assert place.launch(place.spec("true"))["device"]["name"].endswith("/mine")
     assert simulator.calls.count("GetNode") == 1, "the first one never reached the cloud"
@@ -84,7 +84,7 @@ def test_many_jobs_at_once_never_share_a_node(with_pool, tmp_path):
     taken, barrier = [], threading.Barrier(6)
 
     def take(number):
-        one = Place(
+        one = BackendHarness(
             "tpu", tmp_path / str(number), tpu=place.settings.tpu, resource_log=place._resource_log, machine_type="TPU"
         )
         spec = dataclasses.replace(one.spec("sleep 600"), stop_grace=0)

@@ -5,8 +5,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from support.backend_place import Place
-from support.fake_clouds import MemoryResourceLog, refused, tpu_settings
+from support.backend_harness import BackendHarness
+from support.fake_clouds import MemoryResourceLog, expect_launch_error, tpu_settings
 
 from core.errors import StoreUnavailable
 from core.settings import Settings
@@ -137,6 +137,6 @@ def test_why_a_job_did_not_begin_is_told(vms, relay, told, reason):
 )
 def test_what_a_vm_cannot_give_is_refused_before_anything_is_made(simulator, tmp_path, tpu, options, reason):
     settings = tpu_settings(simulator, placement_by_type={"TPU": "vm"}, **tpu)
-    place = Place("tpu", tmp_path, tpu=settings, resource_log=MemoryResourceLog(), machine_type="TPU")
-    assert refused(place, place.spec("true", **options))[0] == reason
+    place = BackendHarness("tpu", tmp_path, tpu=settings, resource_log=MemoryResourceLog(), machine_type="TPU")
+    assert expect_launch_error(place, place.spec("true", **options))[0] == reason
     assert simulator.cloud.record == []

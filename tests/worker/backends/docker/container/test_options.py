@@ -4,10 +4,10 @@ import os
 import socket
 
 import pytest
-from support.backend_place import Place
+from support.backend_harness import BackendHarness
 from support.deployment import wait_until
-from support.docker_server import SHELL
-from support.nvidia_driver import MIB, Driver
+from support.docker_server import SHELL_IMAGE
+from support.nvidia_driver import MIB, FakeDriver
 
 from core.catalogue.container_policy import ContainerPolicy
 from core.errors import SpecInvalid
@@ -27,7 +27,9 @@ def make(docker_server, tmp_path):
         file = tmp_path / "machines.toml"
         file.write_text(f"[CPU.docker]\n{opened}\n")
         machines = MachineSettings(simulate=False, file=file)
-        places.append(Place("docker", tmp_path / "home", docker_server.settings(**settings), machines=machines))
+        places.append(
+            BackendHarness("docker", tmp_path / "home", docker_server.settings(**settings), machines=machines)
+        )
         return places[-1]
 
     yield place
@@ -149,7 +151,7 @@ def test_a_file_with_a_mistake_is_told_when_the_worker_starts(make):
 
 
 def test_a_gpu_that_was_taken_meanwhile_is_not_handed_over(make, monkeypatch):
-    driver = Driver(monkeypatch, 1)
+    driver = FakeDriver(monkeypatch, 1)
     driver.memory[0], driver.pids[0] = 2000 * MIB, [os.getpid()]
     monkeypatch.setattr("worker.backends.docker.gpu.device_requests.check_supported", lambda *_, **__: None)
     reason, detail = refusal(make(), gpus=("0",))
@@ -158,18 +160,18 @@ def test_a_gpu_that_was_taken_meanwhile_is_not_handed_over(make, monkeypatch):
 
 
 def test_an_engine_without_the_toolkit_says_so_before_anything_is_made(make, docker_server, monkeypatch):
-    Driver(monkeypatch, 1)
+    FakeDriver(monkeypatch, 1)
     assert refusal(make(), gpus=("0",))[0] == "no_gpu_runtime"
     # The engine passes the check for the toolkit, and refuses when the container is started.
     monkeypatch.setattr("worker.backends.docker.gpu.device_requests.check_supported", lambda *_, **__: None)
     reason, detail = refusal(make(), gpus=("0",))
     assert (reason, "could not select device driver" in detail) == ("no_gpu_runtime", True)
     with docker_server.client() as client:
-        assert client.containers(all=True, filters={"ancestor": SHELL}) == []
+        assert client.containers(all=True, filters={"ancestor": SHELL_IMAGE}) == []
 
 
 def test_a_sample_tells_what_the_gpus_do(make, monkeypatch):
-    driver = Driver(monkeypatch, 2)
+    driver = FakeDriver(monkeypatch, 2)
     place = make()
     handle = place.launch(place.spec("sleep 600"))
     driver.memory[1], driver.percent[1] = 700 * MIB, 90

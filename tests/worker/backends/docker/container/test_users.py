@@ -5,8 +5,8 @@ import re
 import stat
 
 import pytest
-from support.backend_place import Place
-from support.docker_server import SHELL
+from support.backend_harness import BackendHarness
+from support.docker_server import SHELL_IMAGE
 
 from core.settings.docker import DockerSettings
 from core.storage.artifacts.store import DirectoryStore
@@ -18,7 +18,7 @@ def make(docker_server, tmp_path):
     places = []
 
     def place(**settings):
-        places.append(Place("docker", tmp_path / "home", docker_server.settings(**settings)))
+        places.append(BackendHarness("docker", tmp_path / "home", docker_server.settings(**settings)))
         return places[-1]
 
     yield place
@@ -107,7 +107,7 @@ def test_a_user_that_a_job_names_still_writes_into_its_projects_storage(make):
 
 def test_an_image_of_root_changes_nothing(make, docker_server):
     with docker_server.client() as client:
-        made = client.create_container(SHELL, ["true"], user="0:0")["Id"]
+        made = client.create_container(SHELL_IMAGE, ["true"], user="0:0")["Id"]
         try:
             client.commit(made, repository="gradient-test", tag="rooted", changes=["USER 0:0"])
             assert int(run(make(), "id -u", container="gradient-test:rooted")[1]) > 0

@@ -3,9 +3,9 @@
 import os
 
 import pytest
-from support.backend_place import Place
-from support.docker_server import SHELL, running_engine
-from support.nvidia_driver import Driver, install_toolkit
+from support.backend_harness import BackendHarness
+from support.docker_server import SHELL_IMAGE, running_engine
+from support.nvidia_driver import FakeDriver, install_toolkit
 
 from worker.backends.base import LaunchError
 
@@ -30,7 +30,7 @@ def engine(docker_server, programs):
     install_toolkit(programs)
     with running_engine(programs) as server:
         with server.client() as client:
-            made = client.create_container(SHELL, ["true"])["Id"]
+            made = client.create_container(SHELL_IMAGE, ["true"])["Id"]
             changes = [f"ENV {name}={value}" for name, value in HOSTILE.items()]
             client.commit(made, repository="hostile", tag="env", changes=[*changes, "ENV LD_LIBRARY_PATH=/opt/lib"])
             client.remove_container(made)
@@ -39,9 +39,9 @@ def engine(docker_server, programs):
 
 @pytest.fixture
 def place(engine, programs, tmp_path, monkeypatch):
-    Driver(monkeypatch, 1)
+    FakeDriver(monkeypatch, 1)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    made = Place("docker", tmp_path, engine.settings())
+    made = BackendHarness("docker", tmp_path, engine.settings())
     yield made
     made.clear()
 
@@ -73,7 +73,7 @@ def test_no_gpu_is_handed_over_by_a_toolkit_that_lets_containers_out(engine, pla
             place.launch(place.spec("true", gpus=("0",)))
         assert (error.value.reason, "1.17.7 lets a container" in error.value.detail) == ("no_gpu_runtime", True)
         assert place.backend.list_owned() == []
-        overridden = Place("docker", tmp_path, engine.settings(old_toolkit=True))
+        overridden = BackendHarness("docker", tmp_path, engine.settings(old_toolkit=True))
         assert overridden.wait(overridden.launch(overridden.spec("true", gpus=("0",)))).code == 0
         overridden.clear()
         program.write_text("#!/bin/sh\necho NVIDIA Container Toolkit CLI version 1.17.8\n")

@@ -5,7 +5,7 @@ import threading
 
 import pynvml
 import pytest
-from support.nvidia_driver import MIB, Driver
+from support.nvidia_driver import MIB, FakeDriver
 
 from core.db.database import Database
 from core.settings import Settings
@@ -31,7 +31,7 @@ FACTS = {
 
 @pytest.fixture
 def driver(monkeypatch):
-    return Driver(monkeypatch, 2)
+    return FakeDriver(monkeypatch, 2)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_gpu_that_fell_off_the_bus_is_left_out(driver, gpus):
 def test_what_the_settings_say_goes_before_what_is_found(driver, offer):
     assert offer().gpus == ("0", "1")
     assert offer(gpus=["1"]).gpus == ("1",)
-    assert driver.asked > 0
+    assert driver.init_count > 0
 
 
 @pytest.mark.usefixtures("driver")
@@ -134,7 +134,7 @@ def test_the_driver_is_asked_once_a_second(driver):
     for _ in range(5):
         gpus.indices()
         gpus.sample(["0"])
-    assert driver.asked == 1
+    assert driver.init_count == 1
 
 
 def test_a_driver_that_hangs_keeps_nobody_long_and_no_gpu_is_free(driver, gpus, monkeypatch):
@@ -144,7 +144,7 @@ def test_a_driver_that_hangs_keeps_nobody_long_and_no_gpu_is_free(driver, gpus, 
     assert gpus.indices() == ()
     assert gpus.sample(["0"]) == {}
     assert "has not answered" in gpus.taken(["0"])["0"]
-    assert driver.asked == 1, "one question at a time"
+    assert driver.init_count == 1, "one question at a time"
     go_on.set()
 
 

@@ -3,16 +3,16 @@
 import threading
 
 import pytest
-from support.backend_place import Place
+from support.backend_harness import BackendHarness
 from support.deployment import wait_until
-from support.docker_server import BARE, SHELL, layer
+from support.docker_server import BARE_IMAGE, SHELL_IMAGE, build_layer
 
 from core.settings.docker import ImageSettings
 from worker.backends.base import ImageBuild, LaunchError
 from worker.backends.docker.backend import DockerBackend
 from worker.backends.docker.images.build import build_params, built_name
 
-DOCKERFILE = f"""FROM {SHELL}
+DOCKERFILE = f"""FROM {SHELL_IMAGE}
 COPY greeting.txt /greeting.txt
 RUN echo building; cat /greeting.txt; echo made >/made
 """
@@ -21,7 +21,7 @@ RUN echo building; cat /greeting.txt; echo made >/made
 @pytest.fixture
 def place(clean_engine, tmp_path):
     docker = clean_engine.settings(pull="missing", network="none")
-    made = Place("docker", tmp_path, docker, images=ImageSettings(builds=True))
+    made = BackendHarness("docker", tmp_path, docker, images=ImageSettings(builds=True))
     yield made
     made.clear()
 
@@ -91,7 +91,7 @@ def test_a_build_that_was_done_is_not_done_again(place):
 
 
 def test_the_dockerfile_may_lie_deeper_and_the_ignored_stays_outside(place):
-    text = f"FROM {SHELL}\nCOPY . /all\nRUN find /all | sort\n"
+    text = f"FROM {SHELL_IMAGE}\nCOPY . /all\nRUN find /all | sort\n"
     spec = workspace(place, text, name="docker/Dockerfile.gpu", **{".dockerignore": "secret.txt\n", "secret.txt": "s"})
     place.backend.build(spec, lambda *_: None)
     output = place.output(spec).decode()
@@ -100,7 +100,7 @@ def test_the_dockerfile_may_lie_deeper_and_the_ignored_stays_outside(place):
 
 
 def test_a_failed_step_is_in_the_log_and_leaves_no_container(place, clean_engine):
-    spec = workspace(place, f"FROM {SHELL}\nRUN echo one >/one\nRUN echo before; exit 3\n")
+    spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN echo one >/one\nRUN echo before; exit 3\n")
     assert "returned a non-zero code: 3" in refused(place, spec)
     output = place.output(spec).decode()
     assert "before\n" in output
@@ -110,7 +110,7 @@ def test_a_failed_step_is_in_the_log_and_leaves_no_container(place, clean_engine
 
 
 def test_what_a_failed_build_came_to_goes_like_any_built_image(place, clean_engine):
-    spec = workspace(place, f"FROM {SHELL}\nRUN echo {place.job_id} >/one\nRUN exit 3\n")
+    spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN echo {place.job_id} >/one\nRUN exit 3\n")
     with clean_engine.client() as client:
         before = {one["Id"] for one in client.images(all=True)}
         refused(place, spec)
@@ -121,10 +121,10 @@ def test_what_a_failed_build_came_to_goes_like_any_built_image(place, clean_engi
 
 
 def test_a_failed_build_never_takes_what_it_began_with(place, clean_engine):
-    refused(place, workspace(place, f"FROM {SHELL}\nCOPY nothing-there /x\n"))
+    refused(place, workspace(place, f"FROM {SHELL_IMAGE}\nCOPY nothing-there /x\n"))
     limited(place, unused_ttl_seconds=0)
     place.backend.prune_images(everything=True)
-    assert SHELL in tags(clean_engine)
+    assert SHELL_IMAGE in tags(clean_engine)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_dockerfile_has_to_be_a_file_of_the_workspace(place, tmp_path):
 
 def test_a_build_has_a_time_limit(place, clean_engine):
     limited(place, build_seconds=2.0)
-    spec = workspace(place, f"FROM {SHELL}\nRUN echo up; sleep 600\n")
+    spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN echo up; sleep 600\n")
     assert "not built within 2 seconds" in refused(place, spec)
     wait_until(lambda: left(clean_engine) == [], "its step to be ended")
 
@@ -158,7 +158,7 @@ def test_a_build_can_be_given_up(place, clean_engine):
     class Stopped(Exception):
         pass
 
-    spec = workspace(place, f"FROM {SHELL}\nRUN echo up; sleep 600\n")
+    spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN echo up; sleep 600\n")
 
     def progress(*_):
         if b"\nup\n" in place.output(spec):
@@ -171,8 +171,8 @@ def test_a_build_can_be_given_up(place, clean_engine):
 
 def test_no_step_of_a_dockerfile_runs_unless_an_administrator_opened_builds(clean_engine, tmp_path):
     """As root, with the engine's usual capabilities: a worker refuses it too, whatever the service let in."""
-    closed = Place("docker", tmp_path, clean_engine.settings(network="none"))
-    spec = workspace(closed, f"FROM {SHELL}\nRUN grep -E 'Uid|CapEff|NoNewPrivs' /proc/self/status\n")
+    closed = BackendHarness("docker", tmp_path, clean_engine.settings(network="none"))
+    spec = workspace(closed, f"FROM {SHELL_IMAGE}\nRUN grep -E 'Uid|CapEff|NoNewPrivs' /proc/self/status\n")
     assert "GRADIENT_IMAGES__BUILDS" in refused(closed, spec, "option_refused")
     assert closed.output(spec) == b""
     assert left(clean_engine) == []
@@ -203,7 +203,7 @@ def test_a_build_is_exactly_this():
 def test_a_build_has_the_limits_of_its_job(place):
     reads = "cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null; ulimit -c; df -k /dev/shm"
     spec = place.spec("true", build=ImageBuild("Dockerfile"), cpus=0.5, shared_mem_bytes=96 * 2**20)
-    (spec.workspace / "Dockerfile").write_text(f"FROM {SHELL}\nRUN {reads}\n")
+    (spec.workspace / "Dockerfile").write_text(f"FROM {SHELL_IMAGE}\nRUN {reads}\n")
     place.backend.build(spec, lambda *_: None)
     output = place.output(spec).decode()
     assert "50000" in output
@@ -213,19 +213,19 @@ def test_a_build_has_the_limits_of_its_job(place):
 
 def test_a_build_ends_when_it_fills_the_engines_disk(place, clean_engine):
     limited(place, build_disk_percent=0.001)
-    spec = workspace(place, f"FROM {SHELL}\nRUN echo up; sleep 600\n")
+    spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN echo up; sleep 600\n")
     assert "GRADIENT_IMAGES__BUILD_DISK_PERCENT" in refused(place, spec)
     wait_until(lambda: left(clean_engine) == [], "its step to be ended")
 
 
 def test_a_build_has_a_memory_limit(place):
     limited(place, build_memory_mb=32)
-    spec = workspace(place, f"FROM {SHELL}\nRUN tail /dev/zero\n")
+    spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN tail /dev/zero\n")
     assert "non-zero code: 137" in refused(place, spec)
 
 
 def test_a_build_has_the_network_it_is_given(place):
-    spec = workspace(place, f"FROM {SHELL}\nRUN ls /sys/class/net\n")
+    spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN ls /sys/class/net\n")
     place.backend.build(spec, lambda *_: None)
     output = place.output(spec).decode()
     assert "\nlo\n" in output
@@ -233,15 +233,15 @@ def test_a_build_has_the_network_it_is_given(place):
 
 
 def test_an_image_without_a_shell_says_what_it_was_built_from(place):
-    assert "Dockerfile" in refused(place, workspace(place, f"FROM {BARE}\n"), "no_shell")
+    assert "Dockerfile" in refused(place, workspace(place, f"FROM {BARE_IMAGE}\n"), "no_shell")
 
 
 def test_what_it_is_built_upon_is_pulled_and_goes_later(place, registry, clean_engine):
     with clean_engine.client() as client:
-        made = client.create_container(SHELL, ["/none"])["Id"]
+        made = client.create_container(SHELL_IMAGE, ["/none"])["Id"]
         content = b"".join(client.export(made))
         client.remove_container(made)
-    base, _ = registry.put("team/base:1", [content, layer({place.job_id: b""})])
+    base, _ = registry.add_image("team/base:1", [content, build_layer({place.job_id: b""})])
     spec = workspace(place, f"FROM {base}\nRUN echo on it\n")
     place.backend.build(spec, lambda *_: None)
     assert base in tags(clean_engine)
@@ -256,7 +256,7 @@ def test_a_built_image_is_pushed_and_known_by_its_digest(place, registry, clean_
     target = f"{registry.host}/team/result:3"
     spec = workspace(place, target=target)
     digest = place.backend.build(spec, lambda *_: None)
-    assert registry.has("team/result:3")
+    assert registry.has_manifest("team/result:3")
     assert digest.startswith(f"{registry.host}/team/result@sha256:")
     assert target not in tags(clean_engine), "here it has the name only while it is pushed"
     with clean_engine.client() as client:
@@ -267,19 +267,19 @@ def test_a_built_image_is_pushed_and_known_by_its_digest(place, registry, clean_
 
 def test_a_push_cannot_take_the_name_of_another_image(place, clean_engine):
     """Else the next job that names it would run what somebody else had built."""
-    assert "another image" in refused(place, workspace(place, target=SHELL), "image_push")
-    assert SHELL in tags(clean_engine)
+    assert "another image" in refused(place, workspace(place, target=SHELL_IMAGE), "image_push")
+    assert SHELL_IMAGE in tags(clean_engine)
 
 
 def test_a_push_that_is_refused_says_why(place, registry):
-    registry.behave(require="Basic bWU6cHc=")
+    registry.configure(require="Basic bWU6cHc=")
     target = f"{registry.host}/team/result:3"
     assert "auth" in refused(place, workspace(place, target=target), "image_push").lower()
 
 
-def test_nobody_takes_the_name_for_the_registrys_while_it_is_pushed(registry, store):
+def test_nobody_takes_the_name_for_the_registrys_while_it_is_pushed(registry, make_image_store):
     target = f"{registry.host}/team/result:3"
-    waiting = store()
+    waiting = make_image_store()
     ledger = waiting.images.journal()
     ended = threading.Event()
 
@@ -291,8 +291,8 @@ def test_nobody_takes_the_name_for_the_registrys_while_it_is_pushed(registry, st
     with ledger.hold_name(target):
         thread = threading.Thread(target=have)
         thread.start()
-        wait_until(lambda: waiting.told, "it to say that it waits")
+        wait_until(lambda: waiting.progress, "it to say that it waits")
         assert not ended.is_set()
     thread.join()
     assert ended.is_set()
-    assert "is being pushed" in waiting.told[0][1]
+    assert "is being pushed" in waiting.progress[0][1]

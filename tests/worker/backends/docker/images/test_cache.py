@@ -4,8 +4,8 @@ import json
 import time
 
 import pytest
-from support.backend_place import Place
-from support.docker_server import SHELL
+from support.backend_harness import BackendHarness
+from support.docker_server import SHELL_IMAGE
 
 from core.settings.docker import ImageSettings
 from worker.backends.docker.images.cache import ImageCache, disk_percent
@@ -13,12 +13,12 @@ from worker.backends.docker.images.usage_journal import ImageUsageJournal, Pendi
 
 
 @pytest.fixture
-def brought(registry, store, unlike):
+def brought(registry, make_image_store, make_unique_layers):
     """Images that jobs pulled, the first one used the longest ago."""
-    place = store()
+    place = make_image_store()
     names = []
     for number in (1, 2, 3):
-        reference, _ = registry.put(f"team/old{number}:1", unlike())
+        reference, _ = registry.add_image(f"team/old{number}:1", make_unique_layers())
         place.have(reference)
         names.append(reference)
     with place.images.journal().open() as page:
@@ -44,7 +44,7 @@ def here(place, reference):
 def test_nothing_goes_while_there_is_room(brought):
     place, names = brought
     assert pruned(shelf(place)) == []
-    assert place.ours() == sorted(names)
+    assert place.recorded_names() == sorted(names)
 
 
 def test_on_a_full_disk_the_longest_unused_goes_first_until_there_is_room(brought):
@@ -52,7 +52,7 @@ def test_on_a_full_disk_the_longest_unused_goes_first_until_there_is_room(brough
     percents = iter([95.0, 90.0, 79.0])
     assert pruned(shelf(place, lambda _: next(percents))) == names[:2]
     assert [here(place, name) for name in names] == [False, False, True]
-    assert place.ours() == names[2:]
+    assert place.recorded_names() == names[2:]
 
 
 def test_using_an_image_makes_it_the_last_to_go(brought):
@@ -67,10 +67,10 @@ def test_what_somebody_else_brought_stays(brought, clean_engine):
     with clean_engine.client() as client:
         client.import_image_from_data(b"\0" * 1024, repository="operators", tag="own")
     place.have("operators:own")
-    place.have(SHELL)
+    place.have(SHELL_IMAGE)
     assert pruned(shelf(place, 99.0, unused_ttl_seconds=0)) == names
     assert here(place, "operators:own")
-    assert here(place, SHELL)
+    assert here(place, SHELL_IMAGE)
 
 
 def test_a_name_that_somebody_else_gave_keeps_the_image(brought, clean_engine):
@@ -80,7 +80,7 @@ def test_a_name_that_somebody_else_gave_keeps_the_image(brought, clean_engine):
     assert pruned(shelf(place, 99.0)) == names[1:]
     assert not here(place, names[0]), "our name for it goes"
     assert here(place, "operators:wanted")
-    assert place.ours() == []
+    assert place.recorded_names() == []
 
 
 def test_what_a_container_uses_stays_whether_it_runs_or_not(brought, clean_engine):
@@ -100,8 +100,8 @@ def test_a_dry_run_tells_and_takes_nothing(brought):
     assert [here(place, name) for name in names] == [False] * 3
 
 
-def test_built_images_go_after_a_while_whatever_the_disk(store, clean_engine):
-    place = store()
+def test_built_images_go_after_a_while_whatever_the_disk(make_image_store, clean_engine):
+    place = make_image_store()
     with clean_engine.client() as client:
         client.import_image_from_data(b"\0" * 1024, repository="gradient-jobs/jx", tag="1")
     found = place.images.find("gradient-jobs/jx:1")
@@ -112,20 +112,22 @@ def test_built_images_go_after_a_while_whatever_the_disk(store, clean_engine):
     assert pruned(shelf(place, built_ttl_seconds=4000)) == ["gradient-jobs/jx:1"]
 
 
-def test_what_a_newer_image_of_the_same_name_replaced_goes_too(registry, store, unlike, clean_engine):
-    place = store()
-    reference, _ = registry.put("team/moving:latest", unlike())
+def test_what_a_newer_image_of_the_same_name_replaced_goes_too(
+    registry, make_image_store, make_unique_layers, clean_engine
+):
+    place = make_image_store()
+    reference, _ = registry.add_image("team/moving:latest", make_unique_layers())
     old = place.have(reference)
-    registry.put("team/moving:latest", unlike())
+    registry.add_image("team/moving:latest", make_unique_layers())
     new = place.have(reference, policy="Always")
     pruned(shelf(place, unused_ttl_seconds=0), everything=True)
     with clean_engine.client() as client:
         assert {old.id, new.id} & {one["Id"] for one in client.images()} == set()
 
 
-def test_a_pull_whose_worker_died_is_ours_all_the_same(registry, store, unlike, clean_engine):
-    place = store()
-    reference, _ = registry.put("team/model:1", unlike())
+def test_a_pull_whose_worker_died_is_ours_all_the_same(registry, make_image_store, make_unique_layers, clean_engine):
+    place = make_image_store()
+    reference, _ = registry.add_image("team/model:1", make_unique_layers())
     with place.images.journal().open() as page:
         page.pulls[reference] = PendingPull(time.time(), None)
     with clean_engine.client() as client:
@@ -133,13 +135,15 @@ def test_a_pull_whose_worker_died_is_ours_all_the_same(registry, store, unlike, 
     assert pruned(shelf(place, unused_ttl_seconds=0), everything=True) == [reference]
 
 
-def test_a_pull_that_brought_nothing_new_makes_nothing_ours(registry, store, unlike, clean_engine):
-    place = store()
-    reference, _ = registry.put("team/operators:1", unlike())
+def test_a_pull_that_brought_nothing_new_makes_nothing_ours(
+    registry, make_image_store, make_unique_layers, clean_engine
+):
+    place = make_image_store()
+    reference, _ = registry.add_image("team/operators:1", make_unique_layers())
     with clean_engine.client() as client:
         client.pull(*reference.rsplit(":", 1))
     place.have(reference, policy="Always")
-    assert place.ours() == []
+    assert place.recorded_names() == []
     assert pruned(shelf(place, 99.0, unused_ttl_seconds=0), everything=True) == []
 
 
@@ -147,14 +151,16 @@ def test_the_images_that_are_here_are_told_the_last_used_first(brought):
     place, names = brought
     told = shelf(place).references()
     assert [name for name in told if name in names] == names[::-1]
-    assert SHELL in told
+    assert SHELL_IMAGE in told
     assert any("@sha256:" in name for name in told)
 
 
-def test_a_job_has_an_image_again_that_went_before_it_started(registry, clean_engine, tmp_path, unlike, monkeypatch):
+def test_a_job_has_an_image_again_that_went_before_it_started(
+    registry, clean_engine, tmp_path, make_unique_layers, monkeypatch
+):
     """The image is removed between its pull and the container's creation, and is pulled once more."""
-    place = Place("docker", tmp_path, clean_engine.settings(pull="missing"))
-    reference, _ = registry.put("team/shell:1", [*_shell(clean_engine), *unlike()])
+    place = BackendHarness("docker", tmp_path, clean_engine.settings(pull="missing"))
+    reference, _ = registry.add_image("team/shell:1", [*_shell(clean_engine), *make_unique_layers()])
     launcher, removed = place.backend._launcher, []
     network = launcher._network.ensure
 
@@ -175,7 +181,7 @@ def test_a_job_has_an_image_again_that_went_before_it_started(registry, clean_en
 def _shell(server):
     """The shell's image as layers for a registry."""
     with server.client() as client:
-        made = client.create_container(SHELL, ["/none"])["Id"]
+        made = client.create_container(SHELL_IMAGE, ["/none"])["Id"]
         try:
             return [b"".join(client.export(made))]
         finally:

@@ -4,7 +4,7 @@ import base64
 import os
 
 import pytest
-from support.docker_server import layer
+from support.docker_server import build_layer
 
 from worker.backends.base import LaunchError
 
@@ -19,14 +19,14 @@ def basic(auth):
 @pytest.fixture
 def private(registry):
     """An image that its registry gives to alice alone."""
-    reference, _ = registry.put("team/private:1", [layer({"weights": os.urandom(1000)})])
-    registry.behave(require=basic(ALICE))
+    reference, _ = registry.add_image("team/private:1", [build_layer({"weights": os.urandom(1000)})])
+    registry.configure(require=basic(ALICE))
     return reference
 
 
 @pytest.mark.parametrize("auth", [None, MALLORY], ids=["nobody", "another account"])
-def test_what_was_pulled_by_an_account_runs_for_nobody_else(private, store, auth):
-    host = store()
+def test_what_was_pulled_by_an_account_runs_for_nobody_else(private, make_image_store, auth):
+    host = make_image_store()
     found = host.have(private, auth=ALICE)
     for reference in (private, found.id, found.digest):
         for policy in (None, "IfNotPresent", "Never", "Always"):
@@ -36,35 +36,35 @@ def test_what_was_pulled_by_an_account_runs_for_nobody_else(private, store, auth
     assert host.images.find(private) == found, "it is still there"
 
 
-def test_who_pulled_it_runs_it_without_asking_again(private, store, registry):
-    host = store()
+def test_who_pulled_it_runs_it_without_asking_again(private, make_image_store, registry):
+    host = make_image_store()
     found = host.have(private, auth=ALICE)
-    registry.behave(require="nothing that anybody has")
+    registry.configure(require="nothing that anybody has")
     assert host.have(private, auth=ALICE) == found
     assert host.have(found.id, auth=ALICE) == found
     with pytest.raises(LaunchError):
         host.have(private, auth=ALICE | {"password": "changed"})
 
 
-def test_what_the_registry_gives_to_everybody_runs_for_everybody(private, store, registry):
-    host = store()
+def test_what_the_registry_gives_to_everybody_runs_for_everybody(private, make_image_store, registry):
+    host = make_image_store()
     found = host.have(private, auth=ALICE)
-    registry.behave()
+    registry.configure()
     assert host.have(private) == found, "the registry was asked anew"
-    registry.behave(require=basic(ALICE))
+    registry.configure(require=basic(ALICE))
     assert host.have(private, auth=MALLORY) == found
 
 
-def test_an_image_that_was_there_before_stays_everybodys(private, store, registry):
-    registry.behave()
-    found = store().have(private)
-    registry.behave(require=basic(ALICE))
-    assert store().have(private, policy="Always", auth=ALICE) == found
-    assert store().have(private) == found
+def test_an_image_that_was_there_before_stays_everybodys(private, make_image_store, registry):
+    registry.configure()
+    found = make_image_store().have(private)
+    registry.configure(require=basic(ALICE))
+    assert make_image_store().have(private, policy="Always", auth=ALICE) == found
+    assert make_image_store().have(private) == found
 
 
-def test_no_password_can_be_read_from_what_is_remembered(private, store):
-    host = store()
+def test_no_password_can_be_read_from_what_is_remembered(private, make_image_store):
+    host = make_image_store()
     host.have(private, auth=ALICE)
     kept = b"".join(file.read_bytes() for file in (host.settings.root / "images").iterdir())
     assert ALICE["password"].encode() not in kept

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.docker_server import SHELL
+from support.docker_server import SHELL_IMAGE
 
 from worker.backends.base import LaunchError
 from worker.backends.docker.images import pull
@@ -27,16 +27,16 @@ END = [
 ]
 
 
-def refused(store, reference, **how):
+def refused(make_image_store, reference, **how):
     with pytest.raises(LaunchError) as error:
-        store.have(reference, **how)
+        make_image_store.have(reference, **how)
     assert error.value.reason == "image_pull"
     assert reference in error.value.detail
     return error.value.detail
 
 
 def manifests(registry):
-    return [line for line in registry.asked() if "/manifests/" in line]
+    return [line for line in registry.read_requests() if "/manifests/" in line]
 
 
 def test_layers_and_bytes_are_counted():
@@ -52,142 +52,146 @@ def test_layers_and_bytes_are_counted():
     assert str(layers) == "2 of 2 layers, 4.0 of 4.0 MB"
 
 
-def test_a_missing_image_is_pulled_in_a_phase_of_its_own_and_known_by_its_digest(registry, store, unlike):
-    reference, digest = registry.put("team/model:1", unlike(2))
-    place = store()
+def test_a_missing_image_is_pulled_in_a_phase_of_its_own_and_known_by_its_digest(
+    registry, make_image_store, make_unique_layers
+):
+    reference, digest = registry.add_image("team/model:1", make_unique_layers(2))
+    place = make_image_store()
     found = place.have(reference)
     assert found.digest == digest
-    assert place.told[0] == ("pulling", reference)
-    assert place.told[-1] == ("provisioning", f"{reference} is here")
+    assert place.progress[0] == ("pulling", reference)
+    assert place.progress[-1] == ("provisioning", f"{reference} is here")
     with place.client() as client:
         assert client.inspect_image(reference)["Id"] == found.id
 
 
-def test_bytes_and_layers_are_told_while_it_is_pulled(registry, store, unlike, monkeypatch):
+def test_bytes_and_layers_are_told_while_it_is_pulled(registry, make_image_store, make_unique_layers, monkeypatch):
     monkeypatch.setattr(pull, "_REPORT_SECONDS", 0.0)
-    reference, _ = registry.put("team/large:1", unlike(2, size=400_000))
-    registry.behave(bytes_per_second=400_000)
-    place = store()
+    reference, _ = registry.add_image("team/large:1", make_unique_layers(2, size=400_000))
+    registry.configure(bytes_per_second=400_000)
+    place = make_image_store()
     place.have(reference)
-    told = [re.search(r"of 2 layers, ([0-9.]+) of ([0-9.]+) MB", str(detail)) for _, detail in place.told]
+    told = [re.search(r"of 2 layers, ([0-9.]+) of ([0-9.]+) MB", str(detail)) for _, detail in place.progress]
     known = [(float(one[1]), float(one[2])) for one in told if one]
     assert known[-1][1] == 0.8
     assert len({now for now, _ in known if 0 < now < 0.8}) > 1, "it is told while it comes"
 
 
-def test_an_image_that_is_here_is_not_asked_for_again_unless_always(registry, store, unlike):
-    reference, first = registry.put("team/model:latest", unlike())
-    place = store()
+def test_an_image_that_is_here_is_not_asked_for_again_unless_always(registry, make_image_store, make_unique_layers):
+    reference, first = registry.add_image("team/model:latest", make_unique_layers())
+    place = make_image_store()
     place.have(reference)
     asked = manifests(registry)
     assert place.have(reference).digest == first
     assert manifests(registry) == asked
-    _, second = registry.put("team/model:latest", unlike())
+    _, second = registry.add_image("team/model:latest", make_unique_layers())
     assert place.have(reference, policy="IfNotPresent").digest == first
     assert place.have(reference, policy="Never").digest == first
     assert place.have(reference, policy="Always").digest == second != first
 
 
-def test_a_jobs_policy_goes_before_the_hosts(registry, store, unlike):
-    reference, digest = registry.put("team/model:1", unlike())
-    place = store(pull="never")
+def test_a_jobs_policy_goes_before_the_hosts(registry, make_image_store, make_unique_layers):
+    reference, digest = registry.add_image("team/model:1", make_unique_layers())
+    place = make_image_store(pull="never")
     assert "settings say never" in refused(place, reference)
-    assert "imagePullPolicy is Never" in refused(store(), reference, policy="Never")
-    assert registry.asked() == []
+    assert "imagePullPolicy is Never" in refused(make_image_store(), reference, policy="Never")
+    assert registry.read_requests() == []
     assert place.have(reference, policy="IfNotPresent").digest == digest
 
 
-def test_an_image_can_be_had_by_its_digest(registry, store, unlike):
-    _, digest = registry.put("team/model:1", unlike())
-    registry.put("team/model:1", unlike())
-    assert store().have(digest).digest == digest
+def test_an_image_can_be_had_by_its_digest(registry, make_image_store, make_unique_layers):
+    _, digest = registry.add_image("team/model:1", make_unique_layers())
+    registry.add_image("team/model:1", make_unique_layers())
+    assert make_image_store().have(digest).digest == digest
 
 
-def test_an_image_can_be_had_by_its_id_where_it_is_and_is_never_pulled(store):
-    place = store()
-    known = place.images.find(SHELL)
+def test_an_image_can_be_had_by_its_id_where_it_is_and_is_never_pulled(make_image_store):
+    place = make_image_store()
+    known = place.images.find(SHELL_IMAGE)
     assert place.have(known.id, policy="Always") == known
     assert known.digest == known.id, "no registry knows it"
     assert "no registry knows one by it" in refused(place, "sha256:" + "0" * 64)
 
 
-def test_a_pull_has_a_time_limit_also_while_the_registry_says_nothing(registry, store, unlike):
-    reference, _ = registry.put("team/model:1", unlike())
-    registry.behave(stall=True)
+def test_a_pull_has_a_time_limit_also_while_the_registry_says_nothing(registry, make_image_store, make_unique_layers):
+    reference, _ = registry.add_image("team/model:1", make_unique_layers())
+    registry.configure(stall=True)
     began = time.monotonic()
-    assert "not pulled within 2 seconds" in refused(store(pull_seconds=2.0), reference)
+    assert "not pulled within 2 seconds" in refused(make_image_store(pull_seconds=2.0), reference)
     assert time.monotonic() - began < 20
-    registry.behave()
+    registry.configure()
 
 
-def test_a_pull_can_be_given_up_while_the_registry_says_nothing(registry, store, unlike):
+def test_a_pull_can_be_given_up_while_the_registry_says_nothing(registry, make_image_store, make_unique_layers):
     class Stopped(Exception):
         pass
 
-    reference, _ = registry.put("team/model:1", unlike())
-    registry.behave(stall=True)
-    place, asked = store(), threading.Event()
+    reference, _ = registry.add_image("team/model:1", make_unique_layers())
+    registry.configure(stall=True)
+    place, asked = make_image_store(), threading.Event()
 
     def progress(*_):
-        if any("/manifests/" in line for line in registry.asked()):
+        if any("/manifests/" in line for line in registry.read_requests()):
             asked.set()
             raise Stopped
 
     with pytest.raises(Stopped):
         place.images.ensure(reference, progress)
     assert asked.is_set()
-    registry.behave()
+    registry.configure()
     assert place.have(reference).digest, "the next one pulls it"
 
 
-def test_a_pull_that_breaks_off_goes_on_when_the_registry_mends(registry, store, unlike, monkeypatch):
+def test_a_pull_that_breaks_off_goes_on_when_the_registry_mends(
+    registry, make_image_store, make_unique_layers, monkeypatch
+):
     monkeypatch.setattr(pull, "_REPORT_SECONDS", 0.0)
-    reference, digest = registry.put("team/model:1", unlike(size=300_000))
-    registry.behave(break_after=100_000)
-    place = store()
+    reference, digest = registry.add_image("team/model:1", make_unique_layers(size=300_000))
+    registry.configure(break_after=100_000)
+    place = make_image_store()
 
     def mend():
-        wait_until(lambda: any("retrying" in (detail or "") for _, detail in place.told), "the engine to say so")
-        registry.behave()
+        wait_until(lambda: any("retrying" in (detail or "") for _, detail in place.progress), "the engine to say so")
+        registry.configure()
 
     mending = threading.Thread(target=mend)
     mending.start()
     assert place.have(reference).digest == digest
     mending.join()
-    assert any("retrying in" in (detail or "") for _, detail in place.told)
+    assert any("retrying in" in (detail or "") for _, detail in place.progress)
 
 
 @pytest.mark.parametrize(
     ("how", "says"),
     [({}, "manifest unknown"), ({"require": "Basic YTpi"}, "no basic auth credentials")],
 )
-def test_an_image_that_cannot_be_had_says_why(registry, store, how, says):
-    registry.behave(**how)
-    place = store()
+def test_an_image_that_cannot_be_had_says_why(registry, make_image_store, how, says):
+    registry.configure(**how)
+    place = make_image_store()
     assert says in refused(place, f"{registry.host}/team/none:1")
     assert place.images.find(f"{registry.host}/team/none:1") is None
 
 
-def test_a_registry_that_is_not_there_is_named(store):
-    assert "127.0.0.1:1" in refused(store(), "127.0.0.1:1/x:1")
+def test_a_registry_that_is_not_there_is_named(make_image_store):
+    assert "127.0.0.1:1" in refused(make_image_store(), "127.0.0.1:1/x:1")
 
 
-def test_credentials_are_given_to_the_registry(registry, store, unlike):
-    reference, digest = registry.put("team/private:1", unlike())
-    registry.behave(require="Basic bWU6cHc=")  # me:pw
-    place = store()
+def test_credentials_are_given_to_the_registry(registry, make_image_store, make_unique_layers):
+    reference, digest = registry.add_image("team/private:1", make_unique_layers())
+    registry.configure(require="Basic bWU6cHc=")  # me:pw
+    place = make_image_store()
     refused(place, reference, auth={"username": "me", "password": "other"})
     assert place.have(reference, auth={"username": "me", "password": "pw"}).digest == digest
 
 
-def test_two_jobs_that_want_one_image_both_have_it(registry, store, unlike):
-    reference, digest = registry.put("team/model:1", unlike(2, size=200_000))
-    registry.behave(bytes_per_second=400_000)
-    places, found = [store(), store()], []
+def test_two_jobs_that_want_one_image_both_have_it(registry, make_image_store, make_unique_layers):
+    reference, digest = registry.add_image("team/model:1", make_unique_layers(2, size=200_000))
+    registry.configure(bytes_per_second=400_000)
+    places, found = [make_image_store(), make_image_store()], []
     both = [threading.Thread(target=lambda one=one: found.append(one.have(reference).digest)) for one in places]
     for one in both:
         one.start()
     for one in both:
         one.join()
     assert found == [digest, digest]
-    assert places[0].ours() == [reference]
+    assert places[0].recorded_names() == [reference]

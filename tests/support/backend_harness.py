@@ -12,7 +12,7 @@ from worker.backends.base import LaunchSpec
 from worker.storage import SharedStorage
 
 
-class Place:
+class BackendHarness:
     """A backend and the folders that the worker would give it."""
 
     def __init__(self, name, root, docker=None, *, resource_log=None, machine_type="CPU", **settings):
@@ -21,12 +21,12 @@ class Place:
         settings.setdefault("egress", EgressSettings(allowed=["127.0.0.1", "localhost"]))  # the tests' own registries
         self.settings = Settings(home=root, **settings, **({"docker": docker} if docker else {}))
         self._resource_log = resource_log
-        self.backend = self.another()
+        self.backend = self.new_instance()
         self.root = root
         self.job_id = new_id("j")  # processes are found by it, also those of a test beside this one
         self._made = []
 
-    def another(self):
+    def new_instance(self):
         """Create another instance of the backend, as a restarted worker does."""
         return make_backend(self.name, self.settings, self._resource_log)
 
