@@ -94,8 +94,8 @@ def _print(result: Result) -> None:
     for goal in result.goals:
         sign = "≤" if goal.at_most else "≥"
         spread = f" (rounds {goal.spread[0]:.2f} to {goal.spread[1]:.2f})" if goal.spread else ""
-        verdict = "met" if goal.met else "MISSED"
-        print(f"  {verdict:6} {goal.what}: {goal.value:.2f} {sign} {goal.limit:g}{spread}", file=sys.stderr, flush=True)
+        result = "met" if goal.met else "MISSED"
+        print(f"  {result:6} {goal.what}: {goal.value:.2f} {sign} {goal.limit:g}{spread}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

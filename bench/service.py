@@ -164,12 +164,12 @@ def run_server(command: str, **settings: str) -> Iterator[Service]:
         home = Path(folder)
         with run_program([str(SERVER), command, "--port", "0"], home, **settings) as process:
 
-            def told() -> dict[str, str] | None:
+            def read_address() -> dict[str, str] | None:
                 _check_alive(process, home)
                 written = home / "cli.json"
                 return json.loads(written.read_text("utf-8")) if written.exists() else None
 
-            local = wait_for(told, "the server's address")
+            local = wait_for(read_address, "the server's address")
             port = int(local["url"].rpartition(":")[2])
             service = Service(home, port, {"x-api-key": local["apiKey"]}, process.pid)
             wait_for(lambda: _is_ready(service), "the server to answer")

@@ -50,7 +50,7 @@ class LogPrinter:
         self._drawn = False
         self._phase = ""
         self._reason: tuple[object, object] = (None, None)
-        self._told = 0.0
+        self._last_status = 0.0
         self._ended = ""
 
     def line(self, row: dict[str, Any]) -> None:
@@ -93,9 +93,9 @@ class LogPrinter:
         """Return whether only the position far back in the queue has changed: printed only now and then."""
         reason, now = (row.get("phase"), row.get("reason")), time.monotonic()
         far = (row.get("queuePosition") or 0) > _NEAR
-        if far and reason == self._reason and now - self._told < _SAME_REASON_SECONDS:
+        if far and reason == self._reason and now - self._last_status < _SAME_REASON_SECONDS:
             return True
-        self._reason, self._told = reason, now
+        self._reason, self._last_status = reason, now
         return False
 
     def removed(self, row: dict[str, Any]) -> None:

@@ -80,11 +80,13 @@ def _describe_failure(error: DBAPIError | OSError, root: Path) -> str:
         if error.errno in _DISK_ERRNOS:
             return f"{root} cannot be written ({error.strerror})."
         raise error
-    said = str(error.orig).strip().splitlines()[0]
+    message = str(error.orig).strip().splitlines()[0]
     if isinstance(error.orig, sqlite3.Error):
         if isinstance(error.orig, sqlite3.OperationalError):
-            return f"the database under {root} cannot be used ({said})."
-        raise DatabaseRefused(f"The database under {root} cannot be read: {said}. Restore it from a backup.") from error
-    if any(words in said for words in _PERMANENT_MESSAGES):
-        raise DatabaseRefused(f"The database refuses: {said}. Mend GRADIENT_DATABASE__URL.") from error
-    return f"the database does not answer ({said})."
+            return f"the database under {root} cannot be used ({message})."
+        raise DatabaseRefused(
+            f"The database under {root} cannot be read: {message}. Restore it from a backup."
+        ) from error
+    if any(words in message for words in _PERMANENT_MESSAGES):
+        raise DatabaseRefused(f"The database refuses: {message}. Mend GRADIENT_DATABASE__URL.") from error
+    return f"the database does not answer ({message})."

@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from core.jobs.reasons import REASONS
+from core.jobs.states import JobState
 from core.settings import Settings
 from core.system.failpoints import FAILPOINTS
 
@@ -29,6 +30,26 @@ DOCUMENTS = sorted(
 CLI_COMMAND = re.compile(r"gradient-cli((?: [a-z]+(?:-[a-z]+)*)+)")
 SERVER_COMMAND = re.compile(r"gradient-server ([a-z]+(?:-[a-z]+)*)")
 QUESTION = re.compile(r"(What|Which|Whether|How|Who|Whose|Where|When|Why|All that)\b")
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+TERMS = {
+    **dict.fromkeys(("bell", "ring", "rings", "rang"), "notifier, notify, wake"),
+    **dict.fromkeys(("card", "cards"), "gpu"),
+    **dict.fromkeys(("shelf", "shelves"), "images, cache"),
+    **dict.fromkeys(("hold", "holds"), "allocation, allocate"),
+    **dict.fromkeys(("hear", "hears", "hearing", "heard", "deaf"), "ping, received, silent"),
+    **dict.fromkeys(("patience", "patient"), "timeout, retry"),
+    **dict.fromkeys(("way", "ways"), "mode, path"),
+    **dict.fromkeys(("stray", "strays"), "orphan"),
+    **dict.fromkeys(("verdict", "verdicts"), "result, reason"),
+    **dict.fromkeys(("note", "noted"), "record, set, update"),
+    **dict.fromkeys(("look", "looks", "looked"), "poll, query, check"),
+    **dict.fromkeys(("told", "say", "said"), "report, print, output"),
+    **dict.fromkeys(("ask", "asked", "wish", "wished", "wishes"), "request, requested"),
+    **dict.fromkeys(("stretch", "stretches"), "range, span"),
+    **dict.fromkeys(("census", "ledger"), "snapshot, log"),
+    **dict.fromkeys(("nursery", "homecoming", "mood", "begun", "anew", "meant"), "a term of the field"),
+}
+"""Words that names must not contain, and words to use in their place."""
 MAKE_COMMAND = re.compile(r"(?:^|`)make ([a-z]+(?:-[a-z]+)*)", re.MULTILINE)
 
 
@@ -97,6 +118,39 @@ def test_docstrings_open_with_a_noun_or_a_verb():
                     questions.append(f"{relative(path)}:{getattr(node, 'lineno', 1)}: {first}")
     assert opened > 1000
     assert questions == []
+
+
+# ---- Names
+
+
+def declared_names(tree):
+    """Names of all functions, classes, variables, attributes and parameters in a module, with lines."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name, node.lineno
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield name, node.lineno
+
+
+def test_names_are_terms_of_the_field():
+    checked, refused = 0, []
+    for path in python_files(*PACKAGES, "bench"):
+        names = [(part, 0) for part in path.relative_to(ROOT).parts] + list(declared_names(ast.parse(path.read_text())))
+        checked += len(names)
+        for name, line in names:
+            refused += [
+                f"{relative(path)}:{line}: {name}: instead of {word!r} use: {TERMS[word]}"
+                for word in {word.lower() for word in WORD.findall(name)} & TERMS.keys()
+            ]
+    assert checked > 10_000
+    assert refused == []
+
+
+def test_reasons_settings_and_states_are_terms_of_the_field():
+    names = [*REASONS, *(name.lower() for name in declared_settings()), *JobState]
+    assert len(names) > 200
+    assert [name for name in names if set(re.split(r"[_.]+", name)) & TERMS.keys()] == []
 
 
 # ---- Settings

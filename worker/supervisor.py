@@ -85,10 +85,10 @@ class Supervisor:
         self._sweep_thread.start()
         self._fence_thread.start()
         self._statsd.start()
-        rang = True
+        notified = True
         while not self._stopping.is_set():
             try:
-                self._tick(rang=rang)
+                self._tick(notified=notified)
             except StoreUnavailable:
                 self._sweep.defer_lost_detection()
                 self._stopping.wait(_DATABASE_PAUSE_SECONDS)
@@ -97,7 +97,7 @@ class Supervisor:
                 logger.exception("round_failed")
                 self._stopping.wait(_FAILURE_PAUSE_SECONDS)
                 continue
-            rang = self._watcher.wait(self._pause())
+            notified = self._watcher.wait(self._pause())
         self._detach_all()
 
     def stop(self) -> None:
@@ -121,7 +121,7 @@ class Supervisor:
             except Exception:  # the next check may succeed
                 logger.exception("fence_failed")
 
-    def _tick(self, *, rang: bool) -> None:
+    def _tick(self, *, notified: bool) -> None:
         if not self._registered:
             self._register()
         self._forget_ended()
@@ -131,7 +131,7 @@ class Supervisor:
                 break
         if time.monotonic() >= self._heartbeat_at:
             self._send_heartbeat()
-        elif rang and self._running:
+        elif notified and self._running:
             self._apply_heartbeat(self._read_leases())
         if time.monotonic() >= self._adopt_at:
             self._refresh_offer()
@@ -213,7 +213,7 @@ class Supervisor:
             logger.warning("gpus_taken" if taken else "gpus_free", extra={"taken": taken})
         # A GPU's usage changes all the time, and not every change is worth a write.
         if changed or (taken != self._busy_gpus and time.monotonic() >= self._reported_at + _REPORT_SECONDS):
-            self._context.write(lambda session: workers.note_taken_gpus(session, self._context.worker_name, taken))
+            self._context.write(lambda session: workers.set_taken_gpus(session, self._context.worker_name, taken))
             self._busy_gpus, self._reported_at = taken, time.monotonic()
         return replace(self._offer, gpus=tuple(gpu for gpu in self._offer.gpus if gpu not in taken))
 
@@ -242,11 +242,11 @@ class Supervisor:
 
     def _send_heartbeat(self) -> None:
         """Send one heartbeat for all jobs."""
-        asked_at = time.monotonic()
+        requested_at = time.monotonic()
         hearts = self._context.write(
             lambda session: workers.heartbeat(session, self._context.worker_name, self._context.hostname)
         )
-        self._fence.record_contact(asked_at)
+        self._fence.record_contact(requested_at)
         self._heartbeat_at = time.monotonic() + self._worker_settings.heartbeat_seconds
         self._apply_heartbeat(hearts)
 

@@ -122,7 +122,7 @@ class ContainerPolicy(BaseModel):
 
     def describe(self) -> str:
         """Describe the privileges in a phrase; empty if there are none."""
-        said = [
+        parts = [
             f"capabilities {', '.join(self.capabilities)}" if self.capabilities else "",
             f"devices {', '.join(self.devices)}" if self.devices else "",
             f"to read {', '.join(f'{source} at {target}' for source, target in self.mounts.items())}"
@@ -131,4 +131,4 @@ class ContainerPolicy(BaseModel):
             f"{self.pids:,} processes" if self.pids else "",
             "root" if self.root else "",
         ]
-        return "; ".join(part for part in said if part)
+        return "; ".join(part for part in parts if part)

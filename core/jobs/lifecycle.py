@@ -224,9 +224,9 @@ def set_image_digest(session: Session, job: Job, digest: str | None) -> Job:
     Raises:
         LeaseLost: The job is no longer ours.
     """
-    noted = apply_update(session, job, guarded_update(job, OWNED).values(image_digest=digest))
-    update_attempt(session, noted, image_digest=digest)
-    return noted
+    updated = apply_update(session, job, guarded_update(job, OWNED).values(image_digest=digest))
+    update_attempt(session, updated, image_digest=digest)
+    return updated
 
 
 def mark_finishing(

@@ -66,8 +66,8 @@ def add(session: Session, rows: Sequence[dict[str, Any]]) -> None:
 
 def record_limit(session: Session, job: Job, reason: str, detail: str) -> None:
     """Record once in the job's events that values are dropped, and by which limit."""
-    said = select(Event.id).where(Event.job_id == job.id, Event.kind == EVENT, Event.reason == reason)
-    if session.scalar(said.limit(1)) is None:
+    recorded = select(Event.id).where(Event.job_id == job.id, Event.kind == EVENT, Event.reason == reason)
+    if session.scalar(recorded.limit(1)) is None:
         add_event(session, job, EVENT, reason=reason, detail=detail)
 
 

@@ -56,13 +56,15 @@ class ActiveCounts:
     queued: int = 0
 
 
-def update_limits(session: Session, project_id: str, asked: Mapping[str, int | Literal["default"] | None]) -> Project:
+def update_limits(
+    session: Session, project_id: str, requested: Mapping[str, int | Literal["default"] | None]
+) -> Project:
     """Set limits and policies of a project.
 
     Args:
         session: Writes.
         project_id: The project.
-        asked: Any of `max_running` (None: no limit), `max_stored_mb` (None: no limit), `keep_logs_days` and
+        requested: Any of `max_running` (None: no limit), `max_stored_mb` (None: no limit), `keep_logs_days` and
             `keep_artifacts_days` (None: forever; of these three "default": as the service's settings say). Others
             stay as they are.
 
@@ -71,7 +73,7 @@ def update_limits(session: Session, project_id: str, asked: Mapping[str, int | L
         SpecInvalid: A number is out of range.
     """
     project = queries.project(session, project_id)
-    for column, value in asked.items():
+    for column, value in requested.items():
         name, most, unit = _RANGES[column]
         if isinstance(value, int) and not 1 <= value <= most:
             raise SpecInvalid(f"{value} is out of range: 1 to {most:,} {unit}.", field=name)
@@ -80,11 +82,11 @@ def update_limits(session: Session, project_id: str, asked: Mapping[str, int | L
     return project
 
 
-def _stored_limit(asked: int | str | None) -> int | None:
+def _stored_limit(requested: int | str | None) -> int | None:
     """Convert a limit for the database, where NULL means the service's default and FOR_GOOD means no limit."""
-    if asked is None:
+    if requested is None:
         return FOREVER
-    return None if asked == "default" else int(asked)
+    return None if requested == "default" else int(requested)
 
 
 def find_id(session: Session, name: str) -> str | None:

@@ -114,8 +114,8 @@ def _filtered(query: Select[Job], wanted: JobFilter) -> Select[Job]:
         query = query.where(Job.machine_type == wanted.machine_type)
     if wanted.name:
         query = query.where(Job.name == wanted.name)
-    asked = {name: value for name in _SPEC_FIELDS if (value := getattr(wanted, name))}
-    return query.where(*(Job.spec_text(name) == value for name, value in asked.items()))
+    requested = {name: value for name in _SPEC_FIELDS if (value := getattr(wanted, name))}
+    return query.where(*(Job.spec_text(name) == value for name, value in requested.items()))
 
 
 def _has_any_tag(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:

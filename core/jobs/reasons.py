@@ -91,7 +91,7 @@ _ALL = (
         "wait for none.",
     ),
     Reason(
-        "worker_silent",
+        "worker_unresponsive",
         None,
         FaultOwner.SERVICE,
         "Its worker was last heard of at {detail}. Unreachable is not dead: the job may still be running.",
@@ -241,7 +241,7 @@ _ALL = (
         retry=True,
     ),
     Reason(
-        "gpu_taken",
+        "gpu_in_use",
         S.FAILED,
         FaultOwner.MACHINE,
         "A GPU that it was given is in use by something that is no job, and was not handed over: {detail}",
@@ -261,7 +261,7 @@ _ALL = (
         "It asks for something that its machine does not give: {detail}",
     ),
     Reason(
-        "engine_away",
+        "engine_unavailable",
         S.FAILED,
         FaultOwner.MACHINE,
         "The machine's container engine did not answer: {detail}",
@@ -288,7 +288,9 @@ _ALL = (
         "Google took the wish for a TPU, and failed later to make it: {detail}",
         retry=True,
     ),
-    Reason("tpu_api_away", S.FAILED, FaultOwner.SERVICE, "Google's TPU API did not answer: {detail}", retry=True),
+    Reason(
+        "tpu_api_unavailable", S.FAILED, FaultOwner.SERVICE, "Google's TPU API did not answer: {detail}", retry=True
+    ),
     Reason(
         "tpu_unreachable",
         S.FAILED,
@@ -345,7 +347,7 @@ _ALL = (
     Reason("disk_full", S.FAILED, FaultOwner.MACHINE, "The machine's disk is full: {detail}", retry=True),
     # Lost.
     Reason(
-        "vanished",
+        "process_lost",
         S.FAILED,
         FaultOwner.MACHINE,
         "The job's processes ended without leaving an exit code: somebody or something killed all of them.",
@@ -374,7 +376,7 @@ _ALL = (
         retry=True,
     ),
     Reason(
-        "cut_off",
+        "lost_contact",
         S.FAILED,
         FaultOwner.MACHINE,
         "Its worker had no contact with the database for {detail} and ended the job, before it could be started a "

@@ -179,7 +179,7 @@ def _worker_status(worker: Worker, held: int, at: datetime) -> WorkerStatus:
         machine_types=None if worker.machine_types is None else tuple(worker.machine_types),
         gpus=None if worker.gpus is None else len(worker.gpus),
         heartbeat_age=_age(at, worker.seen_at),
-        message_age=None if worker.heard_at is None else _age(at, worker.heard_at),
+        message_age=None if worker.broker_ping_at is None else _age(at, worker.broker_ping_at),
         drained_age=None if worker.drained_at is None else _age(at, worker.drained_at),
     )
 

@@ -264,11 +264,11 @@ def reencrypt_all(session: Session, vault: Vault) -> tuple[int, list[str]]:
         Number of values encrypted; and those that could not be, with the reasons.
     """
 
-    def anew(row: Any, purpose: str) -> None:  # noqa: ANN401 - a row of any of the tables
+    def reencrypt(row: Any, purpose: str) -> None:  # noqa: ANN401 - a row of any of the tables
         row.sealed = vault.reencrypt(purpose, row.sealed)
 
     # Locked: a value that is set meanwhile must not be overwritten with the old one.
-    done = _for_each_encrypted(session, anew, lambda query: query.with_for_update())
+    done = _for_each_encrypted(session, reencrypt, lambda query: query.with_for_update())
     session.flush()
     return done
 

@@ -82,7 +82,7 @@ class TpuSettings(BaseModel):
             return "tpu-simulator"
         return "tpu" if self.project is not None else None
 
-    def way_of(self, machine_type: str) -> str:
+    def provisioning_for(self, machine_type: str) -> str:
         """Return the provisioning mode of this machine type."""
         return self.provisioning_by_type.get(machine_type, self.provisioning)
 

@@ -137,12 +137,12 @@ def mark_expired(
     ours = select(Job).where(Job.id.in_(jobs), Job.state.in_(TERMINAL), column.is_(None)).order_by(Job.seq)
     # Rows locked by a concurrent deletion are left to it.
     marked = list(session.scalars(ours.with_for_update(skip_locked=True)))
-    told = [job for job in marked if job.id in left]
+    partly_expired = [job for job in marked if job.id in left]
     _update_jobs(session, marked, {column.key: now()})
     if kind is OutputKind.ARTIFACTS:
-        _update_jobs(session, told, {"artifacts_state": "removed"})
+        _update_jobs(session, partly_expired, {"artifacts_state": "removed"})
     detail = f"The {_NAMES[kind]} {_VERBS[kind]} removed: {why}."
-    for job in told:
+    for job in partly_expired:
         add_event(session, job, EVENT, reason=_REASONS[kind], detail=detail)
     if marked:
         removals = insert_ignore(session.get_bind().dialect.name, PendingDeletion).values(at=now())

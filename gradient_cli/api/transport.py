@@ -9,6 +9,7 @@ import socket
 import ssl
 import time
 from contextlib import suppress
+from functools import partial
 from urllib.parse import urlencode, urlsplit
 
 from gradient_cli.errors import ClientError, ConnectionFailed, ServerError
@@ -151,14 +152,12 @@ class Transport:
         if self._key:
             sent["x-api-key"] = self._key
 
-        def send() -> http.client.HTTPResponse:
-            return self._send(method, target, body, sent, seconds, keep=keep)
+        send = partial(self._send, method, target, body, sent, seconds, keep=keep)
+        send_repeatedly = partial(self._send_checked, send, repeat=keep and method == "GET")
 
-        def ask() -> http.client.HTTPResponse:
-            return self._send_checked(send, repeat=keep and method == "GET")
-
-        # An iterator is consumed by the first attempt; only its caller can make another one.
-        return ask() if body is not None and not isinstance(body, bytes) else self._retry_rate_limited(ask)
+        if body is None or isinstance(body, bytes):
+            return self._retry_rate_limited(send_repeatedly)
+        return send_repeatedly()  # an iterator is consumed by it; only its caller can make another one
 
     def _send_checked(self, send: Callable[[], http.client.HTTPResponse], *, repeat: bool) -> http.client.HTTPResponse:
         """The response, if it is a success; `repeat`: send again where the kept connection had gone stale."""

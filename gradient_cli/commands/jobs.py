@@ -151,11 +151,11 @@ def _describe_wait(job: dict[str, Any]) -> str:
 
 def _row(job: dict[str, Any], waits: list[str]) -> list[str]:
     phase, state = job.get("phase"), str(job.get("state"))
-    told = not phase or phase.casefold() == state.casefold() or any(waits)
+    is_state_enough = not phase or phase.casefold() == state.casefold() or any(waits)
     return [
         str(job["id"]),
         str(job.get("name") or ""),
-        state if told else f"{state} ({phase})",
+        state if is_state_enough else f"{state} ({phase})",
         *waits,
         str(job.get("machineType") or ""),
         str(job.get("project") or ""),

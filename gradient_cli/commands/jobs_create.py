@@ -105,8 +105,8 @@ def _read_folder(path: str, large: float) -> WorkspaceFolder | None:
     from gradient_cli.workspace import archive as packing
 
     folder = packing.WorkspaceFolder(path)
-    for note in packing.describe_skipped(folder):
-        terminal.print_message(f"workspace: {terminal.sanitize(note)}")
+    for line in packing.describe_skipped(folder):
+        terminal.print_message(f"workspace: {terminal.sanitize(line)}")
     if not folder.files:
         terminal.print_message(f"workspace: {path} holds no file to upload; --workspace names another folder")
     if folder.size > large * _MEGA:
@@ -217,8 +217,8 @@ def _show_plan(
     )
     for entry in folder.largest() if folder else []:
         print(f"  {format_size(entry.size):>9}  {terminal.sanitize(entry.path)}")
-    for note in plan.get("notes") or []:
-        terminal.print_message(f"note: {terminal.sanitize(note)}")
+    for line in plan.get("notes") or []:
+        terminal.print_message(f"note: {terminal.sanitize(line)}")
     terminal.print_message("nothing was made; without --dry-run this job is submitted")
     return OK
 

@@ -41,7 +41,7 @@ def _row(tpu: dict[str, Any]) -> list[str]:
         str(tpu["name"]),
         str(tpu.get("zone") or ""),
         f"{tpu.get('machineType') or ''}{simulated}",
-        str(tpu.get("way") or ""),
+        str(tpu.get("provisioning") or ""),
         str(tpu.get("state") or ""),
         str(tpu.get("health") or ""),
         str(tpu.get("jobId") or ""),

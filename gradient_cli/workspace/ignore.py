@@ -56,9 +56,9 @@ class IgnoreRules:
         for kind in reversed(FILES):
             for base, spec in reversed(self.specs[kind]):
                 below = path[len(base.rstrip("/")) + 1 :]
-                verdict = spec.check_file(below + ("/" if is_folder else "")).include
-                if verdict is not None:
-                    return verdict
+                ignored = spec.check_file(below + ("/" if is_folder else "")).include
+                if ignored is not None:
+                    return ignored
         return name in _BY_DEFAULT
 
 

@@ -65,8 +65,8 @@ def isolation(settings: Settings, info: dict[str, Any]) -> Finding:
         settings: Name the user that jobs run as.
         info: The engine's own description (`docker info`).
     """
-    told = [dict(part.partition("=")[::2] for part in one.split(",")) for one in info.get("SecurityOptions") or ()]
-    has = {one.get("name", ""): one for one in told}
+    options = [dict(part.partition("=")[::2] for part in one.split(",")) for one in info.get("SecurityOptions") or ()]
+    has = {one.get("name", ""): one for one in options}
     if settings.docker.user is not None and "0" in settings.docker.user.split(":"):
         return problem(
             "walls",

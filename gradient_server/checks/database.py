@@ -66,8 +66,8 @@ def migrations(database: Database) -> Finding:
     state = schema.get_state(database)
     if state.fix is None:
         return ok("migrations", state.message)
-    tell = warning if state.status is schema.SchemaStatus.NEWER else problem
-    return tell("migrations", state.message, state.fix)
+    finding = warning if state.status is schema.SchemaStatus.NEWER else problem
+    return finding("migrations", state.message, state.fix)
 
 
 def clocks(session: Session) -> Iterator[Finding]:

@@ -70,11 +70,11 @@ def sandbox(mode: str) -> Finding:
     why = "GRADIENT_WORKER__SANDBOX=off" if mode == "off" else unavailable()
     if why is None:
         return ok("sandbox", "Git for jobs runs in a sandbox.")
-    said = f"Git for jobs runs as the worker's own user: {why}."
+    message = f"Git for jobs runs as the worker's own user: {why}."
     fix = "Install the package `bubblewrap`, and let this user make namespaces."
     if mode == "require":
         return problem("sandbox", f"Jobs whose workspace is a git address fail: {why}.", fix)
-    return warning("sandbox", said, "Unset GRADIENT_WORKER__SANDBOX." if mode == "off" else fix)
+    return warning("sandbox", message, "Unset GRADIENT_WORKER__SANDBOX." if mode == "off" else fix)
 
 
 def home(root: Path) -> Finding:

@@ -40,9 +40,9 @@ def check(settings: Settings, session: Session) -> Iterator[Finding]:
     yield disk_growth(settings, session)
 
 
-def live_workers(census: ServiceSnapshot) -> Finding:
+def live_workers(snapshot: ServiceSnapshot) -> Finding:
     """Check that at least one worker is live."""
-    if not census.workers:
+    if not snapshot.workers:
         return warning(
             "worker",
             f"No worker was seen in the last {format_duration(WORKER_STALE_SECONDS)}.",
@@ -50,19 +50,19 @@ def live_workers(census: ServiceSnapshot) -> Finding:
         )
     lines = [
         f"{one.name} on {one.host} offers {', '.join(one.backends)} ({one.held} of {one.slots} slots in use)"
-        for one in census.workers[:_MAX_SHOWN]
+        for one in snapshot.workers[:_MAX_SHOWN]
     ]
-    more = len(census.workers) - len(lines)
+    more = len(snapshot.workers) - len(lines)
     return ok("worker", "; ".join(lines) + (f"; and {more} more." if more else "."))
 
 
-def queue(census: ServiceSnapshot) -> Finding:
+def queue(snapshot: ServiceSnapshot) -> Finding:
     """Check that each waiting job has a worker that takes its machine type."""
-    waiting = {pool: number for pool in census.pools if (number := census.count_waiting(pool))}
-    stuck = [pool for pool in waiting if not census.count_workers(pool)]
+    waiting = {pool: number for pool in snapshot.pools if (number := snapshot.count_waiting(pool))}
+    stuck = [pool for pool in waiting if not snapshot.count_workers(pool)]
     if stuck:
         what = ", ".join(f"{waiting[pool]} for {pool[1]} (backend {pool[0]})" for pool in stuck)
-        oldest = max(census.oldest_queued[pool] for pool in stuck)
+        oldest = max(snapshot.oldest_queued[pool] for pool in stuck)
         return problem(
             "queue",
             f"Jobs wait that no worker takes: {what}; the oldest for {format_duration(oldest)}.",

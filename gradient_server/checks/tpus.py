@@ -55,7 +55,7 @@ def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator
 
 def _zones(settings: Settings, api: TpuApi) -> Iterator[Finding]:
     """Check that each zone can be queried, and offers the wanted types and runtimes."""
-    wanted = [one for one in _tpu_machine_types(settings) if settings.tpu.way_of(one.name) != "pool"]
+    wanted = [one for one in _tpu_machine_types(settings) if settings.tpu.provisioning_for(one.name) != "pool"]
     if not settings.tpu.zones and wanted:
         names = ", ".join(one.name for one in wanted)
         yield problem(
@@ -82,7 +82,7 @@ def _api_problem(zone: str, error: ApiError) -> Finding:
         return problem(
             "tpu-access",
             f"{zone}: the TPU API does not answer: {error}",
-            "Look at this machine's way to tpu.googleapis.com (proxy, firewall), and at status.cloud.google.com.",
+            "Check the proxy and firewall between here and tpu.googleapis.com, and status.cloud.google.com.",
         )
     return problem(
         "tpu-access",

@@ -11,19 +11,20 @@ _ALARMING_KINDS = frozenset({"lost_jobs"})
 """Repairs that a healthy installation never needs."""
 
 
-def check(census: ServiceSnapshot) -> Iterator[Finding]:
+def check(snapshot: ServiceSnapshot) -> Iterator[Finding]:
     """Check every worker that was seen within a day."""
-    yield silent_workers(census)
-    yield drained(census)
-    yield without_broker_messages(census)
-    yield repairs(census)
+    yield silent_workers(snapshot)
+    yield drained(snapshot)
+    yield without_broker_messages(snapshot)
+    yield repairs(snapshot)
 
 
-def silent_workers(census: ServiceSnapshot) -> Finding:
+def silent_workers(snapshot: ServiceSnapshot) -> Finding:
     """Check that no worker seen within a day is silent now."""
-    if census.lost_workers:
+    if snapshot.lost_workers:
         names = _list_workers(
-            census.lost_workers, lambda one: f"last seen {format_duration(one.heartbeat_age)} ago, with {one.held} jobs"
+            snapshot.lost_workers,
+            lambda one: f"last seen {format_duration(one.heartbeat_age)} ago, with {one.held} jobs",
         )
         return warning(
             "silent",
@@ -34,9 +35,9 @@ def silent_workers(census: ServiceSnapshot) -> Finding:
     return ok("silent", "No worker that was there in the last day is silent.")
 
 
-def drained(census: ServiceSnapshot) -> Finding:
+def drained(snapshot: ServiceSnapshot) -> Finding:
     """Report the drained workers."""
-    resting = [one for one in (*census.workers, *census.lost_workers) if one.drained_age is not None]
+    resting = [one for one in (*snapshot.workers, *snapshot.lost_workers) if one.drained_age is not None]
     if resting:
         names = _list_workers(
             resting, lambda one: f"since {format_duration(one.drained_age or 0.0)}, {one.held} jobs left"
@@ -49,11 +50,11 @@ def drained(census: ServiceSnapshot) -> Finding:
     return ok("drained", "No worker is drained.")
 
 
-def without_broker_messages(census: ServiceSnapshot) -> Finding:
+def without_broker_messages(snapshot: ServiceSnapshot) -> Finding:
     """Check that the workers with a broker receive its messages."""
-    hears_nothing = [one for one in census.workers if one.broker_silent]
-    if hears_nothing:
-        names = _list_workers(hears_nothing, lambda one: f"heard nothing for {format_duration(one.message_age or 0.0)}")
+    silent = [one for one in snapshot.workers if one.broker_silent]
+    if silent:
+        names = _list_workers(silent, lambda one: f"heard nothing for {format_duration(one.message_age or 0.0)}")
         return warning(
             "deaf",
             f"Deaf to the broker: {names}. They find jobs only by looking, once a poll.",
@@ -61,13 +62,13 @@ def without_broker_messages(census: ServiceSnapshot) -> Finding:
             "GRADIENT_QUEUE__BROKER_URL.",
         )
     return ok(
-        "deaf", f"{sum(one.message_age is not None for one in census.workers)} workers hear the broker; none is deaf."
+        "deaf", f"{sum(one.message_age is not None for one in snapshot.workers)} workers hear the broker; none is deaf."
     )
 
 
-def repairs(census: ServiceSnapshot) -> Finding:
+def repairs(snapshot: ServiceSnapshot) -> Finding:
     """Check that the sweeps repaired nothing that points to lost machines."""
-    ill = [one for one in census.repairs if one.kind in _ALARMING_KINDS and one.last < _RECENT_SECONDS]
+    ill = [one for one in snapshot.repairs if one.kind in _ALARMING_KINDS and one.last < _RECENT_SECONDS]
     if ill:
         what = ", ".join(f"{one.kind}, last {format_duration(one.last)} ago, noticed by {one.worker}" for one in ill)
         return warning(
@@ -75,7 +76,7 @@ def repairs(census: ServiceSnapshot) -> Finding:
             f"Machines were lost in the last day: {what}.",
             "Look at what those machines logged (`gradient-cli jobs list` names their jobs): power, network, memory.",
         )
-    done = ", ".join(f"{one.kind} {one.total} (last {format_duration(one.last)} ago)" for one in census.repairs)
+    done = ", ".join(f"{one.kind} {one.total} (last {format_duration(one.last)} ago)" for one in snapshot.repairs)
     return ok("repairs", f"The sweeps repaired so far: {done}." if done else "The sweeps had nothing to repair so far.")
 
 

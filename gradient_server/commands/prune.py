@@ -85,9 +85,9 @@ def _summary_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
         (artifacts, "job's artifacts", "jobs' artifacts"),
         (report.workspaces.count, "workspace", "workspaces"),
     ]
-    said = ", ".join(f"{number:,} {one if number == 1 else many}" for number, one, many in counts if number)
+    parts = ", ".join(f"{number:,} {one if number == 1 else many}" for number, one, many in counts if number)
     verb = "Would be removed" if dry_run else "Removed"
-    yield f"{verb}: {said or 'nothing'}{f' ({format_bytes(total.bytes)})' if said else ''}."
+    yield f"{verb}: {parts or 'nothing'}{f' ({format_bytes(total.bytes)})' if parts else ''}."
     if report.unfinished:
         what = "are still to be removed" if dry_run else "were still to be removed"
         yield f"Files of {report.unfinished:,} earlier removals {what}."

@@ -28,12 +28,12 @@ def run(settings: Settings, name: str | None) -> int:
     """
     name = name or socket.gethostname()
     silent = MISSED_HEARTBEATS * settings.worker.heartbeat_seconds
-    deaf = settings.queue.broker_silent_seconds
+    broker_silent = settings.queue.broker_silent_seconds
     database = Database(settings.database_url)
     try:
         with database.read() as session:
             fresh = session.scalar(select(Worker.seen_at >= now(-silent)).where(Worker.name == name))
-            hears = ping_received_within(session, name, deaf)
+            receives = ping_received_within(session, name, broker_silent)
     except StoreUnavailable as error:
         return _fail(error.message)
     finally:
@@ -42,9 +42,9 @@ def run(settings: Settings, name: str | None) -> int:
         return _fail(f"No worker named {name!r} has ever reported. Say which with --name.")
     if not fresh:
         return _fail(f"Worker {name!r} has been silent for more than {silent:.0f} s. Restart it.")
-    if settings.queue.broker_url is None or not deaf or hears is not False:
+    if settings.queue.broker_url is None or not broker_silent or receives is not False:
         return 0
-    return _check_broker_messages(settings.queue.broker_url, name, deaf)
+    return _check_broker_messages(settings.queue.broker_url, name, broker_silent)
 
 
 def _check_broker_messages(broker_url: str, name: str, seconds: float) -> int:

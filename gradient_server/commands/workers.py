@@ -87,14 +87,14 @@ def _set_drained(parsed: argparse.Namespace, database: Database) -> int:
 def _wait_until_empty(database: Database, name: str, timeout: float | None) -> int:
     """Wait until the worker has no jobs; return 1 if some are left after `timeout` seconds, 130 after Ctrl-C."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    said = ""
+    printed = ""
     try:
         while left := _job_ids(database, name):
             few = ", ".join(left[:_MAX_SHOWN]) + (", …" if len(left) > _MAX_SHOWN else "")
             line = f"{len(left)} job{'s' * (len(left) > 1)} still run{'s' * (len(left) == 1)}: {few}"
-            if line != said:
+            if line != printed:
                 print(line, file=sys.stderr, flush=True)
-                said = line
+                printed = line
             if deadline is not None and time.monotonic() >= deadline:
                 print(f"error: worker {name} is not empty after {timeout:g} s; it stays drained.", file=sys.stderr)
                 return 1

@@ -142,7 +142,7 @@ def upgrade() -> None:
         sa.Column("memory_mb", sa.Integer(), nullable=True),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("heard_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("broker_ping_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("taken_gpus", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("low_disk", sa.Text(), nullable=True),
         sa.Column("drained_at", sa.DateTime(timezone=True), nullable=True),

@@ -41,7 +41,7 @@ class ErrorPageMiddleware:
         held: Message | None = None
         body = b""
 
-        async def send_or_hold(message: Message) -> None:
+        async def send_unless_replaced(message: Message) -> None:
             nonlocal held, body
             if message["type"] == "http.response.start" and _is_error(message):
                 held = message
@@ -52,7 +52,7 @@ class ErrorPageMiddleware:
                 if not message.get("more_body", False):
                     await _render_error(scope, held, body)(scope, receive, send)
 
-        await self._app(scope, receive, send_or_hold)
+        await self._app(scope, receive, send_unless_replaced)
 
 
 def _wants_page(scope: Scope) -> bool:

@@ -145,7 +145,9 @@ def _read_last_lines(session: Session, app_state: AppState, job: Job) -> LogPage
 
 
 def _attempt_rows(session: Session, job: Job, events: list[EventView]) -> list[AttemptRow]:
-    said = {event.attempt: event.message for event in events if event.kind in {"ended", "finished"} and event.message}
+    reasons = {
+        event.attempt: event.message for event in events if event.kind in {"ended", "finished"} and event.message
+    }
     return [
         AttemptRow(
             number=row.attempt,
@@ -153,7 +155,7 @@ def _attempt_rows(session: Session, job: Job, events: list[EventView]) -> list[A
             claimed_at=row.claimed_at,
             seconds=(row.ended_at - row.started_at).total_seconds() if row.ended_at and row.started_at else None,
             exit_code=row.exit_code,
-            message=said.get(row.attempt),
+            message=reasons.get(row.attempt),
         )
         for row in queries.attempts(session, job.id)
     ]

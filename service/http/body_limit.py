@@ -55,7 +55,7 @@ class BodyLimitMiddleware:
             return
         body = scope[_SCOPE_KEY] = _RequestBody(receive, Headers(scope=scope))
 
-        async def send_beside_body(message: Message) -> None:
+        async def send_unless_too_large(message: Message) -> None:
             if message["type"] == "http.response.start" and not await body.skip(DEFAULT_MAX_BYTES, _REST_SECONDS):
                 MutableHeaders(scope=message)["Connection"] = "close"
             elif body.unread and not message.get("more_body", False):
@@ -65,9 +65,9 @@ class BodyLimitMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, body.receive, send_beside_body)
+            await self._app(scope, body.receive, send_unless_too_large)
         except _BodyTooLarge as error:  # raised before any error handler was reached
-            await http_error_response(error)(scope, receive, send_beside_body)
+            await http_error_response(error)(scope, receive, send_unless_too_large)
 
 
 class _BodyTooLarge(HTTPException):

@@ -40,7 +40,7 @@ class TracingMiddleware:
         method = scope["method"] if scope["method"] in METHODS else "_OTHER"
         span = TRACER.start_span(method, tracing.extract_context(sent), SpanKind.SERVER)
 
-        async def send_noted(message: Message) -> None:
+        async def send_recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 span.set_attribute("http.response.status_code", status)
@@ -50,7 +50,7 @@ class TracingMiddleware:
 
         with tracing.use_span(span):
             try:
-                await self._app(scope, receive, send_noted if span.is_recording() else send)
+                await self._app(scope, receive, send_recorded if span.is_recording() else send)
             finally:
                 if span.is_recording():
                     _name_span(span, scope, method)

@@ -16,56 +16,56 @@ _LIVE_STATES = [state for state in JobState if state not in TERMINAL]
 class SnapshotCollector(Collector):
     """A collector of a snapshot's metrics."""
 
-    def __init__(self, census: ServiceSnapshot) -> None:
-        self._census = census
+    def __init__(self, snapshot: ServiceSnapshot) -> None:
+        self._snapshot = snapshot
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metric families."""
-        yield from _jobs(self._census)
-        yield from _queues(self._census)
-        yield from _workers(self._census)
-        yield from _gpus(self._census)
+        yield from _jobs(self._snapshot)
+        yield from _queues(self._snapshot)
+        yield from _workers(self._snapshot)
+        yield from _gpus(self._snapshot)
         repairs = CounterMetricFamily("gradient_sweep_repairs", "What the sweeps repaired.", labels=["kind"])
-        for repaired in self._census.repairs:
+        for repaired in self._snapshot.repairs:
             repairs.add_metric([repaired.kind], repaired.total)
         yield repairs
-        yield GaugeMetricFamily("gradient_outbox_messages", "Rings that are not sent yet.", self._census.outbox)
+        yield GaugeMetricFamily("gradient_outbox_messages", "Rings that are not sent yet.", self._snapshot.outbox)
         yield GaugeMetricFamily(
-            "gradient_outbox_oldest_seconds", "Age of the oldest of them.", self._census.oldest_message
+            "gradient_outbox_oldest_seconds", "Age of the oldest of them.", self._snapshot.oldest_message
         )
 
 
-def _jobs(census: ServiceSnapshot) -> Iterator[Metric]:
+def _jobs(snapshot: ServiceSnapshot) -> Iterator[Metric]:
     jobs = GaugeMetricFamily("gradient_jobs", "Jobs that have not ended.", labels=["state", *_POOL_LABELS])
     silent = GaugeMetricFamily(
         "gradient_jobs_silent", "Jobs on machines whose heart does not beat.", labels=_POOL_LABELS
     )
-    for pool in census.pools:
+    for pool in snapshot.pools:
         for state in _LIVE_STATES:
-            jobs.add_metric([state, *pool], census.jobs[(state, *pool)])
-        silent.add_metric(pool, census.stale_jobs[pool])
+            jobs.add_metric([state, *pool], snapshot.jobs[(state, *pool)])
+        silent.add_metric(pool, snapshot.stale_jobs[pool])
     return iter((jobs, silent))
 
 
-def _queues(census: ServiceSnapshot) -> Iterator[Metric]:
+def _queues(snapshot: ServiceSnapshot) -> Iterator[Metric]:
     depth = GaugeMetricFamily("gradient_queue_jobs", "Jobs that wait.", labels=_POOL_LABELS)
     oldest = GaugeMetricFamily(
         "gradient_queue_oldest_seconds", "How long the job has waited that waits longest.", labels=_POOL_LABELS
     )
     takers = GaugeMetricFamily("gradient_queue_workers", "Workers that take jobs of the pool.", labels=_POOL_LABELS)
-    for pool in census.pools:
-        depth.add_metric(pool, census.count_waiting(pool))
-        oldest.add_metric(pool, census.oldest_queued.get(pool, 0.0))
-        takers.add_metric(pool, census.count_workers(pool))
+    for pool in snapshot.pools:
+        depth.add_metric(pool, snapshot.count_waiting(pool))
+        oldest.add_metric(pool, snapshot.oldest_queued.get(pool, 0.0))
+        takers.add_metric(pool, snapshot.count_workers(pool))
     return iter((depth, oldest, takers))
 
 
-def _workers(census: ServiceSnapshot) -> Iterator[Metric]:
+def _workers(snapshot: ServiceSnapshot) -> Iterator[Metric]:
     workers = GaugeMetricFamily("gradient_workers", "Workers seen in the last minute.", labels=["backend"])
     seen = GaugeMetricFamily(
         "gradient_worker_seen_seconds", "Time since a worker was last seen.", labels=_WORKER_LABELS
     )
-    heard = GaugeMetricFamily(
+    pinged = GaugeMetricFamily(
         "gradient_worker_heard_seconds",
         "Time since a message last reached it through the broker.",
         labels=_WORKER_LABELS,
@@ -73,19 +73,19 @@ def _workers(census: ServiceSnapshot) -> Iterator[Metric]:
     drained = GaugeMetricFamily("gradient_worker_drained", "1: it was told to claim nothing.", labels=_WORKER_LABELS)
     slots = GaugeMetricFamily("gradient_worker_slots", "Jobs a worker takes at once.", labels=_WORKER_LABELS)
     held = GaugeMetricFamily("gradient_worker_jobs", "Jobs a worker holds.", labels=_WORKER_LABELS)
-    offered = {backend for _, backend, _ in census.jobs} | {name for one in census.workers for name in one.backends}
+    offered = {backend for _, backend, _ in snapshot.jobs} | {name for one in snapshot.workers for name in one.backends}
     for backend in sorted(offered):
-        workers.add_metric([backend], sum(backend in worker.backends for worker in census.workers))
-    for worker in census.workers:
+        workers.add_metric([backend], sum(backend in worker.backends for worker in snapshot.workers))
+    for worker in snapshot.workers:
         slots.add_metric([worker.name, worker.host], worker.slots)
-    for worker in (*census.workers, *census.lost_workers):
+    for worker in (*snapshot.workers, *snapshot.lost_workers):
         labels = [worker.name, worker.host]
         seen.add_metric(labels, worker.heartbeat_age)
         drained.add_metric(labels, worker.drained_age is not None)
         held.add_metric(labels, worker.held)
         if worker.message_age is not None:
-            heard.add_metric(labels, worker.message_age)
-    return iter((workers, seen, heard, drained, slots, held))
+            pinged.add_metric(labels, worker.message_age)
+    return iter((workers, seen, pinged, drained, slots, held))
 
 
 def _gpus(taken: ServiceSnapshot) -> Iterator[Metric]:

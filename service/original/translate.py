@@ -110,9 +110,9 @@ def to_submit_job(given: Params, client: str | None, *, uploaded: bool) -> Submi
 
 def _check_cluster(given: Params) -> None:
     for name, ours in (("clusterId", CLUSTER_ID), ("cluster", CLUSTER)):
-        asked = given.text(name)
-        if asked is not None and asked.casefold() not in {ours.casefold(), CLUSTER_ID}:
-            raise SpecInvalid(f"No such cluster: {asked[:80]!r}. There is one, {ours!r}; leave it out.", field=name)
+        requested = given.text(name)
+        if requested is not None and requested.casefold() not in {ours.casefold(), CLUSTER_ID}:
+            raise SpecInvalid(f"No such cluster: {requested[:80]!r}. There is one, {ours!r}; leave it out.", field=name)
 
 
 def _decode_command(given: Params, client: str | None) -> str:

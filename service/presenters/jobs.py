@@ -227,16 +227,16 @@ def job_reason(job: Job, waits: WaitStatus | None, current: datetime) -> tuple[s
     if waits is not None:
         return waits.reason, reason_message(waits.reason, waits.detail)
     if job.heartbeat_at is not None and is_silent(job, current):
-        return "worker_silent", reason_message("worker_silent", format_moment(job.heartbeat_at))
+        return "worker_unresponsive", reason_message("worker_unresponsive", format_moment(job.heartbeat_at))
     return job.reason, _reason_message(job.reason, job.reason_detail)
 
 
 def is_silent(job: Job, current: datetime) -> bool:
     """Return whether the job is assigned to a worker that has sent no heartbeat for too long."""
-    heard = job.heartbeat_at
-    if job.state not in OWNED or heard is None:
+    heartbeat_at = job.heartbeat_at
+    if job.state not in OWNED or heartbeat_at is None:
         return False
-    return (current - heard).total_seconds() > queries.WORKER_STALE_SECONDS
+    return (current - heartbeat_at).total_seconds() > queries.WORKER_STALE_SECONDS
 
 
 def _reason_message(reason: str | None, detail: str | None) -> str | None:

@@ -119,7 +119,7 @@ def file_response(request: Request, opened: OpenArtifact, path: str, *, inline: 
         unless_sent.callback(opened.file.close)
         if ranges.not_modified(request, etag):
             return Response(status_code=304, headers=headers)
-        stretch = ranges.parse_range(request, opened.size, etag)
-        answer = ranges.range_response(ranges.file_blocks(opened.file, stretch), stretch, headers)
+        byte_range = ranges.parse_range(request, opened.size, etag)
+        answer = ranges.range_response(ranges.file_blocks(opened.file, byte_range), byte_range, headers)
         unless_sent.pop_all()
         return answer

@@ -67,9 +67,9 @@ def read_raw_log(
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.LOGS)
     reader = app_state.logs.reader(job.id)
-    stretch = ranges.parse_range(request, reader.size, None)
-    blocks = reader.raw_blocks(stretch.start, stretch.length)
-    return ranges.range_response(blocks, stretch, ranges.user_content_headers(f"{job_id}.log", inline=inline))
+    byte_range = ranges.parse_range(request, reader.size, None)
+    blocks = reader.raw_blocks(byte_range.start, byte_range.length)
+    return ranges.range_response(blocks, byte_range, ranges.user_content_headers(f"{job_id}.log", inline=inline))
 
 
 def read_log_page(session: Session, app_state: AppState, job: Job, after: int, limit: int) -> LogPage:

@@ -20,7 +20,7 @@ class TpuView(View):
 
     name: str = Field(description="its id in its zone")
     zone: str
-    way: str = Field(
+    provisioning: str = Field(
         description="queued: a queued resource and its node; node: made at once; pool: it was there before"
     )
     state: str = Field(description="as the cloud names it; intended: about to be asked for; deleting: not gone yet")
@@ -32,7 +32,7 @@ class TpuView(View):
     machine_type: str
     simulated: bool
     host: str = Field(description="machine whose worker asked for it")
-    asked_at: Time
+    requested_at: Time
     seen_at: Time | None = Field(description="when the cloud last said something of it")
     billed_at: Time | None = Field(description="from when on it bills; null: not yet")
     price_per_hour: float
@@ -62,7 +62,7 @@ def _tpu_view(resource: CloudResource, job: Job, seconds: float) -> TpuView:
     return TpuView(
         name=name,
         zone=zone,
-        way=resource.kind.removeprefix("tpu_"),
+        provisioning=resource.kind.removeprefix("tpu_"),
         state=resource.state,
         health=resource.health,
         detail=resource.detail,
@@ -72,7 +72,7 @@ def _tpu_view(resource: CloudResource, job: Job, seconds: float) -> TpuView:
         machine_type=job.machine_type,
         simulated=job.simulated,
         host=resource.host,
-        asked_at=resource.intended_at,
+        requested_at=resource.intended_at,
         seen_at=resource.seen_at,
         billed_at=resource.billed_at,
         price_per_hour=job.price_per_hour,

@@ -57,10 +57,12 @@ def test_a_job_that_never_began_has_to_be_repeated_and_a_lost_container_may_end_
     assert is_documented_end(never | {"machine_faults": 3}, began=False, lost=False), (
         "repeated as often as is documented"
     )
-    assert is_documented_end({"reason": "vanished", "machine_faults": 0}, began=True, lost=True)
-    assert not is_documented_end({"reason": "vanished", "machine_faults": 0}, began=True, lost=False)
+    assert is_documented_end({"reason": "process_lost", "machine_faults": 0}, began=True, lost=True)
+    assert not is_documented_end({"reason": "process_lost", "machine_faults": 0}, began=True, lost=False)
     assert not is_documented_end({"reason": "signalled", "machine_faults": 0}, began=True, lost=True), (
         "nobody signalled it"
     )
-    assert is_documented_end({"reason": "engine_away", "machine_faults": 0}, began=False, lost=False, stopped=True)
+    assert is_documented_end(
+        {"reason": "engine_unavailable", "machine_faults": 0}, began=False, lost=False, stopped=True
+    )
     assert not is_documented_end({"reason": "internal_error", "machine_faults": 3}, began=False, lost=False)

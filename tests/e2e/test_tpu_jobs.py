@@ -74,7 +74,7 @@ def test_whose_a_tpu_is_and_what_it_costs_is_listed(service, simulator):
     job_id = service.submit("sleep 600", machineType="TPU")
     wait_until(lambda: service.job(job_id)["state"] == "Running", "the job to run")
     [tpu] = service.request("GET", "/tpus").json()["tpus"]
-    assert (tpu["jobId"], tpu["zone"], tpu["way"]) == (job_id, ZONES[0], "queued")
+    assert (tpu["jobId"], tpu["zone"], tpu["provisioning"]) == (job_id, ZONES[0], "queued")
     assert (tpu["state"], tpu["health"]) == ("READY", "HEALTHY")
     assert ">1 TPU is held</a>" in service.request("GET", "/ui/jobs").text
     assert f"gj-{job_id}-1" in service.request("GET", "/ui/tpus").text

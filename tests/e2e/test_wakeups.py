@@ -325,6 +325,6 @@ def heard(redis_deployment):
     database = Database(redis_deployment.database_url)
     try:
         with database.read() as session:
-            return session.scalar(select(Worker.heard_at))
+            return session.scalar(select(Worker.broker_ping_at))
     finally:
         database.close()

@@ -95,8 +95,8 @@ def test_containers_that_somebody_else_takes_away(container_deployment):
             ended = {how: container_deployment.wait_ended(job_id, 120) for how, job_id in jobs.items()}
             one.repaired()
             assert {how: (job["state"], job["reason"]) for how, job in ended.items()} == {
-                "kill": ("Failed", "vanished"),
-                "remove": ("Error", "vanished"),
+                "kill": ("Failed", "process_lost"),
+                "remove": ("Error", "process_lost"),
                 "stop": ("Failed", "signalled"),
                 "pause": ("Cancelled", "stopped_by_user"),
             }
@@ -181,5 +181,5 @@ def test_an_engine_without_live_restore_ends_its_jobs_and_that_is_said(make_engi
         server.start()
         one.mark_lifted()
         # The engine that comes back asks its containers to end, and ends them when it must.
-        assert deployment.wait_ended(job_id)["reason"] in {"engine_restarted", "vanished"}
+        assert deployment.wait_ended(job_id)["reason"] in {"engine_restarted", "process_lost"}
         assert deployment.wait_ended(again)["exitCode"] == 0

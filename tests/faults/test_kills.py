@@ -106,7 +106,7 @@ def test_all_processes_killed_at_once_is_said(deployment):
     for process in deployment.find_job_processes(job_id):
         process.kill()
     job = deployment.wait_ended(job_id)
-    assert (job["state"], job["exitCode"], job["reason"]) == ("Error", None, "vanished")
+    assert (job["state"], job["exitCode"], job["reason"]) == ("Error", None, "process_lost")
     assert deployment.raw_log(job_id) == b"before\n"
     check_history(deployment)
 

@@ -30,7 +30,7 @@ WAITING = [
     ({"queuePosition": 2, "reason": "no_worker", "estimatedStartAt": None}, "no worker"),
     ({"queuePosition": 2, "reason": "waiting_for_gpus", "estimatedStartAt": {"minutes": 2}}, "gpus, ~2m"),
     (
-        {"state": "Running", "reason": "worker_silent", "silentSince": {"minutes": -6}},
+        {"state": "Running", "reason": "worker_unresponsive", "silentSince": {"minutes": -6}},
         "silent, 5m",
     ),
 ]

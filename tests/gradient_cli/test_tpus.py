@@ -2,7 +2,7 @@ import json
 
 
 def test_tpus_are_listed_with_whose_they_are_and_what_they_cost(cli, server):
-    tpu = {"name": "gj-j1-1", "zone": "us-central1-b", "way": "queued", "state": "READY", "health": "HEALTHY"}
+    tpu = {"name": "gj-j1-1", "zone": "us-central1-b", "provisioning": "queued", "state": "READY", "health": "HEALTHY"}
     tpu |= {"jobId": "j1", "machineType": "TPU", "simulated": True, "billedAt": "2020-01-01T00:00:00.000Z", "cost": 3.5}
     waiting = tpu | {"name": "gj-j2-1", "state": "WAITING_FOR_RESOURCES", "health": None, "billedAt": None, "cost": 0}
     server.on("GET", "/tpus", {"tpus": [tpu, waiting]})

@@ -136,9 +136,9 @@ def _environment(login: str | None) -> dict[str, str]:
 
 def _describe_failure(output: str, code: int) -> str:
     # The server's lines begin with `remote:`. Other text of the server may follow on a line of git's own.
-    said = "\n".join(line for line in output.split("\n") if line.startswith(("fatal:", "error:", "fetch:")))
+    output = "\n".join(line for line in output.split("\n") if line.startswith(("fatal:", "error:", "fetch:")))
     for pattern, meaning in _ERROR_MESSAGES:
-        found = re.search(pattern, said)
+        found = re.search(pattern, output)
         if found:
             return found.expand(meaning)
     return f"git could not fetch it, and ended with {code}"

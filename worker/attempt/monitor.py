@@ -40,7 +40,7 @@ _SYNC_PAUSE_FACTOR = 10
 _KILL_AGAIN_SECONDS = 5.0
 _MIN_SAMPLE_SECONDS = 1.0
 _TOTALS_SECONDS = 30.0
-_SHORT_GRACE = frozenset({"cut_off", "disk_quota"})
+_SHORT_GRACE = frozenset({"lost_contact", "disk_quota"})
 _MAX_QUEUED_VALUES = 5 * BATCH_VALUES
 
 
@@ -313,7 +313,7 @@ class JobMonitor:
         if self._requests.stop_requested:
             return Exit(None, "stopped_by_user")
         if self._requests.contact_lost:
-            return Exit(None, "cut_off", f"{self._context.settings.worker.self_fence_seconds / 60:.0f} minutes")
+            return Exit(None, "lost_contact", f"{self._context.settings.worker.self_fence_seconds / 60:.0f} minutes")
         if self._quota.over is not None:
             return Exit(None, "disk_quota", self._quota.over)
         if self._deadline is not None and time.monotonic() >= self._deadline:

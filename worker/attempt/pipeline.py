@@ -195,7 +195,7 @@ class AttemptRun:
         self._mark_finishing(end)
 
     def _mark_finishing(self, end: Exit) -> None:
-        reason = end.reason or "vanished"
+        reason = end.reason or "process_lost"
         self._transition(
             lambda session: lifecycle.mark_finishing(session, self.job, reason, detail=end.detail, exit_code=end.code)
         )
@@ -282,8 +282,8 @@ class AttemptRun:
 
     def _launch_spec(self) -> LaunchSpec:
         spec, scratch, gpus = self.job.spec, self._scratch, self._gpus()
-        grants = LaunchSecrets(self._context.settings, self._context.database, self.job)
-        ports = grants.ports()
+        secrets = LaunchSecrets(self._context.settings, self._context.database, self.job)
+        ports = secrets.ports()
         storage = self._context.storage.project_folder(self.job.project_id, mounted=self._backend.capabilities.mounts)
         return LaunchSpec(
             name=scratch.name,
@@ -293,7 +293,7 @@ class AttemptRun:
             machine_type=self.job.machine_type,
             command=spec.command,
             container=self.job.image or spec.container,
-            env=grants.environment() | self._service_env(gpus, storage) | self._port_env(ports),
+            env=secrets.environment() | self._service_env(gpus, storage) | self._port_env(ports),
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
             storage=storage,
@@ -311,7 +311,7 @@ class AttemptRun:
             if spec.use_dockerfile
             else None,
             ports=ports,
-            login=grants.login,
+            login=secrets.login,
         )
 
     def _working_dir(self) -> str | None:

@@ -28,9 +28,9 @@ class SelfFence:
         self._last_contact_at = time.monotonic()
         self._kill_at: dict[str, float] = {}
 
-    def record_contact(self, asked_at: float) -> None:
+    def record_contact(self, requested_at: float) -> None:
         """Record that the database answered a query that was sent at this time (monotonic clock)."""
-        self._last_contact_at = asked_at
+        self._last_contact_at = requested_at
 
     def check(self, running: Iterable[tuple[Job, AttemptControl]]) -> None:
         """End the jobs that must be ended by now."""

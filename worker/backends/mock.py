@@ -123,7 +123,7 @@ class MockBackend(Backend):
         if returned is not None and returned >= 0:
             return Exit(returned, *_marked(Path(handle["control"])))
         if members.leader is not None:
-            return Exit(None, "vanished")
+            return Exit(None, "process_lost")
         if _age(handle) < _NEVER_STARTED_SECONDS or any(members.all()):
             return None
         return Exit(None, "never_started")

@@ -95,5 +95,5 @@ def _broker_watchdog(broker_url: str, context: WorkerContext, on_silent: Callabl
         lambda: context.write(lambda session: record_ping(session, context.worker_name)),
         on_silent,
         ping_seconds=context.settings.queue.ping_seconds,
-        deaf_seconds=context.settings.queue.broker_silent_seconds,
+        silent_seconds=context.settings.queue.broker_silent_seconds,
     )

@@ -32,10 +32,10 @@ class BrokerWatchdog:
         on_silent: Callable[[], None],
         *,
         ping_seconds: float,
-        deaf_seconds: float,
+        silent_seconds: float,
     ) -> None:
         self._ping, self._record_ping, self._on_silent = ping, record_ping, on_silent
-        self._ping_seconds, self._broker_silent_seconds = ping_seconds, deaf_seconds
+        self._ping_seconds, self._broker_silent_seconds = ping_seconds, silent_seconds
         self._received_at = time.monotonic()
         self._received = threading.Event()
         self._stopping = False

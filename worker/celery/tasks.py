@@ -19,16 +19,16 @@ logger = logging.getLogger(__name__)
 _MAX_ID_LENGTH = 64
 
 
-def register(app: Celery, notifier: LocalNotifier, heard: Callable[[], None] = lambda: None) -> None:
+def register(app: Celery, notifier: LocalNotifier, ping_received: Callable[[], None] = lambda: None) -> None:
     """Register the tasks of this host with the app.
 
     Args:
         app: The Celery app.
         notifier: Notified by each wake-up message.
-        heard: Called for each ping.
+        ping_received: Called for each ping.
     """
 
-    def ring(job_id: object, request_id: object = None) -> None:
+    def wake(job_id: object, request_id: object = None) -> None:
         if not _is_id(job_id) or not (request_id is None or _is_id(request_id)):
             raise Reject("a ring carries a job's id and a request's, or null", requeue=False)
         bind(job_id=job_id, request_id=request_id)
@@ -36,9 +36,9 @@ def register(app: Celery, notifier: LocalNotifier, heard: Callable[[], None] = l
         notifier.notify()
 
     def ping() -> None:
-        heard()
+        ping_received()
 
-    app.task(ring, name=WAKE_TASK, shared=False)  # not with every app of this process
+    app.task(wake, name=WAKE_TASK, shared=False)  # not with every app of this process
     app.task(ping, name=PING_TASK, shared=False)
 
 

@@ -241,8 +241,8 @@ def _receive_listener(ours: socket.socket, process: "subprocess.Popen[bytes]") -
     if descriptors:
         return socket.socket(fileno=descriptors[0])
     _kill(process)
-    said = os.read(_output(process), _MAX_OUTPUT_BYTES).decode(errors="replace")
-    raise SandboxError(f"it could not be started: {' '.join(said.split())[:300]}")
+    output = os.read(_output(process), _MAX_OUTPUT_BYTES).decode(errors="replace")
+    raise SandboxError(f"it could not be started: {' '.join(output.split())[:300]}")
 
 
 def _output(process: "subprocess.Popen[bytes]") -> int:

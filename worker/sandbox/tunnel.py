@@ -108,13 +108,13 @@ def _start_thread(run: Callable[[socket.socket], None], given: socket.socket) ->
 
 def _handshake(inside: socket.socket) -> None:
     """Read the first messages of a SOCKS 5 client; the destination that it names is ignored."""
-    with inside.makefile("rb", buffering=0) as said:
-        methods = _read_exactly(said.read, 2)[1]
-        _read_exactly(said.read, methods)
+    with inside.makefile("rb", buffering=0) as answer:
+        methods = _read_exactly(answer.read, 2)[1]
+        _read_exactly(answer.read, methods)
         inside.sendall(b"\x05\x00")
-        kind = _read_exactly(said.read, 4)[3]
-        _read_exactly(said.read, _ADDRESS_BYTES.get(kind) or _read_exactly(said.read, 1)[0])
-        _read_exactly(said.read, 2)
+        kind = _read_exactly(answer.read, 4)[3]
+        _read_exactly(answer.read, _ADDRESS_BYTES.get(kind) or _read_exactly(answer.read, 1)[0])
+        _read_exactly(answer.read, 2)
 
 
 def _read_exactly(read: Callable[[int], bytes | None], size: int) -> bytes:

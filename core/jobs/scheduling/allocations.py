@@ -53,8 +53,8 @@ def request_ports(session: Session, job: Job) -> None:
 
 def count_dynamic_ports(spec: JobSpec) -> int:
     """Count the free range ports that a job needs; 0 if it names all. Named ones count: they may lie in the range."""
-    asked = spec.parsed_ports()
-    return len(asked) if any(not port.external for port in asked) else 0
+    requested = spec.parsed_ports()
+    return len(requested) if any(not port.external for port in requested) else 0
 
 
 def allocated_ports(session: Session, host: str) -> frozenset[int]:
@@ -64,15 +64,15 @@ def allocated_ports(session: Session, host: str) -> frozenset[int]:
 
 def allocate_ports(session: Session, job: Job, host: str, among: PortRange, taken: Collection[int]) -> None:
     """Allocate a job's ports: those it named, and free ones from the range for the others."""
-    asked = job.spec.parsed_ports()
-    if not asked:
+    requested = job.spec.parsed_ports()
+    if not requested:
         return
-    named = {port.external for port in asked if port.external}
+    named = {port.external for port in requested if port.external}
     free = iter(_free_in_range(among, {*taken, *named}, zlib.crc32(f"{job.id} {job.attempt}".encode())))
     of_job = {"host": host, "job_id": job.id, "attempt": job.attempt, "address": among.address}
     session.execute(
         _INSERT_PORT,
-        [of_job | {"internal": port.internal, "port": port.external or next(free)} for port in asked],
+        [of_job | {"internal": port.internal, "port": port.external or next(free)} for port in requested],
     )
 
 

@@ -56,8 +56,8 @@ def explain_too_large(job: Job, workers: Sequence[Worker]) -> str:
         workers: All workers of its machine type; it fits none of them.
     """
     found = []
-    asked = [_needs(worker, job) for worker in workers]
-    for each in zip(*asked, strict=True):
+    requested = [_needs(worker, job) for worker in workers]
+    for each in zip(*requested, strict=True):
         unit, needs, _ = each[0]
         largest = max((has for _, _, has in each if has is not None), default=0)
         if needs > largest and all(has is not None for _, _, has in each):
@@ -66,7 +66,7 @@ def explain_too_large(job: Job, workers: Sequence[Worker]) -> str:
             )
     if found:
         return "; ".join(found)
-    wanted = " and ".join(_format_amount(needs, unit) for unit, needs, _ in asked[0] if needs)
+    wanted = " and ".join(_format_amount(needs, unit) for unit, needs, _ in requested[0] if needs)
     return f"{wanted}, and no worker of its machine type has all of that together"
 
 

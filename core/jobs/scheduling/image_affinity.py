@@ -25,8 +25,8 @@ def replace_host_images(session: Session, host: str, references: Collection[str]
         references: Images as its engine lists them; only the first MAX_REPORTED are recorded.
     """
     session.execute(delete(HostImage).where(HostImage.host == host))
-    noted = [one for one in dict.fromkeys(references) if len(one) <= MAX_REFERENCE][:MAX_REPORTED]
-    rows = [{"host": host, "reference": reference} for reference in noted]
+    recorded = [one for one in dict.fromkeys(references) if len(one) <= MAX_REFERENCE][:MAX_REPORTED]
+    rows = [{"host": host, "reference": reference} for reference in recorded]
     if rows:  # another worker of the host may report the same concurrently
         session.execute(insert_ignore(session.get_bind().dialect.name, HostImage), rows)
 

@@ -13,7 +13,7 @@ The first reason that applies is reported:
     behind_jobs          other jobs are ahead of it
     waiting_for_machine  it is next
 
-A job that a worker holds does not wait; `worker_silent` is added by `service.presenters.jobs`.
+A job that a worker holds does not wait; `worker_unresponsive` is added by `service.presenters.jobs`.
 """
 
 from collections import defaultdict
@@ -191,8 +191,8 @@ class _QueueSnapshot:
         free, total, taken = int(self._free_gpus(worker)), len(worker.gpus or ()), self._used_outside(worker)
         needs = "a GPU" if job.gpus == 1 else f"{job.gpus} GPUs of one machine"
         others = "; ".join(f"GPU {gpu} is used by something that is no job ({why})" for gpu, why in taken.items())
-        hold = "jobs hold the others" if free + len(taken) < total else ""
-        who = "; ".join(part for part in (others, hold) if part)
+        allocations = "jobs hold the others" if free + len(taken) < total else ""
+        who = "; ".join(part for part in (others, allocations) if part)
         return f"{needs}; {free} of {total} {'is' if free == 1 else 'are'} free on {worker.host}, {who}"
 
     def _blocking_port(self, job: Job, working: Sequence[Worker]) -> str | None:

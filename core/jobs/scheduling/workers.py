@@ -35,7 +35,7 @@ def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int) 
         "memory_mb": offer.memory_mb,
         "started_at": now(),
         "seen_at": now(),
-        "heard_at": None,
+        "broker_ping_at": None,
         "taken_gpus": None,
         "low_disk": None,
     }
@@ -44,7 +44,7 @@ def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int) 
         session.execute(insert(Worker).values(name=offer.worker, **values))
 
 
-def note_taken_gpus(session: Session, name: str, taken: dict[str, str]) -> None:
+def set_taken_gpus(session: Session, name: str, taken: dict[str, str]) -> None:
     """Record a worker's GPUs that are in use outside this service, and by what, for the reason of waiting jobs."""
     session.execute(update(Worker).where(Worker.name == name).values(taken_gpus=taken or None))
 
@@ -111,9 +111,9 @@ def held_job_counts(session: Session) -> dict[str | None, int]:
 
 def record_ping(session: Session, worker: str) -> None:
     """Record that a message reached this worker."""
-    session.execute(update(Worker).where(Worker.name == worker).values(heard_at=now()))
+    session.execute(update(Worker).where(Worker.name == worker).values(broker_ping_at=now()))
 
 
 def ping_received_within(session: Session, worker: str, seconds: float) -> bool | None:
     """Return whether a message reached this worker within `seconds`; None if none ever did or the worker is unknown."""
-    return session.scalar(select(Worker.heard_at >= now(-seconds)).where(Worker.name == worker))
+    return session.scalar(select(Worker.broker_ping_at >= now(-seconds)).where(Worker.name == worker))

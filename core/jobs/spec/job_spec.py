@@ -38,7 +38,7 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _RESERVED = ("GRADIENT_", "PS_")
 _MOCK_PREFIX = "MOCK_"
 """Prefix of variables that script the mock backend; their values appear in its reasons."""
-_LOOKS_SECRET = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class JobSpec:
     def redacted_env(self) -> dict[str, str]:
         """Return the environment for display: values of secret-looking variables hidden, but not names of secrets."""
         named = self.secrets()
-        return {n: REDACTED if _LOOKS_SECRET.search(n) and n not in named else v for n, v in self.env_vars.items()}
+        return {n: REDACTED if _SECRET_NAME.search(n) and n not in named else v for n, v in self.env_vars.items()}
 
     def secrets(self) -> dict[str, str]:
         """Return the variables that stand for secrets, with the secrets' names."""

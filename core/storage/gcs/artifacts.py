@@ -206,8 +206,8 @@ class BucketStore:
             blobs = list(self._bucket.list_blobs(prefix=base))
         remove_all(blobs, self._parallel)
         self._staging.remove(job_id)
-        for ledger in self._upload_lists.glob(f"{job_id}-*.jsonl"):
-            ledger.unlink(missing_ok=True)
+        for upload_list in self._upload_lists.glob(f"{job_id}-*.jsonl"):
+            upload_list.unlink(missing_ok=True)
 
     def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
         """Return a signed URL of a file of a closed attempt; None if there is none.

@@ -110,8 +110,8 @@ class Uploader:
 
     def _read_uploaded(self) -> list[ArtifactFile]:
         try:
-            with ManifestReader(self.upload_list) as ledger:
-                return list(ledger.files())
+            with ManifestReader(self.upload_list) as upload_list:
+                return list(upload_list.files())
         except FileNotFoundError:
             return []
 

@@ -154,7 +154,7 @@ class LogWriter:
         exact = source_end - self.position == len(data)
         previous, source = self._last, self.position
         length = previous.length if grows else 0
-        begun = previous.at_ms if grows else at_ms
+        started = previous.at_ms if grows else at_ms
         records: list[Record] = []
         done = 0
         while done < len(data) or not records:
@@ -166,13 +166,13 @@ class LogWriter:
                 source_end=source + stop if exact else source if more else source_end,
                 lines_end=previous.lines_end + (data.count(b"\n", done, stop) if newline >= 0 else 0),
                 line_start=previous.raw_end + newline + 1 - done if newline >= 0 else previous.line_start,
-                at_ms=begun,
+                at_ms=started,
                 attempt=self._attempt,
                 length=length + stop - done,
                 flags=flags | CONTINUED if more and not exact else flags,
             )
             records.append(record)
-            previous, length, begun, done = record, 0, at_ms, stop
+            previous, length, started, done = record, 0, at_ms, stop
         return records
 
 

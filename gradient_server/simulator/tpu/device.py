@@ -84,12 +84,12 @@ class DeviceServer:
 
     def _wait_until_ready(self, ready: "queue.Queue[str | None]", seconds: float) -> None:
         try:
-            said = ready.get(timeout=seconds)
+            output = ready.get(timeout=seconds)
         except queue.Empty:
-            said = f"it was not ready after {seconds:g} seconds"
-        if said is not None:
+            output = f"it was not ready after {seconds:g} seconds"
+        if output is not None:
             self.stop()
-            raise DeviceNotStarted(f"The TensorFlow server for the simulated TPU did not start: {said}")
+            raise DeviceNotStarted(f"The TensorFlow server for the simulated TPU did not start: {output}")
 
 
 def _read_output(output: IO[str], ready: "queue.Queue[str | None]") -> None:

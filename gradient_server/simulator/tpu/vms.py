@@ -103,9 +103,9 @@ class _MetadataHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         known = self.path.endswith("/instance/service-accounts/default/token")
-        asked = self.headers.get("Metadata-Flavor") == "Google"
+        path = self.headers.get("Metadata-Flavor") == "Google"
         made = {"access_token": self.server.token(), "expires_in": _TOKEN_SECONDS, "token_type": "Bearer"}
-        content = json.dumps(made).encode() if known and asked else b""
+        content = json.dumps(made).encode() if known and path else b""
         self.send_response(200 if content else 404)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()

@@ -120,7 +120,7 @@ def path_matcher(app_state: AppState, wanted: str | None) -> Callable[[str], boo
         )
     patterns, end = [re.compile(translate(glob)) for glob in globs], time.monotonic() + _MATCH_SECONDS
 
-    def is_meant(path: str) -> bool:
+    def matches(path: str) -> bool:
         if path in named:
             return True
         for pattern in patterns:
@@ -133,7 +133,7 @@ def path_matcher(app_state: AppState, wanted: str | None) -> Callable[[str], boo
                 return True
         return False
 
-    return is_meant
+    return matches
 
 
 def _get_job(session: ReadSession, given: Params) -> Job:

@@ -67,14 +67,14 @@ def get_job_list(session: ReadSession, app_state: AppStateDep, given: OriginalPa
 
 
 def _parse_filter(app_state: AppState, given: Params) -> JobFilter:
-    asked = {name: given.text(name) for name in ("project", "projectId", "name", "state", "machineType")}
-    if asked["project"] == _ALL_PROJECTS:
-        asked["project"] = None
-    preempted = asked["state"] == PREEMPTED
+    requested = {name: given.text(name) for name in ("project", "projectId", "name", "state", "machineType")}
+    if requested["project"] == _ALL_PROJECTS:
+        requested["project"] = None
+    preempted = requested["state"] == PREEMPTED
     if preempted:
-        asked["state"] = None
+        requested["state"] = None
     try:
-        wanted = job_filter(ListJobs.model_validate(asked), app_state.catalogue)
+        wanted = job_filter(ListJobs.model_validate(requested), app_state.catalogue)
     except ValidationError as error:
         raise problem(("query",), str(error.errors()[0]["msg"])) from error
     if preempted:

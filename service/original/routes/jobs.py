@@ -79,12 +79,12 @@ async def create_job(
 ) -> dict[str, Any]:
     """Submit a job."""
     given, body = posted
-    asked = to_submit_job(given, request.headers.get(CLIENT_NAME_HEADER), uploaded=body.workspace is not None)
+    job = to_submit_job(given, request.headers.get(CLIENT_NAME_HEADER), uploaded=body.workspace is not None)
     origin = RequestOrigin(caller.id, request_id, None)
 
     def submit() -> dict[str, Any]:
         with app_state.service_metrics.time_submission():
-            return submitted_shape(create.submit(app_state, origin, asked, body.workspace))
+            return submitted_shape(create.submit(app_state, origin, job, body.workspace))
 
     return await run_submission(app_state, caller.id, body, submit)
 

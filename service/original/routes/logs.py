@@ -46,8 +46,8 @@ def _rows(app_state: AppState, job_id: str, after: int, limit: int) -> list[dict
 def _end_rows(job: Job, page: LogPage, last: int) -> list[dict[str, Any]]:
     """Build the last rows. Their numbers have no gaps: one client counts the rows instead of reading the numbers."""
     at = iso_time(job.finished_at or datetime.now(UTC))
-    told = [page.removed.message] if page.removed is not None and last == 0 else []
-    return [_row(job, last + number, at, message) for number, message in enumerate((*told, END_MARKER), 1)]
+    rows = [page.removed.message] if page.removed is not None and last == 0 else []
+    return [_row(job, last + number, at, message) for number, message in enumerate((*rows, END_MARKER), 1)]
 
 
 def _row(job: Job, line: int, timestamp: str, message: str) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def test_a_stopped_job_is_not_retried(database, submit):
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
-    ("reason", "expected"), [("engine_away", JobState.CANCELLED), ("exit_nonzero", JobState.FAILED)]
+    ("reason", "expected"), [("engine_unavailable", JobState.CANCELLED), ("exit_nonzero", JobState.FAILED)]
 )
 def test_a_job_that_was_to_stop_is_cancelled_if_the_machine_fails_it_first(database, submit, reason, expected, late):
     submit(max_attempts=3)
@@ -304,7 +304,7 @@ def attempt_that_ends(database, reason, *, began=True):
 def test_a_fault_of_the_machine_uses_up_no_attempt_of_the_users(database, submit):
     submit(max_attempts=2)
     for fault in range(1, lifecycle.MAX_MACHINE_FAULTS + 1):
-        job = attempt_that_ends(database, "vanished")
+        job = attempt_that_ends(database, "process_lost")
         assert (job.state, job.machine_faults, job.reason) == (JobState.QUEUED, fault, "retrying")
         assert "no fault of the job" in job.reason_detail
     job = attempt_that_ends(database, "exit_nonzero")
@@ -315,7 +315,7 @@ def test_a_fault_of_the_machine_uses_up_no_attempt_of_the_users(database, submit
 
 def test_a_job_that_every_machine_fails_is_not_tried_for_ever(database, submit):
     submit(max_attempts=5)
-    states = [attempt_that_ends(database, "vanished").state for _ in range(lifecycle.MAX_MACHINE_FAULTS + 1)]
+    states = [attempt_that_ends(database, "process_lost").state for _ in range(lifecycle.MAX_MACHINE_FAULTS + 1)]
     assert states == [JobState.QUEUED] * lifecycle.MAX_MACHINE_FAULTS + [JobState.FAILED]
 
 

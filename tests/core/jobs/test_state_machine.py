@@ -26,7 +26,7 @@ EXAMPLES = int(os.environ.get("GRADIENT_TEST_EXAMPLES", "25"))
 WORKERS = st.sampled_from(["w1", "w2"])
 PROJECTS = ["alpha", "beta"]
 GPUS = ("0", "1")
-COUNTED_REASONS = {0: "completed", 1: "exit_nonzero", 137: "vanished"}
+COUNTED_REASONS = {0: "completed", 1: "exit_nonzero", 137: "process_lost"}
 
 
 @dataclass

@@ -141,9 +141,9 @@ def test_pools_that_workers_name_are_there_without_jobs(database, taken):
 def test_a_worker_is_deaf_when_it_is_there_and_hears_nothing(database, taken):
     register(database, "w")
     assert not taken().workers[0].broker_silent
-    change(database, Worker, heard_at=now(-snapshot.BROKER_SILENT_SECONDS + 60))
+    change(database, Worker, broker_ping_at=now(-snapshot.BROKER_SILENT_SECONDS + 60))
     assert not taken().workers[0].broker_silent
-    change(database, Worker, heard_at=now(-snapshot.BROKER_SILENT_SECONDS - 1))
+    change(database, Worker, broker_ping_at=now(-snapshot.BROKER_SILENT_SECONDS - 1))
     assert taken().workers[0].broker_silent
     change(database, Worker, seen_at=now(-3600))
     assert not taken().lost_workers[0].broker_silent

@@ -78,7 +78,7 @@ def test_a_worker_that_is_silent(found, change):
 
 def test_a_worker_that_is_deaf(found, change):
     assert found("deaf").message == "0 workers hear the broker; none is deaf."
-    change(Worker, heard_at=now(-600))
+    change(Worker, broker_ping_at=now(-600))
     finding = found("deaf")
     assert (finding.status, "w on h (heard nothing for 10 minutes)" in finding.message) == (WARNING, True)
 

@@ -257,7 +257,7 @@ def test_a_job_with_a_silent_worker_says_so(client, worker, database):
     with database.write() as session:
         session.connection().exec_driver_sql("UPDATE jobs SET heartbeat_at = '2020-01-01 00:00:00.000000'")
     for job in (client.get(f"/jobs/{job_id}").json(), *client.get("/jobs").json()["jobs"]):
-        assert (job["state"], job["reason"]) == ("Running", "worker_silent")
+        assert (job["state"], job["reason"]) == ("Running", "worker_unresponsive")
         assert job["silentSince"] == "2020-01-01T00:00:00.000Z"
         assert "last heard of at 2020-01-01 00:00:00 UTC. Unreachable is not dead" in job["message"]
 

@@ -69,7 +69,7 @@ def test_every_alert_asks_for_figures_and_labels_that_there_are(client, worker, 
     submit(client)
     with database.write() as session:
         session.execute(insert(RepairCount).values(kind="lost_jobs", total=3, last_at=now(), last_worker="w"))
-        session.execute(update(Worker).values(gpus=["0"], heard_at=now()))
+        session.execute(update(Worker).values(gpus=["0"], broker_ping_at=now()))
     shown = client.get("/metrics").text
     samples = {
         sample.name: set(sample.labels) for family in text_string_to_metric_families(shown) for sample in family.samples
@@ -127,7 +127,7 @@ def test_workers_that_are_away_drained_or_deaf_are_told_by_name(figures, worker,
     assert figures("gradient_worker_drained", **of_w) == 0
     assert figures("gradient_worker_heard_seconds", **of_w) is None
     assert 0 <= figures("gradient_worker_seen_seconds", **of_w) < 60
-    values = {"seen_at": now(-3600), "drained_at": now(-7200), "heard_at": now(-3700), "gpus": ["0", "1"]}
+    values = {"seen_at": now(-3600), "drained_at": now(-7200), "broker_ping_at": now(-3700), "gpus": ["0", "1"]}
     with database.write() as session:
         session.execute(update(Worker).values(**values))
     assert figures("gradient_worker_drained", **of_w) == 1

@@ -158,7 +158,7 @@ def test_a_job_that_was_cut_off_from_its_record_is_tried_again(host, claim):
         (attempt,) = queries.attempts(session, job.id)
     row = ended(host, job)
     assert (row.state, row.machine_faults) == (JobState.QUEUED, 1)
-    assert (attempt.reason, attempt.exit_code) == ("cut_off", 143)
+    assert (attempt.reason, attempt.exit_code) == ("lost_contact", 143)
 
 
 def test_a_job_finds_its_gpus_in_its_environment(host, database, submit):

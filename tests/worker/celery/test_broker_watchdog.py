@@ -13,9 +13,9 @@ from worker.celery.broker_watchdog import BrokerWatchdog
 def probing():
     probes = []
 
-    def start(ping, *, note=lambda: None, deaf_seconds=0.05):
+    def start(ping, *, note=lambda: None, silent_seconds=0.05):
         deaf = threading.Event()
-        probe = BrokerWatchdog(lambda: ping(probe), note, deaf.set, ping_seconds=0.01, deaf_seconds=deaf_seconds)
+        probe = BrokerWatchdog(lambda: ping(probe), note, deaf.set, ping_seconds=0.01, silent_seconds=silent_seconds)
         probes.append(probe)
         probe.start()
         return deaf, probe
@@ -40,7 +40,7 @@ def away(_):
 
 def test_a_worker_that_hears_itself_is_not_deaf(probing):
     pings, noted = [], []
-    deaf, _ = probing(counted(pings, BrokerWatchdog.ping_received), note=lambda: noted.append(1), deaf_seconds=5)
+    deaf, _ = probing(counted(pings, BrokerWatchdog.ping_received), note=lambda: noted.append(1), silent_seconds=5)
     wait_until(lambda: len(pings) > 20, "pings")
     assert not deaf.is_set()
     assert len(noted) >= 20
@@ -53,14 +53,14 @@ def test_a_worker_that_never_hears_itself_is_deaf(probing):
 
 def test_a_broker_that_is_away_makes_nobody_deaf(probing):
     pings = []
-    deaf, _ = probing(counted(pings, away), deaf_seconds=0.02)
+    deaf, _ = probing(counted(pings, away), silent_seconds=0.02)
     wait_until(lambda: len(pings) > 20, "pings")
     assert not deaf.is_set()
 
 
 def test_zero_is_never(probing):
     pings = []
-    deaf, _ = probing(counted(pings, lambda _: None), deaf_seconds=0)
+    deaf, _ = probing(counted(pings, lambda _: None), silent_seconds=0)
     wait_until(lambda: len(pings) > 20, "pings")
     assert not deaf.is_set()
 
@@ -72,6 +72,6 @@ def test_a_database_that_is_away_makes_nobody_deaf(probing, error):
     def fail():
         raise error
 
-    deaf, _ = probing(counted(pings, BrokerWatchdog.ping_received), note=fail, deaf_seconds=5)
+    deaf, _ = probing(counted(pings, BrokerWatchdog.ping_received), note=fail, silent_seconds=5)
     wait_until(lambda: len(pings) > 5, "pings")
     assert not deaf.is_set()

@@ -69,7 +69,7 @@ def test_an_engine_that_does_not_tell_leaves_the_report_as_it_was(host, keeper):
 
 def test_an_engine_that_is_away_is_no_failure_of_the_sweep(host, keeper):
     assert ImageSweep(host).prune() == 2
-    keeper.error = LaunchError("engine_away", "gone")
+    keeper.error = LaunchError("engine_unavailable", "gone")
     assert ImageSweep(host).prune() == 0
 
 

@@ -148,7 +148,7 @@ class DockerBackend(Backend):
         try:
             return self._image_cache.prune(everything=everything, dry_run=dry_run)
         except EngineError as error:
-            raise LaunchError("engine_away", str(error)) from error
+            raise LaunchError("engine_unavailable", str(error)) from error
 
     def poll(self, handle: Handle) -> Exit | None:
         """See `Backend.poll`."""
@@ -196,7 +196,7 @@ class DockerBackend(Backend):
         try:
             found = self._engine.call(lambda api: api.containers(all=True, size=True, filters=filters))
         except EngineError as error:
-            raise LaunchError("engine_away", str(error)) from error
+            raise LaunchError("engine_unavailable", str(error)) from error
         return sum(one.get("SizeRw") or 0 for one in found)
 
     def data_folder(self) -> Path | None:
@@ -215,7 +215,7 @@ class DockerBackend(Backend):
             if state is not None:
                 self._engine.remove(name, force=True)
         except EngineUnavailable as error:
-            raise LaunchError("engine_away", str(error)) from error
+            raise LaunchError("engine_unavailable", str(error)) from error
         except EngineRefused as error:
             raise LaunchError("launch_failed", f"the container could not be removed: {error.detail}") from error
         if state is not None and state.status == "created":
@@ -234,7 +234,7 @@ class DockerBackend(Backend):
         try:
             found = self._engine.call(lambda api: api.containers(all=True, filters=filters))
         except EngineError as error:
-            raise LaunchError("engine_away", str(error)) from error
+            raise LaunchError("engine_unavailable", str(error)) from error
         return [self._handle(container) for container in found]
 
     def _handle(self, listed: dict[str, Any]) -> Handle:

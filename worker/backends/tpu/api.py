@@ -144,10 +144,10 @@ class TpuApi:
 
     def create_node(self, zone: str, request: NodeRequest) -> str | None:
         """Create a node; return the operation's name, or None if a node of this name exists."""
-        asked = tpu_v2.CreateNodeRequest(
+        request = tpu_v2.CreateNodeRequest(
             parent=self._zone(zone), node_id=request.id, node=self._node_message(zone, request)
         )
-        return self._create(lambda: self._v2.create_node(asked, timeout=self._timeout))
+        return self._create(lambda: self._v2.create_node(request, timeout=self._timeout))
 
     def delete_node(self, zone: str, node_id: str) -> bool:
         """Delete a node; return False if there is none."""
@@ -178,14 +178,16 @@ class TpuApi:
         )
         if self._settings.spot:
             wanted.spot = tpu_v2.QueuedResource.Spot()
-        asked = tpu_v2.CreateQueuedResourceRequest(parent=parent, queued_resource_id=request.id, queued_resource=wanted)
-        return self._create(lambda: self._v2.create_queued_resource(asked, timeout=self._timeout))
+        request = tpu_v2.CreateQueuedResourceRequest(
+            parent=parent, queued_resource_id=request.id, queued_resource=wanted
+        )
+        return self._create(lambda: self._v2.create_queued_resource(request, timeout=self._timeout))
 
     def delete_queued(self, zone: str, queued_id: str) -> bool:
         """Delete a queued resource and its node; return False if there is none."""
         name = f"{self._zone(zone)}/queuedResources/{queued_id}"
-        asked = tpu_v2.DeleteQueuedResourceRequest(name=name, force=True)
-        return self._find(lambda: self._v2.delete_queued_resource(asked, timeout=self._timeout)) is not None
+        request = tpu_v2.DeleteQueuedResourceRequest(name=name, force=True)
+        return self._find(lambda: self._v2.delete_queued_resource(request, timeout=self._timeout)) is not None
 
     def check_operation(self, name: str) -> bool:
         """Return whether an operation is over; raises its error. A forgotten operation counts as over."""

@@ -96,7 +96,7 @@ class TpuBackend(CloudBackend):
             request = replace(request, startup=partial(vm_client.startup, spec))
         storage = JobStorage(self._open_bucket, spec, self._all_settings, progress)
 
-        def say(words: str) -> None:
+        def report(words: str) -> None:
             progress("provisioning", words)
 
         def ready(zone: str) -> None:
@@ -104,15 +104,15 @@ class TpuBackend(CloudBackend):
             if vm_client is not None:
                 vm_client.stage(spec, zone, _VM_ENVIRONMENT | spec.env | storage.folders(zone))
 
-        device = Provisioner(self._api, self._resource_log, self._settings, ready).provision(spec, request, say)
+        device = Provisioner(self._api, self._resource_log, self._settings, ready).provision(spec, request, report)
         handle = _make_handle(spec, device, on_vm=vm_client is not None)
         try:
             if vm_client is not None:
                 vm_client.wait_until_running(
-                    spec, device.entry.zone, say, partial(self._health_monitor.failure, device.entry)
+                    spec, device.entry.zone, report, partial(self._health_monitor.failure, device.entry)
                 )
                 return handle | {"vm": {"zone": device.entry.zone}}
-            wait_until_reachable(device.node, self._settings, say)
+            wait_until_reachable(device.node, self._settings, report)
             env = _device_environment(device) | storage.environment(device.entry.zone)
             return handle | {"runner": self._runner.launch(replace(spec, env=spec.env | env), confirm, progress)}
         except LaunchError as error:
@@ -194,7 +194,7 @@ class TpuBackend(CloudBackend):
         """
         if not self._settings.on_vm(spec.machine_type):
             return None
-        if self._settings.way_of(spec.machine_type) == "pool":
+        if self._settings.provisioning_for(spec.machine_type) == "pool":
             raise LaunchError("tpu_denied", "a job runs on a TPU VM that is made for it; nodes of a pool are not")
         if spec.ports:
             raise LaunchError("option_refused", "a job on a TPU VM cannot be reached at ports of the worker's host")
@@ -216,7 +216,7 @@ class TpuBackend(CloudBackend):
             with self._lock:
                 since = self._refused_since.setdefault(entry.id, time.monotonic())
             if time.monotonic() - since < self._settings.api_retry_seconds:
-                raise LaunchError("tpu_api_away", f"{entry.name} could not be deleted: {error}") from error
+                raise LaunchError("tpu_api_unavailable", f"{entry.name} could not be deleted: {error}") from error
             logger.exception("tpu_left_to_the_sweep", extra={"resource": entry.name})
         with self._lock:
             self._refused_since.pop(entry.id, None)

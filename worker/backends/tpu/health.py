@@ -21,8 +21,8 @@ _LAST_CHECK_SECONDS = 10.0
 
 @dataclass(slots=True)
 class _NodeHealth:
-    looked_at: float
-    look: Future[None] | None = None
+    polled_at: float
+    poll: Future[None] | None = None
     unhealthy_since: float | None = None
     recorded: tuple[str, str] | None = None
     failure: NodeFailure | None = None
@@ -48,11 +48,11 @@ class NodeHealthMonitor:
         """
         with self._lock:
             health = self._by_entry.setdefault(entry.id, _NodeHealth(time.monotonic()))
-            due = last or time.monotonic() - health.looked_at >= self._settings.watch_seconds
-            if health.failure is None and due and (health.look is None or health.look.done()):
-                health.looked_at = time.monotonic()
-                health.look = self._pool.submit(self._check, entry, health, last=last)
-            check = health.look
+            due = last or time.monotonic() - health.polled_at >= self._settings.watch_seconds
+            if health.failure is None and due and (health.poll is None or health.poll.done()):
+                health.polled_at = time.monotonic()
+                health.poll = self._pool.submit(self._check, entry, health, last=last)
+            check = health.poll
         if last and check is not None:
             try:
                 check.result(min(_LAST_CHECK_SECONDS, self._settings.timeout_seconds))

@@ -48,16 +48,16 @@ class OrphanSweep:
         """Delete labelled resources that are not in the ledger, as after the restore of an older database."""
         count = 0
         try:
-            for kind, stray in self._list_labelled(zone):
-                name = f"{stray.zone}/{stray.id}"
-                if name in known or time.time() - stray.created < self._settings.orphan_grace_seconds:
+            for kind, orphan in self._list_labelled(zone):
+                name = f"{orphan.zone}/{orphan.id}"
+                if name in known or time.time() - orphan.created < self._settings.orphan_grace_seconds:
                     continue
-                job_id, attempt = stray.labels.get(LABEL_JOB, ""), stray.labels.get(LABEL_ATTEMPT, "")
+                job_id, attempt = orphan.labels.get(LABEL_JOB, ""), orphan.labels.get(LABEL_ATTEMPT, "")
                 if attempt.isdecimal() and owned(job_id, int(attempt)):
                     continue
                 logger.warning("tpu_of_nobody", extra={"resource": name, "job_id": job_id})
                 deleted = self._api.delete_queued if kind == QUEUED else self._api.delete_node
-                count += deleted(stray.zone, stray.id)
+                count += deleted(orphan.zone, orphan.id)
         except ApiError as error:
             logger.warning("zone_not_swept", extra={"zone": zone, "error": str(error)})
         return count

@@ -254,10 +254,10 @@ def test_a_gpu_that_no_job_holds_and_something_uses_is_told(database, submit, ad
         "(900 MiB in use, by process 7 (python)); jobs hold the others"
     )
     with database.write() as session:
-        workers.note_taken_gpus(session, "a", {"0": "ours by now"})
+        workers.set_taken_gpus(session, "a", {"0": "ours by now"})
     assert why(job).reason == "waiting_for_machine", "what a job holds is no stranger's"
     with database.write() as session:
-        workers.note_taken_gpus(session, "a", {})
+        workers.set_taken_gpus(session, "a", {})
     assert why(job).reason == "waiting_for_machine"
 
 

@@ -55,7 +55,7 @@ def test_a_job_that_ends_without_its_engine_is_told_by_its_files(make, killable_
     assert place.output(spec) == b"up\ndone\n"
     with pytest.raises(LaunchError) as error:
         place.backend.destroy(handle)
-    assert error.value.reason == "engine_away", "it is not gone before the engine says so"
+    assert error.value.reason == "engine_unavailable", "it is not gone before the engine says so"
     assert "does not answer" in place.backend.unavailable_reason()
     killable_engine.start()
     assert place.backend.unavailable_reason() is None
@@ -95,7 +95,7 @@ def test_a_start_does_not_wait_for_ever(make, killable_engine):
     killable_engine.kill()
     with pytest.raises(LaunchError) as error:
         place.launch(place.spec("exit 4"))
-    assert error.value.reason == "engine_away"
+    assert error.value.reason == "engine_unavailable"
     killable_engine.start()
 
 
@@ -105,7 +105,7 @@ def test_a_container_killed_from_outside_has_vanished(make, docker_server):
     with docker_server.client() as client:
         client.kill(f"gradient-{spec.name}")
     ended = place.wait(handle)
-    assert (ended.code, ended.reason) == (137, "vanished")
+    assert (ended.code, ended.reason) == (137, "process_lost")
 
 
 def test_a_container_removed_from_outside_has_vanished(make, docker_server):
@@ -114,7 +114,7 @@ def test_a_container_removed_from_outside_has_vanished(make, docker_server):
     with docker_server.client() as client:
         client.remove_container(f"gradient-{spec.name}", force=True)
     ended = place.wait(handle)
-    assert (ended.code, ended.reason) == (None, "vanished")
+    assert (ended.code, ended.reason) == (None, "process_lost")
 
 
 def test_memory_that_runs_out_is_told_from_a_kill(make):

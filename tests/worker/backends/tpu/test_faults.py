@@ -175,7 +175,7 @@ def test_an_api_that_is_away_for_a_while_is_waited_for(make_harness, simulator, 
 def test_an_api_that_stays_away_ends_the_start(make_harness, simulator, fault):
     simulator.inject("*", fault)
     began = time.monotonic()
-    assert expect_launch_error(make_harness(api_retry_seconds=0.3, timeout_seconds=0.3))[0] == "tpu_api_away"
+    assert expect_launch_error(make_harness(api_retry_seconds=0.3, timeout_seconds=0.3))[0] == "tpu_api_unavailable"
     assert time.monotonic() - began < 20
 
 
@@ -324,7 +324,7 @@ def test_a_teardown_is_repeated_until_the_cloud_takes_it(make_harness, simulator
     place = make_harness(provisioning="node")
     handle = place.launch(place.spec("true"))
     simulator.inject("DeleteNode", TpuFault(grpc.StatusCode.UNAVAILABLE, "not now"))
-    with pytest.raises(LaunchError, match="tpu_api_away"):
+    with pytest.raises(LaunchError, match="tpu_api_unavailable"):
         place.backend.destroy(handle)
     place.backend.destroy(handle)
     assert simulator.cloud.remaining_resources() == NO_RESOURCES

@@ -90,14 +90,14 @@ def test_what_a_job_puts_among_the_parts_is_passed_over(vms, relay, handle, tmp_
 def test_an_exit_that_is_none_is_a_job_that_vanished(vms, relay, handle, code):
     relay.objects["exit"] = b'{"code": %s}' % code.encode()
     found = ended(vms, handle)
-    assert (found.code, found.reason) == (None, "vanished")
+    assert (found.code, found.reason) == (None, "process_lost")
 
 
 def test_a_wish_reaches_the_vm_and_one_that_is_not_heard_is_an_end(vms, relay, handle, tmp_path):
     vms.stop(handle, grace=True)
     assert vms.poll(handle) is None
     vms.stop(handle, grace=False)
-    assert ended(vms, handle).reason == "vanished"
+    assert ended(vms, handle).reason == "process_lost"
     assert relay.objects["wish"] == b"kill"
     assert read_control(tmp_path, "stopping") is not None
 

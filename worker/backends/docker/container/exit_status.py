@@ -29,7 +29,7 @@ def determine_exit(handle: Handle, state: ContainerState | None, code: int | Non
         return Exit(None, "host_restarted")
     began = read_control(Path(handle["control"]), "started") is not None
     if state is None:
-        return Exit(None, "vanished" if began else "never_started", "its container is gone")
+        return Exit(None, "process_lost" if began else "never_started", "its container is gone")
     return _exit_without_file(state, began=began)
 
 
@@ -39,7 +39,7 @@ def _exit_without_file(state: ContainerState, *, began: bool) -> Exit:
     if not began:
         return Exit(None, "never_started", state.error or f"its container ended with exit code {code}")
     if code in {_REFUSED, _UNKNOWN}:  # started twice by an engine that crashed; or ended with its host
-        return Exit(None, "vanished", f"its container ended with exit code {code}")
+        return Exit(None, "process_lost", f"its container ended with exit code {code}")
     if code == _KILLED:
-        return Exit(_KILLED, "vanished", "its container was killed")
+        return Exit(_KILLED, "process_lost", "its container was killed")
     return Exit(code)  # the wrapper could not write the file, for example on a full disk

@@ -109,7 +109,7 @@ class Launcher:
                 return action()
             except EngineUnavailable as error:
                 if time.monotonic() >= give_up:
-                    raise LaunchError("engine_away", str(error)) from error
+                    raise LaunchError("engine_unavailable", str(error)) from error
                 progress("provisioning", "waiting for the container engine to answer")
                 time.sleep(_UNAVAILABLE_PAUSE_SECONDS)
             except (EngineRefused, _RecreateContainer) as error:
@@ -222,7 +222,7 @@ class Launcher:
         taken = self._gpus.taken(spec.gpus) if spec.gpus else {}
         if taken:
             words = "; ".join(f"GPU {gpu}: {why}" for gpu, why in taken.items())
-            raise LaunchError("gpu_taken", words)
+            raise LaunchError("gpu_in_use", words)
 
     def _check_working_dir(self, state: ContainerState, spec: LaunchSpec) -> None:
         """Check the working folder: the engine would create a missing one as root, even in folders that jobs share."""

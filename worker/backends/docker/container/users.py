@@ -61,23 +61,23 @@ def resolve_user(spec: LaunchSpec, policy: ContainerPolicy, settings: DockerSett
         LaunchError: The job asks for a user that it cannot have here.
     """
     project = default_user(settings, spec.project_id)
-    asked = project
+    requested = project
     if spec.user is not None:
         uid, _, gid = uid_gid(spec.user).partition(":")
-        asked = int(uid), int(gid)
-    if asked != project and 0 in asked and not policy.root:
+        requested = int(uid), int(gid)
+    if requested != project and 0 in requested and not policy.root:
         raise LaunchError(
             "option_refused",
             f"root is not opened to {spec.machine_type} on this host. Leave the user out, name another, or have "
             "the host's administrator open it (root = true)",
         )
-    if asked[0] != os.getuid() != 0:
+    if requested[0] != os.getuid() != 0:
         raise LaunchError(
             "option_refused",
-            f"the worker here runs as user {os.getuid()} and cannot hand a job's files to user {asked[0]}. Leave the "
-            "user out, or have it run as root",
+            f"the worker here runs as user {os.getuid()} and cannot hand a job's files to user {requested[0]}. "
+            "Leave the user out, or have it run as root",
         )
-    return ContainerUser(*asked, project)
+    return ContainerUser(*requested, project)
 
 
 def chown_folders(spec: LaunchSpec, user: ContainerUser) -> None:

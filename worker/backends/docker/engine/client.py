@@ -130,12 +130,12 @@ class Engine:
         self._lock = threading.Lock()
         self._client: APIClient | None = None
         self._close: Callable[[], object] = lambda: None
-        self._told = _CachedInfo()
+        self._reported = _CachedInfo()
 
     def with_timeout(self, timeout: float) -> "Engine":
         """Return another connection to the same engine, with at most this timeout."""
         other = Engine(self._settings, timeout=min(timeout, self._timeout))
-        other._told = self._told
+        other._reported = self._reported
         return other
 
     def call(self, action: Callable[[APIClient], T]) -> T:
@@ -167,12 +167,12 @@ class Engine:
     def info(self) -> dict[str, Any]:
         """Query the engine's description of itself; takes some 10 ms."""
         info: dict[str, Any] = self.call(lambda api: api.info())
-        self._told.info, self._told.at = info, time.monotonic()
+        self._reported.info, self._reported.at = info, time.monotonic()
         return info
 
     def cached_info(self) -> dict[str, Any]:
         """Return the engine's description of itself, at most a minute old: its ID, the host's memory, its folder."""
-        info, at = self._told.info, self._told.at
+        info, at = self._reported.info, self._reported.at
         return info if info is not None and time.monotonic() - at < _INFO_CACHE_SECONDS else self.info()
 
     def find(self, name: str) -> ContainerState | None:
@@ -262,7 +262,7 @@ class Engine:
             if self._client is not None and self._client is failed:
                 self._client = None
                 self._close()
-        self._told.info = None
+        self._reported.info = None
 
 
 class _UnixAdapter(UnixHTTPAdapter):

@@ -90,11 +90,11 @@ class ContainerSampler:
             gpus: Its GPUs, in the order of its own numbering.
         """
         with self._lock:
-            asked = self._queried.get(container)
-            if asked is None:
-                asked = self._queried[container] = self._pool.submit(self._query, container, gpus)
+            requested = self._queried.get(container)
+            if requested is None:
+                requested = self._queried[container] = self._pool.submit(self._query, container, gpus)
         try:
-            reading = asked.result(0 if container in self._last else _FIRST_SECONDS)
+            reading = requested.result(0 if container in self._last else _FIRST_SECONDS)
         except TimeoutError:
             return {}
         with self._lock:

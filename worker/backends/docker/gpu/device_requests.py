@@ -68,12 +68,12 @@ def toolkit_version() -> tuple[int, ...] | None:
     if program is None:
         return None
     try:
-        told = subprocess.run(  # noqa: S603 - the administrator's own program
+        output = subprocess.run(  # noqa: S603 - the administrator's own program
             [program, "--version"], capture_output=True, text=True, timeout=_TOOLKIT_SECONDS, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    found = _VERSION.search(told)
+    found = _VERSION.search(output)
     return tuple(map(int, found.groups())) if found else None
 
 

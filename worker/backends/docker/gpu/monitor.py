@@ -40,14 +40,14 @@ class GpuMonitor:
         self._query: Future[tuple[GpuSample, ...]] | None = None
         self._queried_at = self._next_query_at = 0.0
 
-    def read(self, *, anew: bool = False) -> tuple[GpuSample, ...]:
+    def read(self, *, refresh: bool = False) -> tuple[GpuSample, ...]:
         """Return the GPUs and their use, at most about a second old, or queried anew on demand.
 
         Raises:
             DriverTimeout: The driver did not answer in time.
         """
         with self._lock:
-            if self._query is None or (self._query.done() and (anew or time.monotonic() >= self._next_query_at)):
+            if self._query is None or (self._query.done() and (refresh or time.monotonic() >= self._next_query_at)):
                 self._query, self._queried_at = Future(), time.monotonic()
                 threading.Thread(target=self._run_query, args=(self._query,), name="nvidia", daemon=True).start()
             # Only the first callers wait for a driver that hangs.
@@ -85,7 +85,7 @@ class GpuMonitor:
             names: Indices or UUIDs; must not include GPUs that our jobs hold.
         """
         try:
-            seen = self.read(anew=True)
+            seen = self.read(refresh=True)
         except DriverTimeout as error:
             return dict.fromkeys(names, str(error))
         if not seen:

@@ -120,10 +120,10 @@ def _read_gpu(index: int, driver: str, cuda: str | None) -> GpuSample | None:
 def _memory(handle: Any) -> tuple[int, int]:  # noqa: ANN401 - a pointer of the library's
     """Return total and used bytes. The first version of the call counts the driver's own memory as used."""
     try:
-        told = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        reported = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError:  # a driver before 510
-        told = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return int(told.total), int(told.used)
+        reported = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return int(reported.total), int(reported.used)
 
 
 def _pids(handle: Any) -> tuple[int, ...]:  # noqa: ANN401 - a pointer of the library's

@@ -89,17 +89,17 @@ class ImageBuilder:
             raise LaunchError("image_build", "nothing is to be built")
         if not self._settings.images.builds:
             raise LaunchError("option_refused", "building images is not open on this host (GRADIENT_IMAGES__BUILDS)")
-        ledger = self._images.journal()
+        journal = self._images.journal()
         if self._images.find(name) is None:
-            self._build(spec, progress, ledger, self._params(spec, build.dockerfile, network, memory_bytes), auth)
+            self._build(spec, progress, journal, self._params(spec, build.dockerfile, network, memory_bytes), auth)
         image = self._images.find(name)
         if image is None:
             raise LaunchError("image_build", "it was built and is not there")
-        with ledger.open() as records:
+        with journal.open() as records:
             records.record_use(image.id, name, built=True)
         if build.target is None:
             return image
-        return Image(image.id, self._push(build.target, image, progress, ledger, push_auth))
+        return Image(image.id, self._push(build.target, image, progress, journal, push_auth))
 
     def _params(self, spec: LaunchSpec, dockerfile: str, network: str, memory_bytes: int) -> dict[str, Any]:
         images = self._settings.images
@@ -115,7 +115,12 @@ class ImageBuilder:
         )
 
     def _build(
-        self, spec: LaunchSpec, progress: Progress, ledger: ImageUsageJournal, params: dict[str, Any], auth: Auth | None
+        self,
+        spec: LaunchSpec,
+        progress: Progress,
+        journal: ImageUsageJournal,
+        params: dict[str, Any],
+        auth: Auth | None,
     ) -> None:
         seconds = self._settings.images.build_seconds
         timeout_error = LaunchError("image_build", f"it was not built within {seconds:.0f} seconds")
@@ -133,7 +138,7 @@ class ImageBuilder:
             raise LaunchError("image_build", error.detail) from error
         finally:
             output.close()
-            self._record_images(ledger, output)
+            self._record_images(journal, output)
 
     def _disk_check(self, pace: ProgressThrottle) -> Callable[[], None]:
         """Return a check of the pace and of the engine's disk, which nothing else keeps a step from filling."""
@@ -151,22 +156,24 @@ class ImageBuilder:
 
         return check
 
-    def _record_images(self, ledger: ImageUsageJournal, output: "_BuildOutput") -> None:
+    def _record_images(self, journal: ImageUsageJournal, output: "_BuildOutput") -> None:
         """Record the images of a build, so that they are removed later: pulled images, and the last layer."""
         try:
             for reference in output.downloaded:
                 downloaded = self._images.find(reference)
-                with ledger.open() as records:
+                with journal.open() as records:
                     if downloaded is not None:
                         records.record_use(downloaded.id, normalize_reference(reference))
             layer = self._images.find(output.layer) if output.made and output.layer else None
             if layer is not None:
-                with ledger.open() as records:
+                with journal.open() as records:
                     records.record_use(layer.id, None, built=True)
         except (EngineUnavailable, LaunchError):
             logger.warning("build_not_noted", exc_info=True)
 
-    def _push(self, target: str, image: Image, progress: Progress, ledger: ImageUsageJournal, auth: Auth | None) -> str:
+    def _push(
+        self, target: str, image: Image, progress: Progress, journal: ImageUsageJournal, auth: Auth | None
+    ) -> str:
         """Push under the target's name, which the image has only until then; return the digest from the registry."""
         self._images.check_registry(target, "image_push")
         name = normalize_reference(target)
@@ -175,7 +182,7 @@ class ImageBuilder:
         timeout_error = LaunchError("image_push", f"{target}: not pushed within {seconds:.0f} seconds")
         pace = ProgressThrottle("pushing", progress, seconds, timeout_error)
         pace.words = target
-        with ledger.hold_name(name):
+        with journal.keep_name(name):
             existing = self._images.find(name)
             if existing is not None and existing.id != image.id:
                 raise LaunchError("image_push", f"{target} is the name of another image on this machine")

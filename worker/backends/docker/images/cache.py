@@ -59,8 +59,8 @@ class ImageCache:
             EngineUnavailable: The engine does not answer.
             EngineRefused: The engine refuses to list its images.
         """
-        ledger = self._images.journal()
-        with ledger.open() as records:
+        journal = self._images.journal()
+        with journal.open() as records:
             self._reconcile(records)
             candidates = self._unused(records)
         removed = []
@@ -70,7 +70,7 @@ class ImageCache:
             if dry_run:
                 removed.append(unused)
                 continue
-            with ledger.open() as records:  # locked meanwhile: a job sees the whole image, or none
+            with journal.open() as records:  # locked meanwhile: a job sees the whole image, or none
                 if (
                     image_id in records.images
                     and self._is_idle(records.images[image_id])

@@ -131,7 +131,7 @@ class ImageStore:
             raise LaunchError(reason, f"{reference}: {error.message}") from error
 
     def journal(self) -> ImageUsageJournal:
-        """Return the ledger of the current engine."""
+        """Return the journal of the current engine."""
         return ImageUsageJournal(self._folder, str(self._engine.cached_info().get("ID") or ""))
 
     def ensure(
@@ -150,19 +150,19 @@ class ImageStore:
             EngineUnavailable: The engine does not answer.
         """
         pull = "never" if is_image_id(reference) else POLICIES[policy] if policy else self._settings.pull
-        ledger = self.journal()
-        while ledger.is_name_held(normalize_reference(reference)):
+        journal = self.journal()
+        while journal.is_name_held(normalize_reference(reference)):
             progress("provisioning", f"{reference} is being pushed from this machine")
             time.sleep(_PUSH_WAIT_SECONDS)
         found = self.find(reference)
         if pull == "always" or (found is None and pull != "never"):
             self.check_registry(reference, "image_pull")
-            self._pull(reference, progress, ledger, found, auth)
+            self._pull(reference, progress, journal, found, auth)
             found = self.find(reference)
-        found = self._record_use(reference, found, ledger)
+        found = self._record_use(reference, found, journal)
         if found is None:
             raise LaunchError("image_pull", f"{reference}: {_why_missing(reference, pull, policy)}")
-        self._check_access(reference, found, ledger, auth)
+        self._check_access(reference, found, journal, auth)
         return found
 
     def find(self, reference: str, name: str | None = None) -> Image | None:
@@ -191,17 +191,17 @@ class ImageStore:
         found = self.find(image_id, reference)
         return found.digest if found else image_id
 
-    def _record_use(self, reference: str, found: Image | None, ledger: ImageUsageJournal) -> Image | None:
+    def _record_use(self, reference: str, found: Image | None, journal: ImageUsageJournal) -> Image | None:
         """Record a use of the image; finds it again, because it may have been removed until the record was written."""
         if found is None:
             return None
-        with ledger.open() as records:
+        with journal.open() as records:
             if found.id not in records.images:
                 return found
             records.images[found.id].used_at = time.time()
         return self.find(reference)
 
-    def _check_access(self, reference: str, found: Image, ledger: ImageUsageJournal, auth: Auth | None) -> None:
+    def _check_access(self, reference: str, found: Image, journal: ImageUsageJournal, auth: Auth | None) -> None:
         """Ask the registry, if it gave the image to certain accounts only and this job's is not one of them.
 
         A pull proves nothing: an engine that has the image does not ask for a reference by digest.
@@ -209,7 +209,7 @@ class ImageStore:
         Raises:
             LaunchError: The registry refuses the image to this job.
         """
-        with ledger.open() as records:
+        with journal.open() as records:
             allowed = records.private.get(found.id)
         if allowed is None or (mark := _account_hash(auth)) in allowed:
             return
@@ -217,11 +217,11 @@ class ImageStore:
             self._engine.call(lambda api: api.inspect_distribution(found.digest, auth_config=auth))
         except EngineRefused as error:
             raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
-        with ledger.open() as records:
+        with journal.open() as records:
             records.record_access(found.id, mark)
 
     def _pull(
-        self, reference: str, progress: Progress, ledger: ImageUsageJournal, before: Image | None, auth: Auth | None
+        self, reference: str, progress: Progress, journal: ImageUsageJournal, before: Image | None, auth: Auth | None
     ) -> None:
         name = normalize_reference(reference)
         timeout_text = f"{reference}: not pulled within {self._settings.pull_seconds:.0f} seconds"
@@ -229,7 +229,7 @@ class ImageStore:
             "pulling", progress, self._settings.pull_seconds, LaunchError("image_pull", timeout_text)
         )
         pace.words = reference
-        with ledger.open() as records:
+        with journal.open() as records:
             records.pulls.setdefault(name, PendingPull(time.time(), before.id if before else None))
         mark, present = _account_hash(auth), self._ids() if auth else frozenset()
         try:
@@ -239,7 +239,7 @@ class ImageStore:
         finally:
             with contextlib.suppress(EngineUnavailable, LaunchError):  # then the next pull or prune settles it
                 found = self.find(reference)
-                with ledger.open() as records:
+                with journal.open() as records:
                     records.finish_pull(name, found.id if found else None)
                     if mark is not None and found is not None and found.id not in present:
                         records.record_access(found.id, mark)

@@ -106,7 +106,7 @@ class ImageUsageJournal:
                 self._write(records)
 
     @contextlib.contextmanager
-    def hold_name(self, reference: str) -> Iterator[None]:
+    def keep_name(self, reference: str) -> Iterator[None]:
         """Hold a name that an image has only during a push: no job may take it for the registry's image."""
         with self._locked(self._name_lock(reference), fcntl.LOCK_EX):
             yield

@@ -53,9 +53,9 @@ class RetryBudget:
 
     def record_failure(self, error: ApiUnavailable) -> None:
         """Record that the API did not answer; raises after the time limit."""
-        logger.info("tpu_api_away", extra={"error": str(error)})
+        logger.info("tpu_api_unavailable", extra={"error": str(error)})
         if time.monotonic() - self._answered >= self._seconds:
-            raise LaunchError("tpu_api_away", str(error)) from error
+            raise LaunchError("tpu_api_unavailable", str(error)) from error
 
 
 class Provisioner:
@@ -91,7 +91,7 @@ class Provisioner:
         before = self._resource_log.list_of_attempt(spec.job_id, spec.attempt)
         waited = max((entry.age for entry in before), default=0.0)
         until = time.monotonic() + self._settings.provision_timeout_seconds - waited
-        provisioning = self._settings.way_of(spec.machine_type)
+        provisioning = self._settings.provisioning_for(spec.machine_type)
         if provisioning == "pool":
             return _NodePool(self._api, self._resource_log, self._settings, self._prepare_zone).take(
                 spec, until, report

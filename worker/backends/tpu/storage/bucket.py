@@ -183,12 +183,12 @@ class JobBucket:
             f"slow and charged. Name a bucket in {self._region}, or take TPUs of {location.lower()}.",
         )
 
-    def probe(self, service_account: str | None, *, patience: float = _POLICY_SECONDS) -> ProbeResult:
+    def probe(self, service_account: str | None, *, seconds: float = _POLICY_SECONDS) -> ProbeResult:
         """Grant the TPU's account access, then write, read and remove an object as that account.
 
         Args:
             service_account: The account's e-mail address; None: not known.
-            patience: Seconds that Google may take to apply a grant just made.
+            seconds: Seconds that Google may take to apply a grant just made.
 
         Returns:
             The result; if the worker cannot act as the account, the reason that nothing could be tried.
@@ -211,7 +211,7 @@ class JobBucket:
                 "worker may not act as it (roles/iam.serviceAccountTokenCreator; as Google's own accounts nobody may).",
             )
         client = open_client(gcs, credentials)
-        return probe_bucket(client.bucket(self.name), service_account, until=time.monotonic() + patience * new)
+        return probe_bucket(client.bucket(self.name), service_account, until=time.monotonic() + seconds * new)
 
     def stage(self, job_id: str, name: str, source: int) -> UploadResult:
         """Copy a data set, an open file or folder, to the job's data folder.

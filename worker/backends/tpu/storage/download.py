@@ -94,7 +94,7 @@ class OutputDownloader:
         placing = _FilePlacer(folder, arriving)
         for path in known.keys() - found.wanted.keys():
             placing.remove(path)
-        kept = {path: blob for path, blob in found.wanted.items() if placing.holds(path, known.get(path), blob)}
+        kept = {path: blob for path, blob in found.wanted.items() if placing.has_file(path, known.get(path), blob)}
         due = [(path, blob) for path, blob in found.wanted.items() if path not in kept]
         skipped, moving, failure = list(found.skipped), 0, None
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="mirror") as pool:
@@ -161,7 +161,7 @@ class _FilePlacer:
         self._arriving = arriving
         self._placed: dict[int, str] = {}
 
-    def holds(self, path: str, generation: int | None, blob: storage.Blob) -> bool:
+    def has_file(self, path: str, generation: int | None, blob: storage.Blob) -> bool:
         """Return whether a file is the downloaded copy of this object."""
         status = self._status(path)
         if generation != blob.generation or status is None or status.st_size != blob.size:

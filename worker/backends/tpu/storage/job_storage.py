@@ -89,7 +89,7 @@ class JobStorage:
                 self._progress("provisioning", f"copying {name} to the bucket in {region}")
                 bucket.stage(self._spec.job_id, name, source)
         except StoreUnavailable as error:
-            raise LaunchError("tpu_api_away", error.message) from error
+            raise LaunchError("tpu_api_unavailable", error.message) from error
         except GradientError as error:
             if bucket is not None:
                 _remove_quietly(bucket, self._spec.job_id)
@@ -156,7 +156,7 @@ class OutputCollector:
             since = self._refused_since.setdefault(job_id, time.monotonic())
             transient = isinstance(error, StoreUnavailable | OSError)
             if transient and time.monotonic() - since < self._retry_seconds:
-                raise LaunchError("tpu_api_away", f"outputs are still in the bucket: {error}") from error
+                raise LaunchError("tpu_api_unavailable", f"outputs are still in the bucket: {error}") from error
             logger.exception("outputs_left_in_bucket", extra={"job_id": job_id})
             if artifacts.is_dir():
                 record_missing(

@@ -50,10 +50,10 @@ _FINAL_STEPS = 15  # allowed for the report of an end after the job was killed
 
 @dataclass(slots=True)
 class _VmStatus:
-    looked_at: float = 0.0
-    look: Future[None] | None = None
+    polled_at: float = 0.0
+    poll: Future[None] | None = None
     alive: bytes | None = None
-    heard_at: float = 0.0
+    answered_at: float = 0.0
     renewed_at: float = 0.0
     requested: str | None = None
     killed_at: float | None = None
@@ -122,14 +122,14 @@ class VmAgentClient:
                 raise _to_launch_error(error) from error
 
     def wait_until_running(
-        self, spec: LaunchSpec, zone: str, say: Callable[[str], None], find_failure: Callable[[], NodeFailure | None]
+        self, spec: LaunchSpec, zone: str, report: Callable[[str], None], find_failure: Callable[[], NodeFailure | None]
     ) -> None:
         """Wait until the VM runs the job.
 
         Args:
             spec: The attempt.
             zone: The VM's zone.
-            say: Called with what is waited for; raises if the start must be aborted.
+            report: Called with what is waited for; raises if the start must be aborted.
             find_failure: Returns the reason that the VM cannot run the job any more, if there is one.
 
         Raises:
@@ -142,19 +142,19 @@ class VmAgentClient:
         while True:
             if time.monotonic() >= renew_at and _renew_token(bucket, spec):
                 renew_at = time.monotonic() + self._renew_seconds
-            report = _read_status(mailbox)
-            phase = report.get("phase")
+            status = _read_status(mailbox)
+            phase = status.get("phase")
             if phase == "running":
                 return
             if phase == "failed":
-                reason = report.get("reason")  # sent by the VM: only known reasons are believed
-                raise LaunchError(str(reason) if reason in _FAILURES else "launch_failed", str(report.get("detail")))
+                reason = status.get("reason")  # sent by the VM: only known reasons are believed
+                raise LaunchError(str(reason) if reason in _FAILURES else "launch_failed", str(status.get("detail")))
             failure = find_failure()
             if failure is not None:
                 raise LaunchError(failure.reason, failure.detail)
             if phase is None and time.monotonic() >= until:
                 raise LaunchError("tpu_unreachable", "the TPU VM has not told of itself in the bucket")
-            say(f"the TPU VM pulls {report['detail']}" if phase == "pulling" else "the TPU VM starts up")
+            report(f"the TPU VM pulls {status['detail']}" if phase == "pulling" else "the TPU VM starts up")
             time.sleep(self._settings.poll_seconds)
 
     def poll(self, handle: Handle) -> Exit | None:
@@ -162,23 +162,23 @@ class VmAgentClient:
         control = Path(handle["control"])
         code, reason = read_exit_code(control), read_control(control, _END_FILE)
         if code is not None or reason is not None:
-            return Exit(code, None if code is not None else "vanished")
+            return Exit(code, None if code is not None else "process_lost")
         status = self._status_of(handle)
         with self._lock:
-            is_due = time.monotonic() - status.looked_at >= self._settings.vm_poll_seconds
-            if is_due and (status.look is None or status.look.done()):
-                status.looked_at = time.monotonic()
-                status.look = self._pool.submit(self._read_reports, handle, status)
+            is_due = time.monotonic() - status.polled_at >= self._settings.vm_poll_seconds
+            if is_due and (status.poll is None or status.poll.done()):
+                status.polled_at = time.monotonic()
+                status.poll = self._pool.submit(self._read_reports, handle, status)
         if read_control(control, _KILL_FILE) is not None:
             status.killed_at = status.killed_at or time.monotonic()
             if time.monotonic() - status.killed_at >= _FINAL_STEPS * self._settings.vm_poll_seconds:
-                return Exit(None, "vanished")  # the VM is gone, or might as well be
+                return Exit(None, "process_lost")  # the VM is gone, or might as well be
         return None
 
     def silent(self, handle: Handle) -> NodeFailure | None:
         """Return a problem if the VM has not reported for long."""
         status = self._status_of(handle)
-        quiet = time.monotonic() - status.heard_at if status.heard_at else 0.0
+        quiet = time.monotonic() - status.answered_at if status.answered_at else 0.0
         if quiet < self._settings.unhealthy_seconds + 2 * HEARTBEAT_STEPS * self._settings.vm_poll_seconds:
             return None
         return NodeFailure("tpu_unhealthy", f"{handle['name']}: the TPU VM has told nothing for {quiet:.0f} s")
@@ -186,7 +186,7 @@ class VmAgentClient:
     def stop(self, handle: Handle, *, grace: bool) -> None:
         """Request that the job end; the VM reads the request at its next step."""
         write_control_file(Path(handle["control"]), STOPPING_FILE if grace else _KILL_FILE, "asked to end")
-        self._status_of(handle).looked_at = 0.0
+        self._status_of(handle).polled_at = 0.0
 
     def destroy(self, zone: str, job_id: str, attempt: int) -> None:
         """Remove the staged files, even where the bucket is kept: they may hold secrets."""
@@ -202,7 +202,7 @@ class VmAgentClient:
 
     def _status_of(self, handle: Handle) -> _VmStatus:
         with self._lock:
-            return self._statuses.setdefault(handle["name"], _VmStatus(heard_at=time.monotonic()))
+            return self._statuses.setdefault(handle["name"], _VmStatus(answered_at=time.monotonic()))
 
     def _read_reports(self, handle: Handle, status: _VmStatus) -> None:
         try:
@@ -226,7 +226,7 @@ class VmAgentClient:
             _append_parts(mailbox, control / name, name)
         alive = mailbox.get("alive")
         if alive != status.alive:
-            status.alive, status.heard_at = alive, time.monotonic()
+            status.alive, status.answered_at = alive, time.monotonic()
         if ended is not None:
             code = json.loads(ended).get("code")
             known = isinstance(code, int) and 0 <= code <= 255  # noqa: PLR2004 - POSIX exit codes are bytes
@@ -251,7 +251,7 @@ def _renew_token(bucket: "JobBucket", spec: LaunchSpec) -> bool:
 
 def _to_launch_error(error: GradientError) -> LaunchError:
     away = isinstance(error, StoreUnavailable)
-    return LaunchError("tpu_api_away" if away else "bucket_refused", error.message)
+    return LaunchError("tpu_api_unavailable" if away else "bucket_refused", error.message)
 
 
 def _requested_action(control: Path) -> str | None:
@@ -295,9 +295,9 @@ def _describe_job(spec: LaunchSpec, image: str, env: dict[str, str]) -> dict[str
     }
     within = None
     if spec.working_dir is not None:
-        asked = PurePosixPath(spec.working_dir)
-        root = next((one for one in (WORKSPACE, str(spec.workspace)) if asked.is_relative_to(one)), None)
-        within = str(asked.relative_to(root)) if root is not None else None
+        request = PurePosixPath(spec.working_dir)
+        root = next((one for one in (WORKSPACE, str(spec.workspace)) if request.is_relative_to(one)), None)
+        within = str(request.relative_to(root)) if root is not None else None
     return {
         "command": spec.command,
         "image": image,

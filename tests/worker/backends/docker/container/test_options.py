@@ -155,7 +155,7 @@ def test_a_gpu_that_was_taken_meanwhile_is_not_handed_over(make, monkeypatch):
     driver.memory[0], driver.pids[0] = 2000 * MIB, [os.getpid()]
     monkeypatch.setattr("worker.backends.docker.gpu.device_requests.check_supported", lambda *_, **__: None)
     reason, detail = refusal(make(), gpus=("0",))
-    assert reason == "gpu_taken"
+    assert reason == "gpu_in_use"
     assert detail.startswith(f"GPU 0: 2,000 MiB in use, by process {os.getpid()} (")
 
 

@@ -288,7 +288,7 @@ def test_nobody_takes_the_name_for_the_registrys_while_it_is_pushed(registry, ma
             waiting.have(target, policy="Never")
         ended.set()
 
-    with ledger.hold_name(target):
+    with ledger.keep_name(target):
         thread = threading.Thread(target=have)
         thread.start()
         wait_until(lambda: waiting.progress, "it to say that it waits")

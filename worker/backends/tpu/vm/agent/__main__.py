@@ -140,7 +140,7 @@ class Agent:
                     artifacts = current
                     self._send_artifacts()
                 if ended:
-                    return None if self._exit_code() is not None else "vanished"
+                    return None if self._exit_code() is not None else "process_lost"
                 if current - alive >= HEARTBEAT_STEPS * self._seconds:
                     alive = current
                     self._put("alive", str(next(heartbeats)).encode())
