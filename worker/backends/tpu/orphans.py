@@ -1,4 +1,4 @@
-"""Deletes TPU nodes and queued resources that no job owns, found by the ledger and, in every zone, by label."""
+"""Deletes TPU nodes and queued resources that no job owns, found by the resource log and, in every zone, by label."""
 
 import logging
 import time
@@ -45,7 +45,7 @@ class OrphanSweep:
         return not entry.over
 
     def _delete_unrecorded(self, zone: str, known: set[str], owned: IsOwned) -> int:
-        """Delete labelled resources that are not in the ledger, as after the restore of an older database."""
+        """Delete labelled resources that are not in the resource log, as after the restore of an older database."""
         count = 0
         try:
             for kind, orphan in self._list_labelled(zone):

@@ -1,6 +1,6 @@
 """Records the images that this service brought to this host, and when a job last used each of them.
 
-An engine remembers neither. There is one ledger file for each engine, named by the engine's id; workers of one host
+An engine remembers neither. There is one journal file for each engine, named by the engine's id; workers of one host
 share it under a lock. Images that are not in it were brought by somebody else, and are never removed.
 """
 
@@ -54,7 +54,7 @@ class PendingPull:
 
 @dataclass(slots=True)
 class UsageRecords:
-    """The ledger's content: images by id, pulls by reference, accounts by image id."""
+    """The journal's content: images by id, pulls by reference, accounts by image id."""
 
     images: dict[str, ImageRecord] = field(default_factory=dict)
     pulls: dict[str, PendingPull] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class UsageRecords:
 
 
 class ImageUsageJournal:
-    """The ledger of one engine.
+    """The journal of one engine.
 
     Args:
         folder: The folder of ledgers.
@@ -97,7 +97,7 @@ class ImageUsageJournal:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[UsageRecords]:
-        """Open the ledger exclusively; changes are saved at the end."""
+        """Open the journal exclusively; changes are saved at the end."""
         with self._locked(self._path.with_suffix(".lock"), fcntl.LOCK_EX):
             records = self._read()
             before = asdict(records)

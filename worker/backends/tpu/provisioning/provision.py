@@ -205,7 +205,7 @@ class _ZoneSearch:
     def _release(self, entry: ResourceEntry, why: str) -> None:
         try:
             self._deleter.remove(entry, why)
-        except ApiError as error:  # the ledger still lists it: the teardown and the sweep try again
+        except ApiError as error:  # the resource log still lists it: the teardown and the sweep try again
             logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
 
 
