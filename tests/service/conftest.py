@@ -8,6 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from schemathesis.python.asgi import shutdown_lifespans
+from starlette.routing import BaseRoute
 from support.deployment import EMPTY_SSL_CONTEXT
 from support.fuzzing import FuzzTarget
 from support.live_service import FakeWorker, LiveServer
@@ -42,9 +43,18 @@ def wake_calls() -> list[str]:
     return []
 
 
+@pytest.fixture(scope="session")
+def shared_routes() -> list[BaseRoute]:
+    """The routes of the first application: FastAPI examines each of them once, at the first request."""
+    return []
+
+
 @pytest.fixture
-def app(settings: Settings, database: Database, wake_calls: list[str]) -> FastAPI:
-    return create_app(settings, database=database, wake=lambda: wake_calls.append("wake"))
+def app(settings: Settings, database: Database, wake_calls: list[str], shared_routes: list[BaseRoute]) -> FastAPI:
+    app = create_app(settings, database=database, wake=lambda: wake_calls.append("wake"))
+    shared_routes += [] if shared_routes else app.router.routes
+    app.router.routes = list(shared_routes)
+    return app
 
 
 @pytest.fixture

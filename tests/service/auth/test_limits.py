@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from support.deployment import EMPTY_SSL_CONTEXT
 from support.live_service import (
     LiveServer,
     count_jobs,
@@ -34,7 +35,9 @@ def other(live_server: LiveServer, database) -> Iterator[httpx.Client]:
     """A client with another key."""
     with database.write() as session:
         secret = api_keys.create(session, "other")[1]
-    with httpx.Client(base_url=live_server.url, headers={"x-api-key": secret}, timeout=30) as client:
+    with httpx.Client(
+        base_url=live_server.url, headers={"x-api-key": secret}, verify=EMPTY_SSL_CONTEXT, timeout=30
+    ) as client:
         yield client
 
 

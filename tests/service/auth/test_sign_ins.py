@@ -6,6 +6,7 @@ import anyio
 import httpx
 import pytest
 from starlette.exceptions import HTTPException
+from support.deployment import EMPTY_SSL_CONTEXT
 from support.live_service import make_job_body
 
 from core.errors import Unauthorized
@@ -129,7 +130,9 @@ def test_sign_ins_that_hang_hold_up_nobody_else(live_server, client, monkeypatch
 
     def stranger(number):
         body = {"email": f"user{number}@example.org", "password": "x" * 12}
-        answers.append(httpx.post(f"{live_server.url}/users/login", json=body, timeout=120).status_code)
+        answers.append(
+            httpx.post(f"{live_server.url}/users/login", json=body, verify=EMPTY_SSL_CONTEXT, timeout=120).status_code
+        )
 
     threads = [threading.Thread(target=stranger, args=(number,)) for number in range(80)]
     for one in threads:
@@ -156,7 +159,7 @@ def test_a_stranger_guessing_does_not_keep_ann_from_signing_in(live_server, ann,
         refused = stranger.post("/users/login", json={"email": ann, "password": PASSWORD})
     assert refused.status_code == 429
     assert int(refused.headers["Retry-After"]) >= 1
-    with httpx.Client(base_url=live_server.url, timeout=60) as own:
+    with httpx.Client(base_url=live_server.url, verify=EMPTY_SSL_CONTEXT, timeout=60) as own:
         assert own.post("/users/login", json={"email": ann, "password": PASSWORD}).status_code == 200
 
 

@@ -191,7 +191,9 @@ def test_of_several_that_show_a_ticket_at_once_one_gets_in(stores, api_key, live
 
     def use(_):
         together.wait()
-        return httpx.get(f"{live_server.url}/ui/login", params={"ticket": ticket}, timeout=60).status_code
+        return httpx.get(
+            f"{live_server.url}/ui/login", params={"ticket": ticket}, verify=EMPTY_SSL_CONTEXT, timeout=60
+        ).status_code
 
     with ThreadPoolExecutor(8) as pool:
         assert sorted(pool.map(use, range(8))) == [200] + [401] * 7
@@ -200,7 +202,9 @@ def test_of_several_that_show_a_ticket_at_once_one_gets_in(stores, api_key, live
 def test_a_ticket_opens_one_session_once(anonymous_browser, stores, api_key, live_server):
     with stores.database.write() as session:
         ticket = one_time_tokens.issue(session, Purpose.TICKET, api_key.split("_")[1])
-    with httpx.Client(base_url=live_server.url, headers={"Accept": "text/html"}, timeout=60) as other:
+    with httpx.Client(
+        base_url=live_server.url, headers={"Accept": "text/html"}, verify=EMPTY_SSL_CONTEXT, timeout=60
+    ) as other:
         answer = other.get("/ui/login", params={"ticket": ticket, "next": "/ui/jobs?state=Running"})
         assert answer.status_code == 200
         assert 'content="0; url=/ui/jobs?state=Running"' in answer.text

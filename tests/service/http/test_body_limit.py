@@ -13,7 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from support.deployment import Deployment
+from support.deployment import EMPTY_SSL_CONTEXT, Deployment
 from support.live_service import make_job_body, make_zip
 
 from service.http.body_limit import DEFAULT_MAX_BYTES
@@ -121,7 +121,9 @@ def test_with_a_key_only_uploads_are_large(app, api_key, settings):
 
 
 def test_forms_of_pages_take_no_files(live_server):
-    with httpx.Client(base_url=live_server.url, headers={"Origin": live_server.url}, timeout=60) as browser:
+    with httpx.Client(
+        base_url=live_server.url, headers={"Origin": live_server.url}, verify=EMPTY_SSL_CONTEXT, timeout=60
+    ) as browser:
         answer = browser.post("/ui/login", data={"key": live_server.api_key}, files={"f": ("f", b"x")})
         assert answer.status_code == 400
         assert browser.post("/ui/login", data={"key": live_server.api_key}).status_code == 303

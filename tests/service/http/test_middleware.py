@@ -5,6 +5,7 @@ import socket
 
 import httpx
 import pytest
+from support.deployment import EMPTY_SSL_CONTEXT
 from support.live_service import LiveServer, make_job_body
 
 from core.settings.api import ApiSettings
@@ -19,7 +20,9 @@ def test_a_request_id_goes_through_and_into_the_log(client, caplog):
     assert len(set(made)) == 2
     odd = client.get("/jobs", headers={"x-request-id": "a b\tc"})
     assert odd.headers["x-request-id"] != "a b\tc"
-    strange = httpx.get(f"{client.base_url}/jobs", headers={"x-request-id": "my-id.1"}, timeout=60)
+    strange = httpx.get(
+        f"{client.base_url}/jobs", headers={"x-request-id": "my-id.1"}, verify=EMPTY_SSL_CONTEXT, timeout=60
+    )
     assert (strange.status_code, strange.headers["x-request-id"] == "my-id.1") == (401, False)
     lines = [record for record in caplog.records if record.message == "request"]
     assert (lines[0].method, lines[0].path, lines[0].status) == ("GET", "/jobs", 200)
@@ -67,7 +70,10 @@ def test_pages_of_other_sites_change_nothing(client):
 )
 def test_which_names_are_ours_follows_from_the_settings(settings, database, api_key, api, host, status):
     live = LiveServer(create_app(settings.model_copy(update={"api": api}), database=database, wake=list), api_key)
-    assert httpx.get(f"{live.url}/health", headers={"Host": host}, timeout=60).status_code == status
+    assert (
+        httpx.get(f"{live.url}/health", headers={"Host": host}, verify=EMPTY_SSL_CONTEXT, timeout=60).status_code
+        == status
+    )
     live.stop()
 
 
@@ -124,6 +130,7 @@ def test_a_client_cannot_say_that_it_is_another(live_server):
                 "X-Forwarded-For": f"192.0.2.{number}",
                 "Forwarded": f"for=192.0.2.{number}",
             },
+            verify=EMPTY_SSL_CONTEXT,
             timeout=60,
         ).status_code
         for number in range(12)
@@ -136,13 +143,28 @@ def test_a_trusted_proxy_says_who_the_client_is(settings, database, api_key):
     live = LiveServer(create_app(settings.model_copy(update={"api": api}), database=database, wake=list), api_key)
     headers = {"Origin": live.url, "X-Forwarded-For": "203.0.113.9, 192.0.2.1"}
     for _ in range(10):
-        httpx.post(f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers, timeout=60)
-    assert httpx.post(f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers, timeout=60).status_code == 429
+        httpx.post(f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers, verify=EMPTY_SSL_CONTEXT, timeout=60)
+    assert (
+        httpx.post(
+            f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers, verify=EMPTY_SSL_CONTEXT, timeout=60
+        ).status_code
+        == 429
+    )
     # The proxy adds the address it saw at the end; what stands before it is the client's own word.
     headers["X-Forwarded-For"] = "198.51.100.1, 192.0.2.1"
-    assert httpx.post(f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers, timeout=60).status_code == 429
+    assert (
+        httpx.post(
+            f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers, verify=EMPTY_SSL_CONTEXT, timeout=60
+        ).status_code
+        == 429
+    )
     headers["X-Forwarded-For"] = "192.0.2.2"
-    assert httpx.post(f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers, timeout=60).status_code == 401
+    assert (
+        httpx.post(
+            f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers, verify=EMPTY_SSL_CONTEXT, timeout=60
+        ).status_code
+        == 401
+    )
     live.stop()
 
 
