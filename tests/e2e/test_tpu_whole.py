@@ -3,15 +3,12 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
 from support.fake_clouds import NO_RESOURCES
 
 from gradient_server.simulator.cloud import SimulatedCloud
-
-TRAINER = Path(__file__).parents[2] / "images" / "trainer"
 
 # What the managed service's own sample does: connect to the address, compute a·x + y there, leave something, say so.
 SAMPLE = """
@@ -32,6 +29,15 @@ print(made.tolist())
 with tf.io.gfile.GFile(os.environ["TPU_MODEL_DIR"] + "/result.txt", "w") as file:
     file.write(str(made.tolist()))
 print("Done!")
+"""
+
+MODEL = """\
+import keras
+from keras import layers
+def build(image_shape, classes):
+    images = [keras.Input(image_shape), layers.Rescaling(1 / 255)]
+    features = [layers.Conv2D(24, 6, strides=3, activation="relu"), layers.Flatten()]
+    return keras.Sequential([*images, *features, layers.Dense(96, activation="relu"), layers.Dense(classes)])
 """
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
@@ -61,13 +67,15 @@ def nothing_left(world):
 
 def test_one_command_trains_on_eight_replicas_and_brings_the_model_home(service, world, tmp_path):
     world.tpus.cloud.record.clear()
+    (tmp_path / "model.py").write_text(MODEL)
     env = service.environment() | {"TF_CPP_MIN_LOG_LEVEL": "2"}
-    train = "python -m gradient_trainer --data digits --epochs 12 --seed 1"
-    create = ["jobs", "create", "--machineType", "TPU", "--workspace", str(TRAINER), "--command", train]
+    flags = "--model model.py --data digits --epochs 7 --batch-size 32 --learning-rate 0.004 --seed 1"
+    create = ["jobs", "create", "--machineType", "TPU", "--command", f"python -m gradient_trainer {flags}"]
     done = subprocess.run([CLI_PROGRAM, *create], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "simulated TPU at grpc://" in done.stdout
     assert ": 8 CPU devices" in done.stdout
+    assert "replicas  8: 4 examples of a step each; batch size 32 and learning rate 0.004, as given" in done.stdout
 
     job = service.request("GET", "/jobs").json()["jobs"][0]
     job_id, name = job["id"], f"gj-{job['id']}-1"
@@ -75,10 +83,11 @@ def test_one_command_trains_on_eight_replicas_and_brings_the_model_home(service,
     [accuracy] = service.request("GET", f"/jobs/{job_id}/metrics?name=test_accuracy").json()["series"]
     assert accuracy["last"] >= 0.97
     files = {file["path"]: file for file in service.artifacts(job_id)["files"]}
-    assert {"model.keras", "result.json"} <= files.keys()
+    assert {"model.keras", "result.json", "checkpoints/step-00000294.npz"} <= files.keys()
     assert all(file["sha256"] for file in files.values()), "the manifest has every file's checksum"
     result = json.loads(service.artifact(job_id, "result.json"))
     assert result["test_accuracy"] == pytest.approx(accuracy["last"])
+    assert result["replicas"] == 8
     written = [one for one in world.storage.requests if f"jobs%2F{job_id}%2Fmodel%2Fmodel.keras" in one]
     assert written, "the model came by way of the bucket"
 

@@ -1,6 +1,5 @@
 """A TPU job without a TPU: TensorFlow's own gRPC and gs:// clients, with the simulator's device and bucket."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,10 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.trainer_process import fork_trainer
 
 from core.settings import Settings
-from core.storage.artifacts.store import DirectoryStore
 from gradient_server.simulator.tpu.device import DeviceNotStarted, DeviceServer
 from worker.backends.tpu.storage import open_bucket
 
@@ -21,14 +18,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.tensorflow, pytest.mark.timeo
 TPU_TEST = Path(__file__).parents[3] / "examples" / "tpu-test" / "main.py"
 JOB = "jtpu"
 QUICK = {"NO_GCE_CHECK": "true", "GCS_RETRY_CONFIG_MAX_RETRIES": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-MODEL = """\
-import keras
-from keras import layers
-def build(image_shape, classes):
-    images = [keras.Input(image_shape), layers.Rescaling(1 / 255)]
-    features = [layers.Conv2D(24, 6, strides=3, activation="relu"), layers.Flatten()]
-    return keras.Sequential([*images, *features, layers.Dense(96, activation="relu"), layers.Dense(classes)])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -50,29 +39,6 @@ def run(command, folder, **environ):
     return subprocess.run(
         [sys.executable, *command], env=env | QUICK | environ, cwd=folder, capture_output=True, text=True, check=False
     )
-
-
-def test_the_trainer_learns_digits_on_eight_replicas_and_leaves_its_model_in_the_bucket(device, bucket, tmp_path):
-    paths = bucket.prepare(JOB)
-    environ = {"TPU_NAME": "t", "TPU_GRPC_URL": device.url, "TPU_MODEL_DIR": paths.model_dir, **paths.credentials}
-    (tmp_path / "model.py").write_text(MODEL)
-    flags = "--model model.py --data digits --epochs 7 --batch-size 32 --learning-rate 0.004"
-    ended = fork_trainer(flags.split(), tmp_path, QUICK | environ)
-    assert ended.returncode == 0, ended.stdout
-    assert "simulated TPU at" in ended.stdout
-    assert "replicas  8: 4 examples of a step each; batch size 32 and learning rate 0.004, as given" in ended.stdout
-    artifacts = tmp_path / "artifacts"
-    artifacts.mkdir()
-    assert bucket.complete(JOB, artifacts / "model").skipped == ()
-    bucket.remove(JOB)
-    assert bucket.jobs() == []
-    result = json.loads((artifacts / "model" / "result.json").read_text())
-    assert result["test_accuracy"] >= 0.97
-    assert (result["replicas"], result["output"]) == (8, paths.model_dir)
-    manifest = DirectoryStore(tmp_path / "store").close(JOB, 1, artifacts)
-    assert manifest.state == "complete"
-    kept = [file.path for file in DirectoryStore(tmp_path / "store").walk(JOB, 1)]
-    assert {"model/model.keras", "model/checkpoints/step-00000294.npz"} <= set(kept)
 
 
 def test_a_program_of_tensorflow_1_runs_on_the_device(device, bucket, tmp_path):
