@@ -209,8 +209,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValidationError as error:
         for problem in error.errors():
             variable = "GRADIENT_" + "__".join(str(part) for part in problem["loc"]).upper()
+            words = problem["msg"].removeprefix("Value error, ")
+            if problem["type"] == "extra_forbidden":
+                words = "There is no such setting; .env.example lists them all."
             # The value is not printed: an address may contain a password.
-            print(f"error: {variable}: {problem['msg'].removeprefix('Value error, ')}", file=sys.stderr)
+            print(f"error: {variable}: {words}", file=sys.stderr)
         return 2
     except OSError as error:
         print(f"error: {error}. GRADIENT_HOME names the folder that everything is kept in.", file=sys.stderr)

@@ -7,13 +7,14 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from core.settings.api import ApiSettings, LimitSettings, MetricSettings, SignInSettings
 from core.settings.cloud import ArtifactSettings, BucketSettings, GcsSettings, TpuSettings
 from core.settings.database import DatabaseSettings, QueueSettings, SecretSettings
 from core.settings.docker import DockerSettings, EgressSettings, ImageSettings, PortSettings
+from core.settings.group import SettingsGroup
 from core.settings.retention import RetentionSettings
 from core.settings.worker import (
     MOCK_BACKEND,
@@ -28,7 +29,7 @@ from core.system.hosts import EVERY_ADDRESS, canonical_host
 _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672}
 
 
-class TracingSettings(BaseModel):
+class TracingSettings(SettingsGroup):
     """OpenTelemetry traces; OTEL_* variables set destination and sampling."""
 
     enabled: bool = Field(default=False, description="send traces to OTEL_EXPORTER_OTLP_ENDPOINT (OTLP over HTTP)")

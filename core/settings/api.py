@@ -2,13 +2,14 @@
 
 from ipaddress import ip_network
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
 
 from core.formatting import GIB
+from core.settings.group import SettingsGroup
 from core.settings.retention import MAX_DAYS
 
 
-class ApiSettings(BaseModel):
+class ApiSettings(SettingsGroup):
     """The HTTP process."""
 
     host: str = Field(default="127.0.0.1", description="address to listen on")
@@ -52,7 +53,7 @@ class ApiSettings(BaseModel):
         return proxies
 
 
-class SignInSettings(BaseModel):
+class SignInSettings(SettingsGroup):
     """Browser sessions, and API keys issued at login."""
 
     session_days: float = Field(
@@ -69,7 +70,7 @@ class SignInSettings(BaseModel):
     )
 
 
-class LimitSettings(BaseModel):
+class LimitSettings(SettingsGroup):
     """Limits per API key. A request over a limit gets 429 with a Retry-After."""
 
     requests_per_minute: int = Field(
@@ -108,7 +109,7 @@ class LimitSettings(BaseModel):
     ids: int = Field(default=1000, ge=1, description="ids or tags in one request of an original client")
 
 
-class MetricSettings(BaseModel):
+class MetricSettings(SettingsGroup):
     """Limits of job metrics."""
 
     names: int = Field(default=200, ge=1, description="names of metrics stored per job; values of others are left out")

@@ -4,16 +4,17 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
 
 from core.formatting import GIB
+from core.settings.group import SettingsGroup
 from core.settings.retention import MAX_DAYS
 
 _BUCKET_NAME = r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$"
 _BUCKET_URL = r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[^\r\n]{0,500})?"
 
 
-class TpuSettings(BaseModel):
+class TpuSettings(SettingsGroup):
     """Cloud TPUs; without a project there are none."""
 
     project: str | None = Field(default=None, description="Google Cloud project; none: no TPUs but simulated ones")
@@ -91,7 +92,7 @@ class TpuSettings(BaseModel):
         return self.placement_by_type.get(machine_type, self.placement) == "vm"
 
 
-class GcsSettings(BaseModel):
+class GcsSettings(SettingsGroup):
     """Google Cloud Storage."""
 
     project: str | None = Field(default=None, description="project that buckets are made in; default: the credentials'")
@@ -102,7 +103,7 @@ class GcsSettings(BaseModel):
     ca: Path | None = Field(default=None, description="certificate authority (PEM) of that simulator")
 
 
-class ArtifactSettings(BaseModel):
+class ArtifactSettings(SettingsGroup):
     """Storage of artifacts."""
 
     url: str | None = Field(
@@ -124,7 +125,7 @@ class ArtifactSettings(BaseModel):
         return url
 
 
-class BucketSettings(BaseModel):
+class BucketSettings(SettingsGroup):
     """The bucket for the files of TPU jobs."""
 
     name: str | None = Field(

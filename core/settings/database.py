@@ -2,12 +2,14 @@
 
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator
+
+from core.settings.group import SettingsGroup
 
 _DATABASES = ("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg://")
 
 
-class DatabaseSettings(BaseModel):
+class DatabaseSettings(SettingsGroup):
     """The database."""
 
     url: str | None = Field(default=None, description="SQLAlchemy URL; default: SQLite under GRADIENT_HOME")
@@ -27,7 +29,7 @@ class DatabaseSettings(BaseModel):
         return url
 
 
-class QueueSettings(BaseModel):
+class QueueSettings(SettingsGroup):
     """The message broker, which wakes workers on other hosts."""
 
     broker_url: str | None = Field(default=None, description="Celery broker; none: workers only poll")
@@ -37,7 +39,7 @@ class QueueSettings(BaseModel):
     )
 
 
-class SecretSettings(BaseModel):
+class SecretSettings(SettingsGroup):
     """Encryption of secrets and registry passwords."""
 
     encryption_keys: list[SecretStr] = Field(

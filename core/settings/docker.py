@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
+
+from core.settings.group import SettingsGroup
 
 _LAST_UID = 2**31 - 2
 
 
-class DockerSettings(BaseModel):
+class DockerSettings(SettingsGroup):
     """Containers on this host."""
 
     url: str = Field(default="unix:///var/run/docker.sock", description="Docker engine's socket")
@@ -72,7 +74,7 @@ class DockerSettings(BaseModel):
         return self
 
 
-class ImageSettings(BaseModel):
+class ImageSettings(SettingsGroup):
     """Container images of jobs: short names, removal from hosts, and builds."""
 
     file: Path | None = Field(default=None, description="TOML that overrides or adds short names of images")
@@ -123,7 +125,7 @@ class ImageSettings(BaseModel):
     )
 
 
-class EgressSettings(BaseModel):
+class EgressSettings(SettingsGroup):
     """Egress policy for addresses named by users: git servers and registries."""
 
     schemes: list[Literal["https", "http"]] = Field(
@@ -135,7 +137,7 @@ class EgressSettings(BaseModel):
     )
 
 
-class PortSettings(BaseModel):
+class PortSettings(SettingsGroup):
     """Host ports for jobs."""
 
     bind: str = Field(

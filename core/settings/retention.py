@@ -1,12 +1,14 @@
 """Settings of retention."""
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from core.settings.group import SettingsGroup
 
 MAX_DAYS = 36_500
 """Longest policy: a hundred years."""
 
 
-class RetentionSettings(BaseModel):
+class RetentionSettings(SettingsGroup):
     """Retention periods; a project can override those of its logs and artifacts."""
 
     logs_days: int | None = Field(

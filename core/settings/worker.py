@@ -4,23 +4,24 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from core.formatting import GIB
+from core.settings.group import SettingsGroup
 
 MOCK_BACKEND = "mock"
 """Backend that simulates machine types on the host's CPU."""
 _FENCE_SECONDS = 120.0
 
 
-class LogSettings(BaseModel):
+class LogSettings(SettingsGroup):
     """Limits of job logs."""
 
     max_bytes: int = Field(default=GIB, description="bytes of output kept per job; past it the middle is left out")
     tail_bytes: int = Field(default=16 * 1024**2, description="bytes of the end kept when output passes max_bytes")
 
 
-class DiskSettings(BaseModel):
+class DiskSettings(SettingsGroup):
     """Disk space: reserves and quotas."""
 
     min_free_mb: int = Field(
@@ -58,7 +59,7 @@ class DiskSettings(BaseModel):
     )
 
 
-class WorkerSettings(BaseModel):
+class WorkerSettings(SettingsGroup):
     """This host's supervisor."""
 
     host: str | None = Field(
@@ -122,14 +123,14 @@ class WorkerSettings(BaseModel):
         return self.lost_after_seconds - min(_FENCE_SECONDS, self.lost_after_seconds / 4)
 
 
-class MachineSettings(BaseModel):
+class MachineSettings(SettingsGroup):
     """The catalogue of machine types, and simulation."""
 
     file: Path | None = Field(default=None, description="TOML that overrides or adds machine types (prices, specs)")
     simulate: bool = Field(default=True, description="run every machine type on this computer's CPU, saying so")
 
 
-class StatsdSettings(BaseModel):
+class StatsdSettings(SettingsGroup):
     """Metrics that jobs send by gradient-statsd."""
 
     port: int = Field(
