@@ -10,7 +10,7 @@ from core.storage.prune import prune
 @pytest.fixture
 def pruned(stores, tmp_path):
     stores.settings.retention = RetentionSettings(logs_days=30, artifacts_days=30)
-    job = OldJobs(stores, tmp_path / "left").job(31, log=b"one\n", files=["model"])
+    job = OldJobs(stores, tmp_path / "left").create_job(31, log=b"one\n", files=["model"])
     prune(stores)
     return job.id
 
