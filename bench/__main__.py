@@ -1,4 +1,4 @@
-"""`python -m bench`: measures each figure beside its floor in one run; a table on stderr, JSON on stdout."""
+"""`python -m bench`: measures each figure together with its floor; a table on stderr, JSON on stdout."""
 
 import argparse
 import json

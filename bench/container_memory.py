@@ -28,7 +28,7 @@ def run(size: Size) -> Result:
 
 
 def _measure(counts: tuple[int, ...]) -> list[float]:
-    """Return the MiB of a new worker with so many jobs at a time."""
+    """Return the memory of a new worker that runs this many jobs at once, in MiB."""
     settings = engine().environment | {"GRADIENT_WORKER__SLOTS": str(counts[-1])}
     found: list[float] = []
     jobs: list[str] = []

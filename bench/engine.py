@@ -70,7 +70,7 @@ class Engine:
         with subprocess.Popen(
             self.docker_command(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
         ) as process:
-            assert process.stdout is not None  # noqa: S101 - a pipe was asked for
+            assert process.stdout is not None  # noqa: S101 - a pipe was requested
             process.stdout.readline()
             first = last = time.perf_counter()
             while process.stdout.readline():
@@ -99,7 +99,7 @@ def engine() -> Engine:
     """Return the engine that the settings name.
 
     Raises:
-        NotHere: The engine does not answer, or does not have the image.
+        MissingRequirement: The engine does not answer, or does not have the image.
     """
     settings = Settings().docker
     found = Engine(settings)

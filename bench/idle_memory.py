@@ -34,9 +34,9 @@ def _run_jobs(service: Service, jobs: int) -> None:
 def _record_bare(series: list[Series]) -> None:
     program = [sys.executable, "-c", "print(flush=True); input()"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as idle:
-        assert idle.stdin is not None  # noqa: S101 - pipes were asked for
+        assert idle.stdin is not None  # noqa: S101 - pipes were requested
         assert idle.stdout is not None  # noqa: S101
-        idle.stdout.readline()  # it is still starting until here
+        idle.stdout.readline()  # the program has started once it prints
         _record(series, idle.pid)
         idle.stdin.write(b"\n")
         idle.stdin.close()

@@ -1,6 +1,6 @@
 """Start-up time of the service's processes until they serve, against a bare FastAPI application.
 
-Bytecode and database exist, as after an installation. On a busy machine the CPU seconds are more telling.
+Bytecode and database exist, as after an installation. On a busy machine the CPU seconds are the more reliable figure.
 """
 
 import sys

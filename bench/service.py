@@ -21,7 +21,7 @@ _ROOT = Path(__file__).parent.parent
 _READY_SECONDS = 30.0
 _RESPONSE_SECONDS = 120.0
 IDLE_SECONDS = 600
-"""For which a server keeps a connection while others are measured."""
+"""Seconds for which a server keeps an idle connection open, while others are measured."""
 _POLL_SECONDS = 0.02
 _BLOCK = 65536
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def wait_for(poll: Callable[[], T | None], what: str, seconds: float = _READY_SECONDS) -> T:
-    """Return the first value other than None that `look` returns.
+    """Return the first value other than None that `poll` returns.
 
     Raises:
         TimeoutError: There was none in time.
@@ -159,7 +159,7 @@ def follow(service: Service, job_id: str) -> Iterator[tuple[str, dict[str, Any]]
 
 @contextmanager
 def run_server(command: str, **settings: str) -> Iterator[Service]:
-    """Run `gradient-server COMMAND` (up or api) in a new folder, with these settings besides its defaults."""
+    """Run `gradient-server COMMAND` (up or api) in a new folder, with these settings added to its defaults."""
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         home = Path(folder)
         with run_program([str(SERVER), command, "--port", "0"], home, **settings) as process:

@@ -98,13 +98,13 @@ def _connect(service: Service, number: int) -> socket.socket:
 
 @contextmanager
 def _repeat(act: Callable[[int], None], *, at_once: int, seconds: float = 0.0) -> Iterator[None]:
-    """Repeat an action in so many threads, each at most once in so many seconds."""
+    """Repeat an action in `at_once` threads, in each at most once every `seconds`."""
     ended, numbers = threading.Event(), itertools.count()
 
     def go_on() -> None:
         while not ended.is_set():
             began = time.monotonic()
-            with suppress(OSError):  # cut off, as strangers should be
+            with suppress(OSError):  # the service closes the connection, as intended
                 act(next(numbers))
             ended.wait(max(0.0, began + seconds - time.monotonic()))
 

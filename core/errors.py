@@ -76,11 +76,11 @@ class CredentialNotFound(NotFound):
 
 
 class OutputRemoved(NotFound):
-    """The job's log or artifacts were removed by policy; the job's row says when."""
+    """The job's log or artifacts were removed by policy; the job's row has the time."""
 
 
 class SpecInvalid(GradientError):
-    """The request is well formed, but asks for something invalid."""
+    """The request is well formed, but a value in it is invalid."""
 
 
 class MachineTypeUnknown(SpecInvalid):
@@ -133,10 +133,10 @@ class LimitReached(GradientError):
 
 
 class ExtraMissing(GradientError):
-    """A library is not installed, because an optional part of this package was not asked for.
+    """A library is missing, because the extra that contains it is not installed.
 
     Args:
-        part: The part that needs it, with its verb: "The backend 'tpu' needs".
+        part: The part that needs the library, with its verb: "The backend 'tpu' needs".
         error: The failed import.
         extra: The extra of the package that installs it.
     """

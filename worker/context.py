@@ -189,7 +189,7 @@ class WorkerContext(Stores):
             return self._backends[name]
 
     def scratch(self, job_id: str, attempt: int) -> Scratch:
-        """The scratch directory of one attempt."""
+        """Return the scratch directory of one attempt."""
         return Scratch(self.scratch_root, job_id, attempt)
 
     def write(self, action: Callable[[Session], T]) -> T:

@@ -34,7 +34,7 @@ class DatabaseResourceLog:
         self._installation: str | None = None
 
     def installation(self) -> str:
-        """See `ResourceLog.installation`: it tells this database's resources from others' in the same cloud project."""
+        """See `ResourceLog.installation`: it marks this database's resources among others in the cloud project."""
         if self._installation is None:
             with self._database.write() as session:
                 made = insert_ignore(session.get_bind().dialect.name, SchemaInfo)

@@ -138,7 +138,7 @@ class Supervisor:
             self._adopt()
 
     def _refresh_offer(self) -> None:
-        """Update the offer: a backend's engine may have stopped or returned. Jobs on it are watched all the same."""
+        """Update the offer: a backend's engine may have stopped or returned. Its jobs are still watched."""
         offer = self._context.build_offer()
         if offer != self._offer:
             self._offer = offer

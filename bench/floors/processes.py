@@ -13,7 +13,7 @@ def run_and_read(arguments: Sequence[str]) -> tuple[str, float, float]:
     """
     began = time.perf_counter()
     with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None  # noqa: S101 - a pipe was asked for
+        assert process.stdout is not None  # noqa: S101 - a pipe was requested
         line = process.stdout.readline()
         read = time.perf_counter()
         process.wait()
@@ -36,6 +36,6 @@ def run_to_end(arguments: Sequence[str], env: dict[str, str] | None = None) -> f
 def each_line(arguments: Sequence[str], seen: Callable[[bytes], None]) -> None:
     """Call back with every line that a program prints, as it is read from a pipe."""
     with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None  # noqa: S101 - a pipe was asked for
+        assert process.stdout is not None  # noqa: S101 - a pipe was requested
         for line in process.stdout:
             seen(line)

@@ -15,15 +15,15 @@ class Capabilities:
     """Properties of a backend that decide how its jobs are checked and set up."""
 
     containers: bool = False
-    """It runs the job in the requested container."""
+    """Runs the job in the requested container."""
     mounts: bool = False
     """The job's folders are at WORKSPACE, ARTIFACTS, STORAGE and CONTROL; else only its environment names them."""
     builds_images: bool = False
-    """It builds images, and stores images on the worker's host."""
+    """Builds images, and stores images on the worker's host."""
     sends_metrics: bool = False
-    """Its jobs run on the worker's host, and can send their metrics to it with gradient-statsd."""
+    """Jobs run on the worker's host, and can send metrics to the worker with gradient-statsd."""
     billed: bool = False
-    """It creates a machine for each job, which costs money until it is deleted."""
+    """Creates a machine for each job, which costs money until it is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ BACKENDS: dict[str, BackendType] = {
 
 
 def capabilities_of(backend: str) -> Capabilities:
-    """Return what a backend can do; nothing for one that is no longer in the list."""
+    """Return a backend's capabilities; a backend that is no longer in the list has none."""
     return BACKENDS[backend].capabilities if backend in BACKENDS else Capabilities()
 
 

@@ -1,4 +1,4 @@
-"""Values of `container`: image references, and the short names of `images.toml` beside this file.
+"""Values of `container`: image references, and the short names of `images.toml` next to this file.
 
 An administrator's file of the same layout changes or adds names.
 """
@@ -120,7 +120,7 @@ class ImageCatalogue:
             override_path: Tables that change single values of a name, or add names.
 
         Raises:
-            SpecInvalid: A file is missing, is not TOML or has an invalid value; the message says where.
+            SpecInvalid: A file is missing, is not TOML or has an invalid value; the message names the place.
         """
         return cls(_LIST.read(path, override_path))
 

@@ -1,6 +1,7 @@
 """The catalogue of machine types: devices, prices and backends.
 
-The shipped list is `machines.toml` beside this file; an administrator's file of the same layout changes or adds to it.
+The shipped list is `machine_types.toml` next to this file; an administrator's file of the same layout changes entries
+or adds some.
 """
 
 import difflib
@@ -89,7 +90,7 @@ class Catalogue:
             override_path: Tables that change single values of a type of the same name, or add types.
 
         Raises:
-            SpecInvalid: A file is missing, is not TOML or has an invalid value; the message says where.
+            SpecInvalid: A file is missing, is not TOML or has an invalid value; the message names the place.
         """
         return cls(_LIST.read(path, override_path))
 

@@ -56,7 +56,7 @@ class TomlCatalogue(Generic[E]):
             changes: Tables that change single values of an entry of the same name, or add entries.
 
         Raises:
-            SpecInvalid: A file is missing, is not TOML or has an invalid value; the message says where.
+            SpecInvalid: A file is missing, is not TOML or has an invalid value; the message names the place.
         """
         tables = self._read_tables(path)
         for name, table in self._read_tables(changes).items() if changes else ():

@@ -50,7 +50,7 @@ _SQLITE_BUSY_SECONDS = 20
 # became read-only, and a pool whose connections all hang.
 _UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError, PoolTimeoutError)
 _POSTGRES_CONNECT_ARGS = {
-    # With psycopg's defaults, calls still blocked 75 s after the network had gone down.
+    # With psycopg's defaults, calls still blocked 75 s after the network went down.
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,
     "keepalives_idle": 5,
@@ -150,7 +150,7 @@ class Database:
         Raises:
             StoreUnavailable: The database does not answer.
         """
-        try:  # around the session: it ends with a ROLLBACK, which fails if the connection is gone
+        try:  # around the session: it ends with a ROLLBACK, which fails if the connection is lost
             with Session(self.engine, expire_on_commit=False) as session:
                 yield session
         except _UNAVAILABLE_ERRORS as error:

@@ -114,7 +114,7 @@ def check(database: Database) -> SchemaState:
 
 
 def get_state(database: Database) -> SchemaState:
-    """Return the schema's state; never raises for it, and changes nothing."""
+    """Return the schema's state without raising for any of them; changes nothing."""
     with database.engine.connect() as connection:
         return read_state(connection)
 

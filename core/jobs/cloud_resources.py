@@ -51,7 +51,7 @@ class CloudResource(Base):
 
 
 def list_open(session: Session) -> list[CloudResource]:
-    """Return all resources that are not known to be gone."""
+    """Return all resources that are not known to be deleted."""
     return list(
         session.scalars(select(CloudResource).where(CloudResource.gone_at.is_(None)).order_by(CloudResource.id))
     )

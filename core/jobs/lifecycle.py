@@ -1,7 +1,7 @@
 """State transitions of jobs. Claims, heartbeats and retention write jobs in their own modules.
 
 Each transition is one guarded statement: it names the lease and the states the job may be in, and its event is
-written in the same transaction. If no row comes back, another process moved the job: `LeaseLost`. The caller's
+written in the same transaction. If no row is returned, another process moved the job: `LeaseLost`. The caller's
 session commits (`Database.write`); nothing here does.
 """
 
@@ -39,7 +39,7 @@ from core.jobs.transitions import (
 RETRY_FIRST_SECONDS = 5
 RETRY_MAX_SECONDS = 600
 MAX_MACHINE_FAULTS = 3
-"""After so many machine faults the job itself is a likely cause."""
+"""Machine faults after which the job itself is the likely cause."""
 _FINISHING = frozenset({JobState.FINISHING})
 _PHASES_WITH_PROGRESS = frozenset({"pulling", "building", "pushing"})
 
@@ -128,7 +128,7 @@ def _find_by_idempotency_key(session: Session, new_job: NewJob) -> Job:
 
 
 def request_digest(*parts: bytes) -> str:
-    """Compute the digest of a request, to tell a repeat from another request with the same key."""
+    """Compute the digest of a request, to distinguish a repeat from a different request with the same key."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
@@ -144,7 +144,7 @@ def adopt(
     stale_seconds: float,
     held: Collection[str] = (),
 ) -> list[Job]:
-    """Take over jobs of this host whose worker is gone: lease + 1, same state, same attempt.
+    """Take over jobs of this host whose worker is dead or silent: lease + 1, same state, same attempt.
 
     Jobs of a worker of the same name are taken at once: a process locks its worker name, so the earlier holder
     is dead. Others are taken only after `stale_seconds` without a heartbeat. Jobs that the caller holds (`held`)
@@ -166,7 +166,7 @@ def confirm(session: Session, job: Job) -> Job:
     """Check the lease once more, renew the heartbeat, and return the current row with any stop request.
 
     Raises:
-        LeaseLost: The job is no longer ours.
+        LeaseLost: The caller no longer holds the job.
     """
     statement = guarded_update(job, frozenset({JobState.STARTING})).values(heartbeat_at=now())
     return apply_update(session, job, statement)
@@ -176,7 +176,7 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
     """Record the job's current phase.
 
     Raises:
-        LeaseLost: The job is no longer ours.
+        LeaseLost: The caller no longer holds the job.
     """
     statement = guarded_update(job, OWNED).values(phase=phase, phase_detail=detail)
     moved = apply_update(session, job, statement)
@@ -193,7 +193,7 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
     The image, GPUs and TPU in the handle (`image`, `gpus`, `tpu`) are stored with the attempt.
 
     Raises:
-        LeaseLost: The job is no longer ours.
+        LeaseLost: The caller no longer holds the job.
     """
     source = job.state
     moved = transition(
@@ -222,7 +222,7 @@ def set_image_digest(session: Session, job: Job, digest: str | None) -> Job:
     """Record the image digest of an attempt that only builds an image.
 
     Raises:
-        LeaseLost: The job is no longer ours.
+        LeaseLost: The caller no longer holds the job.
     """
     updated = apply_update(session, job, guarded_update(job, OWNED).values(image_digest=digest))
     update_attempt(session, updated, image_digest=digest)
@@ -235,7 +235,7 @@ def mark_finishing(
     """Record that the command ended or could not be started: `→ finishing`, with the reason.
 
     Raises:
-        LeaseLost: The job is no longer ours.
+        LeaseLost: The caller no longer holds the job.
     """
     source = job.state
     moved = transition(
@@ -258,7 +258,7 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
     """Close the attempt: `finishing → succeeded | failed | cancelled`, or back to the queue for a retry.
 
     Raises:
-        LeaseLost: The job is no longer ours.
+        LeaseLost: The caller no longer holds the job.
     """
     source = job.state
     reason = REASONS[job.reason or "internal_error"]
@@ -387,7 +387,7 @@ def request_stop(session: Session, job_id: str) -> Job:
 
 
 def _stops_collecting(job: Job) -> bool:
-    """Check whether a repeated request is to end the collection of outputs: the first one came before that."""
+    """Check whether a new stop request ends the collection of outputs: the earlier one only ended the command."""
     before = job.stop_requested_at is not None and job.ended_at is not None and job.stop_requested_at < job.ended_at
     return job.state is JobState.FINISHING and before
 

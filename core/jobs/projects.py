@@ -65,7 +65,7 @@ def update_limits(
         session: Writes.
         project_id: The project.
         requested: Any of `max_running` (None: no limit), `max_stored_mb` (None: no limit), `keep_logs_days` and
-            `keep_artifacts_days` (None: forever; of these three "default": as the service's settings say). Others
+            `keep_artifacts_days` (None: forever; of these three "default": as in the service's settings). Others
             stay as they are.
 
     Raises:
@@ -128,7 +128,7 @@ def set_tags(session: Session, project_id: str, tags: Sequence[str]) -> Project:
 
 
 def delete(session: Session, project_id: str) -> None:
-    """Hide a project with its ended jobs, whose outputs are removed as those of deleted jobs.
+    """Hide a project and its ended jobs, whose outputs are then removed like those of deleted jobs.
 
     Its name is free again at once: its row gets a name that no user can choose.
 

@@ -47,7 +47,7 @@ def apply_update(session: Session, job: Job, statement: Update) -> Job:
     """Execute a guarded statement and return the updated row.
 
     Raises:
-        LeaseLost: No row came back: another process moved the job.
+        LeaseLost: No row was returned: another process moved the job.
     """
     updated = returning_one(session, statement)
     if updated is None:

@@ -41,7 +41,7 @@ class Dispatcher:
     Args:
         database: Database with the outbox.
         notify_local: Wakes this host's supervisors, once for any number of rows; fast.
-        publish: Sends messages to the broker; None if there is none. May take seconds and raise: the rows then stay
+        publish: Sends messages to the broker; None: there is no broker. May take seconds and raise: the rows then stay
             and are retried.
     """
 

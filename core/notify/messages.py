@@ -14,7 +14,7 @@ class WakeMessage:
 
     Attributes:
         queue: Name of its queue.
-        job_id: The first job that it was sent for; it may stand for others as well.
+        job_id: The first job that the message was sent for; it may announce others as well.
         request_id: Id of the request that submitted this job.
     """
 

@@ -108,7 +108,7 @@ class ApiKeyCache:
 
     Args:
         database: Database with the keys.
-        trusted_seconds: Lifetime of a cache entry; a revoked key is refused after this time at the latest.
+        cache_seconds: Lifetime of a cache entry; a revoked key is refused after this time at the latest.
     """
 
     def __init__(self, database: Database, *, cache_seconds: float = CACHE_SECONDS) -> None:
@@ -202,5 +202,5 @@ def _random(alphabet: str, length: int) -> str:
 
 
 def digest(secret: str) -> bytes:
-    """Return the hash under which a random secret is stored: it needs no slow one."""
+    """Hash a random secret for storage: a fast hash is enough for one."""
     return hashlib.sha256(secret.encode(errors="replace")).digest()

@@ -76,7 +76,7 @@ class Sessions:
         database: Database with the sessions.
         keys: Cache of the API keys.
         settings: Lifetimes of sessions.
-        trusted_seconds: A session that another process ended is refused after this time at the latest.
+        cache_seconds: A session that another process ended is refused after this time at the latest.
     """
 
     def __init__(

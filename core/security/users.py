@@ -22,7 +22,7 @@ MIN_PASSWORD = 10
 MAX_PASSWORD = 1024
 _MAX_EMAIL = 254
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\Z")
-# 16 MiB and about 0.1 s of one CPU, more work than OWASP's cheat sheet asks for.
+# 16 MiB and about 0.1 s of one CPU, more work than OWASP's cheat sheet requires.
 _hasher = PasswordHasher(time_cost=8, memory_cost=16 * 1024, parallelism=1)
 _DUMMY_HASH = f"$argon2id$v=19$m=16384,t=8,p=1${'A' * 22}${'A' * 43}"
 """A hash of the same cost that no password has."""
@@ -32,7 +32,7 @@ def create(session: Session, email: str, password: str) -> User:
     """Create a user.
 
     Raises:
-        SpecInvalid: The address is not valid or taken, or the password is too short or too long.
+        SpecInvalid: The address is invalid or in use, or the password is too short or too long.
     """
     address = _normalize_email(email)
     if not (_EMAIL.match(address) and address.isprintable() and len(address) <= _MAX_EMAIL):

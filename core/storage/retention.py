@@ -20,7 +20,7 @@ from core.jobs.transitions import add_event, insert_ignore
 from core.settings.retention import RetentionSettings
 
 FOREVER = 0
-"""Value in a project's row: keep forever, whatever the settings say."""
+"""Value in a project's row: keep forever, regardless of the settings."""
 DAY_SECONDS = 86_400.0
 
 

@@ -88,7 +88,7 @@ def remove_tree(folder: Path) -> None:
         try:
             shutil.rmtree(folder)
         except FileNotFoundError:
-            # Either it is gone, or an entry vanished during the deletion and the rest still exists.
+            # Either the folder no longer exists, or an entry vanished during the deletion and the rest still exists.
             if folder.exists():
                 continue
         return
@@ -158,6 +158,6 @@ def make_private(settings: Settings) -> None:
     if settings.database_url.startswith(_SQLITE):
         database = Path(settings.database_url.removeprefix(_SQLITE))
         database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with suppress(PermissionError):  # SQLite gives the files beside the database (-wal, -shm) the same mode
+        with suppress(PermissionError):  # SQLite gives the files next to the database (-wal, -shm) the same mode
             os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             database.chmod(0o600)

@@ -35,7 +35,7 @@ class Principal:
 async def require_key(
     connection: HTTPConnection, app_state: AppStateDep, header: _HeaderKey, bearer: _BearerKey
 ) -> Principal:
-    """Authenticate the API key, and take over the client's request id.
+    """Authenticate the API key, and use the client's request id.
 
     Raises:
         Unauthorized: The key is missing or not valid.
@@ -52,7 +52,7 @@ async def require_key(
 
 
 def _count_request(connection: HTTPConnection, app_state: AppState, principal: Principal) -> Principal:
-    """Count a request against its key's limit, once even if several dependencies ask for the key."""
+    """Count a request against its key's limit, once even if several dependencies need the key."""
     if not getattr(connection.state, "counted", False):
         connection.state.counted = True
         app_state.limits.requests.acquire(principal.id)

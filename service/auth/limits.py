@@ -1,7 +1,7 @@
 """Limits per API key: requests and submissions a minute, queued jobs, and slots for expensive requests.
 
 Over a limit, the response is 429 with the limit, its setting and a time to retry. Each API process counts rates and
-slots by itself; queued jobs are counted in the database.
+slots separately; queued jobs are counted in the database.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Error pages: if a browser asked for a page, the API's error response is rendered as one."""
+"""Error pages: if a browser requested a page, the API's error response is rendered as one."""
 
 import json
 from typing import Any

@@ -64,7 +64,7 @@ def show_jobs(
     project: str = "",
     after: str = "",
 ) -> Response:
-    """Jobs, newest first."""
+    """Show the list of jobs, newest first."""
     wanted = ListJobs(state=state or None, project=project or None, limit=PAGE_JOBS, after=after or None)
     found = jobs.list_jobs(session, app_state, wanted)
     return render_page(
@@ -110,7 +110,7 @@ def show_job(session: ReadSession, app_state: AppStateDep, caller: PageCaller, j
 
 @router.post("/ui/jobs/{job_id}/stop", dependencies=[SameOriginForm])
 def stop_job(session: WriteSession, app_state: AppStateDep, caller: PageCaller, job_id: str) -> Response:
-    """Ask a job to stop."""
+    """Request that a job stop."""
     jobs.stop_job(session, app_state, caller, job_id)
     return _redirect_to_job(job_id)
 

@@ -59,7 +59,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def declare_request_headers(*names: str) -> dict[str, Any]:
-    """Declare, for OpenAPI, request headers that an endpoint reads by itself."""
+    """Declare, for OpenAPI, request headers that an endpoint reads without FastAPI."""
     return {"parameters": [{"name": name, "in": "header", "required": False, "schema": _TEXT_SCHEMA} for name in names]}
 
 

@@ -11,7 +11,7 @@ Point = tuple[float | None, float, float | None]
 
 
 def downsample(points: Sequence[Point], max_points: int) -> list[Point]:
-    """Return at most `most` (at least 3) of the points, in their order.
+    """Return at most `max_points` (at least 3) of the points, in their order.
 
     Keeps the first and the last point, and the lowest and the highest of each section, so that no spike is lost.
     """
@@ -37,7 +37,7 @@ def _extremes(section: Sequence[Point]) -> Iterator[Point]:
 
 
 def series_view(series: Series, max_points: int) -> SeriesView:
-    """Convert a series to its public form, with at most `most` points."""
+    """Convert a series to its public form, with at most `max_points` points."""
     finite = [value for value in (_finite_or_none(value) for *_, value in series.points) if value is not None]
     return SeriesView(
         name=series.name,

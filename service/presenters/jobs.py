@@ -168,7 +168,7 @@ def _cost(job: Job, seconds: float) -> float:
 
 
 def _option_fields(spec: JobSpec) -> dict[str, Any]:
-    """Return the options of a job as its public form has them; links to its ports come in addition."""
+    """Return the options of a job as its public form has them; links to its ports are added by the caller."""
     return spec.to_json() | {"workspace": spec.redacted_workspace(), "env_vars": spec.redacted_env()}
 
 

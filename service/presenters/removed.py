@@ -31,7 +31,7 @@ def check_not_removed(session: Session, job: Job, kind: OutputKind) -> None:
     """Refuse to read deleted output.
 
     Raises:
-        OutputRemoved: The output was deleted; the message says when and by which policy.
+        OutputRemoved: The output was deleted; the message has the time and the policy.
     """
     removed = find_removed(session, job, kind)
     if removed is not None:

@@ -75,7 +75,7 @@ class AttemptControl:
         return self._watcher is not None
 
     def set_watcher(self, watcher: FileWatcher | None) -> None:
-        """Wake this watch at every request from now on; None: no longer."""
+        """Set the watch that every request wakes; None: none."""
         with self._lock:
             self._watcher = watcher
 

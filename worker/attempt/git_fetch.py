@@ -78,7 +78,7 @@ class GitFetcher:
         self._egress = Egress(settings.egress)
         self._sandbox = Sandbox(worker.sandbox)
         self.sandbox_problem = None if worker.sandbox == "off" else self._sandbox.problem
-        """Reason that git runs without the sandbox that the settings ask for; None otherwise."""
+        """Reason that git runs without the sandbox that the settings request; None otherwise."""
         self._idle_timeout_seconds = worker.fetch_silent_seconds
         memory = worker.fetch_memory_mb * MIB
         self._limits = Limits(worker.fetch_seconds, memory, settings.api.max_unpacked_bytes, _MAX_FILES)

@@ -93,7 +93,7 @@ class OutputRecorder:
 
     def ship(self) -> int:
         """Ship new output and metrics; return how much. Output that cannot be stored (full disk) is tried again."""
-        # While the database is away, or slower than the job, unread metrics wait in the job's file.
+        # While the database is unavailable, or slower than the job, unread metrics wait in the job's file.
         rows = self.metrics.read() if self._queued_values < _MAX_QUEUED_VALUES else []
         self._enqueue(rows)
         try:
@@ -119,7 +119,7 @@ class OutputRecorder:
         """Store the metrics read so far, one batch per transaction.
 
         Raises:
-            StoreUnavailable: The database is away; the rows stay queued.
+            StoreUnavailable: The database does not answer; the rows stay queued.
         """
         while self._flush_batch():
             pass
@@ -166,7 +166,7 @@ class OutputRecorder:
         """Ship and store the rest, once nothing writes any more.
 
         Raises:
-            StoreUnavailable: The database is away.
+            StoreUnavailable: The database does not answer.
             OSError: The log cannot be stored.
         """
         self.metrics.more = True
@@ -181,7 +181,7 @@ class OutputRecorder:
             self._queued_values += sum(len(row["values"]) for row in rows)
 
     def _log_shipper(self) -> LogShipper:
-        """Open the job's log on first use: on a full disk that fails, and the job must be watched all the same."""
+        """Open the job's log on first use: on a full disk that fails, and the job must be watched nevertheless."""
         if self._log is None:
             self._log = self._stack.enter_context(open_log_shipper(self._context, self._job, self._scratch))
         return self._log
@@ -252,7 +252,7 @@ class JobMonitor:
         self._began = time.monotonic() - ran
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None
-        # An earlier worker may have asked the job to end; its grace period starts anew.
+        # An earlier worker may have asked the job to end; its grace period starts again.
         self._ending = self._requested_end() if read_control(self._control, STOPPING_FILE) is not None else None
         self._kill_at = time.monotonic() + self._grace
         self._interval = max(_MIN_SAMPLE_SECONDS, context.settings.worker.sample_seconds)

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 _DATABASE_PAUSE_SECONDS = 2.0
 _TEARDOWN_PAUSE_SECONDS = 5.0
 _STOPPED_COLLECT_SECONDS = 60.0
-"""A user who stops the collection does not wait longer; a disk that is full for a moment costs no output even so."""
+"""Longest collection after a user stopped it; enough for a disk that is full only for a moment to lose no output."""
 _FAILURE_PAUSE_SECONDS = 5.0
 _MAX_FAILURES = 5
 _FAILURE_RESET_SECONDS = 300.0
@@ -365,7 +365,7 @@ class AttemptRun:
         self.job = self._write_with_retry(action)
 
     def _write_with_retry(self, action: Callable[[Session], Job]) -> Job:
-        """Retry one write until the database answers; the job and its files go on meanwhile.
+        """Retry one write until the database answers; the job keeps running meanwhile.
 
         Raises:
             LeaseLost: Another worker holds the job now.

@@ -109,7 +109,7 @@ class UsageSampler:
             elapsed: Seconds that the job has run.
             values: By name.
         """
-        # A gap in which no worker watched says nothing about the usage in it.
+        # Nothing is known about the usage during a gap in which no worker watched.
         self.totals.add(values, min(max(0.0, elapsed - self._last_at), max(_MAX_GAP_SECONDS, 2 * self._interval)))
         self._last_at = elapsed
         for name, value in values.items():

@@ -3,7 +3,7 @@
 All calls except `launch` return soon. Loops, time limits, retries and state belong to `worker.attempt.pipeline`; a
 backend translates. A job's output and its exit code are in files of its control folder, on every backend: `log`,
 `start.lock`, `started` (the wrapper's pid), `exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except the
-last), and `stopping` once `stop` was called. The files in `RESERVED` exist before the wrapper starts, filled with
+last), and `stopping` once `stop` was called. The files in `RESERVED_FILES` exist before the wrapper starts, filled with
 spaces. The wrapper runs `command`.
 """
 
@@ -34,7 +34,7 @@ WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
 """The script that every job runs under."""
 
 STOPPING_FILE = "stopping"
-"""Control file that `stop` writes: a worker that adopts the job learns that the job was asked to end."""
+"""Control file that `stop` writes: a worker that adopts the job learns that a stop was requested."""
 
 RESERVED_FILES = ("started", "exit")
 """Control files that the wrapper overwrites in place, so that a full disk cannot prevent it."""
@@ -110,7 +110,7 @@ class LaunchSpec:
         pull_policy: Always, IfNotPresent or Never; None: the host's setting.
         build: The image to build for it, in place of `container`; None: none.
         ports: Ports of the host reserved for the job. In a container they are forwarded to the job's own ports; other
-            jobs listen on them directly, as `GRADIENT_PORT_<internal>` says.
+            jobs listen on them directly, at the ports in `GRADIENT_PORT_<internal>`.
         login: Finds the login for the registry of its image.
     """
 
@@ -232,7 +232,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnusedImage:
-    """An image that a job brought to this host and nothing uses now.
+    """An image that was pulled or built for a job and is not used now.
 
     Attributes:
         reference: Its name, or its id.
@@ -265,10 +265,10 @@ class ImageBackend(Protocol):
         """Return this host's folder of images and containers; None if it is unknown now, or not on this host."""
 
     def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[UnusedImage]:
-        """Remove images that jobs brought and nothing uses, the longest unused first.
+        """Remove unused images that were pulled or built for jobs, the longest unused first.
 
         Args:
-            everything: Remove all of them, not only what disk usage and age ask for.
+            everything: Remove all of them, not only those due by disk usage and age.
             dry_run: Only return them. How many the disk would need cannot be known in advance, so all candidates are
                 returned.
 
@@ -285,10 +285,10 @@ class CloudBackend(Backend, Protocol):
 
         Args:
             is_owned: Whether a worker runs this attempt of this job.
-            is_finished: Whether this job of this service has ended for good.
+            is_finished: Whether this job of this service is in a final state.
 
         Returns:
-            The number of machines deleted, or found to be gone.
+            The number of machines deleted, or found to be deleted already.
         """
 
 
@@ -318,7 +318,7 @@ def base_handle(job_id: str, attempt: int, control: Path) -> Handle:
 
 
 def write_control_file(control: Path, name: str, detail: str) -> None:
-    """Write a note beside the wrapper's files; the job, which can write there too, must not redirect it.
+    """Write a control file next to the wrapper's; the job, which can write there too, must not redirect it.
 
     A file of that name is replaced, not written to: it may be a link, or a hard link to a file outside.
     """
@@ -330,7 +330,7 @@ def write_control_file(control: Path, name: str, detail: str) -> None:
             os.write(descriptor, f"{detail}\n".encode("ascii", "replace"))
         finally:
             os.close(descriptor)
-    except OSError:  # the disk is full, say: what the note announces is done all the same
+    except OSError:  # for example, the disk is full: the announced action is carried out anyway
         logger.warning("not_noted", exc_info=True, extra={"note": name})
 
 

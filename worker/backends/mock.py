@@ -1,8 +1,8 @@
 """The mock backend: really runs the command, as a process on this machine's CPU.
 
-It stands in for any machine type, and says so. The job has the environment, folders, limits and signals of the other
-backends; its folders are not mounted at `/`, the environment names them. It runs in a session of its own that outlives
-the worker.
+It simulates any machine type, and its jobs are marked as simulated. The job has the environment, folders, limits and
+signals of the other backends; its folders are not mounted at `/`, the environment names them. It runs in a session of
+its own that outlives the worker.
 
 Two variables of the job's environment script it, to try a pipeline out:
 
@@ -46,7 +46,7 @@ from worker.backends.ports import check_ports_free
 from worker.backends.processes import JobProcesses, boot_id
 
 EXIT_REFUSED = 97
-"""Exit code of a wrapper that found the attempt already started, or gone."""
+"""Exit code of a wrapper that found the attempt already started, or its control folder deleted."""
 
 _INHERITED_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
 _NEVER_STARTED_SECONDS = 15.0
@@ -115,7 +115,7 @@ class MockBackend(Backend):
         if code is None:
             return Exit(None, "host_restarted")
         if read_control(control, STOPPING_FILE) is not None and any(_job_processes(handle).all()):
-            return None  # the shell is gone at once; the training may still be saving, until its grace period is over
+            return None  # the shell ends at once; the training may still be saving, until its grace period is over
         return Exit(code, *_marked(control))
 
     def _exit_without_file(self, handle: Handle, members: JobProcesses, returned: int | None) -> Exit | None:

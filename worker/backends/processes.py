@@ -38,7 +38,7 @@ class JobProcesses:
                 yield process
 
     def leader_alive(self) -> bool:
-        """Return whether the wrapper is alive. The job can write the file with its pid, so the kernel is asked."""
+        """Return whether the wrapper is alive. The job can write the file with its pid, so the kernel is queried."""
         if self.leader is None:
             return False
         try:

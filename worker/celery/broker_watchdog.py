@@ -15,14 +15,14 @@ logger = logging.getLogger(__name__)
 
 
 class BrokerWatchdog:
-    """Sends messages to this worker's own queue from a thread, and measures how long none has come back.
+    """Sends messages to this worker's own queue from a thread, and measures for how long none has returned.
 
     Args:
         ping: Sends one; raises OSError if the broker is down, which does not count as a missed ping.
-        record_ping: Records that one came back; may raise StoreUnavailable.
+        record_ping: Records that one returned; may raise StoreUnavailable.
         on_silent: Ends the worker.
         ping_seconds: Seconds between messages.
-        deaf_seconds: Seconds without a returned message after which the worker is ended; 0: never.
+        silent_seconds: Seconds without a returned message after which the worker is ended; 0: never.
     """
 
     def __init__(

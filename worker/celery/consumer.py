@@ -1,7 +1,7 @@
 """Celery's consumer, restricted to this service's own messages.
 
 Celery trusts every message that its broker delivers. A message whose body is not a list of three ends the thread that
-unpacks it and is never acknowledged; after two of them the worker waits for those for ever and receives nothing more. A
+unpacks it and is never acknowledged; after two such messages the worker waits for ever and receives nothing more. A
 message of an unknown task without an id ends the worker, returns to the queue, and ends the next worker.
 """
 

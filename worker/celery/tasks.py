@@ -1,6 +1,6 @@
 """The Celery tasks. Each is short; none waits for a job or queries the database.
 
-Messages may be lost, duplicated, late, or forged by anybody who reaches the broker: all they can do is make this host
+Messages may be lost, duplicated, late, or forged by anyone who can reach the broker: all they can do is make this host
 look for work once more.
 """
 

@@ -25,12 +25,12 @@ class CloudSweep:
         self._context = context
 
     def run(self) -> dict[str, int]:
-        """Delete TPUs that no job owns, if this host has a ready TPU backend and it is its turn.
+        """Delete TPUs that no job owns, if this host has a ready TPU backend and this worker holds the lease.
 
         Returns:
             Number of repairs by kind.
         """
-        # A separate turn: the worker whose turn the other repairs are may not reach the cloud.
+        # A separate lease: the worker that does the other repairs may not reach the cloud.
         clouds = [name for name in self._context.enabled_backends if capabilities_of(name).billed]
         if not clouds or not self._is_leader():
             return {}

@@ -40,7 +40,7 @@ PRUNE_SECONDS = 20.0
 class Sweep:
     """The repairs of one host.
 
-    For a while after the start, and after the database was away, no host is declared lost: an outage of the control
+    For a while after the start, and after an outage of the database, no host is declared lost: an outage of the control
     plane must not look like dead hosts.
     """
 
@@ -58,7 +58,7 @@ class Sweep:
         self._lost_detection_at = time.monotonic() + self._lost_after
 
     def run(self, held: set[str]) -> dict[str, int]:
-        """Run the repairs of this host and, if it is this worker's turn, those that all hosts share.
+        """Run the repairs of this host and, if this worker holds their lease, those that all hosts share.
 
         Args:
             held: Ids of the jobs that this worker runs now.
@@ -98,14 +98,14 @@ class Sweep:
             self._context.scratch_bytes = self._context.scratch_bytes if used is None else used
 
     def _is_leader(self) -> bool:
-        """Take or keep the turn: one worker at a time, replaced by another if it misses a few sweeps."""
+        """Take or renew the lease on the shared repairs; another worker gets it if this one misses a few sweeps."""
         seconds = _LEASE_SWEEPS * self._context.settings.worker.sweep_seconds
         return self._context.write(
             partial(maintenance.try_become_leader, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds)
         )
 
     def _fail_lost_attempts(self) -> int:
-        """Give up attempts whose host sent no heartbeat for `lost_after` seconds; they may be retried elsewhere."""
+        """Fail attempts whose host sent no heartbeat for `lost_after_seconds`; they may be retried elsewhere."""
         if time.monotonic() < self._lost_detection_at:
             return 0
         lost = select(Job).where(

@@ -80,7 +80,7 @@ class Sandbox:
 
     def __init__(self, mode: str) -> None:
         self.problem = "GRADIENT_WORKER__SANDBOX=off" if mode == "off" else unavailable()
-        """Reason that there is no sandbox; None if there is one."""
+        """Reason that the sandbox does not work here; None if it works."""
         self._required = mode == "require"
 
     def run(
@@ -99,7 +99,7 @@ class Sandbox:
             command: The program's absolute path, and its arguments. Every user of this machine can see them.
             folder: The only folder that it may write; its files belong to the worker's user again at the end.
             limits: The program is ended when it exceeds one.
-            env: Its environment, besides PATH, and ALL_PROXY where there is a tunnel.
+            env: Its environment, to which PATH and, if there is a tunnel, ALL_PROXY are added.
             tunnel: Its only network; None: no network (without a sandbox, the host's).
             check: Called periodically; an exception it raises ends the program.
 

@@ -15,7 +15,7 @@ def main() -> None:
     """Become the command. SOCKET is the descriptor to send the listening socket over; -1: no network."""
     out, port, uid, folder, limits, *command = sys.argv[1:]
     if int(out) >= 0:
-        # A socket keeps the network namespace that it was created in, whoever accepts its connections later.
+        # A socket keeps the network namespace that it was created in, whichever process accepts its connections.
         with socket.socket(fileno=int(out)) as sender, socket.create_server(("127.0.0.1", int(port))) as listener:
             socket.send_fds(sender, [b"."], [listener.fileno()])
     for name, value in (limit.split("=") for limit in limits.split(",")):

@@ -1,4 +1,4 @@
-"""The only network of a sandbox: a SOCKS proxy to one fixed destination, whatever its client asks for."""
+"""The only network of a sandbox: a SOCKS proxy to one fixed destination, whatever its client requests."""
 
 import socket
 import threading
@@ -131,4 +131,4 @@ def _reply(inside: socket.socket, answer: bytes) -> None:
     try:
         inside.sendall(answer)
     except OSError:
-        return  # the client has gone
+        return  # the client has disconnected

@@ -130,7 +130,7 @@ class Listener:
 
     def _receive(self, bound: _BoundSocket) -> int:
         received = bound.receive()
-        # At once, for all of them together: a sender may be gone a moment later.
+        # At once, for all of them together: a sender may have ended a moment later.
         senders = bound.lookup.find_senders({address for _, address in received})
         for data, address in received:
             sender = senders.get(address)

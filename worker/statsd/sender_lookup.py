@@ -1,6 +1,6 @@
 """Identifies the job that sent a datagram, by asking the kernel about processes or the engine about containers.
 
-A process is found by its socket: the kernel says which socket has the address, and which processes hold it; the job is
+A process is found by its socket: the kernel lists which socket has the address, and which processes hold it; the job is
 in the environment that they inherited. A socket that was closed before the lookup is identified by its address for two
 seconds after it was last seen, as long as no other socket has that address; later datagrams are dropped. Jobs of the
 mock backend run as one user of this machine, who may do anything to all of them anyway: for them this prevents

@@ -40,13 +40,13 @@ class Project(Base):
     max_running: Mapped[int | None]
     """Most jobs that run at once; None: no limit."""
     max_stored_mb: Mapped[int | None]
-    """MiB of logs and artifacts kept at most; 0: no limit; None: as the service's settings say."""
+    """MiB of logs and artifacts kept at most; 0: no limit; None: as in the service's settings."""
     last_claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Time of its last claim: among projects with equally many running jobs, the longest unserved is next."""
     keep_logs_days: Mapped[int | None]
-    """Days that logs are kept after the end of a job; 0: forever; None: as the service's settings say."""
+    """Days that logs are kept after the end of a job; 0: forever; None: as in the service's settings."""
     keep_artifacts_days: Mapped[int | None]
-    """Days that artifacts are kept after the end of a job; 0: forever; None: as the service's settings say."""
+    """Days that artifacts are kept after the end of a job; 0: forever; None: as in the service's settings."""
     tags: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     repo_name: Mapped[str | None] = mapped_column(String(200))
     """Name of the code repository, for display."""
@@ -243,7 +243,7 @@ class Job(Base):
 
     @property
     def shown_name(self) -> str:
-        """The user's name for it, or "job N"."""
+        """The name that the user gave the job, or "job N"."""
         return self.name or f"job {self.seq}"
 
     def log_context(self) -> dict[str, Any]:

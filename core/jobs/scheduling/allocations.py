@@ -52,7 +52,7 @@ def request_ports(session: Session, job: Job) -> None:
 
 
 def count_dynamic_ports(spec: JobSpec) -> int:
-    """Count the free range ports that a job needs; 0 if it names all. Named ones count: they may lie in the range."""
+    """Count a job's ports if the range provides any, else return 0. Named ones count: they may be in the range."""
     requested = spec.parsed_ports()
     return len(requested) if any(not port.external for port in requested) else 0
 
@@ -84,7 +84,7 @@ def _free_in_range(among: PortRange, taken: Collection[int], start: int) -> Sequ
 
 
 def ports_of_jobs(session: Session, jobs: Sequence[Job]) -> Mapping[str, list[PortAllocation]]:
-    """Return the ports allocated to jobs, by job id; no query if none of them asks for ports."""
+    """Return the ports allocated to jobs, by job id; no query if none of the jobs requests ports."""
     wanting = [job.id for job in jobs if job.spec.ports and job.state in OWNED]
     found: dict[str, list[PortAllocation]] = {}
     if wanting:

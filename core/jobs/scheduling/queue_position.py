@@ -125,7 +125,7 @@ class QueuePool:
 
     Args:
         groups: The jobs, counted by project and priority.
-        shares: The projects' use of machines, by project id.
+        usages: The projects' use of machines, by project id.
     """
 
     def __init__(self, groups: Iterable[QueueGroup], usages: Mapping[str, ProjectUsage]) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 MIN_HISTORY = 3
 """Ended jobs needed for an estimate."""
 MIN_REMAINING_FRACTION = 0.1
-"""Fraction of the median that a job running longer than it is assumed to need still."""
+"""A job that has run longer than the median is assumed to need this fraction of the median more."""
 _NEGLIGIBLE_SECONDS = 0.001
-"""Seconds; shorter jobs do not delay others."""
+"""Jobs shorter than this, in seconds, do not delay others."""
 
 
 def median_duration(durations: Sequence[float]) -> float | None:
@@ -23,7 +23,7 @@ def median_duration(durations: Sequence[float]) -> float | None:
 
 
 def remaining_seconds(duration: float, elapsed: float) -> float:
-    """Estimate the remaining seconds of a job that lasts `lasts` in all, after `elapsed`."""
+    """Estimate the remaining seconds of a job that lasts `duration` in all, after `elapsed`."""
     return max(duration - max(0.0, elapsed), MIN_REMAINING_FRACTION * duration)
 
 
@@ -75,7 +75,7 @@ class _SlotSchedule:
 
     Args:
         free_in: Seconds until each slot is free.
-        lasts: Seconds that each job occupies its slot; more than 0.
+        duration: Seconds that each job occupies its slot; more than 0.
     """
 
     def __init__(self, free_in: Sequence[float], duration: float) -> None:

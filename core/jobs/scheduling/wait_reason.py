@@ -255,6 +255,6 @@ class _QueueSnapshot:
         return start_estimate.start_times(free_in, duration, [position.rank + 1]).get(position.rank + 1)
 
     def _remaining_seconds(self, row: _HeldRow, duration: float) -> float:
-        """Estimate the seconds until a running job ends; without history of its machine type it lasts `lasts`."""
+        """Estimate the seconds until a running job ends; without a median of its machine type, it lasts `duration`."""
         elapsed = (self.at - row.started_at).total_seconds() if row.started_at else 0.0
         return start_estimate.remaining_seconds(self.median_durations.get(row.machine_type, duration), elapsed)

@@ -45,7 +45,7 @@ def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int) 
 
 
 def set_taken_gpus(session: Session, name: str, taken: dict[str, str]) -> None:
-    """Record a worker's GPUs that are in use outside this service, and by what, for the reason of waiting jobs."""
+    """Record which GPUs of a worker are in use outside this service, and by what, to show why jobs wait."""
     session.execute(update(Worker).where(Worker.name == name).values(taken_gpus=taken or None))
 
 

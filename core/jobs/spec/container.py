@@ -27,7 +27,7 @@ def check_working_dir(path: str) -> None:
 
 
 def is_in_workspace(path: str) -> bool:
-    """Check whether a working directory lies in the workspace."""
+    """Check whether a working directory is inside the workspace."""
     return PurePosixPath(WORKSPACE, path).is_relative_to(WORKSPACE)
 
 

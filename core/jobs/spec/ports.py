@@ -80,7 +80,7 @@ def check_not_reserved(ports: tuple[PortMapping, ...], taken: Mapping[int, str])
 
     Args:
         ports: The job's ports.
-        taken: What uses a port, by its number.
+        taken: The user of each port that is in use, by port.
 
     Raises:
         SpecInvalid: The job names one of them.

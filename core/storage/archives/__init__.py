@@ -2,7 +2,7 @@
 
 Both formats are read here by hand, because the standard library accepts truncated and ambiguous archives and reads
 some headers without a limit (`docs/decisions/0019-our-own-archive-readers.md`). Names are made safe, every byte is
-counted as it comes out, checksums are verified, and links may only point inside.
+counted as it is unpacked, checksums are verified, and links may only point inside.
 """
 
 import io
@@ -34,22 +34,22 @@ _STREAM_BUFFER = 256 * 1024
 
 
 def inspect(path: Path, limits: ArchiveLimits) -> ArchiveSummary:
-    """Reads a whole archive as `extract` would, but writes nothing.
+    """Read a whole archive as `extract` would, but write nothing.
 
     Args:
         path: A zip, tar.gz or tar file, recognized by content, not by name.
         limits: Bounds on its size.
 
     Raises:
-        WorkspaceInvalid: The archive is damaged, hostile or too large; the message says which entry and what to do.
+        WorkspaceInvalid: The archive is damaged, hostile or too large; the message names the entry and the remedy.
     """
     return _unpack(path, limits, None)
 
 
 def extract(path: Path, destination: Path, limits: ArchiveLimits) -> ArchiveSummary:
-    """Unpacks an archive into a folder, all of it or nothing.
+    """Unpack an archive into a folder, all of it or nothing.
 
-    Files go to a hidden folder beside the destination (`.NAME.unpacking-…`) which is renamed to the destination at
+    Files go to a hidden folder next to the destination (`.NAME.unpacking-…`) which is renamed to the destination at
     the end. It is removed if the archive is refused; only a crash leaves it behind. Unix permissions and times are
     restored; owners and setuid bits are not.
 

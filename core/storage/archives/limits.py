@@ -18,7 +18,7 @@ _ATTRIBUTES_PER_FILE = 10
 
 
 class ArchiveKind(StrEnum):
-    """Archive formats a workspace may come in."""
+    """Formats of workspace archives."""
 
     ZIP = "zip"
     TAR = "tar"
@@ -71,7 +71,7 @@ def invalid(message: str) -> WorkspaceInvalid:
 
 
 def shortened(name: str) -> str:
-    """An entry's name, quoted for a message: shortened, with anything unprintable escaped."""
+    """Quote an entry's name for a message, shortened and with anything unprintable escaped."""
     if len(name) > _SHOWN_CHARACTERS:
         half = _SHOWN_CHARACTERS // 2
         name = f"{name[:half]}…{name[-half:]}"
@@ -107,7 +107,7 @@ class Budget:
         self.bytes = 0
 
     def add(self, name: str, size: int) -> None:
-        """Counts an entry's contents before they are read.
+        """Count an entry's contents before they are read.
 
         Raises:
             WorkspaceInvalid: The archive holds more than `max_bytes`.
@@ -120,7 +120,7 @@ class Budget:
             )
 
     def add_attribute(self) -> None:
-        """Counts one extended attribute of an entry: they cost far more time to read than their bytes suggest.
+        """Count one extended attribute of an entry: attributes cost far more time to read than their bytes suggest.
 
         Raises:
             WorkspaceInvalid: There are more than any ordinary program writes.
@@ -130,10 +130,10 @@ class Budget:
             raise invalid("its entries have too many extended attributes; pack without them (tar --no-xattrs)")
 
     def check_ratio(self, *, unpacked: int, packed: int) -> None:
-        """Refuses a decompression bomb.
+        """Refuse a decompression bomb.
 
         Raises:
-            WorkspaceInvalid: `unpacked` bytes are too many to come from `packed` bytes.
+            WorkspaceInvalid: `packed` bytes cannot legitimately unpack to `unpacked` bytes.
         """
         if unpacked > self._limits.ratio_after and unpacked > self._limits.max_ratio * packed:
             raise invalid(

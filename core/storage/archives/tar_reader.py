@@ -66,11 +66,11 @@ class GzipStream(io.RawIOBase):
         self._unpacked = 0
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
-        """Fills `buffer`, at least in part; 0 at the end of the last gzip member.
+        """Fill `buffer`, at least in part; return 0 at the end of the last gzip member.
 
         Raises:
             WorkspaceInvalid: The file is damaged or cut short, or unpacks to too much.

@@ -1,7 +1,7 @@
 """The folder tree an archive describes: normalizes names, detects clashes, rejects links that lead outside.
 
 Names are checked before anything is written, and symbolic links only after every entry is known: whether a link stays
-inside depends on the other links, in whatever order they come.
+inside depends on the other links, in any order of entries.
 """
 
 import re
@@ -40,7 +40,7 @@ class ArchiveEntry:
         mode: Unix permission bits, or None when the archive has none.
         mtime_ns: Modification time in nanoseconds since 1970, or None.
         target: Where a link points.
-        chunks: Contents of a file; must be read to the end before the next entry is asked for.
+        chunks: Contents of a file; must be read to the end before the next entry is requested.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Writes an archive's entries below one folder, and nowhere else.
 
 Every folder is opened from its parent's descriptor without following links, and every file is created, never opened:
-even a folder swapped for a link while we write cannot lead outside.
+even a folder swapped for a link meanwhile cannot lead outside.
 """
 
 import os

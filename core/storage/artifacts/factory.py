@@ -1,4 +1,4 @@
-"""Stores outside this machine's disk, and the choice between them by settings."""
+"""Selects the artifact store by the settings: a folder on this machine, or a bucket."""
 
 from importlib import import_module
 

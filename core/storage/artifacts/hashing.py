@@ -29,7 +29,7 @@ class _Changed(Exception):
 
 
 def hash_files(folder: int, stored: FolderScan, skips: SkipList, stopped: Stopped = never) -> list[ArtifactFile]:
-    """Hashes all files below a folder.
+    """Hash all files below a folder.
 
     Returns once their contents and names are on disk, so that they survive a power cut.
 

@@ -168,7 +168,7 @@ class FolderMirror:
             return False
         else:
             if FileStat.from_stat(os.fstat(reading)) != FileStat.from_stat(before):
-                # Kept all the same: an inconsistent copy of a file that is written all the time is better than none.
+                # Kept nevertheless: an inconsistent copy of a file that is written all the time is better than none.
                 self.unsettled.append(path)
         finally:
             os.close(reading)

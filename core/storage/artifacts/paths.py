@@ -57,7 +57,7 @@ def not_found(path: str) -> ArtifactNotFound:
 
 
 def open_beneath(folder: int, parts: Sequence[str], *, create: bool = False) -> int:
-    """Opens a folder below another one, refusing links at every step.
+    """Open a folder below another one, refusing links at every step.
 
     Args:
         folder: Descriptor of the folder to start from; stays open.

@@ -132,7 +132,7 @@ class DirectoryStore:
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
         """Mirror the job's folder as it is now, including changed, replaced and deleted files.
 
-        A closed attempt is not changed. If the folder itself is gone, the stored files are kept.
+        A closed attempt is not changed. If the folder itself no longer exists, the stored files are kept.
 
         Args:
             job_id: The job.

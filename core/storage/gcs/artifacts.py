@@ -262,7 +262,7 @@ class BucketStore:
         self, job_id: str, attempt: int, name: str, manifest: Manifest, files: Sequence[ArtifactFile]
     ) -> None:
         base = self._base(job_id, attempt)
-        with suppress(PreconditionFailed):  # an earlier try of ours, whose answer was lost
+        with suppress(PreconditionFailed):  # written by an earlier try whose answer was lost
             self._write_manifest(
                 base + name, manifest, files, **({"if_generation_match": 0} if name == MANIFEST else {})
             )
@@ -271,7 +271,7 @@ class BucketStore:
         """Write a whole list.
 
         Raises:
-            PreconditionFailed: Somebody else wrote it meanwhile.
+            PreconditionFailed: Another process wrote it meanwhile.
             StoreUnavailable: The bucket does not answer.
         """
         with tempfile.TemporaryDirectory(prefix="gradient-list-") as folder:

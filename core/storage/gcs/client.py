@@ -47,7 +47,7 @@ def open_session(settings: GcsSettings) -> Session:
 
 
 def open_credentials(settings: GcsSettings) -> google.auth.credentials.Credentials:
-    """Return our own credentials: those of the environment, or any for a simulator.
+    """Return the service's own credentials: those of the environment, or dummy ones for a simulator.
 
     Raises:
         StoreUnavailable: The environment has none.

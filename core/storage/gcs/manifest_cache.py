@@ -87,7 +87,7 @@ class ManifestCache:
             with os.fdopen(descriptor, "wb") as file:
                 _fetch(blob, file)
             opened = ManifestReader(Path(arriving))
-            Path(arriving).replace(copy)  # another thread may have been quicker, with the same content
+            Path(arriving).replace(copy)  # another thread may have written the same content first
         finally:
             Path(arriving).unlink(missing_ok=True)
         self._drop_oldest()
@@ -109,7 +109,7 @@ def _fetch(blob: storage.Blob, file: IO[bytes]) -> None:
     """Fetch exactly this generation.
 
     Raises:
-        Gone: It no longer exists.
+        ManifestGone: The generation no longer exists.
         StoreUnavailable: The bucket does not answer.
     """
     with translate_errors("reading a list of artifacts"):

@@ -1,4 +1,4 @@
-"""Signed URLs, which let anyone fetch one object for a while."""
+"""Signed URLs, with which anyone can fetch one object for a limited time."""
 
 from datetime import timedelta
 
@@ -18,12 +18,12 @@ def signed_url(blob: storage.Blob, seconds: float, headers: dict[str, str] | Non
         headers: `Content-Type` and `Content-Disposition` of the answer; default: the object's own.
 
     Returns:
-        The URL; None if our credentials cannot sign.
+        The URL; None if the credentials cannot sign.
 
     Raises:
-        StoreUnavailable: Google was asked to sign, and failed.
+        StoreUnavailable: Google did not sign the URL.
     """
-    credentials = blob.client._credentials  # noqa: SLF001 - the client has no other way to ask for them
+    credentials = blob.client._credentials  # noqa: SLF001 - the client has no public way to get them
     signer: dict[str, str] = {}
     if not isinstance(credentials, google.auth.credentials.Signing):
         account = getattr(credentials, "service_account_email", None)

@@ -32,8 +32,8 @@ def upload_file(blob: storage.Blob, file: BinaryIO) -> str:
         The sha256 of what was sent.
 
     Raises:
-        Changed: The file was written to meanwhile; what was sent may match none of its states.
-        StoreUnavailable: The bucket does not take it.
+        FileChanged: The file was written to meanwhile; what was sent may match none of its states.
+        StoreUnavailable: The bucket does not accept the file.
     """
     before = os.fstat(file.fileno())
     hashing = _Hashing(file, before.st_size)

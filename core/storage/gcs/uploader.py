@@ -61,7 +61,7 @@ class Uploader:
             The files in the bucket, ordered by path, each with the sha256 of what was sent.
 
         Raises:
-            StoreUnavailable: The bucket does not take all of it; the next call resumes.
+            StoreUnavailable: The bucket does not accept all files; the next call resumes.
         """
         sent = {file.path: file for file in self._read_uploaded()}
         wanted = {file.path: file for file in files}

@@ -76,10 +76,10 @@ class LogWriter:
             self._commit(data, at_ms, self.position + moved, GROWING)
 
     def append_gap(self, skipped_bytes: int, resume_source_offset: int, at_ms: int) -> None:
-        """Write a line that says what was left out, and continue at `resume_source_offset` of the source.
+        """Write a line that describes what was left out, and continue at `resume_source_offset` of the source.
 
         Raises:
-            GradientError: The offset lies before the end of the stored output.
+            GradientError: The offset is before the end of the stored output.
         """
         if resume_source_offset < self.position:
             raise GradientError(

@@ -34,7 +34,7 @@ def run(options: TrainOptions) -> TrainResult:
     """Run a training.
 
     Raises:
-        TrainerError: The training cannot start or continue; the message says why and what to do.
+        TrainerError: The training cannot start or continue; the message has the cause and the remedy.
         TrainingStopped: SIGTERM or SIGINT ended it, after its checkpoint was written.
     """
     began = time.perf_counter()

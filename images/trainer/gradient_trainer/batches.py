@@ -27,7 +27,7 @@ def split_validation(examples: int, share: float) -> tuple[Indices, Indices]:
 
 @dataclass
 class Batches:
-    """Batches of one fixed size, shuffled anew in each epoch; an epoch's incomplete last batch is left out.
+    """Batches of one fixed size, reshuffled in each epoch; an epoch's incomplete last batch is left out.
 
     Attributes:
         examples: Numbers of the examples to train on.

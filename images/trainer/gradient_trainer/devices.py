@@ -33,7 +33,7 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
     """Find the TPU that the environment names; else all GPUs of this machine; else its CPU.
 
     Args:
-        environ: `TPU_GRPC_URL` names a TPU on the network, which is known to listen; `TPU_NAME=local` says
+        environ: `TPU_GRPC_URL` names a TPU on the network, which is known to listen; `TPU_NAME=local` means
             that this machine is a TPU VM.
 
     Raises:
@@ -50,7 +50,7 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
         return Devices(tf.distribute.MirroredStrategy(), f"{len(gpus)} x {_gpu_name(gpus[0])}")
     if gpus:
         return Devices(tf.distribute.get_strategy(), _gpu_name(gpus[0]))
-    # Not every system can tell which cores this process may run on.
+    # Not every system reports which cores this process may run on.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Devices(tf.distribute.get_strategy(), f"{cores} CPU cores")
 

@@ -1,21 +1,21 @@
 """The trainer's exceptions.
 
 TrainerError
-├── OptionsError            what was asked for cannot be carried out; exit code 2
+├── OptionsError            the options cannot be carried out; exit code 2
 │   ├── UnknownNameError    no such model or data set
 │   ├── DataSetError        a data set is missing or cannot be read
 │   └── OtherTrainingError  the output folder holds checkpoints of a different training
 ├── DeviceUnreachable       no TPU answers where one should be; exit code 75, "try again later"
 ├── BucketError             outputs cannot be copied to Cloud Storage; exit code 1
 └── DivergedError           the loss is no longer a number; exit code 1
-TrainingStopped             a signal asked for the end; a SystemExit with 128 + its number
+TrainingStopped             a signal ended the training; a SystemExit with 128 + its number
 """
 
 import signal
 
 
 class TrainerError(Exception):
-    """A training cannot start or go on; the message says what to do about it."""
+    """A training cannot start or go on; the message has the remedy."""
 
     exit_code = 1
 
@@ -27,7 +27,7 @@ class OptionsError(TrainerError):
 
 
 class UnknownNameError(OptionsError):
-    """There is no model or data set of that name."""
+    """No model or data set has this name."""
 
 
 class DataSetError(OptionsError):
@@ -60,7 +60,7 @@ class TrainingStopped(SystemExit):
 
     Attributes:
         step: Training steps done and saved.
-        signal: The signal that asked for the end.
+        signal: The signal that was received.
     """
 
     def __init__(self, step: int, number: signal.Signals) -> None:

@@ -19,7 +19,7 @@ class TrainOptions:
     """All options of a training; each field is a flag of the command line.
 
     Raises:
-        OptionsError: A value lies outside its range.
+        OptionsError: A value is outside its range.
     """
 
     model: str = field(
@@ -95,7 +95,7 @@ class TrainOptions:
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     def scaled(self, replicas: int) -> tuple[int, float]:
-        """Return batch size and peak learning rate for so many replicas.
+        """Return batch size and peak learning rate for this number of replicas.
 
         Raises:
             OptionsError: The batch size is not divisible by the number of replicas.

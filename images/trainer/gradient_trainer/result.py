@@ -22,7 +22,7 @@ class TrainResult:
         val_loss: Mean cross-entropy on the validation examples, after the last step.
         val_accuracy: Share of those that were recognized, 0..1.
         steps_per_second: Throughput of this process without its first steps, checkpoints and evaluation;
-            None if it did too few steps to tell.
+            None if it did too few steps to measure.
         examples_per_second: The same in examples.
         seconds: Time from the call to the result, everything included.
         device: Name of the device.

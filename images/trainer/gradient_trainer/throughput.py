@@ -7,8 +7,9 @@ WARM_UP_STEPS = 5
 class Throughput:
     """Steps per second over periods of pure training.
 
-    A period lies between `begin` and `end`: evaluation, checkpoints and the writing of metrics are outside. The first
-    steps of a process count neither as steps nor as time, because TensorFlow traces and compiles the graph in them.
+    A period is the time between `begin` and `end`: evaluation, checkpoints and the writing of metrics are outside. The
+    first steps of a process count neither as steps nor as time, because TensorFlow traces and compiles the graph in
+    them.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

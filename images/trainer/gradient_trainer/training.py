@@ -212,7 +212,7 @@ class Training:
         raise TrainingStopped(self._step, self._stop.signal)
 
     def _result(self, validation: tuple[float, float], began: float) -> TrainResult:
-        """Return the result of the training; its test is still to come."""
+        """Return the result of the training, without the test."""
         steps_per_second = self._throughput.overall
         return TrainResult(
             model=self._options.model,

@@ -2,7 +2,7 @@
 // only ever becomes text nodes.
 
 const ESCAPE = /\x1b\[([0-9;:]*)m|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?|[\x00-\x08\x0a-\x1f\x7f-\x9f]/g;
-// Characters that reorder what stands around them: shown as what they are.
+// Characters that reorder the text around them: shown as visible escapes.
 const REORDERING = /[\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 const LEVELS = [0, 95, 135, 175, 215, 255];
 
@@ -10,7 +10,7 @@ export function plainStyle() {
   return { fg: null, bg: null, bold: false, dim: false, italic: false, underline: false };
 }
 
-// Puts `text` into `element`; `style` is changed to what holds after it.
+// Puts `text` into `element`; `style` is updated to the style after it.
 export function writeAnsi(element, text, style) {
   let from = 0;
   for (const match of text.matchAll(ESCAPE)) {

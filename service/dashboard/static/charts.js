@@ -20,7 +20,7 @@ export function drawMetrics(section) {
     const live = isLive();
     const began = performance.now();
     let pause = EVERY_MS;
-    // Once more after the end, for what came last.
+    // Once more after the end, for the last values.
     if (!document.hidden && (live || wasLive)) {
       try {
         const answer = await fetch(address, { headers: tag ? { "If-None-Match": tag } : {} });
@@ -31,10 +31,10 @@ export function drawMetrics(section) {
         if (answer.status === 429) pause = 1000 * Number(answer.headers.get("Retry-After") ?? 0);
         else wasLive = live;
       } catch {
-        // The next look may succeed; the charts stay as they are until then.
+        // The next request may succeed; the charts stay as they are until then.
       }
     }
-    // A server that takes long is asked less often.
+    // A slow server is polled less often.
     pause = Math.max(pause, EVERY_MS, COST_SHARE * (performance.now() - began));
     if (live || wasLive) setTimeout(look, pause);
   }

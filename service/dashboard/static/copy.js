@@ -1,4 +1,4 @@
-// A button beside what people copy, where the browser lets pages write to the clipboard.
+// A copy button next to texts that people copy, if the browser lets pages write to the clipboard.
 
 export function offerCopies(root) {
   if (!navigator.clipboard) return;

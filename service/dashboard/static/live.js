@@ -1,4 +1,4 @@
-// Keeps a page as it would be if it were loaded anew: fetches it, and puts the parts that differ into place.
+// Keeps a page up to date: fetches it again, and replaces the parts that differ.
 // Nothing about jobs is known here; what the page shows is decided on the server alone.
 
 const EVERY_MS = 3000;
@@ -45,7 +45,7 @@ async function fetchParts() {
   address.searchParams.set("part", "live");
   try {
     const answer = await fetch(address, { headers: { Accept: "application/json, */*;q=0.5" } });
-    // The session ended, or the job was deleted: the server has a page that says so.
+    // The session ended, or the job was deleted: the server's page reports it.
     if (answer.status === 401 || answer.status === 404) location.reload();
     if (!answer.ok) throw new Error(answer.statusText);
     replaceParts(new DOMParser().parseFromString(await answer.text(), "text/html"));

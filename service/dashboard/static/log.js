@@ -1,4 +1,4 @@
-// A job's log: its last lines, then every further one as it comes.
+// A job's log: its last lines, then every further one as it is printed.
 
 import { plainStyle, writeAnsi } from "./ansi.js";
 import { isLive, refresh } from "./live.js";
@@ -81,7 +81,7 @@ class Log {
       }
       source.close();
       this.note("Connection lost; coming back…");
-      // Asks the page first: it knows whether the job, or the session, is still there.
+      // Refreshes the page first: its response shows whether the job and the session still exist.
       setTimeout(() => refresh().then(() => this.follow()), isLive() ? RETRY_MS : 4 * RETRY_MS);
     });
   }
@@ -99,7 +99,7 @@ class Log {
     if (row.line <= this.#last) return;
     this.#last = row.line;
     this.#waiting.push(row);
-    // A hidden page draws seldom: what would fall out again is not kept for it.
+    // A hidden page draws rarely: rows beyond the most that it shows are not kept.
     if (this.#waiting.length > 2 * MOST_LINES) this.#waiting.splice(0, MOST_LINES);
   }
 

@@ -1,4 +1,4 @@
-// Every page's start: what can be alive on it is brought to life.
+// The entry point of every page: starts the parts that update themselves.
 
 import { drawMetrics } from "./charts.js";
 import { offerCopies } from "./copy.js";

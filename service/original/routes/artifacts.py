@@ -1,4 +1,4 @@
-"""Artifacts of jobs: listed, deleted, or fetched by links and by S3's read protocol (`links.py`, `s3.py`)."""
+"""Artifacts of jobs: listed, deleted, or fetched by link and by S3's read protocol (`signed_links.py`, `s3.py`)."""
 
 import re
 import secrets

@@ -103,7 +103,7 @@ async def get_job(app_state: AppStateDep, caller: Caller, given: OriginalParams)
 
 @router.post("/jobs/getPublicJob", name="original_get_public_job", openapi_extra=openapi_params("jobId", body=True))
 def get_public_job(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> dict[str, Any]:
-    """One job, and whose it is."""
+    """One job, and its owner."""
     job = job_shape(session, app_state, queries.get(session, given.required("jobId")))
     return {"job": job, "user": {"id": job["startedByUserId"]}}
 
@@ -117,7 +117,7 @@ def stop_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, job
 
 @router.post("/jobs/{job_id}/destroy", status_code=204, name="original_destroy_job")
 def destroy_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, job_id: str) -> None:
-    """Remove a job from sight, and stop it if it runs."""
+    """Hide a job, and stop it if it runs."""
     lifecycle.delete(session, job_id)
     on_commit(session, app_state.wake)
 

@@ -39,7 +39,7 @@ def create_project(session: WriteSession, given: OriginalParams) -> dict[str, st
 
 @router.post("/projects/{project_id}/deleteProject", status_code=204, name="original_delete_project")
 def delete_project(session: WriteSession, _caller: Caller, project_id: str) -> None:
-    """Remove a project from sight, and its jobs with it, once they have ended."""
+    """Hide a project with its jobs, once they have ended."""
     projects.delete(session, project_id)
 
 

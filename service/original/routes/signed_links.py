@@ -51,7 +51,7 @@ def read_artifact(
     path: str,
     stamp: Annotated[str, Query(description="as `artifactsList` gave it")] = "",
 ) -> Response:
-    """A file, for whoever has its link."""
+    """A file, for anyone with its link."""
     if not app_state.signer.verify(_PURPOSE, f"{job_id}/{path}", stamp, LINK_SECONDS):
         raise Unauthorized(
             "This link is damaged or older than 8 hours, or the API key that it was made with is no longer good. List "

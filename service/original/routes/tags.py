@@ -17,7 +17,7 @@ _JOB, _PROJECT = "job", "project"
 
 @router.get("/entityTags/getTags", name="original_get_tags", openapi_extra=openapi_params("entity", "entityIds"))
 def get_tags(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> dict[str, list[dict[str, Any]]]:
-    """The tags of some jobs or projects, by id; who has none is left out."""
+    """The tags of some jobs or projects, by id; those without tags are left out."""
     entity = _entity(given)
     ids = [part for value in given.text_list("entityIds") for part in value.split(",") if part]
     check_count(ids, app_state.settings.limits.ids, "ids", "entityIds")

@@ -12,7 +12,7 @@ def record_missing(artifacts: Path, folder: str, skipped: Iterable[Skipped]) -> 
     """Record files that could not be fetched, for the closing of the artifacts; a later call replaces the record.
 
     Args:
-        artifacts: The attempt's artifacts folder; the record is written beside it.
+        artifacts: The attempt's artifacts folder; the record is written next to it.
         folder: The folder in it where the files should have been.
         skipped: The files' paths below that folder, and the reasons.
     """

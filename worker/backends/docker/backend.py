@@ -157,7 +157,7 @@ class DockerBackend(Backend):
         stopping = read_control(control, STOPPING_FILE) is not None
         if code not in {None, KILLED, TERMINATED} and not stopping:
             return Exit(code)
-        # Otherwise the engine must be asked: did memory run out, has the job that was asked to end finished?
+        # Otherwise only the engine knows if memory ran out, or if a job that got a stop request has finished.
         inspection = self._inspect(handle["name"], _INSPECT_SECONDS if code is None else _ENDING_INSPECT_SECONDS)
         if inspection is None or (inspection.state is not None and not self._has_ended(handle, inspection.state, code)):
             return None
@@ -175,7 +175,7 @@ class DockerBackend(Backend):
                 self._terminate_all(name, read_control(Path(handle["control"]), "started") or "1")
             else:
                 self._engine.call(lambda api: api.kill(name))
-        except EngineRefused as error:  # it has ended, or cannot start one more process, or the engine is in trouble
+        except EngineRefused as error:  # it has ended, or cannot start one more process, or the engine fails
             logger.info("signal_refused", extra={"error": error.detail})
             reached = error.transient and _signal_processes(handle, grace=grace)
             if grace and not reached:
@@ -242,7 +242,7 @@ class DockerBackend(Backend):
         return base_handle(job_id, attempt, self._root / "attempts" / f"{job_id}-{attempt}" / "control")
 
     def _inspect(self, name: str, seconds: float) -> _Inspection | None:
-        """Inspect a container, at most once in so many seconds; None: nothing is known now."""
+        """Inspect a container, at most once every few seconds; None: its state is unknown now."""
         now = time.monotonic()
         with self._lock:
             inspection = self._inspections.get(name)

@@ -31,7 +31,7 @@ _UNAVAILABLE = (
     exceptions.RetryError,
     exceptions.Aborted,
     exceptions.Cancelled,
-    GoogleAuthError,  # the account's server could not be asked
+    GoogleAuthError,  # the account's server did not answer
 )
 _CAPACITY_CODES = frozenset({code_pb2.RESOURCE_EXHAUSTED, code_pb2.DEADLINE_EXCEEDED})
 _DENIED_CODES = frozenset(
@@ -51,7 +51,7 @@ class ApiRefused(ApiError):
     """The API refused a request.
 
     Attributes:
-        reason: CAPACITY: another zone or time may work; DENIED: nothing will work until somebody changes something;
+        reason: CAPACITY: another zone or time may work; DENIED: nothing will work without a change by an administrator;
             FAILED: it tried and could not.
         detail: The API's message.
     """
@@ -113,7 +113,7 @@ class NodeRequest:
 class TpuApi:
     """See the module; usable from any thread.
 
-    Every method raises ApiAway and ApiRefused.
+    Every method raises ApiUnavailable and ApiRefused.
     """
 
     def __init__(self, settings: TpuSettings) -> None:
@@ -138,7 +138,7 @@ class TpuApi:
         return None if found is None else _node(found)
 
     def nodes(self, zone: str) -> list[Node]:
-        """All nodes of a zone."""
+        """Return all nodes of a zone."""
         listed = self._call(lambda: list(self._v2.list_nodes(parent=self._zone(zone), timeout=self._timeout)))
         return [_node(one) for one in listed]
 
@@ -155,13 +155,13 @@ class TpuApi:
         return self._find(lambda: self._v2.delete_node(name=name, timeout=self._timeout)) is not None
 
     def queued(self, zone: str, queued_id: str) -> QueuedResource | None:
-        """The queued resource of this name; None if there is none."""
+        """Return the queued resource of this name; None if there is none."""
         name = f"{self._zone(zone)}/queuedResources/{queued_id}"
         found = self._find(lambda: self._v2.get_queued_resource(name=name, timeout=self._timeout))
         return None if found is None else _queued(found)
 
     def queued_resources(self, zone: str) -> list[QueuedResource]:
-        """All queued resources of a zone."""
+        """Return all queued resources of a zone."""
         parent = self._zone(zone)
         listed = self._call(lambda: list(self._v2.list_queued_resources(parent=parent, timeout=self._timeout)))
         return [_queued(one) for one in listed]
@@ -203,13 +203,13 @@ class TpuApi:
         return bool(found.done)
 
     def accelerator_types(self, zone: str) -> set[str]:
-        """The TPU types that a zone offers."""
+        """Return the TPU types that a zone offers."""
         parent = self._zone(zone)
         listed = self._call(lambda: list(self._v2.list_accelerator_types(parent=parent, timeout=self._timeout)))
         return {one.type_ for one in listed}
 
     def runtime_versions(self, zone: str) -> set[str]:
-        """The runtime versions that a zone offers."""
+        """Return the runtime versions that a zone offers."""
         parent = self._zone(zone)
         listed = self._call(lambda: list(self._v2.list_runtime_versions(parent=parent, timeout=self._timeout)))
         return {one.version for one in listed}

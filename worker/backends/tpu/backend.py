@@ -187,7 +187,7 @@ class TpuBackend(CloudBackend):
         )
 
     def _vm_client_for(self, spec: LaunchSpec) -> VmAgentClient | None:
-        """Return the runner of this attempt on its TPU VM; None: it runs beside its TPU.
+        """Return the runner of this attempt on its TPU VM; None: the job runs on the worker's host.
 
         Raises:
             LaunchError: It should run on a TPU VM, and cannot.
@@ -233,7 +233,7 @@ class TpuBackend(CloudBackend):
         with self._lock:
             kill_at = self._kill_at.get(name)
             if kill_at is None:
-                lost = "vm" in handle and failure.reason != "tpu_unhealthy"  # then the job is gone, too
+                lost = "vm" in handle and failure.reason != "tpu_unhealthy"  # then the job is lost, too
                 self._kill_at[name] = time.monotonic() + (0.0 if lost else handle["stop_grace"])
         if kill_at is None:
             logger.warning("tpu_lost", extra={"reason": failure.reason, "detail": failure.detail})
@@ -247,7 +247,7 @@ _FAILURE_REASONS = frozenset({"preempted", "tpu_suspended", "tpu_unhealthy", "tp
 
 
 def _read_failure(handle: Handle) -> NodeFailure | None:
-    """Read why an earlier worker ended the job; the job can write there too, so only known reasons are believed."""
+    """Read why an earlier worker ended the job; the job can write there too, so only known reasons are accepted."""
     reason = read_control(Path(handle["control"]), _FAILURE_FILE)
     return NodeFailure(reason, f"{handle['device']['name']} was lost") if reason in _FAILURE_REASONS else None
 

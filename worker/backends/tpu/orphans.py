@@ -26,7 +26,7 @@ class OrphanSweep:
         self._deleter = NodeDeleter(api, resource_log)
 
     def remove(self, owned: IsOwned) -> int:
-        """Delete all of them; return how many were deleted, or found to be gone."""
+        """Delete all of them; return how many were deleted, or found to be deleted already."""
         written = [one for one in self._resource_log.list_orphaned() if one.over or not owned(one.job_id, one.attempt)]
         count = sum(self._remove(entry) for entry in written)
         known = {entry.name for entry in written}

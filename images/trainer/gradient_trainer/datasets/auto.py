@@ -9,7 +9,7 @@ from gradient_trainer.registry import DATASETS
 
 
 def load(folders: Sequence[Path]) -> DataSet:
-    """Return MNIST if one of `folders` has it, otherwise digits; `origin` says why.
+    """Return MNIST if one of `folders` has it, otherwise digits; `origin` gives the reason.
 
     Raises:
         DataSetError: mnist.npz is there but cannot be read.

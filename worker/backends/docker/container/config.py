@@ -34,7 +34,7 @@ _HOOK_VARIABLES = (
     "NVIDIA_MIG_CONFIG_DEVICES",
     "NVIDIA_MIG_MONITOR_DEVICES",
 )
-"""Variables that would reach NVIDIA's programs, which run as root on the host to hand GPUs over.
+"""Variables that would reach NVIDIA's programs, which run as root on the host to pass GPUs to containers.
 
 They are removed from the environment of jobs with GPUs, even if the image sets them. A command may set them for its own
 children.
@@ -60,7 +60,7 @@ class ContainerOptions:
         capabilities: Linux capabilities that are kept.
         devices: Devices of the host, with read and write access.
         folders: Folders of the host and their paths inside, read-only.
-        cdi: The GPUs' CDI names, if the engine hands them over by name.
+        cdi: The GPUs' CDI names, if the engine passes them by name.
         layer_mb: MiB that the container's own files may take, if the engine can limit that; 0: no limit.
         bind: Address of the host that ports are published on.
         datasets_writable: Whether jobs may write into the data sets.

@@ -17,7 +17,7 @@ def determine_exit(handle: Handle, state: ContainerState | None, code: int | Non
 
     Args:
         handle: The attempt's handle.
-        state: Its ended container; None: it is gone.
+        state: Its ended container; None: the container no longer exists.
         code: The code in the exit file; None: there is no file.
     """
     if state is not None and state.oom_killed and code in {None, _KILLED}:

@@ -57,7 +57,7 @@ class StartedContainer:
 
 
 class _RecreateContainer(Exception):
-    """The container could not be started, and must be created anew."""
+    """The container could not be started, and must be created again."""
 
     transient = True
 
@@ -256,7 +256,7 @@ class Launcher:
             self._engine.call(lambda api: api.start(state.id))
         except EngineRefused as error:
             if read_control(spec.control, "started") is not None:
-                return  # it runs, or has ended already, whatever the engine says
+                return  # it runs, or has ended already, whatever the engine reports
             now = self._engine.find(state.id)
             if now is None or error.status == NOT_FOUND:
                 raise _RecreateContainer(f"the container was gone before it was started: {error.detail}") from error

@@ -1,6 +1,6 @@
 """Extra privileges that this host's administrator grants to machine types, checked against the host.
 
-The worker's own file decides: nothing that a job or the service says of a machine type grants anything here.
+Only the worker's own file grants privileges; jobs and the service cannot.
 """
 
 import stat

@@ -58,7 +58,7 @@ def resolve_user(spec: LaunchSpec, policy: ContainerPolicy, settings: DockerSett
     """Return the user that the job runs as.
 
     Raises:
-        LaunchError: The job asks for a user that it cannot have here.
+        LaunchError: The job requests a user that this host does not allow.
     """
     project = default_user(settings, spec.project_id)
     requested = project

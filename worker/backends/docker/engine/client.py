@@ -1,7 +1,7 @@
 """A connection to the Docker engine, with two errors: refused, and unavailable.
 
-They replace the SDK's many exceptions. An unavailable engine says nothing about the jobs: with `live-restore` they keep
-running without it.
+They replace the SDK's many exceptions. An unavailable engine does not mean that jobs ended: with `live-restore` they
+keep running without it.
 """
 
 import logging

@@ -137,7 +137,7 @@ def _read_refusal(response: http.client.HTTPResponse) -> EngineRefused:
 
 
 def _enqueue(items: "queue.Queue[_Item]", item: _Item, given_up: threading.Event) -> None:
-    """Put a message unless the caller is gone: the reader must not wait for ever at a full queue."""
+    """Put a message, unless the caller stopped reading: the reader must not wait for ever at a full queue."""
     while not given_up.is_set():
         with contextlib.suppress(queue.Full):
             items.put(item, timeout=_POLL_SECONDS)

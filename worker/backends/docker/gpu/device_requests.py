@@ -1,4 +1,4 @@
-"""Hands GPUs to a container: by CDI names if the engine offers them, else through NVIDIA's runtime."""
+"""Passes GPUs to a container: by CDI names if the engine offers them, else through NVIDIA's runtime."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ from worker.backends.base import LaunchError
 
 CDI_KIND = "nvidia.com/gpu"
 NO_DRIVER_MESSAGE = "could not select device driver"
-"""Error message of an engine that cannot hand GPUs over."""
+"""Error message of an engine that cannot pass GPUs to containers."""
 
 TOOLKIT = "nvidia-ctk"
 SAFE_TOOLKIT = (1, 17, 8)
@@ -36,7 +36,7 @@ def cdi_names(gpus: Sequence[str], info: dict[str, Any]) -> tuple[str, ...]:
 
 
 def check_supported(gpus: Sequence[str], info: dict[str, Any], *, old_toolkit: bool = False) -> None:
-    """Check that the engine can hand these GPUs over, before anything is created.
+    """Check that the engine can pass these GPUs to a container, before anything is created.
 
     Args:
         gpus: Indices or UUIDs.
@@ -44,7 +44,7 @@ def check_supported(gpus: Sequence[str], info: dict[str, Any], *, old_toolkit: b
         old_toolkit: Whether to allow a toolkit that lets a container become root on the host.
 
     Raises:
-        LaunchError: It cannot, or must not, hand them over.
+        LaunchError: The engine cannot, or must not, pass them on.
     """
     version = None if old_toolkit else toolkit_version()
     if version is not None and version < SAFE_TOOLKIT:
@@ -78,7 +78,7 @@ def toolkit_version() -> tuple[int, ...] | None:
 
 
 def is_supported(gpus: Sequence[str], info: dict[str, Any]) -> bool:
-    """Return whether the engine can hand these GPUs over, as far as it tells."""
+    """Return whether the engine can pass these GPUs to containers, as far as it reports that."""
     # An engine that finds the toolkit's hook at its start needs no such runtime, and does not list one.
     return "nvidia" in (info.get("Runtimes") or {}) or bool(cdi_names(gpus, info)) or shutil.which(_HOOK) is not None
 

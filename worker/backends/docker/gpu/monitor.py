@@ -2,7 +2,7 @@
 
 A driver can hang, for example after a GPU fell off the bus, and must not hang anything else: it is queried in a thread
 of its own, one query at a time, and callers wait only some seconds for the answer. For samples it is queried at most
-once a second; whether a GPU is free is always queried anew.
+once a second; whether a GPU is free is never answered from a cache.
 """
 
 import logging
@@ -41,7 +41,7 @@ class GpuMonitor:
         self._queried_at = self._next_query_at = 0.0
 
     def read(self, *, refresh: bool = False) -> tuple[GpuSample, ...]:
-        """Return the GPUs and their use, at most about a second old, or queried anew on demand.
+        """Return the GPUs and their use, at most about a second old, or fresh on demand.
 
         Raises:
             DriverTimeout: The driver did not answer in time.
@@ -61,7 +61,7 @@ class GpuMonitor:
         began = time.monotonic()
         try:
             found = nvml.read_gpus()
-        except BaseException as error:  # noqa: BLE001 - it belongs to who asked
+        except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
             answer.set_exception(error)
             return
         now = time.monotonic()

@@ -1,7 +1,7 @@
-"""Builds images from a workspace's Dockerfile with the engine's own builder, and pushes them where the job says.
+"""Builds images from a workspace's Dockerfile with the engine's own builder, and pushes them to the job's target.
 
 The builder's output goes to the job's log. A built image is named `gradient-jobs/<job>:<attempt>`; it stays for a while
-as a cache for the next build and is then removed like any other image that a job brought.
+as a cache for the next build and is then removed like any other image pulled or built for a job.
 """
 
 import json
@@ -263,9 +263,9 @@ def build_params(
     shm_bytes: int,
     cgroup: str | None,
 ) -> dict[str, Any]:
-    """Parameters of `POST /build` (Engine API 1.41), as close to a job's container as the engine's builder allows.
+    """Build the parameters of `POST /build` (Engine API 1.41), as close to a job's container as possible.
 
-    It cannot drop capabilities, set a user, limit processes or forbid new privileges.
+    The engine's builder cannot drop capabilities, set a user, limit processes or forbid new privileges.
     """
     return {
         "t": name,

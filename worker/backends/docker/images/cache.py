@@ -1,4 +1,4 @@
-"""The images that jobs brought to this host: lists them, finds unused ones, and removes those that are due."""
+"""The images pulled or built for jobs on this host: lists them, finds unused ones, and removes those that are due."""
 
 import logging
 import time
@@ -80,7 +80,7 @@ class ImageCache:
         return removed
 
     def _reconcile(self, records: UsageRecords) -> None:
-        """Record images of pulls whose worker died, and forget images that somebody else removed."""
+        """Record images of pulls whose worker died, and delete the records of images that others removed."""
         for reference, pull in list(records.pulls.items()):
             found = self._images.find(reference)
             if found is not None and found.id != pull.before:
@@ -117,7 +117,7 @@ class ImageCache:
         return full is not None and full > self._settings.max_disk_percent
 
     def _remove(self, records: UsageRecords, image_id: str) -> bool:
-        """Remove our names from an image, which deletes it unless it has others; return whether it is gone."""
+        """Remove our names from an image, which deletes it unless it has others; return whether it was deleted."""
         entry = records.images[image_id]
         listed = self._list_images().get(image_id)
         if listed is None:

@@ -137,7 +137,7 @@ class ImageStore:
     def ensure(
         self, reference: str, progress: Progress, *, policy: str | None = None, auth: Auth | None = None
     ) -> Image:
-        """Ensure that the image is on this host, pulling it if the policy says so.
+        """Ensure that the image is on this host, pulling it if the policy requires that.
 
         Args:
             reference: The image; an id is only looked up on this host.
@@ -187,7 +187,7 @@ class ImageStore:
         return Image(str(inspected["Id"]), _digest(name or reference, inspected))
 
     def digest(self, image_id: str, reference: str | None) -> str:
-        """Return the digest of a container's image; its id if the image itself is gone already."""
+        """Return the digest of a container's image; its id if the image itself was removed already."""
         found = self.find(image_id, reference)
         return found.digest if found else image_id
 
@@ -204,7 +204,7 @@ class ImageStore:
     def _check_access(self, reference: str, found: Image, journal: ImageUsageJournal, auth: Auth | None) -> None:
         """Ask the registry, if it gave the image to certain accounts only and this job's is not one of them.
 
-        A pull proves nothing: an engine that has the image does not ask for a reference by digest.
+        A pull proves nothing: an engine that has the image does not query the registry for a reference by digest.
 
         Raises:
             LaunchError: The registry refuses the image to this job.
@@ -237,7 +237,7 @@ class ImageStore:
         except EngineRefused as error:
             raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
         finally:
-            with contextlib.suppress(EngineUnavailable, LaunchError):  # then the next pull or prune settles it
+            with contextlib.suppress(EngineUnavailable, LaunchError):  # the next pull or prune completes it
                 found = self.find(reference)
                 with journal.open() as records:
                     records.finish_pull(name, found.id if found else None)

@@ -1,7 +1,7 @@
-"""Records the images that this service brought to this host, and when a job last used each of them.
+"""Records the images that this service pulled or built on this host, and when a job last used each of them.
 
-An engine remembers neither. There is one journal file for each engine, named by the engine's id; workers of one host
-share it under a lock. Images that are not in it were brought by somebody else, and are never removed.
+An engine records neither. There is one journal file for each engine, named by the engine's id; workers of one host
+share it under a lock. Images that are not in it belong to others, and are never removed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9-]")
 
 @dataclass(slots=True)
 class ImageRecord:
-    """An image that this service brought.
+    """An image that this service pulled or built.
 
     Attributes:
         used_at: Time of the last use by a job, Unix seconds.
@@ -41,7 +41,7 @@ class ImageRecord:
 
 @dataclass(slots=True)
 class PendingPull:
-    """A pull in progress: its image counts as brought by this service even if the worker dies meanwhile.
+    """A pull in progress: its image counts as pulled by this service even if the worker dies meanwhile.
 
     Attributes:
         at: Start time, Unix seconds.
@@ -62,7 +62,7 @@ class UsageRecords:
     """Private images: by image id, hashes of the accounts that a registry gave the image to."""
 
     def record_use(self, image_id: str, reference: str | None, *, built: bool = False) -> None:
-        """Record that this service brought an image and uses it now."""
+        """Record that this service pulled or built an image and uses it now."""
         entry = self.images.setdefault(image_id, ImageRecord(time.time(), built))
         entry.used_at = time.time()
         if reference is not None and reference not in entry.references:
@@ -76,7 +76,7 @@ class UsageRecords:
             self.private[image_id].append(mark)
 
     def finish_pull(self, reference: str, now_id: str | None) -> None:
-        """End a pull, possibly one of a worker that died: record the image that it brought."""
+        """End a pull, possibly one of a worker that died: record the pulled image."""
         pull = self.pulls.pop(reference, None)
         if pull is not None and now_id not in {None, pull.before}:
             self.record_use(str(now_id), reference)
@@ -86,7 +86,7 @@ class ImageUsageJournal:
     """The journal of one engine.
 
     Args:
-        folder: The folder of ledgers.
+        folder: The folder of the journals.
         engine_id: The engine's id.
     """
 

@@ -17,7 +17,7 @@ class NodeStatus:
         exists: A resource of ours exists.
         state: The cloud's name of its state.
         node: The node, once there is one.
-        failure: A problem that does not go away by itself.
+        failure: A permanent problem.
     """
 
     exists: bool
@@ -37,7 +37,7 @@ class ProvisioningMode(Protocol):
         """Return the current state of the resource."""
 
     def create(self, zone: str, request: NodeRequest, seconds: float) -> str | None:
-        """Request the resource, for so many seconds; return the operation's name, or None if it exists."""
+        """Request the resource, for at most this many seconds; return the operation's name, or None if it exists."""
 
 
 class DirectNodeMode:

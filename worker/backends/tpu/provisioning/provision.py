@@ -78,7 +78,7 @@ class Provisioner:
         self._deleter = NodeDeleter(api, resource_log)
 
     def provision(self, spec: LaunchSpec, request: NodeRequest, report: Report) -> ReservedTpu:
-        """Get a device.
+        """Reserve or create a device.
 
         Args:
             spec: The attempt.
@@ -113,7 +113,7 @@ class Provisioner:
 
 
 def _with_history(report: Report, tried: list[str]) -> Report:
-    """Return a `say` that appends what was tried before."""
+    """Return a `Report` that appends what was tried before."""
     return lambda words: report(f"{words}; tried {'; '.join(tried)}" if tried else words)
 
 
@@ -165,7 +165,7 @@ class _ZoneSearch:
             time.sleep(self._settings.poll_seconds)
 
     def _step(self, entry: ResourceEntry, request: NodeRequest, until: float) -> tuple[ResourceEntry, Node | None]:
-        """Look once, and request the device if nothing is there."""
+        """Query once, and request the device if none exists."""
         status = self._mode.status(entry)
         if not status.exists:
             operation = self._mode.create(entry.zone, request, max(60.0, until - time.monotonic()))
@@ -246,7 +246,7 @@ class _NodePool:
     def _reserve_first(
         self, spec: LaunchSpec, names: list[str], failures: dict[str, NodeFailure]
     ) -> ReservedTpu | None:
-        """Reserve the first of these nodes that is free and healthy; add the problems of others to `troubles`."""
+        """Reserve the first of these nodes that is free and healthy; add the problems of others to `failures`."""
         held = [
             one
             for one in self._resource_log.list_of_attempt(spec.job_id, spec.attempt)

@@ -1,9 +1,9 @@
 #!/bin/bash
 # Runs as root on a new TPU VM at each of its starts: serves the TPU to TensorFlow programs at port 8470, so that a job
-# elsewhere reaches it as grpc://ADDRESS:8470. @TENSORFLOW@ is put in by whoever makes the VM.
+# elsewhere reaches it as grpc://ADDRESS:8470. The worker replaces @TENSORFLOW@.
 #
-# The port asks nobody who they are, and whoever reaches it can read and write files here: the network's firewall must
-# let nothing in but the workers (docs/tpu.md).
+# The port has no authentication, and anyone who can reach it can read and write files here: the network's firewall must
+# admit only the workers (docs/tpu.md).
 
 set -eu
 

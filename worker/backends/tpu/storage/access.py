@@ -92,7 +92,7 @@ def grant_access(bucket: storage.Bucket, account: str) -> bool:
             try:
                 bucket.set_iam_policy(policy)
             except PreconditionFailed:
-                continue  # changed by somebody else meanwhile: try again
+                continue  # another process changed it meanwhile: try again
             return True
     raise BucketRefused("bucket_refused", f"The policy of gs://{bucket.name} is changed by others all the time.")
 

@@ -159,12 +159,12 @@ class JobBucket:
         bucket.iam_configuration.uniform_bucket_level_access_enabled = True
         bucket.iam_configuration.public_access_prevention = "enforced"
         bucket.labels = _LABELS
-        # Objects that a crash leaves behind cost money: delete them in the end, even if nobody remembers them.
+        # Objects that a crash leaves behind cost money: let the bucket delete them, even if no record of them is left.
         bucket.add_lifecycle_delete_rule(age=self._settings.bucket.keep_days, matches_prefix=[JOBS])
         try:
             bucket.create(location=self._region)
         except Conflict:
-            bucket.reload()  # another worker was quicker; somebody else's bucket is refused here
+            bucket.reload()  # another worker created it first; a bucket of another owner is refused here
         except Forbidden as error:
             raise BucketRefused(
                 "bucket_refused",
@@ -242,7 +242,7 @@ class JobBucket:
         """Download what is new in the job's model folder; inputs are not downloaded.
 
         Raises:
-            BucketRefused: The bucket is gone, or the worker may not read it.
+            BucketRefused: The bucket no longer exists, or the worker may not read it.
             StoreUnavailable: Google does not answer; a repeat resumes.
             OSError: The folder cannot be written.
         """
@@ -253,7 +253,7 @@ class JobBucket:
         """Mirror once nothing writes any more; repeats until no object changes.
 
         Raises:
-            BucketRefused: The bucket is gone, or the worker may not read it.
+            BucketRefused: The bucket no longer exists, or the worker may not read it.
             StoreUnavailable: Google does not answer, or something still writes; a repeat resumes.
             OSError: The folder cannot be written.
         """

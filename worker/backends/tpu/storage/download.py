@@ -64,7 +64,7 @@ class OutputDownloader:
         self._record = aside / "brought.json"
 
     def run(self) -> DownloadResult:
-        """Download new or changed objects, and remove files whose object is gone.
+        """Download new or changed objects, and remove files whose object was deleted.
 
         Raises:
             BucketRefused: There is no bucket, or the worker may not read it.

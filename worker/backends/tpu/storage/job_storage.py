@@ -102,7 +102,7 @@ class JobStorage:
         return {} if paths is None else {"TPU_MODEL_DIR": paths.model_dir, "TPU_DATA_DIR": paths.data_dir}
 
     def environment(self, zone: str) -> dict[str, str]:
-        """Add the credentials of a job that runs beside its TPU and has no account of its own to the folders."""
+        """Return the folders, with credentials if the job runs on the worker's host and has no account of its own."""
         paths = self._paths.get(region_of(zone))
         return self.folders(zone) | (paths.credentials or {} if paths is not None else {})
 

@@ -147,7 +147,7 @@ class VmAgentClient:
             if phase == "running":
                 return
             if phase == "failed":
-                reason = status.get("reason")  # sent by the VM: only known reasons are believed
+                reason = status.get("reason")  # sent by the VM: only known reasons are accepted
                 raise LaunchError(str(reason) if reason in _FAILURES else "launch_failed", str(status.get("detail")))
             failure = find_failure()
             if failure is not None:
@@ -172,7 +172,7 @@ class VmAgentClient:
         if read_control(control, _KILL_FILE) is not None:
             status.killed_at = status.killed_at or time.monotonic()
             if time.monotonic() - status.killed_at >= _FINAL_STEPS * self._settings.vm_poll_seconds:
-                return Exit(None, "process_lost")  # the VM is gone, or might as well be
+                return Exit(None, "process_lost")  # the VM is lost, or does not respond
         return None
 
     def silent(self, handle: Handle) -> NodeFailure | None:

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs as root on a new TPU VM at each of its starts: has the VM run one job. What stands between at-signs is put in by
-# whoever makes the VM; the job itself comes from the bucket, and what becomes of it goes there (docs/tpu.md).
+# Runs as root on a new TPU VM at each of its starts: makes the VM run one job. The worker replaces the text between
+# at-signs; the job comes from the bucket, and its outputs go there (docs/tpu.md).
 
 set -eu
 
@@ -21,11 +21,11 @@ mkdir -p "$place/agent"
 @AGENT@
 
 if [ "${GRADIENT_VM_RUN:-docker}" = docker ] && ! command -v docker >/dev/null; then
-    # Without it the agent says so in the bucket.
+    # If the installation fails, the agent reports that in the bucket.
     { apt-get update && apt-get install --yes docker.io; } || true
 fi
 
-# Wherever it was when it fell over, it takes the job up again there.
+# After a crash the agent continues where it was.
 cd "$place"
 until python3 -m agent "$place"; do
     sleep 5

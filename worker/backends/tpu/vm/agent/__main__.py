@@ -110,7 +110,7 @@ class Agent:
             time.sleep(0.05)
 
     def _read_job(self) -> dict[str, Any]:
-        """Read what to run. It may hold secrets, so it is removed from the bucket."""
+        """Read the description of the job, and remove it from the bucket, since it may hold secrets."""
         file = self._place / "job.json"
         while not file.exists():
             content = self._bucket.get(self._prefix + "job.json")
