@@ -59,6 +59,7 @@ STATES = (
     *ENDED_STATES,
     "waiting",
 )  # what waits comes last: claims take what came first
+_ANSWER_SECONDS = 90
 _JOB_ID = re.compile(r"j[a-z0-9]{13}\Z")
 _CONSUMING_OPERATIONS = {
     "DELETE /jobs/{job_id}",
@@ -116,7 +117,7 @@ class FuzzTarget:
     def call(self, case: Case, *, key: bool = True) -> Response:
         """Send a request; three of four that name something name something that is there."""
         self._use_existing(case)
-        answer = case.call(app=self.app, headers={"x-api-key": self.api_key} if key else None)
+        answer = case.call(app=self.app, headers={"x-api-key": self.api_key} if key else None, timeout=_ANSWER_SECONDS)
         self.response_counts[case.operation.label, answer.status_code] += 1
         return answer
 
