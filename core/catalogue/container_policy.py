@@ -36,9 +36,9 @@ _RESERVED_TARGETS = ("/paperspace", "/artifacts", "/storage", "/.gradient", "/pr
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 _MAX_PIDS = 4_194_304  # the kernel's own limit on 64 bits
 _FORBIDDEN_FIELDS = {
-    "privileged": "no job is ever privileged; name the capabilities and devices that it needs",
-    "security_opt": "no new privileges and the default seccomp profile hold for every job",
-    "runtime": "the runtime is the engine's own",
+    "privileged": "jobs are never privileged; list the capabilities and devices that they need",
+    "security_opt": "every job runs with no-new-privileges and the default seccomp profile",
+    "runtime": "every job runs with the engine's default runtime",
 }
 
 
@@ -51,7 +51,7 @@ def paths_overlap(path: str, other: str) -> bool:
 def _absolute(path: str) -> str:
     pure = PurePosixPath(path)
     if not path.startswith("/") or ".." in pure.parts or not path.isprintable() or ":" in path:
-        raise ValueError(f"{path!r} must be a whole path, without '..' or ':'")
+        raise ValueError(f"{path!r} must be an absolute path without '..' or ':'")
     return str(pure)
 
 
@@ -63,19 +63,21 @@ class ContainerPolicy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    capabilities: tuple[str, ...] = Field((), description="Linux capabilities that are kept, without CAP_")
-    devices: tuple[AbsolutePath, ...] = Field((), description="devices of the host, to read and write")
-    mounts: dict[AbsolutePath, AbsolutePath] = Field({}, description="folders of the host → where, to read alone")
-    network: str | None = Field(None, description="the engine's network of this name; host or none; default: the jobs'")
+    capabilities: tuple[str, ...] = Field((), description="Linux capabilities that jobs keep, without CAP_")
+    devices: tuple[AbsolutePath, ...] = Field((), description="devices of the host, for reading and writing")
+    mounts: dict[AbsolutePath, AbsolutePath] = Field(
+        {}, description="folders of the host → path in the container, read-only"
+    )
+    network: str | None = Field(None, description="name of an engine network, host or none; default: the jobs' network")
     pids: int | None = Field(None, ge=16, le=_MAX_PIDS, description="most processes and threads")
-    root: bool = Field(default=False, description="jobs may ask for the user root")
+    root: bool = Field(default=False, description="let jobs run as the user root")
 
     @model_validator(mode="before")
     @classmethod
     def _reject_forbidden(cls, given: Any) -> Any:  # noqa: ANN401 - what the file holds
         for name in given if isinstance(given, dict) else ():
             if name in _FORBIDDEN_FIELDS:
-                raise ValueError(f"{name!r} is not taken: {_FORBIDDEN_FIELDS[name]}")
+                raise ValueError(f"{name!r} is not allowed: {_FORBIDDEN_FIELDS[name]}")
         return given
 
     @field_validator("capabilities")
@@ -84,9 +86,9 @@ class ContainerPolicy(BaseModel):
         plain = tuple(name.upper().removeprefix("CAP_") for name in names)
         for name in plain:
             if _ESCAPE_CAPABILITIES.fullmatch(name):
-                raise ValueError(f"{name} leads out of a container, and is given to none")
+                raise ValueError(f"{name} lets a container control the host, and is never granted")
             if not _CAPABILITIES.fullmatch(name):
-                raise ValueError(f"{name!r} is no Linux capability; capabilities(7) lists them")
+                raise ValueError(f"{name!r} is not a Linux capability; capabilities(7) lists them")
         return plain
 
     @field_validator("devices")
@@ -94,11 +96,11 @@ class ContainerPolicy(BaseModel):
     def _reject_block_devices(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         for path in paths:
             if not path.startswith("/dev/"):
-                raise ValueError(f"{path!r} is no device: those lie in /dev")
+                raise ValueError(f"{path!r} is not a device; name a path under /dev")
             if path.startswith("/dev/nvidia"):
-                raise ValueError(f"{path!r}: GPUs are handed over by the service, each to one job")
+                raise ValueError(f"{path!r} is a GPU; the service itself allocates GPUs to jobs")
             if _BLOCK_DEVICES.match(path):
-                raise ValueError(f"{path!r} is a disk or the machine's memory: whoever has it has the host")
+                raise ValueError(f"{path!r} is a disk or the machine's memory, which gives control of the host")
         return paths
 
     @field_validator("mounts")
@@ -106,18 +108,22 @@ class ContainerPolicy(BaseModel):
     def _check_mounts(cls, mounts: dict[str, str]) -> dict[str, str]:
         for source, target in mounts.items():
             if source == "/" or any(paths_overlap(source, closed) for closed in _FORBIDDEN_SOURCES):
-                raise ValueError(f"{source!r} holds or lies in what runs the host ({', '.join(_FORBIDDEN_SOURCES)})")
+                raise ValueError(
+                    f"{source!r} contains or is inside a system folder of the host ({', '.join(_FORBIDDEN_SOURCES)})"
+                )
             if target == "/" or any(paths_overlap(target, taken) for taken in _RESERVED_TARGETS):
-                raise ValueError(f"{target!r} is taken in every container ({', '.join(_RESERVED_TARGETS)})")
+                raise ValueError(
+                    f"{target!r} overlaps a path that every container uses ({', '.join(_RESERVED_TARGETS)})"
+                )
         if len(set(mounts.values())) < len(mounts):
-            raise ValueError("two folders are to be at one place")
+            raise ValueError("two folders have the same path in the container")
         return mounts
 
     @field_validator("network")
     @classmethod
     def _check_network(cls, name: str | None) -> str | None:
         if name is not None and not _NETWORK.match(name):
-            raise ValueError(f"{name!r} is the name of no network; write host, none or a name")
+            raise ValueError(f"{name!r} is not a valid network name; write host, none or a name")
         return name
 
     def describe(self) -> str:

@@ -51,7 +51,7 @@ class MachineType(CatalogueEntry):
     def _is_backend(cls, name: str) -> str:
         known = [one for one, backend in BACKENDS.items() if backend.selectable]
         if name not in known:
-            raise ValueError(f"{name!r} is no backend; there are {', '.join(map(repr, known))}")
+            raise ValueError(f"{name!r} is not a backend; choose one of {', '.join(map(repr, known))}")
         return name
 
     @property

@@ -94,7 +94,7 @@ class TomlCatalogue(Generic[E]):
             raise SpecInvalid(f"{path}: not valid TOML: {error}") from error
         for name, table in tables.items():
             if not isinstance(table, dict):
-                raise SpecInvalid(f"{path}: {name!r} is no {self.what}; every entry is a table, [{name!r}]")
+                raise SpecInvalid(f"{path}: {name!r} is not a table; write each {self.what} as [{name!r}]")
         return tables
 
     def _parse_entry(self, name: str, table: dict[str, Any], where: str) -> E:

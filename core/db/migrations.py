@@ -95,11 +95,11 @@ def downgrade(database: Database, revision: str) -> schema.SchemaState:
     def back(connection: Connection) -> schema.SchemaState:
         state = schema.read_state(connection)
         if state.status in {schema.SchemaStatus.NEWER, schema.SchemaStatus.UNSERVED}:
-            raise ReleaseOutdated(f"{state.message} Only the release that migrated it can take it back.")
+            raise ReleaseOutdated(f"{state.message} Only the release that migrated it can migrate it back.")
         behind = _revisions_up_to(state.found)
         if revision not in {"base", "-1", *behind}:
             raise DatabaseOutdated(
-                f"The schema cannot be taken back to {revision!r}: from {state.found or 'nothing'} the way back leads "
+                f"The schema cannot be migrated back to {revision!r}: from {state.found or 'nothing'} it can go back "
                 f"to {', '.join(reversed(behind)) or 'nothing'}."
             )
         command.downgrade(configuration(connection), revision)
@@ -122,8 +122,8 @@ def _with_lock(database: Database, change: Callable[[Connection], schema.SchemaS
             logger.warning("migration_waits_for_lock", extra={"error": str(error.orig).splitlines()[0]})
         time.sleep(_PAUSE_SECONDS)
     raise StoreUnavailable(
-        "The schema was not changed: somebody else kept a table locked, for instance a backup or a session that left "
-        "its transaction open (pg_stat_activity shows it). Try again when it has ended."
+        "The schema was not changed: another session kept a table locked, for example a backup or a session that left "
+        "its transaction open (pg_stat_activity shows it). Try again when that session has ended."
     )
 
 
@@ -149,7 +149,9 @@ def _on_sqlite(engine: Engine) -> Iterator[Connection]:
                 yield connection
                 broken = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
                 if broken is not None:
-                    raise StoreUnavailable(f"The schema was not changed: a row of {broken[0]!r} refers to none there.")
+                    raise StoreUnavailable(
+                        f"The schema was not changed: a row of {broken[0]!r} refers to a missing row."
+                    )
         finally:
             driver.execute("PRAGMA foreign_keys=ON")
 

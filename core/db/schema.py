@@ -67,13 +67,13 @@ class SchemaState:
     def message(self) -> str:
         """The state as a sentence."""
         return {
-            SchemaStatus.CURRENT: "The schema is this release's.",
+            SchemaStatus.CURRENT: "The schema matches this release.",
             SchemaStatus.EMPTY: f"The database's schema is empty, this release needs {self.needed}.",
             SchemaStatus.OLDER: f"The database's schema is {self.found}, this release needs {self.needed}.",
-            SchemaStatus.NEWER: f"The database (revision {self.found}) is newer than this release ({self.needed}), and "
-            "still serves it.",
+            SchemaStatus.NEWER: f"The database (revision {self.found}) is newer than this release ({self.needed}), "
+            "which can still use it.",
             SchemaStatus.UNSERVED: f"The database (revision {self.found}) is newer than this release ({self.needed}), "
-            "and no longer serves it.",
+            "which can no longer use it.",
         }[self.status]
 
     @property
@@ -84,8 +84,8 @@ class SchemaState:
             SchemaStatus.CURRENT: None,
             SchemaStatus.EMPTY: "Run `gradient-server migrate`.",
             SchemaStatus.OLDER: migrate,
-            SchemaStatus.NEWER: "Upgrade this process to the release that the database was migrated by.",
-            SchemaStatus.UNSERVED: "Install the release that the database was migrated by, or restore the backup from "
+            SchemaStatus.NEWER: "Upgrade this process to the release that migrated the database.",
+            SchemaStatus.UNSERVED: "Install the release that migrated the database, or restore the backup from "
             "before. Nothing was changed.",
         }[self.status]
 

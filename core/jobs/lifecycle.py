@@ -121,7 +121,8 @@ def _find_by_idempotency_key(session: Session, new_job: NewJob) -> Job:
     job = session.scalars(query).one()
     if job.request_sha256 != new_job.request_sha256:
         raise IdempotencyMismatch(
-            f"This Idempotency-Key already made job {job.id} from another request. Use a new key for a new job.",
+            f"This Idempotency-Key was already used for job {job.id}, with a different request. Use a new key for a "
+            "new job.",
             field="Idempotency-Key",
         )
     return job
@@ -339,7 +340,7 @@ def _retry(session: Session, job: Job, reason: Reason, sources: frozenset[JobSta
     faults = job.machine_faults
     if reason.fault in INFRASTRUCTURE_FAULTS:
         faults += 1
-        detail = f"attempt {job.attempt} ended ({why}). That was no fault of the job and uses up none of its attempts."
+        detail = f"attempt {job.attempt} ended ({why}). It was not the job's fault and does not count as an attempt."
     else:
         detail = f"attempt {job.attempt - faults} of {job.max_attempts} ended ({why})."
     moved = transition(

@@ -141,7 +141,7 @@ def delete(session: Session, project_id: str) -> None:
     going = active_counts(session, project_id).get(project_id, ActiveCounts())
     if going.running or going.queued:
         raise SpecInvalid(
-            f"{going.running + going.queued} jobs of this project are not over. Stop them, then delete it.",
+            f"{going.running + going.queued} jobs of this project have not ended. Stop them, then delete the project.",
             field="projectId",
         )
     jobs = select(Job.id).where(Job.project_id == project_id, Job.deleted_at.is_(None))

@@ -129,7 +129,7 @@ def _has_any_tag(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:
 
 def _parse_cursor(after: str) -> int:
     if not after.isascii() or not after.isdigit() or len(after) > 18:  # noqa: PLR2004 - digits of a 63-bit number
-        raise CursorInvalid("Not a page's cursor: take `next` from the page before, as it is.", field="after")
+        raise CursorInvalid("This is not a page cursor. Send `next` from the page before, unchanged.", field="after")
     return int(after)
 
 

@@ -60,79 +60,86 @@ _ALL = (
         "too_large",
         None,
         FaultOwner.USER,
-        "It asks for {detail}. Submit it again with less, or start a larger worker.",
+        "The job requests {detail}. Submit it again with less, or start a larger worker.",
     ),
     Reason(
         "draining",
         None,
         FaultOwner.SERVICE,
-        "Every worker that could take it is drained and takes nothing new. Let one work again with "
+        "Every worker that could run the job is drained and claims no jobs. Let one claim jobs again with "
         "`gradient-server resume`, or start another.",
     ),
-    Reason("low_disk", None, FaultOwner.MACHINE, "No machine that could take it has room on its disk. {detail}."),
-    Reason("retrying", None, FaultOwner.NOBODY, "It is tried again: {detail}"),
+    Reason(
+        "low_disk",
+        None,
+        FaultOwner.MACHINE,
+        "Every machine that could run the job is short of disk space: {detail}. An administrator can free some.",
+    ),
+    Reason("retrying", None, FaultOwner.NOBODY, "The job is tried again: {detail}"),
     Reason(
         "project_quota",
         None,
         FaultOwner.NOBODY,
-        "Its project runs {detail}. It goes on when one of them has ended, or an administrator has raised the limit.",
+        "The project runs {detail} that it may run at once. The job can start when one of them has ended, or when an "
+        "administrator has raised the limit.",
     ),
     Reason(
         "waiting_for_gpus",
         None,
         FaultOwner.NOBODY,
-        "It needs {detail}. It starts when enough of them have ended.",
+        "The job needs {detail}. It starts when enough GPUs are free.",
     ),
     Reason(
         "waiting_for_port",
         None,
         FaultOwner.NOBODY,
-        "It waits for {detail}. It starts when that has ended. Jobs that leave the number to the host (--ports 8080) "
-        "wait for none.",
+        "The job waits for {detail}. It starts when that job has ended. Jobs that let the host choose the port "
+        "(--ports 8080) do not have to wait for one.",
     ),
     Reason(
         "worker_unresponsive",
         None,
         FaultOwner.SERVICE,
-        "Its worker was last heard of at {detail}. Unreachable is not dead: the job may still be running.",
+        "The job's worker sent its last heartbeat at {detail}. The job may still be running: an unreachable worker "
+        "is not necessarily dead.",
     ),
     # Ended by itself.
     Reason("completed", S.SUCCEEDED, FaultOwner.NOBODY, "The command ended with exit code 0."),
-    Reason("built", S.SUCCEEDED, FaultOwner.NOBODY, "The image was built, and nothing was to be run: {detail}"),
+    Reason("built", S.SUCCEEDED, FaultOwner.NOBODY, "The image was built; the job had no command to run: {detail}"),
     Reason(
         "exit_nonzero",
         S.FAILED,
         FaultOwner.USER,
-        "The command ended with {detail}. The end of its log says more.",
+        "The command ended with {detail}. See the end of its log.",
         retry=True,
     ),
     Reason(
         "command_not_found",
         S.FAILED,
         FaultOwner.USER,
-        "Exit code 127: a program in the command was not found. Check its spelling, that the container has it, "
-        "and that files of your own are called with their path (./run.sh).",
+        "Exit code 127: a program in the command was not found. Check its spelling, that the container has it, and "
+        "that your own programs are called with their path (./run.sh).",
     ),
     Reason(
         "command_not_executable",
         S.FAILED,
         FaultOwner.USER,
-        "Exit code 126: the command was found but could not be executed. Set its run bit (chmod +x) and check "
-        "its first line (#!).",
+        "Exit code 126: the command was found but could not be executed. Make the file executable (chmod +x) and "
+        "check its first line (#!).",
     ),
     Reason(
         "killed",
         S.FAILED,
         FaultOwner.USER,
-        "Exit code 137: the command was killed (SIGKILL). Most often memory ran out: use a smaller batch or a "
-        "machine type with more memory. What it wrote until then is kept.",
+        "Exit code 137: the command was killed (SIGKILL). The usual cause is a lack of memory: use a smaller batch "
+        "or a machine type with more memory. What the job wrote until then is kept.",
         retry=True,
     ),
     Reason(
         "out_of_memory",
         S.FAILED,
         FaultOwner.USER,
-        "Exit code 137: the job passed its memory limit ({detail}) and was stopped. Use a smaller batch or a "
+        "Exit code 137: the job exceeded its memory limit ({detail}) and was stopped. Use a smaller batch or a "
         "machine type with more memory.",
         retry=True,
     ),
@@ -140,7 +147,7 @@ _ALL = (
         "signalled",
         S.FAILED,
         FaultOwner.USER,
-        "The command was ended by {detail}. The end of its log says more.",
+        "The command was ended by {detail}. See the end of its log.",
         retry=True,
     ),
     # Ended from outside.
@@ -149,20 +156,22 @@ _ALL = (
         "time_limit",
         S.FAILED,
         FaultOwner.BUDGET,
-        "Its time limit of {detail} was reached. Set a longer one with --timeLimit; outputs so far are kept.",
+        "The job reached its time limit of {detail} and was stopped. Set a longer limit with --timeLimit; outputs so "
+        "far are kept.",
     ),
     Reason(
         "disk_quota",
         S.FAILED,
         FaultOwner.USER,
-        "It took more disk than a job may ({detail}) and was ended. Keep less in its workspace and artifacts, or have "
-        "an administrator raise GRADIENT_DISK__JOB_MB; of its artifacts, those are kept that fit.",
+        "The job used more disk than a job may ({detail}) and was stopped. Keep less in its workspace and artifacts, "
+        "or have an administrator raise GRADIENT_DISK__JOB_MB. Artifacts are kept as far as they fit.",
     ),
     Reason(
         "preempted",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The machine was taken away (preempted). With --maxAttempts above 1 it is tried again, as often as it happens.",
+        "The machine was taken away (preempted). With --maxAttempts above 1 the job is tried again after every "
+        "preemption.",
         retry=True,
         unlimited=True,
     ),
@@ -186,7 +195,7 @@ _ALL = (
         "image_pull",
         S.FAILED,
         FaultOwner.USER,
-        "The container image could not be had. Check its name and tag, and that the worker's machine may pull it: "
+        "The container image could not be pulled. Check its name and tag, and that the worker's machine may pull it: "
         "{detail}",
         retry=True,
     ),
@@ -194,7 +203,7 @@ _ALL = (
         "image_build",
         S.FAILED,
         FaultOwner.USER,
-        "The image could not be built from the workspace's Dockerfile; the log says at which step. {detail}",
+        "The image could not be built from the workspace's Dockerfile; the log shows the failed step. {detail}",
         retry=True,
     ),
     Reason(
@@ -215,28 +224,29 @@ _ALL = (
         "secret_unreadable",
         S.FAILED,
         FaultOwner.SERVICE,
-        "What it needs is stored encrypted and could not be read. {detail}",
+        "A secret or password of the job is stored encrypted and could not be decrypted. {detail}",
         retry=True,
     ),
     Reason(
         "port_taken",
         S.FAILED,
         FaultOwner.MACHINE,
-        "Another program on the machine has {detail}. Name another port, or none, so that a free one is found.",
+        "Another program on the machine uses {detail}. Name another host port, or none, to let the host choose a "
+        "free one.",
         retry=True,
     ),
     Reason(
         "no_shell",
         S.FAILED,
         FaultOwner.USER,
-        "The container image {detail} has no /bin/sh, which runs the command. Use an image with a shell (the -slim "
-        "or -debug variant of most), or add one to it.",
+        "The container image {detail} has no /bin/sh, which runs the command. Use an image with a shell (often the "
+        "-slim or -debug variant), or add one to it.",
     ),
     Reason(
         "no_gpu_runtime",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The machine's Docker cannot give GPUs to containers. Its operator installs the NVIDIA Container Toolkit "
+        "The machine's Docker cannot give GPUs to containers. Have its operator install the NVIDIA Container Toolkit "
         "(nvidia-ctk runtime configure --runtime=docker, then restart Docker): {detail}",
         retry=True,
     ),
@@ -244,7 +254,7 @@ _ALL = (
         "gpu_in_use",
         S.FAILED,
         FaultOwner.MACHINE,
-        "A GPU that it was given is in use by something that is no job, and was not handed over: {detail}",
+        "A GPU that was allocated to the job is in use by a process outside this service: {detail}",
         retry=True,
         unlimited=True,
     ),
@@ -252,95 +262,98 @@ _ALL = (
         "no_working_dir",
         S.FAILED,
         FaultOwner.USER,
-        "Its working directory is not there: {detail}. Name a folder of the workspace, or one that the container has.",
+        "The job's working directory does not exist: {detail}. Name a folder of the workspace, or one in the "
+        "container.",
     ),
     Reason(
         "option_refused",
         S.FAILED,
         FaultOwner.USER,
-        "It asks for something that its machine does not give: {detail}",
+        "The job requests an option that its machine does not allow: {detail}",
     ),
     Reason(
         "engine_unavailable",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The machine's container engine did not answer: {detail}",
+        "The machine's container engine did not respond: {detail}",
         retry=True,
     ),
     Reason(
         "tpu_capacity",
         S.FAILED,
         FaultOwner.MACHINE,
-        "No TPU of this type was to be had: {detail}. Submit it again later, or have the operator name more zones.",
+        "No TPU of this type was available: {detail}. Submit the job again later, or have the operator add zones.",
         retry=True,
     ),
     Reason(
         "tpu_denied",
         S.FAILED,
         FaultOwner.SERVICE,
-        "Google refuses to make this TPU, and will until the operator changes something; "
-        "`gradient-server doctor --tpu` says what: {detail}",
+        "Google refuses to create this TPU until the operator changes something; run `gradient-server doctor --tpu` "
+        "to see what: {detail}",
     ),
     Reason(
         "tpu_failed",
         S.FAILED,
         FaultOwner.MACHINE,
-        "Google took the wish for a TPU, and failed later to make it: {detail}",
+        "Google accepted the request for a TPU, but failed to create the TPU: {detail}",
         retry=True,
     ),
     Reason(
-        "tpu_api_unavailable", S.FAILED, FaultOwner.SERVICE, "Google's TPU API did not answer: {detail}", retry=True
+        "tpu_api_unavailable", S.FAILED, FaultOwner.SERVICE, "Google's TPU API did not respond: {detail}", retry=True
     ),
     Reason(
         "tpu_unreachable",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The TPU said that it is ready, but its port took no connection from the worker's machine. The operator looks "
-        "at firewall and network: {detail}",
+        "The TPU was ready, but its port accepted no connection from the worker's machine. Have the operator check "
+        "firewall and network: {detail}",
         retry=True,
     ),
-    Reason("tpu_unhealthy", S.FAILED, FaultOwner.MACHINE, "The TPU was ill, and was given back: {detail}", retry=True),
+    Reason(
+        "tpu_unhealthy", S.FAILED, FaultOwner.MACHINE, "The TPU was unhealthy and was given up: {detail}", retry=True
+    ),
     Reason(
         "tpu_suspended",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The TPU was suspended while the job had it: {detail}. With --maxAttempts above 1 the job is tried again.",
+        "The TPU was suspended while the job used it: {detail}. With --maxAttempts above 1 the job is tried again.",
         retry=True,
     ),
     Reason(
         "tpu_lost",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The TPU was stopped or deleted by somebody while the job had it: {detail}. With --maxAttempts above 1 the job "
-        "is tried again.",
+        "The TPU was stopped or deleted from outside while the job used it: {detail}. With --maxAttempts above 1 the "
+        "job is tried again.",
         retry=True,
     ),
-    Reason("data_missing", S.FAILED, FaultOwner.USER, "The data set that TPU_STAGE names is not there: {detail}"),
+    Reason("data_missing", S.FAILED, FaultOwner.USER, "The data set that TPU_STAGE names does not exist: {detail}"),
     Reason(
         "bucket_missing",
         S.FAILED,
         FaultOwner.SERVICE,
-        "The bucket of the TPU's files is not there and could not be made: {detail}",
+        "The bucket for the TPU's files does not exist and could not be created: {detail}",
     ),
     Reason(
         "bucket_refused",
         S.FAILED,
         FaultOwner.SERVICE,
-        "The account that the TPU acts as may not write, read and delete in the bucket; `gradient-server doctor --tpu` "
-        "says which role it lacks: {detail}",
+        "The TPU's account may not write, read and delete in the bucket; run `gradient-server doctor --tpu` to see "
+        "which role it lacks: {detail}",
     ),
     Reason(
         "bucket_region",
         S.FAILED,
         FaultOwner.SERVICE,
-        "The bucket is not in the TPU's region, which would be slow and bill for every byte: {detail}",
+        "The bucket is not in the TPU's region; access would be slow, and every byte would be billed: {detail}",
     ),
     Reason("launch_failed", S.FAILED, FaultOwner.MACHINE, "The job could not be started: {detail}", retry=True),
     Reason(
         "never_started",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The machine took the job, but its command never began to run. Submit it again.",
+        "The machine claimed the job, but the command never began to run. Submit the job again.",
         retry=True,
         never_began=True,
     ),
@@ -350,7 +363,7 @@ _ALL = (
         "process_lost",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The job's processes ended without leaving an exit code: somebody or something killed all of them.",
+        "The job's processes ended without leaving an exit code: all of them were killed from outside.",
         retry=True,
     ),
     Reason(
@@ -364,23 +377,23 @@ _ALL = (
         "engine_restarted",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The machine's container engine was restarted, and ended the job (exit code 143). Its outputs up to then are "
-        "kept. Its operator sets live-restore, with which jobs run on.",
+        "The machine's container engine was restarted, which ended the job (exit code 143). Its outputs up to then "
+        "are kept. With live-restore, which the operator can set, jobs survive a restart.",
         retry=True,
     ),
     Reason(
         "worker_lost",
         S.FAILED,
         FaultOwner.MACHINE,
-        "The worker's machine has not answered for {detail} and was given up.",
+        "The worker's machine sent no heartbeat for {detail}, and the job was given up.",
         retry=True,
     ),
     Reason(
         "lost_contact",
         S.FAILED,
         FaultOwner.MACHINE,
-        "Its worker had no contact with the database for {detail} and ended the job, before it could be started a "
-        "second time elsewhere.",
+        "The job's worker could not reach the database for {detail} and stopped the job, before another worker could "
+        "start it a second time.",
         retry=True,
     ),
     Reason(
@@ -409,7 +422,7 @@ _SIGNALS = {
 def reason_message(reason: str, detail: str | None = None) -> str:
     """Return the user's sentence for a reason, with the detail filled in."""
     text = REASONS[reason].message
-    return text.replace("{detail}", detail or "no more is known")
+    return text.replace("{detail}", detail or "no details are known")
 
 
 def reason_of_exit(code: int) -> tuple[str, str | None]:

@@ -37,7 +37,7 @@ def check_quota(session: Session, project: Project, usual_mb: int) -> None:
     kept = _stored_bytes(session, project) if limit else 0
     if limit and kept >= limit * MIB:
         raise StorageFull(
-            f"What is kept of the jobs of project {project.name!r} takes {kept // MIB:,} MiB, and it may take "
+            f"The stored logs and artifacts of project {project.name!r} take {kept // MIB:,} MiB; its limit is "
             f"{limit:,} MiB. Delete jobs or artifacts that are not needed, or have an administrator raise the limit "
             "(maxStoredMb of the project).",
             field="project",

@@ -51,7 +51,9 @@ def create(session: Session, name: str, *, days: float | None = None) -> tuple[A
         SpecInvalid: The name is empty, too long or not printable, or the days are out of range.
     """
     if days is not None and not 0 < days <= MAX_DAYS:
-        raise SpecInvalid(f"{days:g} days: a key works for more than 0 and up to {MAX_DAYS:,} days.", field="days")
+        raise SpecInvalid(
+            f"{days:g} days is out of range: a key is valid for more than 0 and up to {MAX_DAYS:,} days.", field="days"
+        )
     if not name.strip() or len(name) > _MAX_NAME or not name.isprintable():
         raise SpecInvalid(f"A key needs a name of 1 to {_MAX_NAME} printable characters.", field="name")
     key_id = _random(_ID_ALPHABET, _ID_LENGTH)
@@ -99,7 +101,7 @@ def authenticate(session: Session, secret: str) -> ApiKey:
     # An unknown id is handled like a wrong secret, so that ids cannot be found by trial.
     stored = key.sha256 if key is not None else bytes(hashlib.sha256().digest_size)
     if not hmac.compare_digest(stored, digest(secret)) or key is None:
-        raise Unauthorized("This API key is not known here. `gradient-server keys create` makes one.")
+        raise Unauthorized("This API key is unknown here. `gradient-server keys create` creates one.")
     return _require_valid(key)
 
 
@@ -144,7 +146,7 @@ class ApiKeyCache:
             with self._database.read() as session:
                 key = session.get(ApiKey, key_id)
             if key is None:
-                raise Unauthorized("The API key that this was opened with is gone. Sign in again.")
+                raise Unauthorized("The API key that this was opened with no longer exists. Sign in again.")
             self._cache.put(key_id, key.id, _require_valid(key))
         return key
 

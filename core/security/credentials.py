@@ -107,7 +107,7 @@ def resolve_env(session: Session, vault: Vault, job: Job) -> dict[str, str]:
     values = {}
     for variable, name in named.items():
         if name not in found:
-            raise CredentialNotFound(f"{variable} names the secret {name}, which is gone.")
+            raise CredentialNotFound(f"{variable} names the secret {name}, which does not exist.")
         secret = found[name]
         try:
             values[variable] = vault.decrypt(_secret_purpose(secret.project_id, name), secret.sealed)
@@ -324,13 +324,13 @@ def _check_value(value: str, where: str, most: int) -> None:
     if not value:
         raise SpecInvalid("Empty; give it at least one character.", field=where)
     if "\0" in value:
-        raise SpecInvalid("Holds a NUL character, which no environment takes.", field=where)
+        raise SpecInvalid("Contains a NUL character, which no environment variable can hold.", field=where)
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise SpecInvalid("Holds half of a surrogate pair, which is not valid Unicode.", field=where) from None
+        raise SpecInvalid("Contains half of a surrogate pair, which is not valid Unicode.", field=where) from None
     if size > most:
-        raise SpecInvalid(f"{size:,} bytes, at most {most:,} are taken.", field=where)
+        raise SpecInvalid(f"{size:,} bytes; at most {most:,} are allowed.", field=where)
 
 
 def _secret_purpose(project_id: str, name: str) -> str:

@@ -58,10 +58,10 @@ class Vault:
         wanted, _, token = sealed.partition(":")
         keys = {key_id(key): key for key in self._keys()}
         if wanted not in keys:
-            here = f"holds {', '.join(keys)}" if keys else "holds none"
+            here = f"holds {', '.join(keys)}" if keys else "holds no key"
             raise SecretUnreadable(
-                f"It was encrypted with key {wanted[:8]!r}, and {self.key_location} {here}. Put that key back there, "
-                "or set the value again."
+                f"The value was encrypted with key {wanted[:8]!r}, but {self.key_location} {here}. Put that key back "
+                "there, or set the value again."
             )
         try:
             bound = Fernet(keys[wanted]).decrypt(token)
@@ -69,7 +69,7 @@ class Vault:
             bound = b""
         start = _bind_purpose(purpose, "")
         if not bound.startswith(start):
-            raise SecretUnreadable("What is stored of it was changed or belongs to something else. Set it again.")
+            raise SecretUnreadable("The stored value was changed or belongs to something else. Set the value again.")
         return bound[len(start) :].decode()
 
     def reencrypt(self, purpose: str, sealed: str) -> str:
@@ -93,7 +93,7 @@ class Vault:
             return self._checked(self._given)
         try:
             if self._path.stat().st_mode & _ACCESS_BY_OTHERS:
-                raise SecretUnreadable(f"Everybody can read {self._path}: run chmod 600 on it.")
+                raise SecretUnreadable(f"Other users can access {self._path}: run chmod 600 on it.")
             keys = self._path.read_text(encoding="ascii").split()
         except FileNotFoundError:
             return []
@@ -104,7 +104,9 @@ class Vault:
     def _checked(self, keys: list[str]) -> list[str]:
         # An empty file is an error: a new first key could not decrypt existing values.
         if not keys or not all(_is_key(key) for key in keys):
-            raise SecretUnreadable(f"{self.key_location} holds something that is no key (32 bytes in URL-safe Base64).")
+            raise SecretUnreadable(
+                f"{self.key_location} is empty or holds a value that is not a key (32 bytes in URL-safe Base64)."
+            )
         return keys
 
     def _first(self) -> list[str]:

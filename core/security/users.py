@@ -39,7 +39,7 @@ def create(session: Session, email: str, password: str) -> User:
         raise SpecInvalid("Not an e-mail address; one looks like name@host.", field="email")
     if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
         raise SpecInvalid(
-            f"The password has {len(password)} characters; {MIN_PASSWORD} to {MAX_PASSWORD} are taken.",
+            f"The password has {len(password)} characters; {MIN_PASSWORD} to {MAX_PASSWORD} are allowed.",
             field="password",
         )
     values = {
@@ -51,7 +51,7 @@ def create(session: Session, email: str, password: str) -> User:
     try:
         return session.scalars(insert(User).values(values).returning(User)).one()
     except IntegrityError as error:
-        raise SpecInvalid(f"{address} is there already. Remove it first to give it a new password.") from error
+        raise SpecInvalid(f"The user {address} already exists. Delete the user first to set a new password.") from error
 
 
 def list_users(session: Session) -> list[User]:
@@ -109,7 +109,7 @@ def create_key_for(session: Session, user_id: str, name: str, *, days: float | N
     """
     user = session.get(User, user_id)
     if user is None:
-        raise Unauthorized("This user is no longer there.")
+        raise Unauthorized("This user no longer exists.")
     key, secret = api_keys.create(session, name, days=days)
     session.execute(insert(UserKey).values(key_id=key.id, user_id=user.id))
     return key, secret

@@ -40,9 +40,13 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="GRADIENT_", env_nested_delimiter="__", extra="ignore")
 
-    home: Path = Field(default=Path("~/.gradient-jobs"), description="everything the service keeps lives here")
-    log_format: str = Field(default="console", description="our own logs: console or json", pattern="^(console|json)$")
-    log_level: str = Field(default="info", description="our own logs: debug, info, warning or error")
+    home: Path = Field(default=Path("~/.gradient-jobs"), description="folder for everything that the service stores")
+    log_format: str = Field(
+        default="console", description="format of the service's own logs: console or json", pattern="^(console|json)$"
+    )
+    log_level: str = Field(
+        default="info", description="lowest level in the service's own logs: debug, info, warning or error"
+    )
     api: ApiSettings = ApiSettings()
     sign_in: SignInSettings = SignInSettings()
     limits: LimitSettings = LimitSettings()

@@ -17,60 +17,70 @@ _BUCKET_URL = r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[^\r\n]{0,500})?"
 class TpuSettings(SettingsGroup):
     """Cloud TPUs; without a project there are none."""
 
-    project: str | None = Field(default=None, description="Google Cloud project; none: no TPUs but simulated ones")
-    zones: list[str] = Field(default=[], description="zones that TPUs are sought in, in this order, as a JSON list")
+    project: str | None = Field(
+        default=None, description="Google Cloud project of the TPUs; default: none, only simulated TPUs are available"
+    )
+    zones: list[str] = Field(default=[], description="zones in which to request TPUs, in this order, as a JSON list")
     provisioning: Literal["queued", "node", "pool"] = Field(
         default="queued",
-        description="how a TPU is had: queued (a queued resource made for the job), node (a node made at once) or "
-        "pool (nodes that are there)",
+        description="how TPUs are provisioned: queued (a queued resource for each job), node (a node created "
+        "directly) or pool (existing nodes)",
     )
     provisioning_by_type: dict[str, Literal["queued", "node", "pool"]] = Field(
-        default={}, description="the same by machine type, where it differs, as a JSON object"
+        default={}, description="exceptions from GRADIENT_TPU__PROVISIONING by machine type, as a JSON object"
     )
     placement: Literal["grpc", "vm"] = Field(
         default="grpc",
-        description="where a TPU's job runs: grpc (beside it, on the worker's host) or vm (on the TPU VM itself)",
+        description="where a TPU job's program runs: grpc (on the worker's host) or vm (on the TPU VM itself)",
     )
     placement_by_type: dict[str, Literal["grpc", "vm"]] = Field(
-        default={}, description="the same by machine type, where it differs, as a JSON object"
+        default={}, description="exceptions from GRADIENT_TPU__PLACEMENT by machine type, as a JSON object"
     )
-    vm_poll_seconds: float = Field(
-        default=2.0, gt=0, description="seconds between the steps in which a job on a TPU VM is told of"
-    )
+    vm_poll_seconds: float = Field(default=2.0, gt=0, description="seconds between status polls of a job on a TPU VM")
     pool: dict[str, list[str]] = Field(
-        default={}, description="nodes that are there, ZONE/NAME, by machine type, as a JSON object of lists"
+        default={},
+        description="existing nodes for the provisioning mode pool, ZONE/NAME, by machine type, as a JSON object of "
+        "lists",
     )
-    spot: bool = Field(default=False, description="ask for spot capacity: cheaper, and may be taken away at any time")
+    spot: bool = Field(
+        default=False, description="request spot capacity: cheaper, but it may be taken away at any time"
+    )
     runtimes: dict[str, str] = Field(
-        default={}, description="runtime version by machine type, where the usual one will not do, as a JSON object"
+        default={}, description="runtime version by machine type, where the default does not fit, as a JSON object"
     )
-    network: str | None = Field(default=None, description="VPC network of new nodes; default: the project's default")
-    subnetwork: str | None = Field(default=None, description="subnetwork of new nodes, where the network has several")
-    external_ips: bool = Field(default=False, description="give new nodes addresses on the Internet")
-    service_account: str | None = Field(default=None, description="account that new nodes act as; default: Google's")
+    network: str | None = Field(
+        default=None, description="VPC network of new nodes; default: the project's default network"
+    )
+    subnetwork: str | None = Field(default=None, description="subnetwork of new nodes, if the network has several")
+    external_ips: bool = Field(default=False, description="give new nodes public IP addresses")
+    service_account: str | None = Field(
+        default=None, description="service account of new nodes; default: Google's default"
+    )
     tensorflow: str = Field(
-        default="2.20.0", description="version of tensorflow-tpu that new nodes serve at port 8470; jobs need the same"
+        default="2.20.0",
+        description="version of tensorflow-tpu that new nodes serve at port 8470; jobs need the same version",
     )
     runner: Literal["docker", "process"] = Field(
-        default="docker", description="what runs a job beside its TPU: docker, or process (not isolated at all)"
+        default="docker",
+        description="what runs a TPU job on the worker's host: docker, or process (no isolation at all)",
     )
     provision_timeout_seconds: float = Field(
-        default=6 * 3600.0, gt=0, description="seconds that a job waits for a TPU, all in all"
+        default=6 * 3600.0, gt=0, description="seconds that a job waits for a TPU in total"
     )
-    timeout_seconds: float = Field(default=30.0, gt=0, description="seconds that one answer of the TPU API may take")
+    timeout_seconds: float = Field(default=30.0, gt=0, description="seconds that one response of the TPU API may take")
     api_retry_seconds: float = Field(
-        default=600.0, ge=0, description="seconds that a job's start bears a TPU API that does not answer"
+        default=600.0, ge=0, description="seconds that a job's start retries a TPU API that does not respond"
     )
-    poll_seconds: float = Field(default=5.0, gt=0, description="seconds between looks at a TPU that is awaited")
-    watch_seconds: float = Field(default=15.0, gt=0, description="seconds between looks at a TPU that is in use")
+    poll_seconds: float = Field(default=5.0, gt=0, description="seconds between checks of a TPU that a job waits for")
+    watch_seconds: float = Field(default=15.0, gt=0, description="seconds between checks of a TPU that is in use")
     unhealthy_seconds: float = Field(
-        default=120.0, ge=0, description="seconds that a TPU may be unhealthy before it is given up"
+        default=120.0, ge=0, description="seconds that a TPU may be unhealthy before its job gives it up"
     )
-    probe_seconds: float = Field(
-        default=300.0, ge=0, description="seconds that a TPU that is ready may take to open its port"
-    )
+    probe_seconds: float = Field(default=300.0, ge=0, description="seconds that a ready TPU may take to open its port")
     orphan_grace_seconds: float = Field(
-        default=600.0, ge=0, description="age in seconds at which a TPU of ours that no job owns is deleted"
+        default=600.0,
+        ge=0,
+        description="age in seconds at which a TPU that this service created and no job owns is deleted",
     )
     simulator_address: str | None = Field(
         default=None, description="HOST:PORT of `gradient-server tpu-simulator`, used instead of Google's API"
@@ -95,12 +105,14 @@ class TpuSettings(SettingsGroup):
 class GcsSettings(SettingsGroup):
     """Google Cloud Storage."""
 
-    project: str | None = Field(default=None, description="project that buckets are made in; default: the credentials'")
-    concurrency: int = Field(default=8, ge=1, le=64, description="files sent or fetched at once")
-    endpoint: str | None = Field(
-        default=None, description="URL of a simulator of Cloud Storage, used instead of Google's", pattern="^https?://"
+    project: str | None = Field(
+        default=None, description="Google Cloud project in which buckets are created; default: that of the credentials"
     )
-    ca: Path | None = Field(default=None, description="certificate authority (PEM) of that simulator")
+    concurrency: int = Field(default=8, ge=1, le=64, description="files uploaded or downloaded at once")
+    endpoint: str | None = Field(
+        default=None, description="URL of a Cloud Storage simulator, used instead of Google's API", pattern="^https?://"
+    )
+    ca: Path | None = Field(default=None, description="certificate authority (PEM) of the Cloud Storage simulator")
 
 
 class ArtifactSettings(SettingsGroup):
@@ -108,13 +120,14 @@ class ArtifactSettings(SettingsGroup):
 
     url: str | None = Field(
         default=None,
-        description="bucket that artifacts are kept in, gs://BUCKET/PREFIX; default: a folder under GRADIENT_HOME",
+        description="bucket in which artifacts are stored, gs://BUCKET/PREFIX; default: a folder under GRADIENT_HOME",
     )
     signed_urls: bool = Field(
-        default=False, description="send browsers to the bucket for a file, by a signed URL, not through the service"
+        default=False,
+        description="redirect browsers to signed URLs of the bucket instead of sending files through the service",
     )
     signed_url_ttl_seconds: float = Field(
-        default=300.0, ge=1, le=7 * 86_400, description="seconds that such a signed URL works"
+        default=300.0, ge=1, le=7 * 86_400, description="seconds that a signed URL is valid"
     )
 
     @field_validator("url")
@@ -130,16 +143,23 @@ class BucketSettings(SettingsGroup):
 
     name: str | None = Field(
         default=None,
-        description="bucket for TPU jobs; default: PROJECT-gradient-REGION, made when a job first needs it",
+        description="bucket for the files of TPU jobs; default: PROJECT-gradient-REGION, created when a job first "
+        "needs it",
         pattern=_BUCKET_NAME,
     )
-    keep: bool = Field(default=False, description="leave a job's prefix in the bucket after its outputs are kept")
+    keep: bool = Field(default=False, description="keep a job's prefix in the bucket after its outputs are stored")
     keep_days: int = Field(
-        default=30, ge=1, le=MAX_DAYS, description="days after which a bucket of our own drops what was left in it"
+        default=30,
+        ge=1,
+        le=MAX_DAYS,
+        description="days after which a bucket that this service created deletes what was left in it",
     )
     token_seconds: int = Field(
-        default=3600, ge=60, le=43_200, description="seconds that a job's own access to its prefix lasts, at most"
+        default=3600,
+        ge=60,
+        le=43_200,
+        description="seconds that a job's access token for its own prefix is valid, at most",
     )
     max_dataset_bytes: int = Field(
-        default=100 * GIB, ge=0, description="most bytes of a job's data set that are copied to the bucket"
+        default=100 * GIB, ge=0, description="bytes of the largest data set that is copied to the bucket for a job"
     )

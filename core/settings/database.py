@@ -12,10 +12,13 @@ _DATABASES = ("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg:
 class DatabaseSettings(SettingsGroup):
     """The database."""
 
-    url: str | None = Field(default=None, description="SQLAlchemy URL; default: SQLite under GRADIENT_HOME")
-    pool_size: int = Field(default=5, description="connections kept per process (PostgreSQL)")
+    url: str | None = Field(
+        default=None, description="SQLAlchemy URL of the database; default: SQLite under GRADIENT_HOME"
+    )
+    pool_size: int = Field(default=5, description="connections that each process keeps open (PostgreSQL)")
     max_checkout_seconds: float = Field(
-        default=45.0, description="a connection that nothing comes back on for this long is broken (PostgreSQL)"
+        default=45.0,
+        description="seconds after which a connection that is still in use is considered stuck and closed (PostgreSQL)",
     )
 
     @field_validator("url")
@@ -32,10 +35,16 @@ class DatabaseSettings(SettingsGroup):
 class QueueSettings(SettingsGroup):
     """The message broker, which wakes workers on other hosts."""
 
-    broker_url: str | None = Field(default=None, description="Celery broker; none: workers only poll")
-    ping_seconds: float = Field(default=20.0, gt=0, description="seconds between a worker's messages to itself")
+    broker_url: str | None = Field(
+        default=None, description="URL of the Celery broker; default: none, workers only poll"
+    )
+    ping_seconds: float = Field(
+        default=20.0, gt=0, description="seconds between the messages that a worker sends to itself through the broker"
+    )
     broker_silent_seconds: float = Field(
-        default=90.0, ge=0, description="a worker that hears none of them for so long restarts; 0: never"
+        default=90.0,
+        ge=0,
+        description="seconds without a message from the broker after which a worker restarts; 0: never",
     )
 
 
@@ -44,6 +53,6 @@ class SecretSettings(SettingsGroup):
 
     encryption_keys: list[SecretStr] = Field(
         default=[],
-        description="keys (32 bytes in URL-safe Base64) as a JSON list, the first one for new values; default: those "
-        "in secrets.key under GRADIENT_HOME, where the first is made when it is needed",
+        description="encryption keys (32 bytes in URL-safe Base64) as a JSON list, the first for new values; "
+        "default: those in secrets.key under GRADIENT_HOME, which is created when first needed",
     )

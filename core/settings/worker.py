@@ -17,8 +17,12 @@ _FENCE_SECONDS = 120.0
 class LogSettings(SettingsGroup):
     """Limits of job logs."""
 
-    max_bytes: int = Field(default=GIB, description="bytes of output kept per job; past it the middle is left out")
-    tail_bytes: int = Field(default=16 * 1024**2, description="bytes of the end kept when output passes max_bytes")
+    max_bytes: int = Field(
+        default=GIB, description="bytes of output kept per job; the middle of longer output is left out"
+    )
+    tail_bytes: int = Field(
+        default=16 * 1024**2, description="bytes kept from the end of output that exceeds GRADIENT_LOGS__MAX_BYTES"
+    )
 
 
 class DiskSettings(SettingsGroup):
@@ -27,35 +31,35 @@ class DiskSettings(SettingsGroup):
     min_free_mb: int = Field(
         default=1024,
         ge=0,
-        description="MiB kept free on the disks of this host: with less, uploads are refused and no job is claimed; 0: "
-        "not looked at",
+        description="MiB to keep free on the disks of this host; with less, uploads are rejected and no job is "
+        "claimed; 0: no check",
     )
     job_mb: int = Field(
         default=102_400,
         ge=0,
-        description="MiB of disk that one running job may take (workspace, artifacts, log, its container's own files); "
-        "one that takes more is ended; 0: no limit",
+        description="MiB of disk that one running job may use (workspace, artifacts, log, its container's own "
+        "files); a job that uses more is stopped; 0: no limit",
     )
     host_mb: int = Field(
         default=0,
         ge=0,
-        description="MiB that the folders of all attempts on this host may take together; with more, no job is "
+        description="MiB that the folders of all attempts on this host may use together; above it, no job is "
         "claimed; 0: no limit",
     )
     project_mb: int = Field(
         default=0,
         ge=0,
-        description="MiB of logs and artifacts that are kept of a project which has no limit of its own; with more, "
-        "its submissions are refused; 0: no limit",
+        description="MiB of stored logs and artifacts of a project without a limit of its own; above it, the "
+        "project's submissions are rejected; 0: no limit",
     )
     artifact_mb: int = Field(
-        default=51_200, ge=1, description="MiB of artifacts that are kept of one attempt; the rest is left out"
+        default=51_200, ge=1, description="MiB of artifacts stored per attempt; the rest is left out"
     )
     artifact_files: int = Field(
-        default=100_000, ge=1, description="files of artifacts that are kept of one attempt; the rest is left out"
+        default=100_000, ge=1, description="artifact files stored per attempt; the rest is left out"
     )
     check_seconds: float = Field(
-        default=10.0, gt=0, description="seconds between measurements of the disk that a running job takes"
+        default=10.0, gt=0, description="seconds between measurements of a running job's disk usage"
     )
 
 
@@ -63,53 +67,69 @@ class WorkerSettings(SettingsGroup):
     """This host's supervisor."""
 
     host: str | None = Field(
-        default=None, description="name of this machine; its workers adopt each other's jobs; default: its hostname"
+        default=None, description="name of this machine, whose workers adopt each other's jobs; default: its hostname"
     )
     slots: int | None = Field(
-        default=None, description="jobs at once on this host; default: one per 2 CPUs, at least 2"
+        default=None, description="jobs that run at once on this host; default: one per 2 CPUs, at least 2"
     )
     machine_types: list[str] | None = Field(
-        default=None, description="machine types this host takes, as a JSON list; default: all that its backends run"
+        default=None,
+        description="machine types that this host runs, as a JSON list; default: all that its backends support",
     )
     gpus: list[str] | None = Field(
         default=None,
-        description="GPUs of this host, as a JSON list of their indices; default: as the backend finds "
-        "them; simulated machines count none",
+        description="indices of this host's GPUs that jobs may use, as a JSON list; default: all that the backend "
+        "finds; simulated machines count none",
     )
-    cpus: float | None = Field(default=None, description="CPUs that jobs may ask for on this host; default: all")
-    memory_mb: int | None = Field(default=None, description="MiB that jobs may ask for on this host; default: all")
+    cpus: float | None = Field(
+        default=None, description="CPUs that the jobs on this host may request in total; default: all"
+    )
+    memory_mb: int | None = Field(
+        default=None, description="MiB of memory that the jobs on this host may request in total; default: all"
+    )
     default_memory_mb: int | None = Field(
         default=None,
         ge=0,
-        description="MiB of memory of a container whose job names none; default: 9/10 of the host's, divided by its "
-        "slots; 0: 9/10 of the host's",
+        description="MiB of memory of a container whose job requests none; default: 9/10 of the host's memory, "
+        "divided by its slots; 0: 9/10 of the host's memory",
     )
     address: str | None = Field(
         default=None,
-        description="name or address that people reach this machine at, for links to jobs' ports; not the dashboard's "
-        "host name; default: GRADIENT_PORTS__BIND, or the machine's name where that is every address",
+        description="name or address at which users reach this machine, for links to jobs' ports; must not be the "
+        "dashboard's host name; default: GRADIENT_PORTS__BIND, or the machine's hostname if that is a wildcard "
+        "address",
     )
     poll_seconds: float = Field(default=1.0, description="seconds between polls for work when no notification comes")
-    heartbeat_seconds: float = Field(default=10.0, description="seconds between heartbeats")
-    lease_seconds: float = Field(default=60.0, description="a heart silent this long may be adopted on the same host")
-    lost_after_seconds: float = Field(default=900.0, description="a host silent this long is given up")
+    heartbeat_seconds: float = Field(default=10.0, description="seconds between a worker's heartbeats")
+    lease_seconds: float = Field(
+        default=60.0,
+        description="seconds without a heartbeat after which another worker on the same host may adopt a job",
+    )
+    lost_after_seconds: float = Field(
+        default=900.0,
+        description="seconds without a heartbeat after which a host counts as lost, and its jobs are failed or retried",
+    )
     sync_seconds: float = Field(default=10.0, description="seconds between copies of a running job's artifacts")
     sample_seconds: float = Field(default=2.0, description="seconds between samples of a job's CPU and memory")
-    collect_seconds: float = Field(default=900.0, description="seconds allowed for completing artifacts at the end")
-    sweep_seconds: float = Field(default=30.0, description="seconds between looks for what needs repair")
+    collect_seconds: float = Field(
+        default=900.0, description="seconds allowed for storing the remaining artifacts at a job's end"
+    )
+    sweep_seconds: float = Field(default=30.0, description="seconds between sweeps for lost jobs and orphans")
     renotify_seconds: float = Field(
-        default=30.0, description="a job due for this long is announced once more: its message may have been lost"
+        default=30.0,
+        description="seconds after which workers are notified again of a job that is due, in case the first message "
+        "was lost",
     )
     sandbox: Literal["auto", "require", "off"] = Field(
         default="auto",
-        description="run git for jobs in a sandbox (bubblewrap): auto (without one where it cannot be had, saying so), "
-        "require or off",
+        description="run git for jobs in a sandbox (bubblewrap): auto (without one where none is available, with a "
+        "warning), require or off",
     )
     fetch_seconds: float = Field(default=900.0, gt=0, description="seconds that fetching a workspace from git may take")
     fetch_silent_seconds: float = Field(
-        default=60.0, gt=0, description="seconds without a byte after which a fetch from git is given up"
+        default=60.0, gt=0, description="seconds without data after which a fetch from git is aborted"
     )
-    fetch_memory_mb: int = Field(default=4096, ge=256, description="MiB of memory of each process of a fetch from git")
+    fetch_memory_mb: int = Field(default=4096, ge=256, description="MiB of memory for each process of a fetch from git")
     keep_scratch: bool = Field(default=False, description="keep each attempt's scratch directory, for debugging")
 
     @property
@@ -126,13 +146,19 @@ class WorkerSettings(SettingsGroup):
 class MachineSettings(SettingsGroup):
     """The catalogue of machine types, and simulation."""
 
-    file: Path | None = Field(default=None, description="TOML that overrides or adds machine types (prices, specs)")
-    simulate: bool = Field(default=True, description="run every machine type on this computer's CPU, saying so")
+    file: Path | None = Field(
+        default=None, description="TOML file that overrides or adds machine types (prices, specs)"
+    )
+    simulate: bool = Field(
+        default=True,
+        description="simulate every machine type on this computer's CPU; jobs and machine types are marked as "
+        "simulated",
+    )
 
 
 class StatsdSettings(SettingsGroup):
     """Metrics that jobs send by gradient-statsd."""
 
     port: int = Field(
-        default=8125, ge=0, le=65535, description="UDP port that workers receive jobs' metrics at (DogStatsD); 0: none"
+        default=8125, ge=0, le=65535, description="UDP port at which workers receive jobs' metrics (DogStatsD); 0: off"
     )

@@ -119,7 +119,7 @@ def remove_artifacts(stores: Stores, job: Job, selected: Callable[[str], bool] |
         OSError: The store cannot be written.
     """
     if not job.ended:
-        raise SpecInvalid("The job is not over, and would leave its artifacts again. Stop it first.", field="jobId")
+        raise SpecInvalid("The job has not ended and would write its artifacts again. Stop it first.", field="jobId")
     if selected is not None:
         stores.artifacts.discard(job.id, job.attempt, selected)
         left = stores.artifacts.list(job.id, job.attempt, limit=0).total_bytes
@@ -127,7 +127,7 @@ def remove_artifacts(stores: Stores, job: Job, selected: Callable[[str], bool] |
             update_attempt(session, job, artifact_bytes=left)
         return
     with stores.database.write() as session:
-        retention.mark_expired(session, OutputKind.ARTIFACTS, [job.id], "somebody asked for it", left=[job.id])
+        retention.mark_expired(session, OutputKind.ARTIFACTS, [job.id], "on request", left=[job.id])
     # Committed. If this process dies here, the next pruning finds the files by `pending_deletions`.
     stores.artifacts.remove(job.id)
     with stores.database.write() as session:

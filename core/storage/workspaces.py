@@ -92,7 +92,7 @@ class WorkspaceStore:
                 sha256, size = _copy(stream, out, limits.max_upload_bytes)
             if expected_sha256 not in (None, sha256):
                 raise WorkspaceInvalid(
-                    f"workspace: the upload was damaged on its way: its sha256 is {sha256}, not {expected_sha256}; "
+                    f"workspace: the upload was damaged in transit: its sha256 is {sha256}, not {expected_sha256}; "
                     "send it again",
                     field="workspace",
                 )
@@ -234,7 +234,7 @@ class WorkspaceStore:
 def _check_sha256(sha256: str) -> None:
     if not _SHA256.fullmatch(sha256):
         raise WorkspaceInvalid(
-            f"workspaceSha256: {sha256[:80]!r} is no sha256; send 64 lower-case hexadecimal digits",
+            f"workspaceSha256: {sha256[:80]!r} is not a sha256; send 64 lower-case hexadecimal digits",
             field="workspaceSha256",
         )
 

@@ -67,8 +67,8 @@ class Egress:
         if parts.scheme not in self._schemes:
             opened = " and ".join(f"{one}://" for one in self._schemes)
             raise EgressRefused(
-                f"{parts.scheme}:// is not connected to from here, only {opened}. Use one of these; an administrator "
-                "may open http:// with GRADIENT_EGRESS__SCHEMES.",
+                f"{parts.scheme}:// is not allowed here, only {opened}. Use one of these, or have an administrator "
+                "allow http:// with GRADIENT_EGRESS__SCHEMES.",
                 field=field,
             )
         self.check_host(host, field)
@@ -102,7 +102,7 @@ class Egress:
         try:
             found = socket.getaddrinfo(plain, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise EgressRefused(f"The name {host[:80]!r} has no address here.", field=field) from error
+            raise EgressRefused(f"The name {host[:80]!r} cannot be resolved here.", field=field) from error
         addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
         if plain not in self._names:
             for one in addresses:

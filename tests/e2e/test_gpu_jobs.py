@@ -79,7 +79,7 @@ def test_two_jobs_for_one_gpu_take_turns(service, gpu_server, programs):
     second = service.submit("echo second", machineType=GPU)
     waiting = waits_for(service, second, "0 of 1 are free")
     assert "It needs a GPU; 0 of 1 are free on" in waiting["message"]
-    assert "jobs hold the others" in waiting["message"]
+    assert "jobs use the others" in waiting["message"]
     without = service.wait_ended(service.submit('echo "GPUs $GRADIENT_GPUS $NVIDIA_VISIBLE_DEVICES"'))
     assert service.raw_log(without["id"]) == b"GPUs  void\n", "a CPU type runs, without a GPU"
     assert without["gpuCount"] is None
@@ -128,7 +128,7 @@ def test_a_gpu_that_something_else_holds_is_waited_for_by_name(service, driver):
         driver.use(0, 4000, stray.pid)
         job_id = service.submit("echo mine", machineType=GPU)
         waiting = waits_for(service, job_id, f"process {stray.pid} (sleep)")
-        assert "GPU 0 is used by something that is no job (4,000 MiB in use" in waiting["message"]
+        assert "GPU 0 is in use outside this service (4,000 MiB in use" in waiting["message"]
     finally:
         stray.kill()
         stray.wait()

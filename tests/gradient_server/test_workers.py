@@ -35,7 +35,7 @@ def test_without_any_worker_it_says_how_to_start_one(deployment, server):
     code, said, _ = server("workers")
     assert (code, "gradient-server worker" in said) == (0, True)
     code, _, said = server("drain", "--name", "nobody")
-    assert (code, said) == (1, "error: No worker is named 'nobody'. Those that have reported: none yet.\n")
+    assert (code, said) == (1, "error: No worker is named 'nobody'. Known workers: none yet.\n")
 
 
 def test_a_drained_worker_ends_its_job_and_takes_no_other(deployment, server):

@@ -82,7 +82,7 @@ def test_a_release_that_is_not_served_is_refused_and_changes_nothing(empty_datab
     for refused in (schema.check, migrations.upgrade):
         with pytest.raises(ReleaseOutdated, match=rf"{NEXT_REVISION}.*newer.*{HEAD_REVISION}.*Install the release"):
             refused(empty_database)
-    with pytest.raises(ReleaseOutdated, match="can take it back"):
+    with pytest.raises(ReleaseOutdated, match="can migrate it back"):
         migrations.downgrade(empty_database, REVISIONS[0])
     assert describe_schema(empty_database) == before
 
@@ -127,7 +127,7 @@ def test_the_way_back_leads_to_what_there_was(empty_database, later):
                 migrations.downgrade(empty_database, nowhere)
         state = migrations.downgrade(empty_database, HEAD_REVISION)
         assert (state.status, state.found) == (SchemaStatus.OLDER, HEAD_REVISION)
-        with pytest.raises(DatabaseOutdated, match="cannot be taken back"):
+        with pytest.raises(DatabaseOutdated, match="cannot be migrated back"):
             migrations.downgrade(empty_database, NEXT_REVISION)
         assert migrations.upgrade(empty_database).status is SchemaStatus.CURRENT
 
@@ -143,14 +143,14 @@ def test_the_doctor_tells_the_cases_apart(empty_database, ahead, tmp_path):
     with act_as_release(make_later_release(tmp_path / "next", COMPATIBLE_STEP)):
         status, message, fix = finds()
     assert (status, HEAD_REVISION in message, "gradient-server migrate" in fix) == (Status.PROBLEM, True, True)
-    assert finds() == (Status.OK, "The schema is this release's.", "")
+    assert finds() == (Status.OK, "The schema matches this release.", "")
     ahead()
     status, message, fix = finds()
-    assert (status, "still serves" in message, "Upgrade this process" in fix) == (Status.WARNING, True, True)
+    assert (status, "can still use it" in message, "Upgrade this process" in fix) == (Status.WARNING, True, True)
     with empty_database.engine.execution_options(gradient_write=True).begin() as connection:
         connection.execute(update(SchemaInfo).values(value=NEXT_REVISION))
     status, message, fix = finds()
-    assert (status, "no longer serves" in message, "Install the release" in fix) == (Status.PROBLEM, True, True)
+    assert (status, "can no longer use it" in message, "Install the release" in fix) == (Status.PROBLEM, True, True)
 
 
 # ---- Several at once, on PostgreSQL

@@ -102,7 +102,7 @@ def test_everything_refuses_a_database_that_shuts_it_out(service, tmp_path):
         refused = service.start(*command)
         assert refused.wait() == 1, command
         assert refused.read_log().startswith("error: The database (revision"), refused.read_log()
-        assert "no longer serves it. Install the release" in refused.read_log()
+        assert "can no longer use it. Install the release" in refused.read_log()
         assert "Traceback" not in refused.read_log()
 
 
@@ -125,7 +125,7 @@ def test_up_runs_on_a_newer_database(tmp_path):
 def test_the_schema_is_taken_back_by_command(service):
     refused = service.start("migrate", "--back-to", "9999")
     assert refused.wait() == 1
-    assert refused.read_log().startswith("error: The schema cannot be taken back to '9999'")
+    assert refused.read_log().startswith("error: The schema cannot be migrated back to '9999'")
     back = service.start("migrate", "--back-to", "base")
     assert (back.wait(), back.read_log()) == (0, "The database is empty again.\n")
     service.migrate()

@@ -31,7 +31,7 @@ def test_a_folder_goes_into_a_container_and_its_outputs_come_back(paperspace, se
         "in /paperspace",
         "the workspace",
         "Job Failed, exitCode 3",
-        "Error: The command ended with exit code 3. The end of its log says more.",
+        "Error: The command ended with exit code 3. See the end of its log.",
     ]
     job = service.job(said.job_id)
     assert (job["backend"], job["simulated"]) == ("docker", False)

@@ -164,7 +164,7 @@ def test_projects_are_listed_shown_tagged_and_deleted(gradient, project, ended):
 def test_a_project_with_a_job_that_runs_is_not_deleted(gradient, project, created, service):
     job = created("sleep 300").job_id
     said = gradient("projects", "delete", "--id", project)
-    assert "1 jobs of this project are not over" in said.out + said.err
+    assert "1 jobs of this project have not ended" in said.out + said.err
     service.request("POST", f"/jobs/{job}/stop")
 
 

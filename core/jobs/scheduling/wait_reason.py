@@ -190,8 +190,8 @@ class _QueueSnapshot:
     def _gpus_of(self, job: Job, worker: Worker) -> str:
         free, total, taken = int(self._free_gpus(worker)), len(worker.gpus or ()), self._used_outside(worker)
         needs = "a GPU" if job.gpus == 1 else f"{job.gpus} GPUs of one machine"
-        others = "; ".join(f"GPU {gpu} is used by something that is no job ({why})" for gpu, why in taken.items())
-        allocations = "jobs hold the others" if free + len(taken) < total else ""
+        others = "; ".join(f"GPU {gpu} is in use outside this service ({why})" for gpu, why in taken.items())
+        allocations = "jobs use the others" if free + len(taken) < total else ""
         who = "; ".join(part for part in (others, allocations) if part)
         return f"{needs}; {free} of {total} {'is' if free == 1 else 'are'} free on {worker.host}, {who}"
 
@@ -204,7 +204,7 @@ class _QueueSnapshot:
             kept = next((port for port in named if port in held), None)
             if kept is None:
                 return None
-            found = f"port {kept} of {worker.host}, which job {held[kept]} has"
+            found = f"port {kept} of {worker.host}, which job {held[kept]} uses"
         return found
 
     def _starts_at(self, job: Job, position: QueuePosition, working: Sequence[Worker]) -> datetime | None:

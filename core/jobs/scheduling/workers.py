@@ -95,7 +95,7 @@ def set_drained(session: Session, name: str, *, drained: bool) -> None:
     session.execute(change)
     if session.scalar(select(Worker.name).where(Worker.name == name)) is None:
         known = ", ".join(session.scalars(select(Worker.name).order_by(Worker.name))) or "none yet"
-        raise WorkerNotFound(f"No worker is named {name!r}. Those that have reported: {known}.", field="name")
+        raise WorkerNotFound(f"No worker is named {name!r}. Known workers: {known}.", field="name")
 
 
 def held_jobs(session: Session, name: str) -> list[Job]:

@@ -19,11 +19,11 @@ def check_working_dir(path: str) -> None:
         SpecInvalid: With the fix.
     """
     if not path.strip() or len(path) > MAX_PATH:
-        raise _invalid_working_dir(f"It has {len(path):,} characters, 1 to {MAX_PATH:,} are taken.")
+        raise _invalid_working_dir(f"The path has {len(path):,} characters; 1 to {MAX_PATH:,} are allowed.")
     if not path.isprintable():
-        raise _invalid_working_dir("It holds a line break or another control character.")
+        raise _invalid_working_dir("The path contains a line break or another control character.")
     if ".." in PurePosixPath(path).parts:
-        raise _invalid_working_dir(f"{path[:80]!r} leads upwards (..).")
+        raise _invalid_working_dir(f"{path[:80]!r} contains '..'.")
 
 
 def is_in_workspace(path: str) -> bool:
@@ -33,7 +33,7 @@ def is_in_workspace(path: str) -> bool:
 
 def _invalid_working_dir(what: str) -> SpecInvalid:
     return SpecInvalid(
-        f"{what} Name a folder of the workspace, such as src/train, or one of the container by its whole path.",
+        f"{what} Name a folder of the workspace, such as src/train, or an absolute path in the container.",
         field="workingDir",
     )
 
@@ -46,8 +46,8 @@ def check_user(user: str) -> None:
     """
     if not _USER.match(user):
         raise SpecInvalid(
-            f"{user[:80]!r} is no user. Write UID or UID:GID in numbers, such as 1000:1000, or root; what other names "
-            "mean is known to the image alone.",
+            f"Invalid user {user[:80]!r}. Write UID or UID:GID as numbers, such as 1000:1000, or root; other names are "
+            "known only to the image.",
             field="user",
         )
 
@@ -68,7 +68,7 @@ def check_shared_memory(shared_mem_mb: int | None, memory_mb: int | None) -> Non
     """
     if shared_mem_mb is not None and memory_mb is not None and shared_mem_mb > memory_mb:
         raise SpecInvalid(
-            f"{shared_mem_mb:,} MiB of shared memory are more than the job's {memory_mb:,} MiB of memory (memoryMb), "
-            "which they are a part of. Ask for less, or for more memory.",
+            f"{shared_mem_mb:,} MiB of shared memory exceed the job's {memory_mb:,} MiB of memory (memoryMb), which "
+            "includes them. Request less shared memory, or more memory.",
             field="sharedMemMb",
         )

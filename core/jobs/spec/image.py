@@ -36,7 +36,7 @@ class ImageOptions:
             )
         if self.image_pull_policy is not None and self.image_pull_policy not in PULL_POLICIES:
             raise SpecInvalid(
-                f"{quoted(self.image_pull_policy)} is no pull policy. There are: {', '.join(PULL_POLICIES)}.",
+                f"{quoted(self.image_pull_policy)} is not a pull policy. Choose one of: {', '.join(PULL_POLICIES)}.",
                 field="imagePullPolicy",
             )
         if self.use_dockerfile:
@@ -47,7 +47,7 @@ class ImageOptions:
     def _check_build(self) -> None:
         if self.container is not None:
             raise SpecInvalid(
-                "With useDockerfile the image is built, so container names none. Leave one of them out.",
+                "useDockerfile builds the image, and container names an existing one. Leave one of them out.",
                 field="container",
             )
         if self.rel_dockerfile_path is not None:
@@ -55,7 +55,7 @@ class ImageOptions:
         target = self.registry_target
         if target is not None and (not is_reference(target) or is_image_id(target) or "@" in target):
             raise SpecInvalid(
-                f"{quoted(target)} is nothing that an image can be pushed to. Write host/name:tag, for example "
+                f"{quoted(target)} is not a valid push target. Write host/name:tag, for example "
                 "registry.example.com/team/model:3.",
                 field="registryTarget",
             )
@@ -68,7 +68,9 @@ class ImageOptions:
         }
         for field, is_given in given.items():
             if is_given:
-                raise SpecInvalid(f"{field} is about an image that is built; set useDockerfile as well.", field=field)
+                raise SpecInvalid(
+                    f"{field} applies only to an image that is built. Set useDockerfile as well.", field=field
+                )
 
 
 def _check_path(path: str) -> None:

@@ -51,14 +51,12 @@ class JobSpec:
     machine_type: Annotated[str, "name in the catalogue of machine types"]
     command: Annotated[str, "run by the container's shell; may be empty if nothing is run"]
     container: Annotated[str | None, "image reference or short name (GET /images); default: the worker's"] = None
-    image_pull_policy: Annotated[str | None, "Always, IfNotPresent or Never; default: as the worker's settings say"] = (
-        None
-    )
+    image_pull_policy: Annotated[str | None, "Always, IfNotPresent or Never; default: the worker's setting"] = None
     use_dockerfile: Annotated[bool, "build the image from the workspace's Dockerfile"] = False
     rel_dockerfile_path: Annotated[str | None, "the Dockerfile's path in the workspace; default: Dockerfile"] = None
     build_only: Annotated[bool, "build (and push) the image and run nothing"] = False
     registry_target: Annotated[str | None, "image reference that the built image is pushed to"] = None
-    name: Annotated[str | None, "for people; default: job N"] = None
+    name: Annotated[str | None, "name shown to people; default: job N"] = None
     workspace: Annotated[str | None, 'git URL (`https://host/repo.git#ref`), or "none"'] = None
     workspace_sha256: Annotated[str | None, "of an uploaded archive, or of the part sent along"] = None
     env_vars: Annotated[
@@ -66,23 +64,23 @@ class JobSpec:
         "environment of the command; a value `secret:NAME` stands for that secret, looked up at launch. Responses hide "
         "the values of secret-looking names",
     ] = field(default_factory=dict)
-    time_limit: Annotated[int | None, "seconds of running time"] = None
+    time_limit: Annotated[int | None, "limit of the running time, in seconds"] = None
     stop_grace: Annotated[int, "seconds between SIGTERM and SIGKILL; default 60"] = 60
     max_attempts: Annotated[
-        int, "how often it may run in all, not counting faults of the machine or the service; default 1"
+        int, "attempts in all, not counting those ended by a fault of the machine or the service; default 1"
     ] = 1
-    priority: Annotated[int, "0 to 100, higher goes first; default 50"] = 50
+    priority: Annotated[int, "0 to 100, higher starts first; default 50"] = 50
     cpus: Annotated[float | None, "limit of CPUs"] = None
     memory_mb: Annotated[int | None, "limit of memory, MiB"] = None
     shared_mem_mb: Annotated[int | None, "size of /dev/shm, MiB; part of its memory"] = None
     working_dir: Annotated[
-        str | None, "where the command begins: a folder of the workspace, or of the container by its whole path"
+        str | None, "where the command starts: a folder of the workspace, or an absolute path in the container"
     ] = None
-    user: Annotated[str | None, "UID, UID:GID or root; default: as the host is set"] = None
-    tags: Annotated[tuple[str, ...], "for finding it again"] = ()
+    user: Annotated[str | None, "UID, UID:GID or root; default: the host's setting"] = None
+    tags: Annotated[tuple[str, ...], "tags for finding the job again"] = ()
     ports: Annotated[tuple[str, ...], "ports to expose: `external:internal:scheme`; external 0: the host chooses"] = ()
-    registry_username: Annotated[str | None, "who signs in to the container's registry, for this job"] = None
-    code_commit: Annotated[str | None, "git commit that the uploaded folder was at"] = None
+    registry_username: Annotated[str | None, "user name for the container's registry, for this job only"] = None
+    code_commit: Annotated[str | None, "git commit of the uploaded folder"] = None
 
     def __post_init__(self) -> None:
         """Validate all fields.
@@ -100,7 +98,7 @@ class JobSpec:
         _check_range(self.time_limit, 1, MAX_TIME_LIMIT, "timeLimit", "seconds")
         _check_range(self.stop_grace, 0, MAX_GRACE_SECONDS, "stopGrace", "seconds")
         _check_range(self.max_attempts, 1, MAX_ATTEMPTS, "maxAttempts", "attempts")
-        _check_range(self.priority, 0, MAX_PRIORITY, "priority", "(higher goes first)")
+        _check_range(self.priority, 0, MAX_PRIORITY, "priority", "(higher starts first)")
         _check_range(self.cpus, 0.01, MAX_CPUS, "cpus", "CPUs")
         _check_range(self.memory_mb, 16, MAX_MEMORY_MB, "memoryMb", "MiB")
         _check_range(self.shared_mem_mb, 1, MAX_MEMORY_MB, "sharedMemMb", "MiB")
@@ -115,7 +113,7 @@ class JobSpec:
         object.__setattr__(self, "ports", tuple(str(port) for port in parse_ports(self.ports)))
         if self.registry_username is not None and self.container is None:
             raise SpecInvalid(
-                "Says who signs in to a registry, and there is no container to fetch from one. Name it, with its "
+                "registryUsername needs a container to pull from that registry. Name the container, with its "
                 "registry's host.",
                 field="container",
             )
@@ -184,11 +182,11 @@ def _check_command(command: str) -> None:
     if not command.strip():
         raise SpecInvalid("A job needs a command, for example --command 'python main.py'.", field="command")
     if "\0" in command:
-        raise SpecInvalid("The command holds a NUL character; take it out.", field="command")
+        raise SpecInvalid("The command contains a NUL character; remove it.", field="command")
     size = len(command.encode(errors="surrogatepass"))
     if size > MAX_COMMAND_BYTES:
         raise SpecInvalid(
-            f"The command has {size:,} bytes, at most {MAX_COMMAND_BYTES:,} are taken. Put it into a script in the "
+            f"The command has {size:,} bytes; at most {MAX_COMMAND_BYTES:,} are allowed. Put it into a script in the "
             "workspace and run that.",
             field="command",
         )
@@ -198,7 +196,7 @@ def _check_command(command: str) -> None:
 def _check_env(env: dict[str, str]) -> None:
     if len(env) > MAX_ENV_VARS:
         raise SpecInvalid(
-            f"{len(env):,} environment variables; at most {MAX_ENV_VARS} are taken. Put them into a file in the "
+            f"{len(env):,} environment variables; at most {MAX_ENV_VARS} are allowed. Put them into a file in the "
             "workspace and read that.",
             field="envVars",
         )
@@ -213,17 +211,17 @@ def _check_env(env: dict[str, str]) -> None:
             )
         if name.startswith(_RESERVED):
             raise SpecInvalid(
-                f"{name} is set by the service (names that begin with {' or '.join(_RESERVED)} are). Choose another.",
+                f"{name} is reserved, like all names that begin with {' or '.join(_RESERVED)}. Choose another name.",
                 field=where,
             )
         if "\0" in value:
-            raise SpecInvalid(f"The value of {name} holds a NUL character; take it out.", field=where)
+            raise SpecInvalid(f"The value of {name} contains a NUL character; remove it.", field=where)
         _check_encodable(value, where)
         _check_secret(name, value, where)
         total += len(name) + len(value.encode())
     if total > MAX_ENV_BYTES:
         raise SpecInvalid(
-            f"The environment has {total:,} bytes, at most {MAX_ENV_BYTES:,} are taken. Put it into a file in the "
+            f"The environment has {total:,} bytes; at most {MAX_ENV_BYTES:,} are allowed. Put it into a file in the "
             "workspace and read that.",
             field="envVars",
         )
@@ -233,11 +231,11 @@ def _check_secret(variable: str, value: str, where: str) -> None:
     if not value.startswith(SECRET_PREFIX):
         return
     if variable.startswith(_MOCK_PREFIX):
-        raise SpecInvalid(f"{variable} cannot be a secret: the service shows what it holds.", field=where)
+        raise SpecInvalid(f"{variable} cannot be a secret: the service shows its value.", field=where)
     if not SECRET_NAME.match(value.removeprefix(SECRET_PREFIX)):
         raise SpecInvalid(
-            f"{variable} begins with {SECRET_PREFIX}, and what follows is no secret's name. Names have letters, digits "
-            "and _ . -, and no other value may begin so.",
+            f"The value of {variable} begins with {SECRET_PREFIX}, but not with the name of a secret after it. Names "
+            "consist of letters, digits and _ . -; no other value may begin with the prefix.",
             field=where,
         )
 
@@ -246,7 +244,7 @@ def _check_encodable(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise SpecInvalid("Holds half of a surrogate pair, which is not valid Unicode.", field=where) from error
+        raise SpecInvalid("Contains half of a surrogate pair, which is not valid Unicode.", field=where) from error
 
 
 def check_label(text: str, where: str, longest: int) -> None:
@@ -258,13 +256,13 @@ def check_label(text: str, where: str, longest: int) -> None:
     if not text.strip():
         raise SpecInvalid("Empty; leave it out or give it at least one visible character.", field=where)
     if len(text) > longest:
-        raise SpecInvalid(f"{len(text)} characters, at most {longest} are taken.", field=where)
+        raise SpecInvalid(f"{len(text)} characters; at most {longest} are allowed.", field=where)
     _check_encodable(text, where)
     # Emoji are allowed; a line break or an escape could forge lines in lists and logs.
     bad = next((c for c in text if unicodedata.category(c) in {"Cc", "Zl", "Zp"}), None)
     if bad is not None:
         raise SpecInvalid(
-            f"Holds the control character {bad!r} (a line break, say). Write it on one line.", field=where
+            f"Contains the control character {bad!r} (such as a line break). Write it on one line.", field=where
         )
 
 
@@ -275,7 +273,7 @@ def check_tags(tags: Sequence[str]) -> None:
         SpecInvalid: There are too many, or one is not a valid label.
     """
     if len(tags) > MAX_TAGS:
-        raise SpecInvalid(f"{len(tags)} tags; at most {MAX_TAGS} are kept.", field="tags")
+        raise SpecInvalid(f"{len(tags)} tags; at most {MAX_TAGS} are allowed.", field="tags")
     for tag in tags:
         check_label(tag, "tags", MAX_TAG)
 

@@ -40,14 +40,14 @@ class PortMapping:
         if found is None:
             raise SpecInvalid(
                 f"{text[:80]!r} is not a port. Write external:internal, for example 8888:8888; internal alone (6006) "
-                "has the host choose; :https at the end for a link of another scheme.",
+                "lets the host choose the other; add :https for a link of that scheme.",
                 field="ports",
             )
         external, internal = int(found["external"] or 0), int(found["internal"])
         if not 1 <= internal <= _LAST or not (external == 0 or FIRST_EXTERNAL <= external <= _LAST):
             raise SpecInvalid(
                 f"{text[:80]!r} is out of range: the job's own port is 1 to {_LAST}, the host's {FIRST_EXTERNAL} to "
-                f"{_LAST} or 0 (whichever is free).",
+                f"{_LAST} or 0 (any that is free).",
                 field="ports",
             )
         return cls(external, internal, found["scheme"] or "http")
@@ -88,7 +88,7 @@ def check_not_reserved(ports: tuple[PortMapping, ...], taken: Mapping[int, str])
     for port in ports:
         if port.external in taken:
             raise SpecInvalid(
-                f"Port {port.external} of the host is the service's own ({taken[port.external]}). Name another, or 0 "
-                "for whichever is free.",
+                f"Port {port.external} of the host is used by the service itself ({taken[port.external]}). Name "
+                "another, or 0 for any that is free.",
                 field="ports",
             )

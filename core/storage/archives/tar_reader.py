@@ -206,7 +206,7 @@ def _extended(stream: BinaryIO, block: bytes, kind: bytes, budget: Budget) -> di
     if kind != _PAX_GLOBAL:
         return known
     if known.keys() - {"mtime"}:
-        raise invalid("the tar archive names or sizes all its entries at once; pack the folder with an ordinary tar")
+        raise invalid("the tar archive sets one name or size for all its entries; pack the folder with an ordinary tar")
     return {}
 
 

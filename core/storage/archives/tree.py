@@ -163,8 +163,8 @@ class EntryTree:
             node = _child(node, part)
         if not isinstance(node, _File):
             raise invalid(
-                f"entry {shortened(entry.name)} is a hard link to {shortened(entry.target)}, which is no file that "
-                "comes before it; pack the folder again with hard links followed (tar --hard-dereference)"
+                f"entry {shortened(entry.name)} is a hard link to {shortened(entry.target)}, which is not a file "
+                "before it; pack the folder again with hard links followed (tar --hard-dereference)"
             )
         return parts
 
@@ -224,7 +224,7 @@ class EntryTree:
             return link.stack
         what = f"entry {shortened(link.name)} is a symbolic link to {shortened(link.target)}, which"
         if link.following or chain > _MAX_LINK_CHAIN:
-            raise invalid(f"{what} goes round in a circle or through too many links; leave it out")
+            raise invalid(f"{what} forms a loop or leads through too many links; leave it out")
         segments = _split(link.target, what)
         # Bounds the work: long targets in 100,000 links would take minutes of CPU time.
         deepest = 2 * self._limits.max_depth

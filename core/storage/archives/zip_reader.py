@@ -267,9 +267,7 @@ def _check_local_header(file: BinaryIO, member: _Member, what: str) -> None:
     if same and not flags & _FLAG_SIZES_FOLLOW:
         same = crc == member.crc and packed in (member.packed, _IN_ZIP64) and size in (member.size, _IN_ZIP64)
     if not same:
-        raise invalid(
-            f"{what} is described in two ways that do not agree; pack the folder again with an ordinary zip program"
-        )
+        raise invalid(f"{what} has two descriptions that disagree; pack the folder again with an ordinary zip program")
 
 
 def _contents(file: BinaryIO, member: _Member, what: str) -> Iterator[bytes]:

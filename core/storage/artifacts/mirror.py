@@ -35,7 +35,7 @@ _LINK_REFUSED = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK,
 
 Stopped = Callable[[], bool]
 """Polled during long operations; True means stop."""
-STOPPED = "collecting was stopped before it was kept"
+STOPPED = "collection was stopped before it was stored"
 
 
 def never() -> bool:
@@ -229,7 +229,7 @@ def _mirror_until_stable(
         if error.errno not in NOT_A_FOLDER:
             raise
         skips = SkipList()
-        skips.add(".", "the artifacts folder is gone: kept is what was stored before", lost=True)
+        skips.add(".", "the artifacts folder no longer exists; what was stored before is kept", lost=True)
         return scan(store, SkipList()), skips
     try:
         for _ in range(_FINAL_PASSES if final else 1):

@@ -114,7 +114,9 @@ def scan(folder: int, skips: SkipList, *, max_files: int | None = None) -> Folde
     walk.visit(folder, "", 0)
     if walk.cut:
         skips.add(
-            "…", f"it has more than {_NAMES_PER_FILE * (max_files or 0):,} names; the rest is left out", lost=True
+            "…",
+            f"the folder has more than {_NAMES_PER_FILE * (max_files or 0):,} names; the rest is left out",
+            lost=True,
         )
     if walk.uncounted:
         skips.add("…", f"{walk.uncounted:,} files are over the limit of {max_files:,} files", lost=True)

@@ -116,7 +116,7 @@ def test_an_administrators_file_changes_values_and_adds_types(tmp_path):
         ("[V100]\nprice_per_hor = 1", "'V100', price_per_hor: "),
         ('[V100]\nbackend = "slurm"', "'V100', backend: .*'docker'"),
         ("[L4]\nprice_per_hour = 1", "'L4', backend: Field required"),
-        ("V100 = 3", "'V100' is no machine type"),
+        ("V100 = 3", "'V100' is not a table"),
         ("[V100", "not valid TOML"),
         (NEW.format(name='"v2-8"'), "'v2-8' already means 'TPU'"),
     ],

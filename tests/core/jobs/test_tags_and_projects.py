@@ -31,7 +31,7 @@ def test_jobs_are_found_by_what_stands_in_their_spec(database, submit):
 
 def test_a_deleted_project_takes_its_jobs_along_and_frees_its_name(database, submit):
     job = submit(project="p")
-    with pytest.raises(SpecInvalid, match="1 jobs of this project are not over"), database.write() as session:
+    with pytest.raises(SpecInvalid, match="1 jobs of this project have not ended"), database.write() as session:
         projects.delete(session, job.project_id)
     with database.write() as session:
         lifecycle.request_stop(session, job.id)

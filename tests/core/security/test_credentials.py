@@ -107,7 +107,7 @@ def test_nothing_but_a_name_follows_the_prefix(value):
 
 
 def test_a_variable_that_the_service_shows_is_no_secret():
-    with pytest.raises(SpecInvalid, match="shows what it holds"):
+    with pytest.raises(SpecInvalid, match="shows its value"):
         JobSpec(machine_type="CPU", command="true", env_vars={"MOCK_START_FAILURE": "secret:a"})
 
 

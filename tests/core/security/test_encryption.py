@@ -38,7 +38,7 @@ def test_the_first_key_is_made_once_for_everybody_and_for_its_owner_alone(tmp_pa
 
 
 def test_opening_makes_no_key(tmp_path):
-    with pytest.raises(SecretUnreadable, match="holds none"):
+    with pytest.raises(SecretUnreadable, match="holds no key"):
         vault(tmp_path).decrypt("p", vault(tmp_path / "elsewhere").encrypt("p", "x"))
     assert not (tmp_path / "secrets.key").exists()
 

@@ -54,7 +54,7 @@ def test_what_cannot_be_is_refused(sqlite_database, email, password, field):
 
 
 def test_an_address_is_given_once(database, ann):
-    with pytest.raises(SpecInvalid, match="is there already"), database.write() as session:
+    with pytest.raises(SpecInvalid, match="already exists"), database.write() as session:
         users.create(session, ann.email, PASSWORD)
     with database.read() as session:
         assert [one.id for one in users.list_users(session)] == [ann.id]
@@ -72,7 +72,7 @@ def test_who_is_removed_loses_their_keys_alone(database, ann):
             api_keys.authenticate(session, secret)
     with pytest.raises(Unauthorized):
         sign_in(database)
-    with pytest.raises(Unauthorized, match="no longer there"), database.write() as session:
+    with pytest.raises(Unauthorized, match="no longer exists"), database.write() as session:
         users.create_key_for(session, ann.id, "later")
     with pytest.raises(NotFound, match="gradient-server users list"), database.write() as session:
         users.remove(session, "ann@example.org")

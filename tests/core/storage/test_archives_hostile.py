@@ -195,7 +195,7 @@ def test_sparse_files_announced_by_pax_headers(place):
 def test_global_headers_that_rename_everything(place):
     with tarfile.open(place / "w", "w", pax_headers={"path": "elsewhere"}) as archive:
         archive.addfile(tarfile.TarInfo("a"))
-    refused(place / "w", "all its entries at once")
+    refused(place / "w", "for all its entries")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_entries_nested_in_one_another(place):
 def test_headers_that_disagree(place):
     raw = zip_of(place / "w", ("good.txt", b"abc", 0o644)).read_bytes()
     (place / "w").write_bytes(raw.replace(b"good.txt", b"evil.txt", 1))
-    refused(place / "w", "do not agree")
+    refused(place / "w", "disagree")
 
 
 def test_encrypted_zip(place):

@@ -169,7 +169,7 @@ def test_what_was_stored_stays_when_the_folder_is_gone(store, source):
     source.rmdir()
     manifest = store.close(JOB, 1, source)
     assert manifest.state == "partial"
-    assert manifest.skipped[0].why.startswith("the artifacts folder is gone")
+    assert manifest.skipped[0].why.startswith("the artifacts folder no longer exists")
     assert kept(store) == {"a": b"alpha"}
 
 

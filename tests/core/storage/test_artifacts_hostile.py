@@ -296,5 +296,5 @@ def test_countless_names_are_not_all_looked_at(tmp_path, source, make):
             getattr(os, make)(path)
     manifest = store.close(JOB, 1, source)
     assert manifest.state == "partial"
-    assert "it has more than 50 names; the rest is left out" in [skipped.why for skipped in manifest.skipped]
+    assert "the folder has more than 50 names; the rest is left out" in [skipped.why for skipped in manifest.skipped]
     assert len(manifest.skipped) <= 51

@@ -89,7 +89,7 @@ def test_the_same_content_from_many_senders_at_once(store):
 
 
 def test_damage_on_the_way_is_told_apart_from_a_bad_archive(store):
-    with pytest.raises(WorkspaceInvalid, match=r"damaged on its way.*send it again") as error:
+    with pytest.raises(WorkspaceInvalid, match=r"damaged in transit.*send it again") as error:
         store.add(io.BytesIO(DATA[:-1]), LIMITS, expected_sha256=SHA)
     assert error.value.field == "workspace"
     assert kept(store) == []

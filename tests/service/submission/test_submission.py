@@ -244,7 +244,7 @@ def test_a_form_with_other_parts_is_refused(client, parts, field):
         (make_job_body(envVars={f"V{i}": "x" for i in range(1000)}), 400, "envVars", "1,000"),
         (make_job_body(envVars={"LR": 0.1}), 422, "envVars.LR", "string"),
         (make_job_body(envVars={"1X": "a"}), 400, "envVars", "'1X'"),
-        (make_job_body(envVars={"PS_JOB_ID": "a"}), 400, "envVars.PS_JOB_ID", "set by the service"),
+        (make_job_body(envVars={"PS_JOB_ID": "a"}), 400, "envVars.PS_JOB_ID", "is reserved"),
         (make_job_body(name="two\nlines"), 400, "name", "line break"),
         (make_job_body(tags=["esc\x1b[31m"]), 400, "tags", "control character"),
         (make_job_body(project="a\nb"), 400, "project", "line break"),

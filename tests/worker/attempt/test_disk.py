@@ -157,7 +157,7 @@ def test_collecting_is_stopped_by_who_does_not_want_to_wait(opened, claim, small
     assert (ended.state, ended.reason, ended.artifacts_state) == (JobState.SUCCEEDED, "completed", "partial")
     page = host.artifacts.list(job.id, 1)
     assert page.files == ()
-    assert {one.why for one in page.skipped} == {"collecting was stopped before it was kept"}
+    assert {one.why for one in page.skipped} == {"collection was stopped before it was stored"}
 
 
 @pytest.mark.parametrize("patience", [60.0, -1.0], ids=["for a moment", "for longer"])

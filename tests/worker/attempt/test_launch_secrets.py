@@ -62,7 +62,7 @@ def test_the_value_reaches_the_command(host, run):
 def test_a_secret_that_is_gone_ends_the_job_and_names_it(host, run):
     job = run()
     assert (job.state, job.reason, job.exit_code) == (JobState.FAILED, "secret_missing", None)
-    assert "TOKEN names the secret token, which is gone" in job.reason_detail
+    assert "TOKEN names the secret token, which does not exist" in job.reason_detail
     assert list(host.scratch_root.iterdir()) == []
 
 

@@ -234,7 +234,7 @@ def test_gpus_that_others_hold_are_waited_for(database, submit, add_worker, why,
         session.execute(insert(GpuAllocation), rows)
     found = why(job)
     assert found.reason == "waiting_for_gpus"
-    assert found.detail == "3 GPUs of one machine; 2 of 3 are free on host-a, jobs hold the others"
+    assert found.detail == "3 GPUs of one machine; 2 of 3 are free on host-a, jobs use the others"
     change(job, gpus=2)
     assert why(job).reason == "waiting_for_machine"
 
@@ -250,8 +250,8 @@ def test_a_gpu_that_no_job_holds_and_something_uses_is_told(database, submit, ad
     found = why(job)
     assert found.reason == "waiting_for_gpus"
     assert found.detail == (
-        "a GPU; 0 of 2 are free on host-a, GPU 1 is used by something that is no job "
-        "(900 MiB in use, by process 7 (python)); jobs hold the others"
+        "a GPU; 0 of 2 are free on host-a, GPU 1 is in use outside this service "
+        "(900 MiB in use, by process 7 (python)); jobs use the others"
     )
     with database.write() as session:
         workers.set_taken_gpus(session, "a", {"0": "ours by now"})

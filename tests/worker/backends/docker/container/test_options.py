@@ -146,7 +146,7 @@ def test_links_and_sockets_lead_nowhere_they_must_not(tmp_path):
 def test_a_file_with_a_mistake_is_told_when_the_worker_starts(make):
     place = make()
     place.settings.machines.file.write_text("[CPU.docker]\nprivileged = true\n")
-    with pytest.raises(SpecInvalid, match="no job is ever privileged"):
+    with pytest.raises(SpecInvalid, match="jobs are never privileged"):
         make_backend("docker", place.settings)
 
 
