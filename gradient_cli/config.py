@@ -63,7 +63,7 @@ def resolve(url: str | None, key: str | None) -> Settings:
         return Settings(url, strip_key(key), "flags or environment")
     raise ClientError(
         "no server is configured",
-        hint="Start one on this machine with `gradient-server up`, or name one: "
+        hint="Start one on this machine with `gradient-server up`, or log in to one: "
         "`gradient-cli login --url https://… --apiKey …` (or GRADIENT_URL and GRADIENT_API_KEY).",
         code=UNREACHABLE,
     )
@@ -78,7 +78,7 @@ def strip_key(key: str) -> str:
     key = key.strip()
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise ClientError(
-            "apiKey: it holds characters that no key has",
+            "apiKey: contains characters that a key cannot have",
             hint="Copy the key again, without quotes or line breaks.",
             code=UNREACHABLE,
         )
@@ -97,12 +97,12 @@ def read_json(path: str) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        reason = error.strerror if isinstance(error, OSError) else "not valid JSON"
         raise ClientError(
-            f"cannot read {path}: {reason}", hint="Repair its permissions or contents, or remove it."
+            f"cannot read {path}: {reason}", hint="Fix its permissions or contents, or delete it."
         ) from None
     if not isinstance(value, dict):
-        raise ClientError(f"cannot read {path}: it is not a JSON object", hint="Remove it and log in again.")
+        raise ClientError(f"cannot read {path}: not a JSON object", hint="Delete it and log in again.")
     return value
 
 

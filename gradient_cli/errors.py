@@ -1,8 +1,9 @@
 """Errors of the client, each with its exit code.
 
 ClientError
-├── RefusedError    the server answered with an error: of the request (4xx) or its own (5xx)
-└── LinkError       the server could not be reached, or the connection broke
+├── UsageError          the command line, the project file or the environment is wrong
+├── ServerError         the server answered with an error: of the request (4xx) or its own (5xx)
+└── ConnectionFailed    the server could not be reached, or the connection broke
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ClientError(Exception):
 
 
 class UsageError(ClientError):
-    """The command line, the project file or the environment asks for something that makes no sense."""
+    """The command line, the project file or the environment is wrong."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint, code=USAGE)
@@ -57,7 +58,7 @@ class ServerError(ClientError):
         status: The HTTP status.
         name: The server's name for the error.
         field: The field of the request it is about, or empty.
-        retry_after: Seconds after which the server wants to be asked again; 0: it did not say.
+        retry_after: Seconds to wait before the next request, as set by the server; 0: not set.
     """
 
     def __init__(

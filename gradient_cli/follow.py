@@ -152,8 +152,8 @@ def attach(api: Api, job_id: str, printer: LogPrinter, *, line: int = 0) -> int:
 def detach(job_id: str) -> int:
     """Print how to follow or stop a job that keeps running, and return the exit code of Ctrl-C."""
     terminal.print_message(
-        f"\ndetached; the job goes on\n"
-        f"  come back  gradient-cli jobs logs {job_id} --follow\n"
+        f"\ndetached; the job keeps running\n"
+        f"  follow it  gradient-cli jobs logs {job_id} --follow\n"
         f"  stop it    gradient-cli jobs stop {job_id}"
     )
     return INTERRUPTED
@@ -172,7 +172,7 @@ def wait(api: Api, job_id: str, timeout: float | None) -> dict[str, Any]:
         if left is not None and left <= 0:
             raise ClientError(
                 f"job {job_id} has not ended within {format_duration(timeout)}: {describe_state(job)}",
-                hint=f"It goes on: `gradient-cli jobs logs {job_id} --follow` shows what it does.",
+                hint=f"The job was not stopped: `gradient-cli jobs logs {job_id} --follow` follows it.",
             )
         time.sleep(delay if left is None else min(delay, left))
         delay = min(delay * 1.5, _MAX_POLL_SECONDS)

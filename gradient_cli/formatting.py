@@ -182,7 +182,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def describe_gpus(job: Mapping[str, Any]) -> str:
-    """Describe the GPUs: `2 x NVIDIA A100-SXM4-40GB, 42.9 GB each, driver 550.54 (CUDA 12.4), GPUs 0 and 3 there`."""
+    """Describe the GPUs: `2 x NVIDIA A100-SXM4-40GB, 42.9 GB each, driver 550.54 (CUDA 12.4), host GPUs 0 and 3`."""
     number = job.get("gpuCount")
     if not number:
         return ""
@@ -192,7 +192,7 @@ def describe_gpus(job: Mapping[str, Any]) -> str:
         f"{number} x {name}" if name else f"{number} of unknown model",
         f"{format_size(memory)}{' each' * (number > 1)}" if memory else "",
         f"driver {driver}" + (f" (CUDA {cuda})" if cuda else "") if driver else "",
-        f"GPU{'s' * (number > 1)} {indexes} there" if indexes else "",
+        f"host GPU{'s' * (number > 1)} {indexes}" if indexes else "",
     ]
     return ", ".join(part for part in parts if part)
 

@@ -24,47 +24,50 @@ if TYPE_CHECKING:
 # Every command: the function that sets up its parser (none for a group), and its line in the list. A module is
 # imported only if the command line names its command.
 _COMMANDS = {
-    "jobs": ("", "submit jobs and look after them"),
+    "jobs": ("", "submit and manage jobs"),
     "jobs create": ("jobs_create:add_create", "submit a job and follow it"),
     "jobs list": ("jobs:add_list", "list jobs, newest first"),
-    "jobs show": ("jobs:add_show", "show one job: its state, why, and what to do next"),
-    "jobs logs": ("jobs_logs:add_logs", "show what a job printed, or follow it"),
-    "jobs wait": ("jobs:add_wait", "wait for a job's end and exit with its exit code"),
-    "jobs stop": ("jobs:add_stop", "ask a job to stop"),
+    "jobs show": ("jobs:add_show", "show a job: its state, the reason, and what to do next"),
+    "jobs logs": ("jobs_logs:add_logs", "print a job's log, or follow it"),
+    "jobs wait": ("jobs:add_wait", "wait until a job has ended, and exit with its exit code"),
+    "jobs stop": ("jobs:add_stop", "stop a job: SIGTERM, then SIGKILL after its grace period"),
     "jobs clone": ("jobs_create:add_clone", "submit the same job again"),
-    "jobs delete": ("jobs:add_delete", "remove a job, stopping it where it runs"),
-    "jobs artifacts": ("", "list and download what a job has left"),
-    "jobs artifacts list": ("artifacts:add_list", "list a job's files"),
-    "jobs artifacts get": ("artifacts:add_get", "download a job's files, checked by sha256"),
-    "projects": ("", "group jobs, and set up folders"),
-    "projects init": ("projects:add_init", "write a project file into this folder"),
-    "projects create": ("projects:add_create", "make a project and print its id"),
+    "jobs delete": ("jobs:add_delete", "delete a job, stopping it if it runs"),
+    "jobs artifacts": ("", "list and download a job's artifacts"),
+    "jobs artifacts list": ("artifacts:add_list", "list a job's artifacts"),
+    "jobs artifacts get": ("artifacts:add_get", "download a job's artifacts, verified by SHA-256"),
+    "projects": ("", "manage projects, which group jobs"),
+    "projects init": ("projects:add_init", "write a project file into the current folder"),
+    "projects create": ("projects:add_create", "create a project and print its id"),
     "projects list": ("projects:add_list", "list projects"),
-    "projects show": ("projects:add_show", "show one project: its limit, and how long it keeps what"),
-    "projects update": ("projects:add_update", "change a project's limit, and how long it keeps what"),
-    "images": ("", "see what --container can name"),
-    "images list": ("images:add_list", "list the short names for --container, and what they stand for"),
-    "secrets": ("", "store values that jobs get by name"),
-    "secrets set": ("credentials:add_set_secret", "store a secret, from a file, a pipe or a prompt"),
-    "secrets list": ("credentials:add_list_secrets", "list the names of secrets"),
-    "secrets delete": ("credentials:add_delete_secret", "forget a secret"),
-    "registries": ("", "store how to sign in to image registries"),
-    "registries set": ("credentials:add_set_registry", "store a username, and a password from a pipe or a prompt"),
-    "registries list": ("credentials:add_list_registries", "list the registries that can be signed in to"),
-    "registries delete": ("credentials:add_delete_registry", "forget how to sign in to a registry"),
-    "machine-types": ("machine_types:add_machine_types", "list what there is to run on, with prices"),
-    "tpus": ("", "see which TPUs bill, and for whom"),
-    "tpus list": ("tpus:add_list", "list TPUs: states, health, whose they are, cost so far"),
-    "login": ("login:add_login", "save which server to use, and the key for it"),
+    "projects show": ("projects:add_show", "show a project: its jobs, limit and retention"),
+    "projects update": ("projects:add_update", "change a project's limit and retention"),
+    "images": ("", "list the short names for --container"),
+    "images list": ("images:add_list", "list the short names for --container, with their images"),
+    "secrets": ("", "manage secrets, which jobs refer to by name"),
+    "secrets set": ("credentials:add_set_secret", "store a secret from a file, a pipe or a prompt"),
+    "secrets list": ("credentials:add_list_secrets", "list secrets, without their values"),
+    "secrets delete": ("credentials:add_delete_secret", "delete a secret"),
+    "registries": ("", "manage logins for image registries"),
+    "registries set": (
+        "credentials:add_set_registry",
+        "store the login for a registry, with a password from a pipe or a prompt",
+    ),
+    "registries list": ("credentials:add_list_registries", "list the registries with a stored login"),
+    "registries delete": ("credentials:add_delete_registry", "delete the login for a registry"),
+    "machine-types": ("machine_types:add_machine_types", "list machine types, with prices and availability"),
+    "tpus": ("", "list the TPUs that are billed"),
+    "tpus list": ("tpus:add_list", "list the TPUs that are billed or requested: state, health, job, cost so far"),
+    "login": ("login:add_login", "save the address of a server and an API key for it"),
     "version": ("version:add_version", "show the versions of client and server"),
 }
 
 _EXIT_CODES = """\
 exit codes:
-  that of the job, where one is followed or waited for; else
-  0 done               1 failed          2 wrong usage
-  3 server not reached, or key refused   4 refused by the server
-  130 interrupted      141 nobody reads the output
+  the job's own, if the command follows it or waits for it; else
+  0 success            1 failed          2 wrong usage
+  3 server unreachable, or key refused   4 refused by the server
+  130 interrupted      141 output closed (broken pipe)
 """
 
 
@@ -132,12 +135,12 @@ def main() -> int:
         _silence_stdout()
         return BROKEN_PIPE
     except UnicodeError as error:
-        _print_error(f"text that cannot be sent: {error}", "Write it as UTF-8.")
+        _print_error(f"text that cannot be sent: {error}", "Encode it as UTF-8.")
         return USAGE
     except OSError as error:
         _silence_stdout()
         where = f"{error.filename}: " if error.filename else ""
-        _print_error(f"{where}{error.strerror or error}", "Check space and permissions, then try again.")
+        _print_error(f"{where}{error.strerror or error}", "Check disk space and permissions, then try again.")
         return FAILED
     return code
 

@@ -14,8 +14,8 @@ TYPE_CHECKING = False  # the name type checkers know; importing typing for it wo
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-SERVER_HELP = "the server (default: GRADIENT_URL, `login`, or the one on this machine)"
-KEY_HELP = "the key (default: GRADIENT_API_KEY, `login`, or the one for this machine)"
+SERVER_HELP = "address of the server (default: GRADIENT_URL, else saved by `login`, else this machine)"
+KEY_HELP = "API key (default: GRADIENT_API_KEY, else saved by `login`, else the key of this machine)"
 
 _JOB_ID = re.compile(r"j[a-z0-9]{13}")
 
@@ -76,7 +76,7 @@ def add_json(parser: argparse.ArgumentParser, text: str = "print one JSON object
 
 def add_job_id(parser: argparse.ArgumentParser) -> None:
     """Add the optional id of a job."""
-    add_positional(parser, "id", nargs="?", metavar="ID", help="the job (default: the last one of this folder)")
+    add_positional(parser, "id", nargs="?", metavar="ID", help="id of the job (default: the last job of this folder)")
 
 
 def is_job_id(text: str) -> bool:
@@ -105,8 +105,8 @@ def resolve_job_id(given: str | None, url: str) -> str:
     remembered = config.last_job(current_folder(), url)
     if not remembered:
         raise UsageError(
-            "which job? None was submitted from this folder yet",
-            hint="Name one: `gradient-cli jobs list` shows them.",
+            "id: required, because no job was submitted from this folder yet",
+            hint="`gradient-cli jobs list` lists the ids.",
         )
     terminal.print_message(terminal.style(f"job {remembered} (the last one of this folder)", "dim", sys.stderr))
     return remembered

@@ -15,32 +15,34 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="gradient-server",
-        description="Runs Gradient Jobs. Settings come from GRADIENT_* variables; .env.example lists them.",
+        description="Run Gradient Jobs. Settings are read from GRADIENT_* variables; .env.example lists them.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     up = commands.add_parser(
         "up",
-        help="run everything on this machine: API, dashboard and worker over SQLite",
-        description="Runs API, dashboard and worker in one process, with everything under GRADIENT_HOME "
-        "(default ~/.gradient-jobs). Jobs go on when it stops and are taken up again when it comes back.",
+        help="run everything on this machine: API, dashboard and worker in one process",
+        description="Run API, dashboard and worker in one process, with all data under GRADIENT_HOME "
+        "(default: ~/.gradient-jobs). Jobs keep running when it stops, and are adopted at the next start.",
     )
     api = commands.add_parser(
         "api",
         help="run only the API and the dashboard",
-        description="Runs the API and the dashboard without a worker: jobs wait until some worker takes them.",
+        description="Run the API and the dashboard without a worker: jobs wait until a worker claims them.",
     )
     for command in (up, api):
         command.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
-        command.add_argument("--port", type=_parse_port, help="port to listen on (default: 8780; 0: any free one)")
+        command.add_argument("--port", type=_parse_port, help="port to listen on (default: 8780; 0: any free port)")
     worker = commands.add_parser(
         "worker",
-        help="run only a worker: it claims jobs and runs them on this machine",
-        description="Claims jobs and runs them on this machine. When it stops its jobs go on; a worker of the same "
-        "name takes them up again.",
+        help="run only a worker, which claims jobs and runs them on this machine",
+        description="Claim jobs and run them on this machine. Jobs keep running when the worker stops; a worker of "
+        "the same name adopts them.",
     )
-    health = commands.add_parser("alive", help="say by the exit code whether a worker's heart beats, for health checks")
+    health = commands.add_parser(
+        "alive", help="exit with 0 if a worker sends heartbeats and receives messages, else with 1"
+    )
     for command in (up, worker, health):
-        command.add_argument("--name", help="the worker's name (default: the machine's name)")
+        command.add_argument("--name", help="name of the worker (default: name of this machine)")
     _add_maintenance(commands)
     _add_workers(commands)
     _add_migrate(commands)
@@ -59,13 +61,13 @@ def _add_simulator(
     up.add_argument(
         "--tpu-simulator",
         action="store_true",
-        help="run TPU jobs the whole way, on a made-up cloud with a TensorFlow server as the device",
+        help="run TPU jobs in a simulated cloud, with a TensorFlow server as the device",
     )
     simulator = commands.add_parser(
         "tpu-simulator",
-        help="make up a cloud with TPUs, for tests and laptops",
-        description="Serves a TPU API, Cloud Storage and, where TensorFlow is installed, a device with 8 cores, all on "
-        "this computer, and prints the settings that have a service use them.",
+        help="simulate a cloud with TPUs, for tests and laptops",
+        description="Serve a TPU API, Cloud Storage and, if TensorFlow is installed, a device with 8 cores, all on "
+        "this machine, and print the settings that make a service use them.",
     )
     for name, port, what in (
         ("--port", 9470, "TPU API"),
@@ -73,109 +75,114 @@ def _add_simulator(
         ("--device-port", 8470, "device"),
     ):
         simulator.add_argument(
-            name, type=_parse_port, default=port, help=f"port of the {what} (default: {port}; 0: any)"
+            name, type=_parse_port, default=port, help=f"port of the {what} (default: {port}; 0: any free port)"
         )
     simulator.add_argument(
-        "--create-seconds", type=float, default=2.0, metavar="SECONDS", help="time until a node is READY (default: 2)"
+        "--create-seconds",
+        type=float,
+        default=2.0,
+        metavar="SECONDS",
+        help="seconds until a node is READY (default: 2)",
     )
-    simulator.add_argument(
-        "--room", type=int, default=100, metavar="N", help="nodes a zone has room for (default: 100)"
-    )
+    simulator.add_argument("--room", type=int, default=100, metavar="N", help="limit of nodes in a zone (default: 100)")
 
 
 def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    listing = commands.add_parser("workers", help="show the workers that have reported: what they offer and run")
+    listing = commands.add_parser("workers", help="list the workers, with what they offer and run")
     listing.add_argument("--json", action="store_true", help="print JSON")
     drain = commands.add_parser(
         "drain",
-        help="have a worker claim no more jobs; what it runs, runs on",
-        description="Has a worker claim no more jobs, until `gradient-server resume`, whether it is restarted or not. "
-        "What it runs, runs on.",
+        help="stop a worker from claiming jobs; its jobs keep running",
+        description="Stop a worker from claiming jobs until `gradient-server resume`, also across restarts. Its jobs "
+        "keep running.",
     )
-    drain.add_argument("--wait", action="store_true", help="return when its last job has ended")
-    drain.add_argument("--timeout", type=float, metavar="SECONDS", help="with --wait: give up after this, exit code 1")
-    resume = commands.add_parser("resume", help="have a drained worker claim jobs again")
+    drain.add_argument("--wait", action="store_true", help="wait until its last job has ended")
+    drain.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="with --wait: exit with 1 after this time (default: no limit)"
+    )
+    resume = commands.add_parser("resume", help="let a drained worker claim jobs again")
     for command in (drain, resume):
-        command.add_argument("--name", help="the worker's name (default: the machine's name)")
+        command.add_argument("--name", help="name of the worker (default: name of this machine)")
 
 
 def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     doctor = commands.add_parser(
         "doctor",
-        help="check this installation, and say what to do about what is wrong",
-        description="Looks at everything the service needs, and changes nothing. Exit code 0: no problem was found.",
+        help="check this installation, and print problems with their fixes",
+        description="Check everything that the service needs. Exit code 0: no problem was found. Nothing is changed, "
+        "except that --tpu creates missing buckets and writes to them.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
-    doctor.add_argument("--tpu", action="store_true", help="ask Google as well: permissions, zones, bucket")
+    doctor.add_argument("--tpu", action="store_true", help="also check Google Cloud: permissions, zones, buckets")
     prune = commands.add_parser(
         "prune",
-        help="remove what no policy keeps any longer: logs, artifacts, workspaces",
-        description="Lists and removes logs and artifacts of jobs that ended longer ago than their project's policy or "
+        help="delete expired logs, artifacts and workspaces",
+        description="List and delete logs and artifacts of jobs that ended longer ago than their project's policy or "
         "GRADIENT_RETENTION__* keeps them, and uploaded workspaces that no job needs. Workers do so once an hour.",
     )
     prune.add_argument(
         "--images",
         action="store_true",
-        help="instead: this machine's container images that jobs brought and nothing uses",
+        help="delete unused container images of jobs on this machine instead",
     )
-    prune.add_argument("--dry-run", action="store_true", help="only say what would go; change nothing")
+    prune.add_argument("--dry-run", action="store_true", help="list what would be deleted, but delete nothing")
     prune.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_migrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    migrate = commands.add_parser("migrate", help="bring the database's schema up to this release")
+    migrate = commands.add_parser("migrate", help="migrate the database's schema to this release")
     migrate.add_argument(
         "--back-to",
         metavar="REVISION",
-        help="take it back instead, to an earlier revision such as 0001, or to `base`, which drops every table; data "
-        "of later revisions is lost. Stop every process first",
+        help="migrate back to an earlier revision instead, such as 0001, or to `base`, which drops every table; data "
+        "of later revisions is lost; stop every process first",
     )
 
 
 def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    keys = commands.add_parser("keys", help="make, list and revoke API keys")
+    keys = commands.add_parser("keys", help="create, list and revoke API keys")
     verbs = keys.add_subparsers(dest="verb", required=True, metavar="VERB")
-    create = verbs.add_parser("create", help="make a key and print it, once")
-    create.add_argument("name", help="whose or what it is for")
-    create.add_argument("--days", type=float, metavar="N", help="days that it works (default: until it is revoked)")
-    listing = verbs.add_parser("list", help="show all keys (never their secrets)")
+    create = verbs.add_parser("create", help="create a key and print it once")
+    create.add_argument("name", help="name of the key, such as its user or purpose")
+    create.add_argument("--days", type=float, metavar="N", help="days until it expires (default: never)")
+    listing = verbs.add_parser("list", help="list all keys, without their secrets")
     for command in (create, listing):
         command.add_argument("--json", action="store_true", help="print JSON")
-    revoke = verbs.add_parser("revoke", help="take a key out of use, and end its sessions and links, within 5 seconds")
-    revoke.add_argument("id", help="the key's id, as `keys list` shows it")
+    revoke = verbs.add_parser("revoke", help="revoke a key, and end its sessions and links, within 5 seconds")
+    revoke.add_argument("id", help="id of the key, from `keys list`")
 
 
 def _add_sessions(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     sessions = commands.add_parser("sessions", help="list and end browser sessions")
     verbs = sessions.add_subparsers(dest="verb", required=True, metavar="VERB")
-    listing = verbs.add_parser("list", help="show the sessions that are open")
+    listing = verbs.add_parser("list", help="list the open sessions")
     listing.add_argument("--json", action="store_true", help="print JSON")
     end = verbs.add_parser("end", help="end a session, or all of them, within 5 seconds")
     which = end.add_mutually_exclusive_group(required=True)
-    which.add_argument("id", nargs="?", help="the session's id, as `sessions list` shows it")
+    which.add_argument("id", nargs="?", help="id of the session, from `sessions list`")
     which.add_argument("--all", action="store_true", help="end every session")
 
 
 def _add_signing(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    signing = commands.add_parser("signing", help="look after the key that signs links to files and S3 tokens")
+    signing = commands.add_parser("signing", help="manage the key that signs links to files and S3 tokens")
     verbs = signing.add_subparsers(dest="verb", required=True, metavar="VERB")
     rotate = verbs.add_parser(
         "rotate",
         help="sign with a new key",
-        description="Puts a new key into session.key under GRADIENT_HOME. What the key before it signed works until it "
-        "expires, 8 hours at most. Nothing needs to be stopped.",
+        description="Add a new key to session.key under GRADIENT_HOME. Signatures of the previous key stay valid until "
+        "they expire, 8 hours at most. Nothing needs to be stopped.",
     )
-    rotate.add_argument("--forget", action="store_true", help="keep no older key: what it signed is refused at once")
+    rotate.add_argument("--forget", action="store_true", help="keep no older key: its signatures are refused at once")
 
 
 def _add_secrets(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    secrets = commands.add_parser("secrets", help="look after the keys that secrets are encrypted with")
+    secrets = commands.add_parser("secrets", help="manage the keys that encrypt secrets")
     verbs = secrets.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser(
         "rotate",
         help="encrypt all secrets and registry passwords with a new key",
-        description="Makes a new key in secrets.key under GRADIENT_HOME and encrypts all secrets and registry "
-        "passwords with it; where GRADIENT_SECRETS__ENCRYPTION_KEYS names the keys, with the first of those. Nothing "
+        description="Create a new key in secrets.key under GRADIENT_HOME, and encrypt all secrets and registry "
+        "passwords with it; if GRADIENT_SECRETS__ENCRYPTION_KEYS is set, use the first of its keys instead. Nothing "
         "needs to be stopped.",
     )
 
@@ -183,16 +190,16 @@ def _add_secrets(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def _add_users(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     users = commands.add_parser(
         "users",
-        help="make, list and remove people who sign in with e-mail and password",
-        description="The original clients can sign in with e-mail and password, and get an API key of their own.",
+        help="create, list and delete users who log in with e-mail and password",
+        description="Manage users of the original clients, who log in with e-mail and password to get an API key.",
     )
     verbs = users.add_subparsers(dest="verb", required=True, metavar="VERB")
-    create = verbs.add_parser("create", help="make somebody who may sign in; asks for the password, or reads one line")
-    listing = verbs.add_parser("list", help="show everybody (never their passwords)")
+    create = verbs.add_parser("create", help="create a user; the password comes from a prompt or one line of stdin")
+    listing = verbs.add_parser("list", help="list all users, without their passwords")
     listing.add_argument("--json", action="store_true", help="print JSON")
-    remove = verbs.add_parser("remove", help="take somebody out, and revoke the keys they got by signing in")
+    remove = verbs.add_parser("remove", help="delete a user, and revoke the keys issued at login")
     for command in (create, remove):
-        command.add_argument("email", help="their e-mail address")
+        command.add_argument("email", help="e-mail address of the user")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -216,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"error: {variable}: {words}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {error}. GRADIENT_HOME names the folder that everything is kept in.", file=sys.stderr)
+        print(f"error: {error}. Check GRADIENT_HOME, the folder of all data.", file=sys.stderr)
         return 1
 
 
@@ -291,7 +298,7 @@ def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
 
 def _parse_port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:  # noqa: PLR2004 - TCP's
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: a number from 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port number from 0 to 65535")
     return int(text)
 
 

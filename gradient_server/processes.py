@@ -88,7 +88,7 @@ def worker(settings: Settings, name: str | None) -> int:
     if settings.queue.broker_url is None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: supervisor.stop())
-    _print(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs go on.")
+    _print(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs keep running.")
     code = 0
     if settings.queue.broker_url is not None:
         code = import_module("worker.celery.app").run(
@@ -108,7 +108,7 @@ def migrate(settings: Settings, back_to: str | None) -> int:
     state = migrations.downgrade(database, back_to) if back_to else migrations.upgrade(database)
     database.close()
     if back_to:
-        _print(f"The database is at {state.found} again." if state.found else "The database is empty again.")
+        _print(f"The database was migrated back to {state.found}." if state.found else "The database is empty now.")
     elif state.status is schema.SchemaStatus.NEWER:
         _print(f"{state.message} Nothing was changed. {state.fix}")
     else:
@@ -136,8 +136,8 @@ def require_separate_ports_host(settings: Settings) -> None:
         raise SpecInvalid(
             f"Jobs' ports would be opened at {settings.ports.bind}, and so under the dashboard's own host name, "
             f"{settings.dashboard_host}: a job's page could lead a browser there, which would send it the dashboard's "
-            "session. Set GRADIENT_PORTS__BIND to one address of this machine that this name does not lead to, or put "
-            "a server that speaks TLS in front of the dashboard and name its URL in GRADIENT_API__PUBLIC_URL.",
+            "session. Set GRADIENT_PORTS__BIND to one address of this machine that this name does not resolve to, or "
+            "put a TLS proxy in front of the dashboard and set GRADIENT_API__PUBLIC_URL to its URL.",
             field="ports.bind",
         )
 
@@ -226,7 +226,7 @@ def _listen(settings: Settings) -> socket.socket:
         listener.close()
         raise PortTaken(
             f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. If another gradient-server runs, use "
-            "that one; else choose another port with --port.",
+            "it; otherwise choose another port with --port.",
             field="port",
         ) from error
     listener.listen(BACKLOG)  # connections before the server is up wait in the backlog
@@ -240,8 +240,8 @@ def _check_secure(api: ApiSettings) -> None:
     if not secure and not api.insecure_http:
         raise InsecureHttp(
             f"Refused to listen on {api.host}: it can be reached from other machines, and keys and passwords would "
-            "cross the network in the clear. Listen on 127.0.0.1, or put a server that speaks TLS in front and set "
-            "GRADIENT_API__PUBLIC_URL to its https URL. In a safe network, set GRADIENT_API__INSECURE_HTTP=true.",
+            "cross the network unencrypted. Listen on 127.0.0.1, or put a TLS proxy in front and set "
+            "GRADIENT_API__PUBLIC_URL to its https URL. In a trusted network, set GRADIENT_API__INSECURE_HTTP=true.",
             field="host",
         )
 
@@ -263,8 +263,8 @@ def _announce(settings: Settings, ticket: str) -> None:
         f"  Dashboard  {url}/\n"
         f"  Sign in    {url}/ui/login?ticket={ticket} (once, within {one_time_tokens.TTL_SECONDS // 60} minutes)\n"
         f"  Submit     gradient-cli jobs create --machineType CPU --command 'python main.py'\n"
-        f"  Kept in    {settings.root}{simulated}\n"
-        f"Ctrl-C stops the service; jobs go on and are taken up again at the next start."
+        f"  Data       {settings.root}{simulated}\n"
+        f"Ctrl-C stops the service; jobs keep running and are adopted at the next start."
     )
 
 

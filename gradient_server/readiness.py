@@ -59,11 +59,11 @@ def wait_until_ready(root: Path, prepare: Callable[[], T]) -> T:
             why = _describe_failure(error, root)
         else:
             if reported_at is not None:
-                print("It is there now: starting.", file=sys.stderr, flush=True)
+                print("Available now: starting.", file=sys.stderr, flush=True)
             return ready
         if reported_at is None or time.monotonic() - reported_at >= _REPORT_SECONDS:
             reported_at = time.monotonic()
-            print(f"Waiting: {why} This starts by itself once that has passed.", file=sys.stderr, flush=True)
+            print(f"Waiting: {why} The start continues as soon as this is resolved.", file=sys.stderr, flush=True)
         time.sleep(_RETRY_SECONDS)
 
 
@@ -88,5 +88,7 @@ def _describe_failure(error: DBAPIError | OSError, root: Path) -> str:
             f"The database under {root} cannot be read: {message}. Restore it from a backup."
         ) from error
     if any(words in message for words in _PERMANENT_MESSAGES):
-        raise DatabaseRefused(f"The database refuses: {message}. Mend GRADIENT_DATABASE__URL.") from error
+        raise DatabaseRefused(
+            f"The database refused the connection: {message}. Correct GRADIENT_DATABASE__URL."
+        ) from error
     return f"the database does not answer ({message})."

@@ -56,8 +56,8 @@ def _create_provider() -> "TracerProvider":
         from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
     except ImportError as error:
         raise TracingMissing(
-            "GRADIENT_TRACING__ENABLED is set, but what sends traces is not installed. Run "
-            "`pip install 'gradient-jobs[otel]'`, or take the setting away.",
+            "GRADIENT_TRACING__ENABLED is set, but OpenTelemetry is not installed. Run "
+            "`pip install 'gradient-jobs[otel]'`, or unset the variable.",
             field="tracing.enabled",
         ) from error
 

@@ -64,9 +64,9 @@ _ROUTE_MODULES = (
     prometheus,
 )
 _FLUSH_SECONDS = 60
-_DESCRIPTION = """Submit jobs, follow them, and fetch what they leave.
+_DESCRIPTION = """Submit jobs, follow them, and download their artifacts.
 
-Every request but `/health` and `/readiness` carries an API key, as `x-api-key` or `Authorization: Bearer`.
+Every request but `/health` and `/readiness` needs an API key, as `x-api-key` or `Authorization: Bearer`.
 Errors all look like `{"error": {"name", "status", "message", "field"?}}`.
 """
 

@@ -36,7 +36,7 @@ def connect(args: argparse.Namespace) -> Api:
 class Api:
     """A Gradient Jobs server.
 
-    Every method raises RefusedError when the server answers with an error, and LinkError when it cannot be
+    Every method raises ServerError when the server answers with an error, and ConnectionFailed when it cannot be
     reached.
     """
 

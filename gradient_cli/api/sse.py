@@ -25,7 +25,7 @@ def parse_events(chunks: Iterable[bytes]) -> Iterator[Event]:
     """Parse a stream of bytes into events (name and JSON data), skipping comments, which are keep-alives.
 
     Raises:
-        LinkError: The data of an event is not a JSON object.
+        ConnectionFailed: The data of an event is not a JSON object.
     """
     name = "message"
     data: list[bytes] = []
@@ -61,7 +61,7 @@ def _parse_data(data: bytes) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise ConnectionFailed("the server's stream of events cannot be read", hint="Try again.", transient=False)
+        raise ConnectionFailed("the server sent an invalid event stream", hint="Try again.", transient=False)
     return value
 
 

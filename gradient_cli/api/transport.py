@@ -39,7 +39,7 @@ _FAILURES: tuple[tuple[tuple[type[Exception], ...], str, str, bool], ...] = (
     (
         (ConnectionRefusedError,),
         "nothing answers at {url}",
-        "Is the server running? `gradient-server up` starts one here; --url names another.",
+        "Is the server running? `gradient-server up` starts one on this machine; --url selects another.",
         True,
     ),
     ((socket.gaierror,), "the name {host} cannot be resolved", "Check the address and the network.", True),
@@ -47,14 +47,14 @@ _FAILURES: tuple[tuple[tuple[type[Exception], ...], str, str, bool], ...] = (
     (
         (ssl.SSLCertVerificationError,),
         "the certificate of {url} is not trusted: {detail}",
-        "Check the address; for a certificate of your own, set SSL_CERT_FILE to its authority.",
+        "Check the address; for a private certificate authority, set SSL_CERT_FILE to its certificate.",
         False,
     ),
-    ((ssl.SSLError,), "no TLS connection to {url}: {detail}", "Is it http:// there, not https://?", True),
-    ((http.client.RemoteDisconnected,), "{url} closed the connection without an answer", "Try again.", True),
+    ((ssl.SSLError,), "no TLS connection to {url}: {detail}", "If the server does not use TLS, use http://.", True),
+    ((http.client.RemoteDisconnected,), "{url} closed the connection without a response", "Try again.", True),
     (
         (http.client.BadStatusLine, http.client.LineTooLong),
-        "what answers at {url} does not speak HTTP",
+        "the server at {url} does not speak HTTP",
         "Check scheme, host and port of the address.",
         False,
     ),
@@ -70,7 +70,7 @@ class Transport:
         key: The API key, or empty.
 
     Raises:
-        LinkError: The address is invalid.
+        ConnectionFailed: The address is invalid.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -100,8 +100,8 @@ class Transport:
             needs: A field that the object must have to be a response of a Gradient Jobs server.
 
         Raises:
-            RefusedError: The server answered with an error.
-            LinkError: The server could not be reached, or is not a Gradient Jobs server.
+            ServerError: The server answered with an error.
+            ConnectionFailed: The server could not be reached, or is not a Gradient Jobs server.
         """
         payload = None if body is None else json.dumps(body).encode()
         sent = {"Content-Type": "application/json"} if payload is not None else {}
@@ -144,8 +144,8 @@ class Transport:
             keep: Use the persistent connection; a followed log takes one of its own.
 
         Raises:
-            RefusedError: The server answered with an error.
-            LinkError: The server could not be reached.
+            ServerError: The server answered with an error.
+            ConnectionFailed: The server could not be reached.
         """
         target = self._parts.path.rstrip("/") + path + _encode_query(query)
         sent = {"Accept": "application/json", "User-Agent": "gradient-cli", **(headers or {})}
@@ -160,7 +160,7 @@ class Transport:
         return send_repeatedly()  # an iterator is consumed by it; only its caller can make another one
 
     def _send_checked(self, send: Callable[[], http.client.HTTPResponse], *, repeat: bool) -> http.client.HTTPResponse:
-        """The response, if it is a success; `repeat`: send again where the kept connection had gone stale."""
+        """Return a successful response; with `repeat`, send again if the persistent connection was stale."""
         reused = repeat and self._kept is not None
         try:
             response = send()
@@ -191,7 +191,7 @@ class Transport:
         """Yield the body of a response as it arrives.
 
         Raises:
-            LinkError: The connection broke, or more than `limit` bytes came.
+            ConnectionFailed: The connection broke, or more than `limit` bytes came.
         """
         total = 0
         # A body of unknown length may be a stream: read what has arrived. read1 does not end a body of known length.
@@ -207,11 +207,11 @@ class Transport:
             total += len(chunk)
             if limit is not None and total > limit:
                 self.close()
-                raise ConnectionFailed(f"the answer of {self.url} is too large to read at once", transient=False)
+                raise ConnectionFailed(f"the response of {self.url} is too large", transient=False)
             yield chunk
         if response.length:
             self.close()
-            raise ConnectionFailed(f"connection to {self.url} lost in the middle of an answer", hint="Try again.")
+            raise ConnectionFailed(f"connection to {self.url} lost in the middle of a response", hint="Try again.")
 
     def close(self) -> None:
         """Close the persistent connection; the next request opens another."""
@@ -259,7 +259,7 @@ class Transport:
             self.close()
             there = sanitize(response.getheader("Location") or "elsewhere")
             return ConnectionFailed(
-                f"{self.url} points to {there}", hint="Give that address with --url.", transient=False
+                f"{self.url} redirects to {there}", hint="Use that address with --url.", transient=False
             )
         try:
             text = b"".join(self.chunks(response, limit=_ERROR_BYTES))
@@ -275,8 +275,8 @@ class Transport:
     def _not_our_server(self, response: http.client.HTTPResponse) -> ConnectionFailed:
         kind = sanitize(response.getheader("Content-Type") or "no content type")
         return ConnectionFailed(
-            f"the answer of {self.url} is not what was asked for (HTTP {response.status}, {kind})",
-            hint="Is this the address of a Gradient Jobs server? Give it with --url, or `gradient-cli login`.",
+            f"{self.url} sent an unexpected response (HTTP {response.status}, {kind})",
+            hint="Check the address of the server; set it with --url or `gradient-cli login`.",
             transient=False,
         )
 
@@ -289,7 +289,7 @@ class Transport:
         if isinstance(error, ConnectionFailed):
             return error
         texts = (getattr(error, name, "") for name in ("verify_message", "reason", "strerror"))
-        detail = next((text for text in texts if text), "it broke off")
+        detail = next((text for text in texts if text), "connection closed")
         for kinds, sentence, hint, transient in _FAILURES:
             if isinstance(error, kinds):
                 message = sentence.format(url=self.url, host=self._parts.hostname or "", detail=detail)
@@ -298,14 +298,14 @@ class Transport:
 
 
 _HINTS = {
-    401: "`gradient-cli login` saves a key that this server knows; `gradient-server keys create` makes one.",
-    403: "Use a key that may do this.",
-    413: "Leave files out with a .gradientignore, or bring data by other ways than the workspace.",
-    429: "Wait until the limit leaves room, or ask the server's operator to raise it.",
-    500: "Try again; if it stays, the server's log says why.",
-    502: "Something between here and the server has lost it: try again in a minute.",
-    503: "It is starting or overloaded: try again in a minute.",
-    504: "It is starting or overloaded: try again in a minute.",
+    401: "`gradient-cli login` saves a valid key; `gradient-server keys create` creates one.",
+    403: "Use a key that is allowed to do this.",
+    413: "Exclude files with a .gradientignore, or transfer data outside of the workspace.",
+    429: "Try again later, or ask the server's operator to raise the limit.",
+    500: "Try again; if it keeps failing, check the server's log.",
+    502: "A proxy could not reach the server: try again in a minute.",
+    503: "The server is starting or overloaded: try again in a minute.",
+    504: "The server is starting or overloaded: try again in a minute.",
 }
 
 
@@ -353,5 +353,7 @@ def _parse_url(url: str) -> SplitResult:
     if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0 or not clean:
         raise ConnectionFailed(f"url: {sanitize(url)!r} is not the address of a server", hint=hint, transient=False)
     if parts.query or parts.fragment or parts.username:
-        raise ConnectionFailed(f"url: {sanitize(url)!r} holds more than host and path", hint=hint, transient=False)
+        raise ConnectionFailed(
+            f"url: {sanitize(url)!r} contains more than scheme, host and path", hint=hint, transient=False
+        )
     return parts

@@ -29,15 +29,15 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 def add_get(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs artifacts get`."""
-    add_positional(parser, "id", nargs="?", metavar="ID", help="the job (default: the last one of this folder)")
+    add_positional(parser, "id", nargs="?", metavar="ID", help="id of the job (default: the last job of this folder)")
     add_positional(
         parser,
         "patterns",
         nargs="*",
         metavar="PATTERN",
-        help="files or folders; * and ? stand for others (default: all)",
+        help="files or folders to download; * and ? are wildcards (default: all)",
     )
-    parser.add_argument("--to", metavar="DIR", help="where to put them (default: artifacts-ID)")
+    parser.add_argument("--to", metavar="DIR", help="folder to download to (default: artifacts-ID)")
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=get)
@@ -77,7 +77,7 @@ def get(args: argparse.Namespace) -> int:
     job_id = resolve_job_id(args.id, api.url)
     found = _list_all(api, job_id)
     if found.get("removed"):
-        clone = f"`gradient-cli jobs clone {terminal.sanitize(job_id)}` runs it again."
+        clone = f"`gradient-cli jobs clone {terminal.sanitize(job_id)}` runs the job again."
         raise ClientError(describe_removed(found["removed"]), hint=clone)
     files = _select(found["files"], args.patterns)
     target = DownloadFolder(args.to or f"artifacts-{job_id}")
@@ -90,7 +90,7 @@ def get(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"to": target.root, "files": files})
     else:
-        have = f"; {kept} {'was' if kept == 1 else 'were'} there already" if kept else ""
+        have = f"; {kept} already downloaded" if kept else ""
         total = sum(file["size"] for file in got)
         if files:
             terminal.print_message(
@@ -124,7 +124,7 @@ def _select(files: list[dict[str, Any]], patterns: list[str]) -> list[dict[str, 
         if not hits:
             raise ClientError(
                 f"no artifact matches {pattern!r}",
-                hint="`gradient-cli jobs artifacts list` shows them; quote patterns against this shell.",
+                hint="`gradient-cli jobs artifacts list` lists them; quote patterns against the shell.",
             )
         chosen.update((file["path"], file) for file in hits)
     return list(chosen.values())
@@ -135,12 +135,12 @@ def _print_state(found: dict[str, Any]) -> None:
         terminal.print_message(describe_removed(found["removed"]))
         return
     for item in found.get("skipped") or []:
-        terminal.print_message(f"not kept: {terminal.sanitize(item['path'])}: {terminal.sanitize(item['why'])}")
+        terminal.print_message(f"not stored: {terminal.sanitize(item['path'])}: {terminal.sanitize(item['why'])}")
     words = {
         "empty": "no artifacts",
-        "none": "no artifacts so far",
-        "partial": "more may come: the job's artifacts are not closed yet",
-        "failed": "not all could be kept: `gradient-cli jobs show` says why",
+        "none": "no artifacts yet",
+        "partial": "more may come: the job has not ended or its artifacts are still being stored",
+        "failed": "some could not be stored: `gradient-cli jobs show` shows why",
     }
     state = found.get("state")
     if state == "complete" and not found["files"]:

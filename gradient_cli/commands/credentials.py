@@ -20,8 +20,16 @@ _STDIN = "-"
 
 def add_set_secret(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `secrets set`."""
-    add_positional(parser, "name", needed=True, metavar="NAME", help="what jobs call it: --envVars TOKEN=secret:NAME")
-    parser.add_argument("--from-file", metavar="FILE", help="take the value from a file, as it is")
+    add_positional(
+        parser,
+        "name",
+        needed=True,
+        metavar="NAME",
+        help="name of the secret; jobs refer to it with --envVars VARIABLE=secret:NAME",
+    )
+    parser.add_argument(
+        "--from-file", metavar="FILE", help="read the value from a file, unchanged (default: prompt, or standard input)"
+    )
     _add_project(parser)
     parser.set_defaults(run=set_secret)
 
@@ -34,7 +42,7 @@ def add_list_secrets(parser: argparse.ArgumentParser) -> None:
 
 def add_delete_secret(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `secrets delete`."""
-    add_positional(parser, "name", needed=True, metavar="NAME", help="the secret")
+    add_positional(parser, "name", needed=True, metavar="NAME", help="name of the secret")
     _add_project(parser)
     parser.set_defaults(run=delete_secret)
 
@@ -42,8 +50,10 @@ def add_delete_secret(parser: argparse.ArgumentParser) -> None:
 def add_set_registry(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `registries set`."""
     _add_host(parser)
-    parser.add_argument("--username", metavar="NAME", help="who signs in")
-    parser.add_argument("--push", action="store_true", help="let jobs also push the images that they build with it")
+    parser.add_argument("--username", metavar="NAME", help="username to log in with (required)")
+    parser.add_argument(
+        "--push", action="store_true", help="also let jobs push images that they build to this registry"
+    )
     _add_project(parser)
     parser.set_defaults(run=set_registry)
 
@@ -62,12 +72,14 @@ def add_delete_registry(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_host(parser: argparse.ArgumentParser) -> None:
-    text = "as in the names of its images: ghcr.io, localhost:5000; docker.io is Docker Hub"
+    text = "host as in image names, such as ghcr.io or localhost:5000; docker.io: Docker Hub"
     add_positional(parser, "host", needed=True, metavar="HOST", help=text)
 
 
 def _add_project(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--project", metavar="NAME", help="only for jobs of this project (default: for every project)")
+    parser.add_argument(
+        "--project", metavar="NAME", help="only for jobs of this project (default: jobs of all projects)"
+    )
     _add_common(parser)
 
 
@@ -88,7 +100,7 @@ def set_secret(args: argparse.Namespace) -> int:
     if args.json:
         print_json(secret)
     else:
-        terminal.print_message(f"stored; jobs have it with --envVars {args.name}=secret:{args.name}")
+        terminal.print_message(f"stored; jobs get it with --envVars {args.name}=secret:{args.name}")
     return OK
 
 
@@ -101,7 +113,7 @@ def list_secrets(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
     elif not found["secrets"]:
-        terminal.print_message("no secrets here; `gradient-cli secrets set NAME` stores one")
+        terminal.print_message("no secrets yet; `gradient-cli secrets set NAME` stores one")
     else:
         rows = [[one["name"], format_past(one["createdAt"]), format_past(one["updatedAt"])] for one in found["secrets"]]
         print_table(("NAME", "CREATED", "CHANGED"), rows)
@@ -122,7 +134,7 @@ def set_registry(args: argparse.Namespace) -> int:
     from gradient_cli.api.client import connect
 
     if not args.username:
-        raise UsageError("username: who signs in?", hint="For example --username alice.")
+        raise UsageError("username: required", hint="For example --username alice.")
     api = connect(args)
     project_id = _project_id(api, args.project)
     password = read_hidden("password", f"Password of {args.username} at {args.host}: ")
@@ -130,8 +142,8 @@ def set_registry(args: argparse.Namespace) -> int:
     if args.json:
         print_json(registry)
     else:
-        also = ", and push" if args.push else ""
-        terminal.print_message(f"stored; workers sign in to {registry['host']} as {args.username}{also}")
+        also = ", also to push" if args.push else ""
+        terminal.print_message(f"stored; workers log in to {registry['host']} as {args.username}{also}")
     return OK
 
 
@@ -192,7 +204,7 @@ def read_hidden(field: str, prompt: str) -> str:
     else:
         value = _read_file(_STDIN).removesuffix("\n").removesuffix("\r")
     if not value:
-        raise UsageError(f"{field}: nothing was given", hint="Type it when asked, or pipe it in.")
+        raise UsageError(f"{field}: empty", hint="Type it at the prompt, or pipe it in.")
     return value
 
 
@@ -204,4 +216,4 @@ def _read_file(path: str) -> str:
             return file.read().decode()
     except UnicodeDecodeError:
         where = "standard input" if path == _STDIN else path
-        raise UsageError(f"{where}: it is no UTF-8 text", hint="Encode it, for example with base64.") from None
+        raise UsageError(f"{where}: not UTF-8 text", hint="Encode it, for example with base64.") from None

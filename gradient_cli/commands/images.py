@@ -33,7 +33,7 @@ def list_images(args: argparse.Namespace) -> int:
         terminal.print_message("this server has no short names; --container takes image references")
         return OK
     rows = [_row(name) for name in names]
-    print_table(("NAME", "IMAGE", "ON GPU TYPES", "ON HOSTS", "WHAT IS IN IT", "ALSO CALLED"), rows, whole=("NAME",))
+    print_table(("NAME", "IMAGE", "ON GPU TYPES", "ON HOSTS", "CONTENTS", "ALIASES"), rows, whole=("NAME",))
     terminal.print_message("any other --container is an image reference, such as host/name:tag")
     return OK
 

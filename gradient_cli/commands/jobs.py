@@ -40,11 +40,14 @@ if TYPE_CHECKING:
 _PAGE = 200
 _QUEUE_REASONS = ("behind_jobs", "waiting_for_machine")
 _FILTERS = {
-    "state": ("STATE", "only jobs in this state"),
+    "state": (
+        "STATE",
+        "only jobs in these states, separated by commas: Pending, Running, Stopped, Failed, Error, Cancelled",
+    ),
     "project": ("NAME", "only jobs of this project"),
     "projectId": ("ID", "only jobs of the project with this id"),
     "machineType": ("NAME", "only jobs on this machine type"),
-    "name": ("TEXT", "only jobs with this name"),
+    "name": ("TEXT", "only jobs with exactly this name"),
 }
 
 
@@ -52,8 +55,10 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs list`."""
     for name, (metavar, text) in _FILTERS.items():
         add_option(parser, f"--{name}", metavar=metavar, help=text)
-    parser.add_argument("--limit", type=int, default=50, metavar="N", help="how many at most (default: 50)")
-    parser.add_argument("--all", action="store_true", help="all of them, however many")
+    parser.add_argument(
+        "--limit", type=int, default=50, metavar="N", help="largest number of jobs to list (default: 50)"
+    )
+    parser.add_argument("--all", action="store_true", help="list all jobs, without a limit")
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=list_jobs)
@@ -73,7 +78,7 @@ def add_stop(parser: argparse.ArgumentParser) -> None:
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs delete`."""
-    add_positional(parser, "id", needed=True, nargs="?", metavar="ID", help="the job; it must be named")
+    add_positional(parser, "id", needed=True, nargs="?", metavar="ID", help="id of the job (required)")
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=delete)
@@ -82,7 +87,9 @@ def add_delete(parser: argparse.ArgumentParser) -> None:
 def add_wait(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs wait`."""
     add_job_id(parser)
-    parser.add_argument("--timeout", metavar="TIME", help="give up after so long: 90m, 2h, or seconds")
+    parser.add_argument(
+        "--timeout", metavar="TIME", help="give up after this time: 90m, 2h, or seconds (default: no limit)"
+    )
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=wait)
@@ -99,7 +106,7 @@ def list_jobs(args: argparse.Namespace) -> int:
     from gradient_cli.api.client import connect
 
     if args.limit < 1:
-        raise UsageError(f"limit: {args.limit} is less than one job", hint="Say --limit 50, or --all.")
+        raise UsageError(f"limit: must be at least 1, not {args.limit}", hint="For example --limit 50, or --all.")
     api = connect(args)
     filters: dict[str, Any] = {name: getattr(args, name) for name in _FILTERS}
     found: list[dict[str, Any]] = []
@@ -116,14 +123,14 @@ def list_jobs(args: argparse.Namespace) -> int:
         return OK
     _print_jobs(found, filtered=any(filters.values()))
     if after:
-        terminal.print_message(f"the newest {len(found)}; --limit N or --all shows more")
+        terminal.print_message(f"only the newest {len(found)}; --limit N or --all lists more")
     return OK
 
 
 def _print_jobs(found: list[dict[str, Any]], *, filtered: bool) -> None:
     if not found:
         terminal.print_message(
-            "no such jobs; `gradient-cli jobs list` shows all of them"
+            "no matching jobs; `gradient-cli jobs list` lists all jobs"
             if filtered
             else "no jobs yet; `gradient-cli jobs create` submits one"
         )
@@ -202,7 +209,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "phase": phase,
         "queue position": "" if position is None else str(position),
         "starts": f"{format_start(starts_at)} ({starts_at}, an estimate from earlier jobs)" if starts_at else "",
-        "stopping": "asked for" if job.get("stopRequested") and not job.get("finishedAt") else "",
+        "stopping": "requested" if job.get("stopRequested") and not job.get("finishedAt") else "",
         "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
         "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
         **_machine_fields(job),
@@ -245,9 +252,7 @@ def _image_fields(job: dict[str, Any]) -> dict[str, str]:
         "image": image if image != container else "",
         "image digest": str(job.get("imageDigest") or ""),
         "pull": str(job.get("imagePullPolicy") or ""),
-        "built from": str(built) + (", nothing is run" if job.get("buildOnly") else "")
-        if job.get("useDockerfile")
-        else "",
+        "built from": str(built) + (", build only" if job.get("buildOnly") else "") if job.get("useDockerfile") else "",
         "pushed to": str(job.get("registryTarget") or ""),
     }
 
@@ -270,7 +275,7 @@ def stop(args: argparse.Namespace) -> int:
     if args.json:
         print_json(job)
     elif job.get("finishedAt"):
-        terminal.print_message(f"it had ended already: {describe_state(job)}")
+        terminal.print_message(f"the job had already ended: {describe_state(job)}")
     else:
         grace = format_duration(job.get("stopGrace"))
         terminal.print_message(f"stopping; the job has {grace or 'a moment'} to save its work")
@@ -286,8 +291,12 @@ def delete(args: argparse.Namespace) -> int:
     api = connect(args)
     if not args.id:
         last = config.last_job(current_folder(), api.url)
-        hint = f"The last one of this folder: `gradient-cli jobs delete {last}`." if last else "Name it by its id."
-        raise UsageError("which job? What is deleted must be named", hint=hint)
+        hint = (
+            f"The last job of this folder: `gradient-cli jobs delete {last}`."
+            if last
+            else "`gradient-cli jobs list` lists the ids."
+        )
+        raise UsageError("id: required to delete a job", hint=hint)
     api.delete_job(args.id)
     if args.json:
         print_json({"id": args.id, "deleted": True})

@@ -28,14 +28,14 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs create`."""
     specs.add_options(parser)
     _add_follow_options(parser)
-    parser.add_argument("--dry-run", action="store_true", help="show what would be run and uploaded; make nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show the job and its upload, but submit nothing")
     add_option(
         parser,
         "--largeWorkspace",
         metavar="MB",
         type=float,
         default=100.0,
-        help="name the largest files of a workspace above this size (default: 100)",
+        help="list the largest files of a workspace above this size, in MB (default: 100)",
     )
     add_connection(parser)
     parser.set_defaults(run=create)
@@ -44,17 +44,17 @@ def add_create(parser: argparse.ArgumentParser) -> None:
 def add_clone(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs clone`."""
     add_job_id(parser)
-    add_option(
-        parser, "--pinImage", action="store_true", help="run the very image that the job ran, whatever its tag says now"
-    )
+    add_option(parser, "--pinImage", action="store_true", help="use the exact image digest of the original job")
     _add_follow_options(parser)
     add_connection(parser)
     parser.set_defaults(run=clone)
 
 
 def _add_follow_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--detach", action="store_true", help="print the id and return, instead of following the job")
-    parser.add_argument("--raw", action="store_true", help="leave terminal escapes in the log as they are")
+    parser.add_argument(
+        "--detach", action="store_true", help="print the job's id and return, instead of following the job"
+    )
+    parser.add_argument("--raw", action="store_true", help="do not strip terminal escape sequences from the log")
     add_json(parser, "print the job as one JSON object; implies --detach")
 
 
@@ -66,7 +66,7 @@ def create(args: argparse.Namespace) -> int:
     try:
         return _create(args, connect(args), spec, workspace)
     except KeyboardInterrupt:  # before the job's id was known; afterwards Ctrl-C detaches
-        terminal.print_message("\ninterrupted; `gradient-cli jobs list` shows whether the job was made")
+        terminal.print_message("\ninterrupted; `gradient-cli jobs list` shows whether the job was created")
         return INTERRUPTED
 
 
@@ -98,7 +98,7 @@ def _read_folder(path: str, large: float) -> WorkspaceFolder | None:
     if not os.path.isdir(path):
         if not os.path.exists(path):
             raise UsageError(
-                f"workspace: {path} is not there",
+                f"workspace: {path} does not exist",
                 hint="Give a folder, an archive (.zip, .tar.gz), a git URL such as https://host/repo.git#ref, or none.",
             )
         return None
@@ -108,12 +108,12 @@ def _read_folder(path: str, large: float) -> WorkspaceFolder | None:
     for line in packing.describe_skipped(folder):
         terminal.print_message(f"workspace: {terminal.sanitize(line)}")
     if not folder.files:
-        terminal.print_message(f"workspace: {path} holds no file to upload; --workspace names another folder")
+        terminal.print_message(f"workspace: {path} contains no files to upload; --workspace selects another folder")
     if folder.size > large * _MEGA:
         terminal.print_message(f"workspace: {path} is large ({format_size(folder.size)}); its largest files:")
         for entry in folder.largest():
             terminal.print_message(f"  {format_size(entry.size):>9}  {terminal.sanitize(entry.path)}")
-        terminal.print_message("  a .gradientignore keeps files out; --largeWorkspace MB moves this limit")
+        terminal.print_message("  a .gradientignore excludes files; --largeWorkspace MB changes this limit")
     return folder
 
 
@@ -219,7 +219,7 @@ def _show_plan(
         print(f"  {format_size(entry.size):>9}  {terminal.sanitize(entry.path)}")
     for line in plan.get("notes") or []:
         terminal.print_message(f"note: {terminal.sanitize(line)}")
-    terminal.print_message("nothing was made; without --dry-run this job is submitted")
+    terminal.print_message("nothing was submitted; without --dry-run this job is submitted")
     return OK
 
 

@@ -21,12 +21,17 @@ _PAGE = 2000
 def add_logs(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs logs`."""
     add_job_id(parser)
-    parser.add_argument("--follow", "-f", action="store_true", help="stay to the end, and take over its exit code")
-    parser.add_argument("--line", type=int, metavar="N", help="only lines after this one")
-    parser.add_argument("--tail", type=int, metavar="N", help="only the last so many lines")
-    parser.add_argument("--raw", action="store_true", help="leave terminal escapes as they are")
-    parser.add_argument("--timestamps", action="store_true", help="put each line's time before it")
-    parser.add_argument("--json", action="store_true", help="print each line as a JSON object, one a line")
+    parser.add_argument(
+        "--follow",
+        "-f",
+        action="store_true",
+        help="follow the log until the job has ended, and exit with its exit code",
+    )
+    parser.add_argument("--line", type=int, metavar="N", help="print only the lines after line N (default: 0)")
+    parser.add_argument("--tail", type=int, metavar="N", help="print only the last N lines")
+    parser.add_argument("--raw", action="store_true", help="do not strip terminal escape sequences")
+    parser.add_argument("--timestamps", action="store_true", help="prefix each line with its time")
+    parser.add_argument("--json", action="store_true", help="print each line as a JSON object")
     add_connection(parser)
     parser.set_defaults(run=logs)
 
@@ -37,10 +42,10 @@ def logs(args: argparse.Namespace) -> int:
     from gradient_cli.follow import JsonPrinter, LogPrinter, attach
 
     if args.line is not None and args.tail is not None:
-        raise UsageError("line and tail: both say where to begin", hint="Give one of them.")
+        raise UsageError("line and tail: cannot be combined", hint="Give one of them.")
     for name in ("line", "tail"):
         if (getattr(args, name) or 0) < 0:
-            raise UsageError(f"{name}: it cannot be negative", hint=f"For example --{name} 100.")
+            raise UsageError(f"{name}: must not be negative", hint=f"For example --{name} 100.")
     api = connect(args)
     job_id = resolve_job_id(args.id, api.url)
     printer = JsonPrinter() if args.json else LogPrinter(raw=args.raw, timestamps=args.timestamps)

@@ -22,8 +22,8 @@ def add_login(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_connection(
         parser,
-        url="the server (default: GRADIENT_URL, else asked for)",
-        key="the key (default: GRADIENT_API_KEY, else asked for)",
+        url="address of the server (default: GRADIENT_URL, else a prompt)",
+        key="API key (default: GRADIENT_API_KEY, else a prompt)",
     )
     parser.set_defaults(run=login)
 
@@ -43,7 +43,7 @@ def login(args: argparse.Namespace) -> int:
         config.write_json(path, {"url": settings.url, "apiKey": settings.key})
     except OSError as error:
         raise ClientError(
-            f"cannot write {path}: {error.strerror}", hint="Repair its permissions, or set XDG_CONFIG_HOME."
+            f"cannot write {path}: {error.strerror}", hint="Fix its permissions, or set XDG_CONFIG_HOME."
         ) from None
     if args.json:
         print_json({"url": settings.url, "path": path})
@@ -54,7 +54,7 @@ def login(args: argparse.Namespace) -> int:
 
 def _prompt(name: str, prompt: str) -> str:
     if not (terminal.is_tty(sys.stdin) and terminal.is_tty(sys.stderr)):
-        raise UsageError(f"{name}: it is needed to log in", hint=f"Say --{name} VALUE: nobody is here to be asked.")
+        raise UsageError(f"{name}: required to log in", hint=f"Give --{name} VALUE: there is no terminal for a prompt.")
     if name == "apiKey":
         import getpass
 
@@ -73,4 +73,4 @@ def _warn_if_unencrypted(url: str) -> None:
 
     parts = urlsplit(url)
     if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
-        terminal.print_message("warning: over http:// the key travels readable to everyone on the way; prefer https://")
+        terminal.print_message("warning: http:// sends the key unencrypted; prefer https://")

@@ -30,7 +30,7 @@ def list_machine_types(args: argparse.Namespace) -> int:
         return OK
     kinds = found["machineTypes"]
     print_table(
-        ("NAME", "ACCELERATOR", "MEMORY", "PRICE", "AVAILABLE", "BACKEND", "ALSO CALLED"),
+        ("NAME", "ACCELERATOR", "MEMORY", "PRICE", "AVAILABLE", "BACKEND", "ALIASES"),
         [_row(kind) for kind in kinds],
     )
     if any(kind.get("simulated") for kind in kinds):

@@ -25,9 +25,12 @@ _CHANGES: dict[str, dict[str, str | None]] = {
     "keepArtifactsDays": {"forever": None, "default": "default"},
 }
 _HELPS = {
-    "maxRunning": ("N|none", "jobs of it that run at once, at most"),
-    "keepLogsDays": ("N|forever|default", "days that logs are kept after a job's end; default: as the service is set"),
-    "keepArtifactsDays": ("N|forever|default", "the same for artifacts"),
+    "maxRunning": ("N|none", "limit of jobs of this project that run at once; none: no limit"),
+    "keepLogsDays": ("N|forever|default", "days to keep logs after a job's end; default: the service's setting"),
+    "keepArtifactsDays": (
+        "N|forever|default",
+        "days to keep artifacts after a job's end; default: the service's setting",
+    ),
 }
 
 
@@ -41,8 +44,8 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 def add_create(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `projects create`."""
-    add_positional(parser, "name", needed=True, metavar="NAME", nargs="?", help="the project's name")
-    parser.add_argument("--name", dest="named", metavar="NAME", help="the same, as a flag")
+    add_positional(parser, "name", needed=True, metavar="NAME", nargs="?", help="name of the project")
+    parser.add_argument("--name", dest="named", metavar="NAME", help="name of the project, as an option")
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=create)
@@ -74,7 +77,7 @@ def add_update(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_project(parser: argparse.ArgumentParser) -> None:
-    add_positional(parser, "project", needed=True, metavar="NAME_OR_ID", nargs="?", help="the project")
+    add_positional(parser, "project", needed=True, metavar="NAME_OR_ID", nargs="?", help="name or id of the project")
 
 
 def init(args: argparse.Namespace) -> int:
@@ -86,11 +89,11 @@ def init(args: argparse.Namespace) -> int:
         with open(path, "x", encoding="utf-8") as file:
             file.write(project_file.template(values))
     except FileExistsError:
-        raise ClientError(f"{path} is there already", hint="Edit it, or remove it first.") from None
+        raise ClientError(f"{path} already exists", hint="Edit it, or delete it first.") from None
     if args.json:
         print_json({"path": path})
     else:
-        terminal.print_message(f"wrote {path}: fill it in, then `gradient-cli jobs create` needs no flags here")
+        terminal.print_message(f"wrote {path}: edit it, then `gradient-cli jobs create` needs no flags in this folder")
     return OK
 
 
@@ -100,7 +103,7 @@ def create(args: argparse.Namespace) -> int:
 
     name = args.name or args.named
     if not name:
-        raise UsageError("name: a project needs one", hint="For example: gradient-cli projects create vision")
+        raise UsageError("name: required", hint="For example: gradient-cli projects create vision")
     project = connect(args).create_project(name)
     if args.json:
         print_json(project)
@@ -117,7 +120,7 @@ def list_projects(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
     elif not found["projects"]:
-        terminal.print_message("no projects yet; `gradient-cli projects create NAME` makes one")
+        terminal.print_message("no projects yet; `gradient-cli projects create NAME` creates one")
     else:
         print_table(("ID", "NAME", "JOBS", "RUNNING", "WAITING", "CREATED"), [_row(one) for one in found["projects"]])
     return OK
@@ -168,14 +171,14 @@ def _parse_value(name: str, text: str) -> int | str | None:
         return words[text]
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         others = " or ".join(words)
-        raise UsageError(f"{name}: {text!r} is not a number from 1 on", hint=f"Give a whole number, or say {others}.")
+        raise UsageError(f"{name}: {text!r} is not a whole number from 1", hint=f"Give a whole number, or {others}.")
     return int(text)
 
 
 def find_project(api: Api, given: str | None) -> dict[str, Any]:
     """Find the project with this id, else the one of this name."""
     if not given:
-        raise UsageError("which project? It must be named", hint="`gradient-cli projects list` shows them.")
+        raise UsageError("project: required", hint="`gradient-cli projects list` lists them.")
     found: list[dict[str, Any]] = api.projects()["projects"]
     for key in ("id", "name"):
         for project in found:
@@ -183,7 +186,7 @@ def find_project(api: Api, given: str | None) -> dict[str, Any]:
                 return project
     raise ClientError(
         f"no project has the name or id {given!r}",
-        hint="`gradient-cli projects list` shows them; `gradient-cli projects create NAME` makes one.",
+        hint="`gradient-cli projects list` lists them; `gradient-cli projects create NAME` creates one.",
         code=REFUSED,
     )
 
@@ -200,7 +203,7 @@ def _print_project(args: argparse.Namespace, project: dict[str, Any]) -> None:
             "jobs": str(project.get("jobCount", "")),
             "running": str(project.get("runningCount", "")),
             "waiting": str(project.get("queuedCount", "")),
-            "at once": "no limit of its own" if most is None else f"at most {most}",
+            "at once": "no limit for this project" if most is None else f"at most {most}",
             "keeps logs": _describe_retention(project, "keepLogs"),
             "keeps artifacts": _describe_retention(project, "keepArtifacts"),
             "created": " ".join(filter(None, [project.get("createdAt"), f"({format_past(project.get('createdAt'))})"])),
@@ -210,5 +213,5 @@ def _print_project(args: argparse.Namespace, project: dict[str, Any]) -> None:
 
 def _describe_retention(project: dict[str, Any], name: str) -> str:
     days = project.get(f"{name}Days")
-    length = "for good" if days is None else f"{format_count(days, 'day')} after a job's end"
-    return length + (" (as the service is set)" if project.get(f"{name}By") == "service" else "")
+    length = "forever" if days is None else f"{format_count(days, 'day')} after a job's end"
+    return length + (" (the service's setting)" if project.get(f"{name}By") == "service" else "")

@@ -28,10 +28,12 @@ def list_tpus(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
     elif not found["tpus"]:
-        terminal.print_message("no TPU is held or asked for: nothing bills")
+        terminal.print_message("no TPU is allocated or requested: nothing is billed")
     else:
-        heads = ("NAME", "ZONE", "TYPE", "WAY", "STATE", "HEALTH", "JOB", "BILLS SINCE", "COST")
-        print_table(heads, [_row(one) for one in found["tpus"]], whole=("JOB",), spare=("WAY", "HEALTH", "ZONE"))
+        heads = ("NAME", "ZONE", "TYPE", "PROVISIONING", "STATE", "HEALTH", "JOB", "BILLED SINCE", "COST")
+        print_table(
+            heads, [_row(one) for one in found["tpus"]], whole=("JOB",), spare=("PROVISIONING", "HEALTH", "ZONE")
+        )
     return OK
 
 

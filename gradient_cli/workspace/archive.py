@@ -152,7 +152,7 @@ def open_archive(path: str) -> Archive:
         with open(path, "rb") as file:
             if file.read(2) not in {b"PK", b"\x1f\x8b"}:
                 raise ClientError(
-                    f"workspace: {path} is neither a zip nor a tar.gz file", hint="Give the folder itself instead."
+                    f"workspace: {path} is neither a zip nor a tar.gz file", hint="Use the folder itself instead."
                 )
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256")
@@ -207,7 +207,7 @@ def _header(entry: WorkspaceEntry) -> tarfile.TarInfo:
 
 
 def _add_file(tar: tarfile.TarFile, root: str, entry: WorkspaceEntry) -> None:
-    hint = "Let whatever writes it finish, or leave it out with a .gradientignore; then submit again."
+    hint = "Wait until nothing writes to it, or exclude it with a .gradientignore; then submit again."
     try:
         # Neither follow nor block: since the scan, the file may have become a link or a pipe.
         descriptor = os.open(os.path.join(root, entry.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -247,7 +247,7 @@ class _HashingWriter:
 def _disk_full(error: OSError) -> ClientError:
     return ClientError(
         f"cannot write the archive in {tempfile.gettempdir()}: {error.strerror}",
-        hint="Make room there, or set TMPDIR to a folder that has some.",
+        hint="Free disk space there, or set TMPDIR to a folder on another disk.",
     )
 
 
@@ -262,7 +262,7 @@ def _raise_unreadable(unreadable: list[str]) -> None:
     more = f" and {len(unreadable) - _MAX_NAMED} more" if len(unreadable) > _MAX_NAMED else ""
     raise ClientError(
         f"workspace: cannot read {format_count(len(unreadable), 'file')}: {named}{more}",
-        hint="Repair the permissions, or leave them out with a .gradientignore.",
+        hint="Fix the permissions, or exclude the files with a .gradientignore.",
     )
 
 
@@ -271,4 +271,4 @@ def describe_skipped(folder: WorkspaceFolder) -> Iterator[str]:
     for path, why in folder.skipped[:_MAX_NAMED]:
         yield f"left out {path}: {why}"
     if len(folder.skipped) > _MAX_NAMED:
-        yield f"left out {len(folder.skipped) - _MAX_NAMED} more of the kind"
+        yield f"left out {len(folder.skipped) - _MAX_NAMED} more"

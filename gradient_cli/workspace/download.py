@@ -52,7 +52,7 @@ class DownloadFolder:
         except OSError as error:
             raise ClientError(
                 f"cannot write {terminal.sanitize(path)}: {error.strerror}",
-                hint="Make room or choose another folder with --to; what has come is kept and will be continued.",
+                hint="Free disk space, then repeat the download, which resumes; or choose another folder with --to.",
             ) from None
         return True
 
@@ -100,8 +100,8 @@ class _Download:
         if self._damaged():
             os.unlink(self._part)
             raise ClientError(
-                f"{terminal.sanitize(self._path)} arrived damaged twice: its sha256 is not the listed one",
-                hint="If the job still writes it, wait for its end; else something on the way changes files.",
+                f"{terminal.sanitize(self._path)} arrived damaged twice: its SHA-256 differs from the listed one",
+                hint="If the job still writes the file, wait for its end; else check the proxies on the way.",
             )
 
     def _damaged(self) -> bool:
@@ -139,5 +139,5 @@ def _digest(path: str) -> str:
 def _outside_error(path: str) -> ClientError:
     return ClientError(
         f"artifact {path!r} would be written outside of the folder",
-        hint="It was left; choose another folder with --to.",
+        hint="It was not downloaded; choose another folder with --to, or name other files.",
     )

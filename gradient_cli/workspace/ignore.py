@@ -70,7 +70,7 @@ def _with_own(inherited: list[tuple[str, GitIgnoreSpec]], folder: str, name: str
     except (FileNotFoundError, IsADirectoryError):
         return inherited
     except OSError as error:
-        raise ClientError(f"cannot read {path}: {error.strerror}", hint="Repair its permissions.") from None
+        raise ClientError(f"cannot read {path}: {error.strerror}", hint="Fix its permissions.") from None
     from pathspec import GitIgnoreSpec
 
     try:

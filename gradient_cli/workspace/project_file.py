@@ -43,23 +43,23 @@ def read(path: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             return tomllib.load(file)
     except UnicodeDecodeError:
-        raise UsageError(f"{path}: it is not UTF-8 text", hint="Save it as UTF-8.") from None
+        raise UsageError(f"{path}: not UTF-8 text", hint="Save it as UTF-8.") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: {error}", hint='Text values need quotes: command = "python main.py"') from None
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="Repair its permissions.") from None
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="Fix its permissions.") from None
 
 
 def template(values: dict[str, str]) -> str:
     """Render a new project file: known values filled in, the other options as comments."""
-    lines = ["# Options of `gradient-cli jobs create` in this folder; flags on the command line win.", ""]
+    lines = ["# Options of `gradient-cli jobs create` in this folder; flags on the command line take precedence.", ""]
     for name, example, text in _LINES:
         value = values.get(name)
         assignment = f"{name} = {_quote(value or example)}"
         lines.append(f"{assignment if value else f'# {assignment}'}  # {text}")
     lines += [
-        '# timeLimit = "2h"  # of running time; without it there is none',
-        "# maxAttempts = 1  # more than 1: start again after a failure of the machine",
+        '# timeLimit = "2h"  # limit of running time; default: no limit',
+        "# maxAttempts = 1  # more than 1: retry after failures",
         "",
         "# [envVars]",
         '# EPOCHS = "2"',
@@ -69,10 +69,10 @@ def template(values: dict[str, str]) -> str:
 
 
 _LINES = (
-    ("project", "default", "jobs are listed under it"),
+    ("project", "default", "the project of the jobs"),
     ("machineType", "CPU", "`gradient-cli machine-types` lists them"),
-    ("container", "tensorflow/tensorflow:latest", "the image the command runs in"),
-    ("command", "python main.py", "what to run, in this folder"),
+    ("container", "tensorflow/tensorflow:latest", "the image that the command runs in"),
+    ("command", "python main.py", "the command to run, in the workspace"),
     ("workspace", ".", "a folder, an archive, a git URL or none"),
 )
 

@@ -30,31 +30,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser,
         "--workspace",
         metavar="PATH|URL|none",
-        help="a folder, an archive (.zip, .tar.gz), a git URL, or none (default: this folder)",
+        help="folder, archive (.zip, .tar.gz) or git URL with the job's files, or none (default: the folder of the "
+        "project file, else the current folder)",
     )
     add_option(
         parser,
         "--envVars",
         metavar="NAME=VALUE",
         action="append",
-        help="an environment variable, or a JSON object of them; NAME alone takes its value from here, and "
-        "NAME=secret:SECRET has the job get that secret's; repeatable",
+        help="environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET "
+        "passes a stored secret; repeatable",
     )
     add_option(
         parser,
         "--ports",
         metavar="EXTERNAL:INTERNAL",
         action="append",
-        help="a port to reach the job at, :https at its end for such a link; INTERNAL alone has the machine choose; "
-        "comma separated or repeatable",
+        help="port to publish: EXTERNAL of the host, INTERNAL of the job; INTERNAL alone: any free port of the host; "
+        "append :https for an https link; comma separated or repeatable",
     )
     add_option(
         parser,
         "--registryPassword",
         metavar="-",
-        help="for --registryUsername: - reads it from standard input; without this it is asked for",
+        help="password of --registryUsername: - reads it from standard input (default: prompt)",
     )
-    add_option(parser, "--tag", metavar="TAG", action="append", help="a label, shown with the job; repeatable")
+    add_option(parser, "--tag", metavar="TAG", action="append", help="label of the job; repeatable")
 
 
 def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -103,15 +104,17 @@ def _add_password(spec: dict[str, Any], given: str | None) -> None:
     """Read the registry password: the value of a flag would be visible to every user of this machine."""
     if given not in {None, "-"}:
         raise UsageError(
-            "registryPassword: everybody on this machine can read a command line",
-            hint="Say --registryPassword - and pipe it in, or leave it out to be asked.",
+            "registryPassword: cannot be given as an option, because other users can read command lines",
+            hint="Use --registryPassword - and pipe it in, or leave it out for a prompt.",
         )
     if "registryUsername" in spec:
         from gradient_cli.commands.credentials import read_hidden
 
         spec["registryPassword"] = read_hidden("registryPassword", f"Registry password of {spec['registryUsername']}: ")
     elif given is not None:
-        raise UsageError("registryUsername: who signs in?", hint="For example --registryUsername alice.")
+        raise UsageError(
+            "registryUsername: required with registryPassword", hint="For example --registryUsername alice."
+        )
 
 
 def _convert(convert: Callable[[str, object], object], name: str, value: object, path: str | None) -> object:
@@ -136,7 +139,7 @@ def _default_workspace(folder: str) -> str:
     if os.path.realpath(folder) in {"/", os.path.realpath(os.path.expanduser("~"))}:
         raise UsageError(
             f"workspace: all of {folder} would be uploaded",
-            hint="Change to the folder of your code, or say --workspace PATH, or --workspace none.",
+            hint="Change to the folder of your code, or give --workspace PATH or --workspace none.",
         )
     return folder
 
@@ -152,14 +155,16 @@ def _refuse_unknown(filed: dict[str, Any], path: str) -> None:
         if name in known:
             continue
         if name == "registryPassword":
-            raise UsageError(f"{path}: registryPassword has no place in a file", hint="Leave it out to be asked.")
+            raise UsageError(
+                f"{path}: registryPassword must not be in a project file", hint="Remove it: you get a prompt."
+            )
         if name in {"url", "apiKey"}:
-            hint = "Where to send a job, and with which key, is never taken from a project: use `gradient-cli login`."
+            hint = "The server and the key are never read from a project file: use `gradient-cli login`."
         else:
             import difflib
 
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"It can hold: {', '.join(known)}."
+            hint = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(known)}."
         raise UsageError(f"{path}: unknown option {name!r}", hint=hint)
 
 
@@ -172,7 +177,7 @@ def _resolve_project(spec: dict[str, Any], args: argparse.Namespace, path: str |
         del spec["project"]
     else:
         where = f" in {path}" if path and args.project is None else ""
-        raise UsageError(f"project: it is named both by project and by projectId{where}", hint="Give one of them.")
+        raise UsageError(f"project: given as both project and projectId{where}", hint="Give one of them.")
 
 
 def _check_required(spec: dict[str, Any]) -> None:
@@ -180,13 +185,13 @@ def _check_required(spec: dict[str, Any]) -> None:
         spec.setdefault("command", "")
     elif not spec.get("command"):
         raise UsageError(
-            "command: a job needs one",
-            hint="Say --command 'python main.py', or write it into .gradient.toml (`gradient-cli projects init`).",
+            "command: required",
+            hint="For example --command 'python main.py'; or set it in .gradient.toml (`gradient-cli projects init`).",
         )
     if not spec.get("machineType"):
         raise UsageError(
-            "machineType: a job needs one",
-            hint="Say --machineType NAME; `gradient-cli machine-types` lists them.",
+            "machineType: required",
+            hint="Give --machineType NAME; `gradient-cli machine-types` lists them.",
         )
 
 
@@ -204,7 +209,7 @@ def _variables(given: object) -> dict[str, str]:
 def _filed_variables(given: object, path: str | None) -> dict[str, str]:
     if given is None or isinstance(given, (dict, list)):
         return _variables(given)
-    raise UsageError(f"{path}: envVars: it must be a table", hint='Write [envVars] on a line of its own, then A = "1".')
+    raise UsageError(f"{path}: envVars: must be a table", hint='Write [envVars] on a line of its own, then A = "1".')
 
 
 def _variables_from_json(text: str) -> dict[str, str]:
@@ -228,12 +233,13 @@ def _variable_value(name: str, value: object) -> str:
 def _assignment(text: str) -> dict[str, str]:
     name, equals, value = text.partition("=")
     if not _VARIABLE.fullmatch(name):
-        raise UsageError(f"envVars: {name!r} is not the name of a variable", hint="Write NAME=VALUE.")
+        raise UsageError(f"envVars: {name!r} is not a valid variable name", hint="Write NAME=VALUE.")
     if equals:
         return {name: value}
     if name not in os.environ:
         raise UsageError(
-            f"envVars: {name} has no value here", hint=f"Write {name}=VALUE, or export {name} before submitting."
+            f"envVars: {name} is not set in this environment",
+            hint=f"Write {name}=VALUE, or export {name} before submitting.",
         )
     return {name: os.environ[name]}
 
@@ -243,19 +249,19 @@ def _text_list(name: str, value: object) -> list[str]:
         return []
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return value
-    raise UsageError(f"{name}: it must be a list of texts", hint=f'For example {name} = ["first", "second"].')
+    raise UsageError(f"{name}: must be a list of strings", hint=f'For example {name} = ["first", "second"].')
 
 
 def _text(name: str, value: object) -> str:
     if isinstance(value, str):
         return value
-    raise UsageError(f"{name}: it must be text, not {value!r}", hint="Put quotes around it.")
+    raise UsageError(f"{name}: must be text, not {value!r}", hint="Put quotes around it.")
 
 
 def _boolean(name: str, value: object, path: str | None) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
-    raise UsageError(f"{path}: {name}: it must be true or false, not {value!r}", hint="Write it without quotes.")
+    raise UsageError(f"{path}: {name}: must be true or false, not {value!r}", hint="Write it without quotes.")
 
 
 def _integer(name: str, value: object) -> int:
@@ -289,44 +295,60 @@ def parse_duration(name: str, value: object) -> int:
     if text.isdecimal() and not isinstance(value, bool):
         return int(text)
     if not _DURATION.fullmatch(text):
-        raise UsageError(f"{name}: {value!r} is not a length of time", hint="Write 90m, 1h30m, 2d, or seconds.")
+        raise UsageError(f"{name}: {value!r} is not a duration", hint="Write 90m, 1h30m, 2d, or seconds.")
     return round(sum(float(part) * _SECONDS[unit] for part, unit in re.findall(r"([\d.]+)([dhms])", text)))
 
 
 # Every boolean option of a job, with its help text.
 _FLAGS = {
-    "useDockerfile": "build the image from the workspace's Dockerfile, and run in that",
-    "buildOnly": "with --useDockerfile: build and push the image, run nothing",
+    "useDockerfile": "build the image from the workspace's Dockerfile, and run in it",
+    "buildOnly": "with --useDockerfile: build and push the image, but run no command",
 }
 
 # Every option of a job with one value: its converter, and its placeholder and help text.
 _FIELDS = {
-    "machineType": (_text, "NAME", "the machine to run on; `gradient-cli machine-types` lists them"),
-    "container": (_text, "IMAGE", "the image to run in: a reference, or a name that `gradient-cli images list` shows"),
+    "machineType": (_text, "NAME", "machine type to run on (required); `gradient-cli machine-types` lists them"),
+    "container": (
+        _text,
+        "IMAGE",
+        "image to run in: a reference, or a short name from `gradient-cli images list` (default: the worker's setting)",
+    ),
     "imagePullPolicy": (
         _text,
         "WHEN",
-        "when to pull it: Always, IfNotPresent or Never (default: as the worker is set)",
+        "when to pull the image: Always, IfNotPresent or Never (default: the worker's setting)",
     ),
-    "relDockerfilePath": (_text, "PATH", "with --useDockerfile: its path in the workspace (default: Dockerfile)"),
-    "registryTarget": (_text, "IMAGE", "with --useDockerfile: push the built image there"),
-    "command": (_text, "TEXT", "what to run; quote it so that this shell leaves $VARIABLES to the job"),
-    "name": (_text, "NAME", "a name for the job"),
-    "project": (_text, "NAME", "the project, by name; made if there is none"),
-    "projectId": (_text, "ID", "the project, by id"),
+    "relDockerfilePath": (
+        _text,
+        "PATH",
+        "with --useDockerfile: path of the Dockerfile in the workspace (default: Dockerfile)",
+    ),
+    "registryTarget": (_text, "IMAGE", "with --useDockerfile: image reference to push the built image to"),
+    "command": (_text, "TEXT", "command to run (required); quote it so that this shell does not expand $VARIABLES"),
+    "name": (_text, "NAME", "name of the job (default: job N)"),
+    "project": (_text, "NAME", "name of the project, created if missing (default: default)"),
+    "projectId": (_text, "ID", "id of an existing project, instead of --project"),
     "timeLimit": (
         parse_duration,
         "TIME",
-        "stop the job after so much running time: 90m, 2h, or seconds (default: none)",
+        "stop the job after this running time: 90m, 2h, or seconds (default: no limit)",
     ),
-    "stopGrace": (parse_duration, "TIME", "time between asking the job to stop and killing it (default: 60s)"),
-    "maxAttempts": (_integer, "N", "how often to start it again after a failure, counting the first (default: 1)"),
-    "priority": (_integer, "0-100", "who goes first among waiting jobs (default: 50)"),
-    "registryUsername": (_text, "NAME", "who signs in to the registry of --container, for this job alone"),
-    "cpus": (_float, "N", "CPU cores, where the machine type leaves a choice"),
-    "memoryMb": (_integer, "MB", "memory in MiB, where the machine type leaves a choice"),
-    "sharedMemMb": (_integer, "MB", "shared memory (/dev/shm) in MiB, a part of the job's memory"),
-    "workingDirectory": (_text, "PATH", "where the command begins: a folder of the workspace (default: the workspace)"),
-    "user": (_user, "UID[:GID]", "the user to run as, in numbers, or root (default: as the machine is set)"),
+    "stopGrace": (parse_duration, "TIME", "time between SIGTERM and SIGKILL when the job is stopped (default: 60s)"),
+    "maxAttempts": (
+        _integer,
+        "N",
+        "limit of attempts: above 1, failures that may not recur are retried (default: 1)",
+    ),
+    "priority": (_integer, "0-100", "jobs with higher priority start first (default: 50)"),
+    "registryUsername": (_text, "NAME", "username to log in to the registry of --container with, for this job only"),
+    "cpus": (_float, "N", "limit of CPU cores, if the machine type leaves a choice"),
+    "memoryMb": (_integer, "MB", "limit of memory in MiB, if the machine type leaves a choice"),
+    "sharedMemMb": (_integer, "MB", "size of /dev/shm in MiB, which is part of the job's memory"),
+    "workingDirectory": (
+        _text,
+        "PATH",
+        "folder to start the command in: of the workspace, or absolute in the container (default: the workspace)",
+    ),
+    "user": (_user, "UID[:GID]", "user to run as: numeric ids, or root (default: the host's setting)"),
 }
 _SENT_AS = {"workingDirectory": "workingDir"}

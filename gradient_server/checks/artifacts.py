@@ -26,24 +26,24 @@ def check(settings: Settings) -> Iterator[Finding]:
         return
     except StoreUnavailable as error:
         yield problem(
-            "artifacts", f"{url} does not answer. {error.message}", f"Mend {_URL_VARIABLE}, or the credentials for it."
+            "artifacts", f"{url} does not answer. {error.message}", f"Correct {_URL_VARIABLE}, or its credentials."
         )
         return
     missing = [permission for permission in _REQUIRED_PERMISSIONS if permission not in allowed]
     if missing:
         yield problem(
             "artifacts",
-            f"This account may not do all that artifacts in {url} need: {', '.join(missing)}.",
-            f"Give it roles/storage.objectUser on gs://{name}.",
+            f"This account lacks permissions for artifacts in {url}: {', '.join(missing)}.",
+            f"Grant it roles/storage.objectUser on gs://{name}.",
         )
     else:
-        yield ok("artifacts", f"{url} answers, and this account may read, write, list and delete there.")
+        yield ok("artifacts", f"{url} answers, and this account can read, write, list and delete there.")
 
 
 def _granted_permissions(settings: Settings, name: str) -> list[str]:
     # Imported here: Google's libraries are optional.
     from core.storage.gcs.client import open_client, translate_errors
 
-    with translate_errors("asking for permissions"):
+    with translate_errors("querying permissions"):
         allowed: list[str] = open_client(settings.gcs).bucket(name).test_iam_permissions(_REQUIRED_PERMISSIONS)
     return allowed

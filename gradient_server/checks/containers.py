@@ -29,8 +29,8 @@ def check(settings: Settings) -> Iterator[Finding]:
         yield warning(
             "docker",
             f"The Docker engine at {settings.docker.url} does not answer ({error}). No worker can run jobs here.",
-            "Start it (systemctl start docker), give this user its socket, or mend GRADIENT_DOCKER__URL. Where only "
-            "the API runs, none is needed.",
+            "Start it (systemctl start docker), give this user access to its socket, or correct GRADIENT_DOCKER__URL. "
+            "A machine that runs only the API needs no engine.",
         )
         return
     yield live_restore(info)
@@ -50,10 +50,10 @@ def live_restore(info: dict[str, Any]) -> Finding:
     """
     version = info.get("ServerVersion", "of unknown version")
     if info.get("LiveRestoreEnabled"):
-        return ok("docker", f"Docker {version} answers; jobs live on while it restarts.")
+        return ok("docker", f"Docker {version} answers; jobs keep running while it restarts.")
     return problem(
         "docker",
-        f"Docker {version} answers, but a restart of it ends every job on this machine.",
+        f"Docker {version} answers, but restarting it ends every job on this machine.",
         'Put {"live-restore": true} into /etc/docker/daemon.json, then `systemctl reload docker`.',
     )
 
@@ -71,19 +71,19 @@ def isolation(settings: Settings, info: dict[str, Any]) -> Finding:
         return problem(
             "walls",
             f"Jobs run as root of this machine: GRADIENT_DOCKER__USER is {settings.docker.user}.",
-            "Leave it out: a worker that is root then gives every project a user of its own.",
+            "Unset it: a worker that runs as root then uses a separate user for every project.",
         )
     if has.get("seccomp", {}).get("profile") in {None, "unconfined"}:
         return problem(
             "walls",
-            "The engine filters no system calls (seccomp): jobs reach all of the kernel.",
-            "Take seccomp-profile out of /etc/docker/daemon.json, on a kernel with seccomp.",
+            "The engine does not filter system calls (seccomp): jobs can reach the whole kernel.",
+            "Remove seccomp-profile from /etc/docker/daemon.json, and use a kernel with seccomp.",
         )
     if "userns" in has:
         return warning(
             "walls",
-            "The engine maps users (userns-remap): the folders handed to jobs belong to users that it does not know.",
-            "Take userns-remap out of /etc/docker/daemon.json; every project has a user of its own already.",
+            "The engine maps users (userns-remap): the folders mounted into jobs belong to users outside of the map.",
+            "Remove userns-remap from /etc/docker/daemon.json; every project already has a user of its own.",
         )
     if not has.keys() & {"apparmor", "selinux"}:
         return warning(
@@ -99,26 +99,28 @@ def firewall(settings: Settings) -> Finding:
     docker = settings.docker
     if docker.network == "none":
         return ok("firewall", "Jobs have no network.")
-    reach = "Jobs reach this host, metadata addresses and the service's database"
+    reach = "Jobs can reach this host, metadata addresses and the service's database"
     if docker.firewall == "off":
         return warning(
             "firewall",
-            f"{reach}, unless somebody else sets rules: GRADIENT_DOCKER__FIREWALL is off.",
-            "Set it to require, with a worker that is root; or make sure that the rules are set at boot.",
+            f"{reach}, unless rules are set elsewhere: GRADIENT_DOCKER__FIREWALL is off.",
+            "Set it to require, with a worker that runs as root; or make sure that the rules are set at boot.",
         )
     if (
         os.getuid() != 0
         or shutil.which("iptables", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin") is None
     ):
         why = (
-            "iptables is not installed" if os.getuid() == 0 else "this user is not root, and a worker like it sets none"
+            "iptables is not installed"
+            if os.getuid() == 0
+            else "this user is not root, so its workers cannot set rules"
         )
         return warning(
             "firewall",
             f"{reach if docker.firewall == 'try' else 'No job can start'}: {why}.",
             "Run the worker as root with iptables, or set the rules at boot and GRADIENT_DOCKER__FIREWALL=off.",
         )
-    return ok("firewall", "The worker sets it with the first job: for IPv4, and for IPv6 where this host has it.")
+    return ok("firewall", "The worker sets the rules with the first job: for IPv4, and for IPv6 if this host has it.")
 
 
 def gpus(found: Sequence[GpuSample], info: dict[str, Any]) -> Finding:
@@ -129,17 +131,17 @@ def gpus(found: Sequence[GpuSample], info: dict[str, Any]) -> Finding:
         info: The engine's own description (`docker info`).
     """
     if not found:
-        return ok("gpus", "No NVIDIA GPU is here: CPU types run, GPU types do not.")
+        return ok("gpus", "No NVIDIA GPU on this machine: CPU types run, GPU types do not.")
     first, indices = found[0].gpu, [one.gpu.index for one in found]
     models = ", ".join(dict.fromkeys(one.gpu.name for one in found))
     count = f"{len(found)} NVIDIA GPU{'s' * (len(found) != 1)} ({models}; driver {first.driver})"
     if device_requests.cdi_names(indices, info):
-        return ok("gpus", f"{count}, and Docker hands them to jobs by their CDI names.")
+        return ok("gpus", f"{count}, and Docker passes them to jobs by their CDI names.")
     if device_requests.is_supported(indices, info):
-        return ok("gpus", f"{count}, and Docker can hand them to jobs.")
+        return ok("gpus", f"{count}, and Docker can pass them to jobs.")
     return problem(
         "gpus",
-        f"{count}, but Docker cannot hand any to a job.",
+        f"{count}, but Docker cannot pass any to a job.",
         "Install the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker`, restart Docker.",
     )
 
@@ -152,12 +154,12 @@ def toolkit() -> Iterator[Finding]:
     version, safe = device_requests.toolkit_version(), ".".join(map(str, device_requests.SAFE_TOOLKIT))
     version_text = ".".join(map(str, version or ()))
     if version is None:
-        yield warning("toolkit", f"{program} does not tell its version.", "Install the NVIDIA Container Toolkit anew.")
+        yield warning("toolkit", f"{program} does not report its version.", "Reinstall the NVIDIA Container Toolkit.")
     elif version < device_requests.SAFE_TOOLKIT:
         yield problem(
             "toolkit",
             f"NVIDIA Container Toolkit {version_text} lets a container become root of this machine (CVE-2025-23266). "
-            "No job gets a GPU here, unless GRADIENT_DOCKER__OLD_TOOLKIT says so.",
+            "No job gets a GPU here, unless GRADIENT_DOCKER__OLD_TOOLKIT allows it.",
             f"Install {safe} or later.",
         )
     else:
@@ -176,9 +178,7 @@ def container_policies(settings: Settings) -> Iterator[Finding]:
             yield problem(
                 "opened",
                 f"{machine.name}: {wrong}. Its jobs fail here.",
-                f"Mend [{machine.name}.docker] in {settings.machines.file}.",
+                f"Correct [{machine.name}.docker] in {settings.machines.file}.",
             )
         else:
-            yield ok(
-                "opened", f"{machine.name}: its containers have more than the default: {machine.docker.describe()}."
-            )
+            yield ok("opened", f"{machine.name}: its containers have extra privileges: {machine.docker.describe()}.")

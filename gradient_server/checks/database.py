@@ -37,10 +37,10 @@ def _sqlite_durability(session: Session) -> Iterator[Finding]:
         yield warning(
             "database",
             f"SQLite {version} with journal mode {journal}: readers and writers wait for each other.",
-            "Start `gradient-server up` once: it sets WAL. If it stays so, the file is on a network file system.",
+            "Start `gradient-server up` once: it sets WAL. If that fails, the file is on a network file system.",
         )
     else:
-        yield ok("database", f"SQLite {version}, WAL; every process of ours commits with synchronous=FULL.")
+        yield ok("database", f"SQLite {version}, WAL; every process of the service commits with synchronous=FULL.")
 
 
 def _postgres_durability(session: Session) -> Iterator[Finding]:
@@ -54,11 +54,11 @@ def _postgres_durability(session: Session) -> Iterator[Finding]:
     if unsafe:
         yield warning(
             "database",
-            f"PostgreSQL {version} has {' and '.join(unsafe)} off: a crash may lose jobs that were answered with 201.",
+            f"PostgreSQL {version} has {' and '.join(unsafe)} off: a crash may lose jobs that were already accepted.",
             f"Set {' and '.join(f'{name} = on' for name in unsafe)} in postgresql.conf.",
         )
     if number // 10_000 >= _MIN_POSTGRES and not unsafe:
-        yield ok("database", f"PostgreSQL {version}; it keeps what it has committed.")
+        yield ok("database", f"PostgreSQL {version}; its commits are durable.")
 
 
 def migrations(database: Database) -> Finding:
@@ -77,7 +77,7 @@ def clocks(session: Session) -> Iterator[Finding]:
     ended = time.time()
     # A difference within the query's own duration cannot be distinguished from latency.
     skew = max(0.0, abs(theirs.timestamp() - (began + ended) / 2) - (ended - began) / 2)
-    fix = "Let both machines take their time from NTP (chrony or systemd-timesyncd)."
+    fix = "Synchronize both machines with NTP (chrony or systemd-timesyncd)."
     if skew > _MAX_SKEW_SECONDS:
         yield warning("clock", f"This machine's clock and the database's are {format_duration(skew)} apart.", fix)
     newest = queries.newest_event_at(session)
@@ -86,7 +86,7 @@ def clocks(session: Session) -> Iterator[Finding]:
         yield problem(
             "clock",
             f"The last event is {format_duration(ahead)} in the future: the clock was set back.",
-            "Set this machine's clock; leases and time limits go by it.",
+            "Correct this machine's clock; leases and time limits depend on it.",
         )
     elif skew <= _MAX_SKEW_SECONDS:
         yield ok("clock", f"This machine's clock and the database's agree within {skew + 0.001:.3f} s.")
@@ -103,8 +103,8 @@ def broker(settings: Settings) -> Iterator[Finding]:
     except OSError as error:
         yield problem(
             "broker",
-            f"{name} does not answer: {error}. Workers on other machines find jobs by looking, once a poll.",
-            "Start the broker, or mend GRADIENT_QUEUE__BROKER_URL.",
+            f"{name} does not answer: {error}. Workers on other machines find jobs only by polling the database.",
+            "Start the broker, or correct GRADIENT_QUEUE__BROKER_URL.",
         )
     else:
         yield ok("broker", f"{name} answers.")

@@ -50,7 +50,7 @@ def python() -> Finding:
         return ok("python", f"Python {version}.")
     return problem(
         "python",
-        f"Python {version} is not one this release is made for.",
+        f"Python {version} is not supported by this release.",
         "Install the service with Python 3.11, 3.12 or 3.13.",
     )
 
@@ -60,7 +60,7 @@ def git() -> Finding:
     found = shutil.which("git")
     if found is None:
         return warning(
-            "git", "git is not installed: jobs whose workspace is a git address fail.", "Install the package `git`."
+            "git", "git is not installed: jobs whose workspace is a git URL fail.", "Install the package `git`."
         )
     return ok("git", f"git is at {found}.")
 
@@ -71,9 +71,9 @@ def sandbox(mode: str) -> Finding:
     if why is None:
         return ok("sandbox", "Git for jobs runs in a sandbox.")
     message = f"Git for jobs runs as the worker's own user: {why}."
-    fix = "Install the package `bubblewrap`, and let this user make namespaces."
+    fix = "Install the package `bubblewrap`, and allow this user to create namespaces."
     if mode == "require":
-        return problem("sandbox", f"Jobs whose workspace is a git address fail: {why}.", fix)
+        return problem("sandbox", f"Jobs whose workspace is a git URL fail: {why}.", fix)
     return warning("sandbox", message, "Unset GRADIENT_WORKER__SANDBOX." if mode == "off" else fix)
 
 
@@ -82,18 +82,18 @@ def home(root: Path) -> Finding:
     if not root.is_dir():
         return problem(
             "home",
-            f"{root} is no folder." if root.exists() else f"{root} is not there.",
-            "Start `gradient-server up`, which makes it, or set GRADIENT_HOME to where it is.",
+            f"{root} is not a folder." if root.exists() else f"{root} does not exist.",
+            "Start `gradient-server up`, which creates it, or set GRADIENT_HOME to its path.",
         )
     mode = stat.S_IMODE(root.stat().st_mode)
     private = f"Run `chmod 700 {root}`."
     if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
         return problem("home", f"{root} cannot be written by this user.", f"Run as its owner, {_owner(root)}.")
     if mode & _OTHERS_WRITE:
-        return problem("home", f"Others may write into {root} (mode {mode:04o}).", private)
+        return problem("home", f"Others can write to {root} (mode {mode:04o}).", private)
     if mode & _OTHERS:
-        return warning("home", f"Others may read what is in {root} (mode {mode:04o}).", private)
-    return ok("home", f"{root} is there, writable and private.")
+        return warning("home", f"Others can read files in {root} (mode {mode:04o}).", private)
+    return ok("home", f"{root} exists and is writable and private.")
 
 
 def disk(root: Path, keep_free: int) -> Finding:
@@ -101,9 +101,9 @@ def disk(root: Path, keep_free: int) -> Finding:
     place = next(folder for folder in (root, *root.parents) if folder.exists())
     usage = shutil.disk_usage(place)
     free = f"{usage.free / GIB:.1f} GiB ({usage.free / usage.total:.0%}) are free on the disk of {root}"
-    fix = "Make room, or move GRADIENT_HOME to a larger disk. Deleted jobs give back what they left."
+    fix = "Free disk space, for example by deleting jobs, or move GRADIENT_HOME to a larger disk."
     if usage.free < keep_free:
-        return problem("disk", f"Only {free}: uploads are refused, and workers here claim nothing.", fix)
+        return problem("disk", f"Only {free}: uploads are refused, and workers here claim no jobs.", fix)
     if usage.free < _MIN_FREE_BYTES or usage.free < usage.total * _MIN_FREE_SHARE:
         return warning("disk", f"Only {free}.", fix)
     return ok("disk", f"{free}.")
@@ -116,11 +116,11 @@ def folders(root: Path) -> Finding:
     if bad:
         return problem(
             "storage",
-            f"Not a folder that this user may write: {', '.join(bad)}.",
-            "Give it to the user that runs the service, or move away what is in its place.",
+            f"Not folders that this user can write to: {', '.join(bad)}.",
+            "Make the user that runs the service their owner, or move away files with these names.",
         )
     return ok(
-        "storage", f"{len(there)} of {len(_FOLDERS)} folders are there and writable; others are made when needed."
+        "storage", f"{len(there)} of {len(_FOLDERS)} folders exist and are writable; others are created when needed."
     )
 
 
@@ -130,7 +130,7 @@ def same_file_system(root: Path) -> Iterator[Finding]:
     if attempts.is_dir() and artifacts.is_dir() and attempts.stat().st_dev != artifacts.stat().st_dev:
         yield warning(
             "links",
-            "attempts/ and artifacts/ are on different file systems: outputs are copied and take their space twice.",
+            "attempts/ and artifacts/ are on different file systems: outputs are copied and take twice the space.",
             "Put both on one file system.",
         )
 
@@ -140,21 +140,21 @@ def ports(settings: Settings) -> Finding:
     links, bind, dashboard = settings.ports_host, settings.ports.bind, settings.dashboard_host
     fix = (
         "Set GRADIENT_WORKER__ADDRESS to another name of this machine than the dashboard's, and GRADIENT_PORTS__BIND "
-        "to an address that the dashboard's name does not lead to."
+        "to an address that the dashboard's name does not resolve to."
     )
     if dashboard is None:
         return warning(
             "ports",
-            "The dashboard listens on every address, and its name is not known: it signs nobody in.",
+            "The dashboard listens on every address and its host name is not known, so nobody can log in.",
             "Set GRADIENT_API__PUBLIC_URL.",
         )
     if canonical_host(links) == dashboard:
         return problem("ports", f"Links to jobs' ports lead to the dashboard's own host name, {dashboard}.", fix)
     if are_ports_at_dashboard(settings):
-        found = f"Jobs' ports are opened at {bind}, which {dashboard} leads to"
+        found = f"Jobs' ports are opened at {bind}, which {dashboard} resolves to"
         if settings.public_url.lower().startswith("https://"):
-            return warning("ports", f"{found}: only that the session's cookie wants https keeps it from jobs.", fix)
-        return problem("ports", f"{found}: a job's page can lead there, and is sent the reader's session.", fix)
+            return warning("ports", f"{found}: jobs do not receive session cookies only because these need https.", fix)
+        return problem("ports", f"{found}: jobs can receive the sessions of the dashboard's users.", fix)
     return ok("ports", f"Jobs' ports are at {links}, the dashboard at {dashboard}.")
 
 
@@ -169,7 +169,7 @@ def wakeup_file(root: Path) -> Finding:
         )
     if path.exists():
         return ok("wakeup", f"{path} exists.")
-    return ok("wakeup", f"{path} is missing yet; the first start creates it.")
+    return ok("wakeup", f"{path} does not exist yet; the first start creates it.")
 
 
 def inotify() -> Finding:
@@ -181,7 +181,7 @@ def inotify() -> Finding:
     except OSError as error:
         return problem("inotify", f"Files cannot be watched: {error.strerror}. Workers cannot start.", fix)
     if allowed is not None and allowed < _MIN_INSTANCES:
-        return warning("inotify", f"A user may watch with {allowed} instances only; every process takes some.", fix)
+        return warning("inotify", f"A user may have only {allowed} instances of inotify; every process uses some.", fix)
     watches = _read_int(_INOTIFY / "max_user_watches")
     return ok("inotify", f"Limits for this user: {allowed or 'unknown'} instances, {watches or 'unknown'} watches.")
 
@@ -194,7 +194,7 @@ def machine_types(file: Path | None) -> Finding:
         return problem(
             "machines",
             f"{error.message.rstrip('.')}.",
-            "Mend the file that GRADIENT_MACHINES__FILE names; no API starts with it.",
+            "Correct the file that GRADIENT_MACHINES__FILE names; the API does not start with it.",
         )
     return ok("machines", f"{number} machine types" + (f", with changes from {file}." if file else "."))
 

@@ -46,7 +46,7 @@ def live_workers(snapshot: ServiceSnapshot) -> Finding:
         return warning(
             "worker",
             f"No worker was seen in the last {format_duration(WORKER_STALE_SECONDS)}.",
-            "Start `gradient-server up`, or `gradient-server worker` on a machine that shall run jobs.",
+            "Start `gradient-server up`, or `gradient-server worker` on a machine that should run jobs.",
         )
     lines = [
         f"{one.name} on {one.host} offers {', '.join(one.backends)} ({one.held} of {one.slots} slots in use)"
@@ -65,11 +65,11 @@ def queue(snapshot: ServiceSnapshot) -> Finding:
         oldest = max(snapshot.oldest_queued[pool] for pool in stuck)
         return problem(
             "queue",
-            f"Jobs wait that no worker takes: {what}; the oldest for {format_duration(oldest)}.",
-            "Start a worker that offers it, or have a drained one claim again (`gradient-server resume --name NAME`); "
-            "GRADIENT_MACHINES__SIMULATE decides which backend a job is for.",
+            f"Jobs wait that no worker offers to run: {what}; the oldest for {format_duration(oldest)}.",
+            "Start a worker for them, or resume a drained one (`gradient-server resume --name NAME`); "
+            "GRADIENT_MACHINES__SIMULATE determines the backend of a job.",
         )
-    return ok("queue", f"{sum(waiting.values())} jobs wait, each for machines that some worker offers.")
+    return ok("queue", f"{sum(waiting.values())} jobs wait, each for a machine type that a worker offers.")
 
 
 def silent_jobs(settings: Settings, session: Session) -> Finding:
@@ -84,7 +84,7 @@ def silent_jobs(settings: Settings, session: Session) -> Finding:
     return problem(
         "leases",
         f"Silent for longer than the lease of {format_duration(lease)}: {shown}{more}.",
-        f"Start a worker on that machine: it takes them up. If the machine stays away, others give up after {lost}.",
+        f"Start a worker on that machine: it adopts them. Otherwise they count as lost after {lost}.",
     )
 
 
@@ -92,25 +92,25 @@ def api_keys(session: Session) -> Finding:
     """Check that there is a valid API key."""
     valid = sum(keys.state(key) == "valid" for key in keys.list_keys(session))
     if not valid:
-        return problem("keys", "There is no valid API key.", "Run `gradient-server keys create NAME`.")
+        return problem("keys", "No API key is valid.", "Run `gradient-server keys create NAME`.")
     return ok("keys", f"{valid} API key{'s are' if valid > 1 else ' is'} valid.")
 
 
 def client_file(path: Path, session: Session) -> Finding:
     """Check that the file with this machine's API key is private, and that the key works."""
-    again = "Start `gradient-server up` or `gradient-server api`: it writes the file anew."
+    again = "Start `gradient-server up` or `gradient-server api`: it writes the file again."
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         secret = json.loads(path.read_text(encoding="utf-8"))["apiKey"]
     except FileNotFoundError:
-        return warning("client", f"{path} is not there: the client on this machine finds no address and no key.", again)
+        return warning("client", f"{path} does not exist: the client on this machine has no address and no key.", again)
     except (OSError, ValueError, KeyError, TypeError):
         return warning("client", f"{path} cannot be read.", again)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         return problem(
             "client",
-            f"Others may read the key in {path} (mode {mode:04o}).",
-            f"Run `chmod 600 {path}`; if others use this machine, revoke the key too: the next start makes one.",
+            f"Others can read the key in {path} (mode {mode:04o}).",
+            f"Run `chmod 600 {path}`; if others use this machine, also revoke the key: the next start creates another.",
         )
     try:
         keys.authenticate(session, str(secret))
@@ -128,12 +128,14 @@ def leftover_scratch(settings: Settings, session: Session) -> Finding:
         number = "1 folder" if len(left) == 1 else f"{len(left)} folders"
         return warning(
             "scratch",
-            f"Leftovers in {settings.root / 'attempts'}, of no running job: {number} ({', '.join(left[:_MAX_SHOWN])}).",
+            f"Left in {settings.root / 'attempts'} without a running job: {number} ({', '.join(left[:_MAX_SHOWN])}).",
             f"Start a worker here: it removes them within {format_duration(settings.worker.sweep_seconds)}.",
         )
     return ok(
         "scratch",
-        f"{len(found)} scratch folders, {len(left)} of them kept on purpose." if left else "No scratch is left over.",
+        f"{len(found)} scratch folders, {len(left)} of them kept on purpose."
+        if left
+        else "No scratch folder is left over.",
     )
 
 
@@ -142,12 +144,12 @@ def disk_growth(settings: Settings, session: Session) -> Finding:
     kept = queries.stored_bytes(session, days=_TREND_DAYS)
     free = shutil.disk_usage(next(place for place in (settings.root, *settings.root.parents) if place.exists())).free
     daily = kept / _TREND_DAYS
-    trend = f"Jobs left {daily / GIB:.2f} GiB a day in the last {_TREND_DAYS} days"
+    trend = f"Jobs stored {daily / GIB:.2f} GiB a day in the last {_TREND_DAYS} days"
     if daily * _MIN_DAYS_LEFT > free:
         return warning(
             "growth",
-            f"{trend}; {free / GIB:.0f} GiB are free, which is {free / daily:.0f} days of that.",
+            f"{trend}; {free / GIB:.0f} GiB are free, enough for {free / daily:.0f} days at that rate.",
             "Set GRADIENT_RETENTION__ARTIFACTS_DAYS or policies of projects, delete jobs, or move GRADIENT_HOME to a "
             "larger disk.",
         )
-    return ok("growth", f"{trend}; the disk has room for more than {_MIN_DAYS_LEFT} days of that.")
+    return ok("growth", f"{trend}; the disk has room for more than {_MIN_DAYS_LEFT} days at that rate.")

@@ -18,10 +18,11 @@ def check(settings: Settings, session: Session) -> Finding:
         more = f" And {len(failed) - _MAX_SHOWN} more." if len(failed) > _MAX_SHOWN else ""
         return problem(
             "secrets",
-            f"Stored and not readable: {' '.join(failed[:_MAX_SHOWN])}{more}",
-            f"Put the keys back into {vault.key_location} from a backup, the same on every host; "
-            "or set those values again.",
+            f"Cannot be decrypted: {' '.join(failed[:_MAX_SHOWN])}{more}",
+            f"Restore the keys in {vault.key_location} from a backup, the same on every host; "
+            "or store those values again.",
         )
     return ok(
-        "secrets", f"{count} secrets and passwords are stored, and the keys in {vault.key_location} open all of them."
+        "secrets",
+        f"{count} secrets and passwords are stored, and the keys in {vault.key_location} decrypt all of them.",
     )

@@ -37,18 +37,18 @@ def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator
     except ApiError as error:
         yield problem(
             "tpu",
-            f"There are no credentials for Google Cloud ({error}).",
+            f"No credentials for Google Cloud were found ({error}).",
             "Give this machine a service account, or point GOOGLE_APPLICATION_CREDENTIALS at a key file.",
         )
         return
     where = f"simulator at {tpu.simulator_address}" if tpu.simulator_address else f"project {tpu.project}"
-    yield ok("tpu", f"TPUs are sought in the {where}.")
+    yield ok("tpu", f"TPU jobs use the {where}.")
     yield from _zones(settings, api)
     yield from _pool(settings, api)
     yield from _buckets(settings, open_bucket)
     yield ok(
         "tpu-quota",
-        "Google's TPU API tells no quota; a job whose quota is used up ends with tpu_capacity and Google's words. The "
+        "Google's TPU API does not report quotas; a job without quota ends with tpu_capacity and Google's message. The "
         "console lists quotas under IAM & Admin, Quotas, service tpu.googleapis.com.",
     )
 
@@ -59,7 +59,7 @@ def _zones(settings: Settings, api: TpuApi) -> Iterator[Finding]:
     if not settings.tpu.zones and wanted:
         names = ", ".join(one.name for one in wanted)
         yield problem(
-            "tpu-zones", f"No zone is named to make {names} in.", 'Set GRADIENT_TPU__ZONES=["us-central1-b"], say.'
+            "tpu-zones", f"No zone is set for {names}.", 'Set GRADIENT_TPU__ZONES, for example ["us-central1-b"].'
         )
     offered: dict[str, set[str]] = {}
     for zone in settings.tpu.zones:
@@ -71,7 +71,7 @@ def _zones(settings: Settings, api: TpuApi) -> Iterator[Finding]:
         except ApiError as error:
             yield _api_problem(zone, error)
             continue
-        yield ok("tpu-access", f"{zone}: nodes and queued resources may be listed.")
+        yield ok("tpu-access", f"{zone}: nodes and queued resources can be listed.")
         yield from _runtimes(settings, zone, [one for one in wanted if one.tpu_type in offered[zone]], runtimes)
     for machine in wanted:
         yield from _offered(machine, offered)
@@ -86,8 +86,8 @@ def _api_problem(zone: str, error: ApiError) -> Finding:
         )
     return problem(
         "tpu-access",
-        f"{zone}: the TPU API refuses: {error}",
-        f"Enable tpu.googleapis.com in the project, and give the worker's account {_ROLES}.",
+        f"{zone}: the TPU API refused the request: {error}",
+        f"Enable tpu.googleapis.com in the project, and grant the worker's account {_ROLES}.",
     )
 
 
@@ -97,7 +97,7 @@ def _runtimes(settings: Settings, zone: str, machines: list[MachineType], availa
         if wanted not in available:
             yield problem(
                 "tpu-runtime",
-                f"{zone} has no runtime version {wanted}, which {machine.name} is made with.",
+                f"{zone} has no runtime version {wanted}, which {machine.name} needs.",
                 f'Set GRADIENT_TPU__RUNTIMES={{"{machine.name}": "…"}} to one of those that '
                 f"`gcloud compute tpus tpu-vm versions list --zone {zone}` shows.",
             )
@@ -113,8 +113,8 @@ def _offered(machine: MachineType, offered: dict[str, set[str]]) -> Iterator[Fin
         yield warning(
             "tpu-offer",
             f"{machine.name} ({machine.tpu_type}) is offered in none of {', '.join(offered)}.",
-            "Name a zone that has it in GRADIENT_TPU__ZONES (cloud.google.com/tpu/docs/regions-zones), or take no jobs "
-            "of that type.",
+            "Add a zone that offers it to GRADIENT_TPU__ZONES (cloud.google.com/tpu/docs/regions-zones), or do not use "
+            "this type.",
         )
 
 
@@ -125,8 +125,8 @@ def _pool(settings: Settings, api: TpuApi) -> Iterator[Finding]:
         if machine not in types:
             yield problem(
                 "tpu-pool",
-                f"GRADIENT_TPU__POOL names nodes for {machine!r}, which is no TPU type.",
-                f"Take one of {', '.join(types)}.",
+                f"GRADIENT_TPU__POOL names nodes for {machine!r}, which is not a TPU type.",
+                f"Use one of {', '.join(types)}.",
             )
             continue
         for name in names:
@@ -135,17 +135,17 @@ def _pool(settings: Settings, api: TpuApi) -> Iterator[Finding]:
 
 def _pool_node(api: TpuApi, name: str, machine: str, wanted: str) -> Finding:
     zone, slash, node_id = name.partition("/")
-    fix = f"Mend GRADIENT_TPU__POOL, or the node: gcloud compute tpus tpu-vm describe {node_id} --zone {zone}"
+    fix = f"Correct GRADIENT_TPU__POOL, or repair the node: gcloud compute tpus tpu-vm describe {node_id} --zone {zone}"
     if not slash:
-        return problem("tpu-pool", f"{name!r} names no zone.", "Write it as ZONE/NAME, us-central1-b/my-tpu.")
+        return problem("tpu-pool", f"{name!r} has no zone.", "Write it as ZONE/NAME, such as us-central1-b/my-tpu.")
     try:
         node = api.node(zone, node_id) or api.node_v1(zone, node_id)
     except ApiError as error:
         return _api_problem(zone, error)
     if node is None:
-        return problem("tpu-pool", f"There is no node {name}.", fix)
+        return problem("tpu-pool", f"Node {name} does not exist.", fix)
     if node.accelerator_type not in {"", wanted}:
-        return problem("tpu-pool", f"{name} is a {node.accelerator_type}, and {machine} a {wanted}.", fix)
+        return problem("tpu-pool", f"{name} is a {node.accelerator_type}, but {machine} needs a {wanted}.", fix)
     trouble = node_state.permanent_failure(node) or node_state.temporary_failure(node)
     if trouble is not None:
         return warning("tpu-pool", f"{trouble.detail}.", fix)
@@ -167,11 +167,11 @@ def _buckets(settings: Settings, open_bucket: OpenBucket | None) -> Iterator[Fin
             yield problem(
                 "tpu-bucket",
                 f"The bucket for {region}: {error.message}",
-                "The sentence says what; the worker's account needs roles/storage.admin on the bucket, the TPU's "
-                "account is given roles/storage.objectUser by the worker.",
+                "The worker's account needs roles/storage.admin on the bucket; the worker grants the TPU's account "
+                "roles/storage.objectUser.",
             )
         else:
-            fix = "Set GRADIENT_TPU__SERVICE_ACCOUNT, and give the worker roles/iam.serviceAccountTokenCreator on it."
+            fix = "Set GRADIENT_TPU__SERVICE_ACCOUNT, and grant the worker roles/iam.serviceAccountTokenCreator on it."
             text = f"The bucket for {region} can be used. {found.statement}"
             yield ok("tpu-bucket", text) if found.proved else warning("tpu-bucket", text, fix)
 

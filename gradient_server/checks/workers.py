@@ -29,10 +29,10 @@ def silent_workers(snapshot: ServiceSnapshot) -> Finding:
         return warning(
             "silent",
             f"Silent: {names}.",
-            "Start it again: its jobs run on, and it takes them up. One that was taken away for good is forgotten "
+            "Start it again: its jobs keep running, and it adopts them. A worker that was removed is forgotten "
             f"after {format_duration(WORKER_FORGOTTEN_SECONDS)}.",
         )
-    return ok("silent", "No worker that was there in the last day is silent.")
+    return ok("silent", "No worker seen in the last day is silent.")
 
 
 def drained(snapshot: ServiceSnapshot) -> Finding:
@@ -44,7 +44,7 @@ def drained(snapshot: ServiceSnapshot) -> Finding:
         )
         return warning(
             "drained",
-            f"Drained, so that they claim nothing: {names}.",
+            f"Drained, so they claim no jobs: {names}.",
             "Run `gradient-server resume --name NAME` when the work on that machine is done.",
         )
     return ok("drained", "No worker is drained.")
@@ -54,16 +54,15 @@ def without_broker_messages(snapshot: ServiceSnapshot) -> Finding:
     """Check that the workers with a broker receive its messages."""
     silent = [one for one in snapshot.workers if one.broker_silent]
     if silent:
-        names = _list_workers(silent, lambda one: f"heard nothing for {format_duration(one.message_age or 0.0)}")
+        names = _list_workers(silent, lambda one: f"no message for {format_duration(one.message_age or 0.0)}")
         return warning(
             "deaf",
-            f"Deaf to the broker: {names}. They find jobs only by looking, once a poll.",
-            "Restart that worker; its jobs run on. If it stays deaf, look at the broker, and at its address in "
+            f"Without messages from the broker: {names}. They find jobs only by polling the database.",
+            "Restart that worker; its jobs keep running. If that does not help, check the broker and "
             "GRADIENT_QUEUE__BROKER_URL.",
         )
-    return ok(
-        "deaf", f"{sum(one.message_age is not None for one in snapshot.workers)} workers hear the broker; none is deaf."
-    )
+    count = sum(one.message_age is not None for one in snapshot.workers)
+    return ok("deaf", f"{count} workers use the broker; all receive its messages.")
 
 
 def repairs(snapshot: ServiceSnapshot) -> Finding:
@@ -74,7 +73,7 @@ def repairs(snapshot: ServiceSnapshot) -> Finding:
         return warning(
             "repairs",
             f"Machines were lost in the last day: {what}.",
-            "Look at what those machines logged (`gradient-cli jobs list` names their jobs): power, network, memory.",
+            "Check the logs of those machines for failures of power, network or memory.",
         )
     done = ", ".join(f"{one.kind} {one.total} (last {format_duration(one.last)} ago)" for one in snapshot.repairs)
     return ok("repairs", f"The sweeps repaired so far: {done}." if done else "The sweeps had nothing to repair so far.")

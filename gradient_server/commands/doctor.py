@@ -60,8 +60,8 @@ def _database_findings(settings: Settings) -> Iterator[Finding]:
     if missing is not None:
         yield problem(
             "database",
-            f"There is no database at {missing}.",
-            "Start `gradient-server up`, which makes it, or mend GRADIENT_HOME or GRADIENT_DATABASE__URL.",
+            f"The database {missing} does not exist.",
+            "Start `gradient-server up`, which creates it, or correct GRADIENT_HOME or GRADIENT_DATABASE__URL.",
         )
         return
     database = Database(settings.database_url, read_only=True)
@@ -71,7 +71,9 @@ def _database_findings(settings: Settings) -> Iterator[Finding]:
         cause = error.__cause__ if isinstance(error, StoreUnavailable) else error
         why = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
         yield problem(
-            "database", f"{where} does not answer: {why}.", "Start it, or mend GRADIENT_DATABASE__URL; then look again."
+            "database",
+            f"{where} does not answer: {why}.",
+            "Start it, or correct GRADIENT_DATABASE__URL; then try again.",
         )
     finally:
         database.close()

@@ -37,7 +37,7 @@ def _create(parsed: argparse.Namespace, database: Database) -> None:
     print(secret)
     until = f" It works until {format_time(key.expires_at)} UTC." if key.expires_at else ""
     print(
-        f"Key {key.id} for {key.name!r}. It is shown this once: keep it safe. Use it with `gradient-cli login`.{until}"
+        f"Key {key.id} for {key.name!r}. It is shown only once: keep it safe. Use it with `gradient-cli login`.{until}"
     )
 
 
@@ -48,7 +48,7 @@ def _list(parsed: argparse.Namespace, database: Database) -> None:
         print(json.dumps([_view(row) for row in rows], indent=2))
         return
     if not rows:
-        print("No keys yet. `gradient-server keys create NAME` makes one.")
+        print("No keys yet. `gradient-server keys create NAME` creates one.")
         return
     print(f"{'ID':10} {'CREATED':20} {'LAST USED':20} {'EXPIRES':20} {'STATE':8} NAME")
     for row in rows:

@@ -41,7 +41,7 @@ def _open_database(settings: Settings, *, dry_run: bool) -> Database:
     """
     file = settings.database_url.removeprefix("sqlite:///")
     if file != settings.database_url and not Path(file).exists():
-        raise StoreUnavailable(f"There is no database at {file}. GRADIENT_HOME or GRADIENT_DATABASE__URL names it.")
+        raise StoreUnavailable(f"The database {file} does not exist. Check GRADIENT_HOME and GRADIENT_DATABASE__URL.")
     database = Database(settings.database_url, read_only=dry_run)
     if dry_run:
         schema.check(database)
@@ -63,8 +63,8 @@ def _end_progress() -> None:
 
 def _report_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
     if not report.projects and not report.workspaces_days:
-        yield "No policy is set: everything is kept for good."
-        yield "GRADIENT_RETENTION__* and `gradient-cli projects update` set one."
+        yield "No policy is set: everything is kept forever."
+        yield "Set one with GRADIENT_RETENTION__* or `gradient-cli projects update`."
     elif report.total.count:
         yield _ROW.format("PROJECT", "WHAT", "COUNT", "BYTES", "OLDEST (UTC)", "POLICY")
         for project in report.projects:

@@ -21,9 +21,7 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
         StoreUnavailable: The container engine does not answer.
     """
     if settings.machines.simulate:
-        print(
-            _format_json([], dry_run=dry_run) if as_json else "Machine types are simulated here: jobs bring no images."
-        )
+        print(_format_json([], dry_run=dry_run) if as_json else "Machine types are simulated here: jobs use no images.")
         return 0
     gone = [one for keeper in _image_backends(settings) for one in _prune_backend(keeper, dry_run=dry_run)]
     print(_format_json(gone, dry_run=dry_run) if as_json else "\n".join(_report_lines(gone, dry_run=dry_run)))
@@ -42,14 +40,14 @@ def _prune_backend(keeper: ImageBackend, *, dry_run: bool) -> list[UnusedImage]:
         return keeper.prune_images(everything=True, dry_run=dry_run)
     except LaunchError as error:
         raise StoreUnavailable(
-            f"The container engine does not answer ({error.detail}). Run this where the worker runs; "
-            "GRADIENT_DOCKER__URL names the engine."
+            f"The container engine does not answer ({error.detail}). Run this on the worker's machine; "
+            "GRADIENT_DOCKER__URL is the engine's address."
         ) from error
 
 
 def _report_lines(gone: Sequence[UnusedImage], *, dry_run: bool) -> Iterator[str]:
     if gone:
-        yield _ROW.format("IMAGE", "BYTES", "LAST USED (UTC)", "CAME BY")
+        yield _ROW.format("IMAGE", "BYTES", "LAST USED (UTC)", "ADDED BY")
         for one in gone:
             used = datetime.fromtimestamp(one.used_at, UTC)
             came = "building" if one.built else "pulling"

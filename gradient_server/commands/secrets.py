@@ -39,6 +39,6 @@ def rotate_signing(settings: Settings, *, forget: bool) -> int:
     """Sign links and S3 tokens with a new key from now on; return the exit code."""
     path = settings.root / SIGNING_KEYS
     SigningKeys(path).rotate(forget=forget)
-    older = "is refused from now on" if forget else "works until it expires"
-    print(f"{path} holds a new key. What the one before it signed {older}.")
+    older = "are refused from now on" if forget else "stay valid until they expire"
+    print(f"{path} contains a new key. Signatures of the previous key {older}.")
     return 0

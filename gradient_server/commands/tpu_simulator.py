@@ -36,15 +36,15 @@ def run(parsed: argparse.Namespace) -> int:
 def _announce(cloud: "SimulatedCloud") -> None:
     settings = "\n".join(f"  export {name}={shlex.quote(value)}" for name, value in cloud.environment().items())
     device = (
-        f"a TensorFlow server with 8 devices at port {cloud.device.port}; it does whatever anybody asks who reaches "
-        "that port: keep it behind a firewall"
+        f"a TensorFlow server with 8 devices at port {cloud.device.port}; it executes every request to that "
+        "port: keep it behind a firewall"
         if cloud.has_tensorflow
-        else f"port {cloud.device.port} takes connections and no more (install gradient-jobs[trainer] for TensorFlow)"
+        else f"port {cloud.device.port} only accepts connections (install gradient-jobs[trainer] for TensorFlow)"
     )
     print(
         f"Simulated TPUs are ready. The device is {device}.\n"
         f"Start the service with these settings, and jobs of every TPU type use them:\n{settings}\n"
-        "Ctrl-C ends the simulation; what is in it is forgotten.",
+        "Ctrl-C ends the simulation and discards its state.",
         file=sys.stderr,
         flush=True,
     )

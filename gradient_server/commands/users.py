@@ -28,7 +28,7 @@ def _create(parsed: argparse.Namespace, database: Database) -> None:
     password = getpass.getpass() if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
     with database.write() as session:
         user = users.create(session, parsed.email, password)
-    print(f"{user.email} may sign in: paperspace login --email {user.email}")
+    print(f"{user.email} may log in: paperspace login --email {user.email}")
 
 
 def _list(parsed: argparse.Namespace, database: Database) -> None:
@@ -38,7 +38,7 @@ def _list(parsed: argparse.Namespace, database: Database) -> None:
         print(json.dumps([{"email": row.email, "createdAt": iso_time(row.created_at)} for row in rows], indent=2))
         return
     if not rows:
-        print("No users yet. `gradient-server users create EMAIL` makes one.")
+        print("No users yet. `gradient-server users create EMAIL` creates one.")
         return
     print(f"{'CREATED':20} EMAIL")
     for row in rows:
@@ -48,4 +48,4 @@ def _list(parsed: argparse.Namespace, database: Database) -> None:
 def _remove(parsed: argparse.Namespace, database: Database) -> None:
     with database.write() as session:
         revoked = users.remove(session, parsed.email)
-    print(f"{parsed.email} may no longer sign in; {len(revoked)} keys are revoked.")
+    print(f"{parsed.email} may no longer log in; {len(revoked)} keys are revoked.")

@@ -39,7 +39,7 @@ def run(settings: Settings, name: str | None) -> int:
     finally:
         database.close()
     if fresh is None:
-        return _fail(f"No worker named {name!r} has ever reported. Say which with --name.")
+        return _fail(f"No worker named {name!r} has ever reported. Choose a worker with --name.")
     if not fresh:
         return _fail(f"Worker {name!r} has been silent for more than {silent:.0f} s. Restart it.")
     if settings.queue.broker_url is None or not broker_silent or receives is not False:
@@ -52,12 +52,14 @@ def _check_broker_messages(broker_url: str, name: str, seconds: float) -> int:
     try:
         unheard = import_module("core.notify.broker").queue_length(broker_url, worker_queue(name))
     except OSError as error:
-        why = f"the broker does not answer ({error}), so it finds its work by looking"
-        print(f"warning: worker {name!r} hears no messages: {why}.", file=sys.stderr)
+        why = f"the broker does not answer ({error}), so it finds jobs only by polling the database"
+        print(f"warning: worker {name!r} receives no messages: {why}.", file=sys.stderr)
         return 0
     if unheard < _MIN_UNHEARD_MESSAGES:
         return 0
-    return _fail(f"Worker {name!r} beats but has heard no message for more than {seconds:.0f} s. Restart it.")
+    return _fail(
+        f"Worker {name!r} sends heartbeats but has received no message for more than {seconds:.0f} s. Restart it."
+    )
 
 
 def _fail(why: str) -> int:

@@ -80,7 +80,7 @@ def _set_drained(parsed: argparse.Namespace, database: Database) -> int:
     if not drained:
         print(f"Worker {name} claims jobs again.")
         return 0
-    print(f"Worker {name} claims no more jobs. `gradient-server resume --name {name}` takes that back.")
+    print(f"Worker {name} claims no more jobs. `gradient-server resume --name {name}` reverses this.")
     return _wait_until_empty(database, name, parsed.timeout) if parsed.wait else 0
 
 
@@ -100,9 +100,9 @@ def _wait_until_empty(database: Database, name: str, timeout: float | None) -> i
                 return 1
             time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
-        print(f"\nNot waited for the rest; worker {name} stays drained.", file=sys.stderr)
+        print(f"\nStopped waiting; worker {name} stays drained.", file=sys.stderr)
         return 130
-    print(f"Worker {name} is empty: nothing runs on it.")
+    print(f"Worker {name} is empty: no jobs run on it.")
     return 0
 
 

@@ -95,11 +95,9 @@ class SignInLimiter:
         wait = max(self._clients.wait_seconds(client), self._pairs.wait_seconds(pair))
         if wait > 0:
             seconds = math.ceil(wait)
-            raise _too_many_requests(f"Too many wrong passwords from you. Try again in {seconds} seconds.", seconds)
+            raise _too_many_requests(f"Too many wrong passwords. Try again in {seconds} seconds.", seconds)
         if self._running >= self._at_once:
-            raise _too_many_requests(
-                f"{self._at_once} sign-ins are being checked, as many as are at once. Try again.", 1
-            )
+            raise _too_many_requests(f"Too many logins at once; the limit is {self._at_once}. Try again.", 1)
         self._running += 1
         try:
             found = await anyio.to_thread.run_sync(check, limiter=self._threads)

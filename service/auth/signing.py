@@ -50,7 +50,7 @@ class SigningKeys:
                 self._read_at = version
             if not self._keys:
                 raise SecretUnreadable(
-                    f"{self._path} holds no key of {_KEY_BYTES} bytes. Remove it: a new one is made."
+                    f"{self._path} contains no key of {_KEY_BYTES} bytes. Delete it: a new one is created."
                 )
             return self._keys
 

@@ -66,11 +66,11 @@ def _declare_responses(descriptions: Mapping[int, str]) -> dict[int | str, dict[
 
 PUBLIC_RESPONSES = _declare_responses(
     {
-        400: "The request asks for something that cannot be; `field` says where.",
+        400: "The request has an invalid value; `field` names it.",
         403: "A page of another site sent the request.",
         413: "The request is too large.",
         421: "The Host header names another service.",
-        500: "The service failed; `message` says under which id its log tells more.",
+        500: "The service failed; `message` has the id of the error in its log.",
     }
 )
 """OpenAPI declarations of the errors that any client can get, by status."""
@@ -78,10 +78,10 @@ PUBLIC_RESPONSES = _declare_responses(
 RESPONSES = PUBLIC_RESPONSES | _declare_responses(
     {
         401: "The API key is missing, unknown or revoked.",
-        404: "There is no such thing, or it was deleted.",
-        422: "The request has the wrong shape; `field` says where.",
+        404: "Not found, or deleted.",
+        422: "The request has an invalid structure; `field` names the place.",
         429: "A limit of this key or project is reached; `Retry-After` says in how many seconds to try again.",
-        503: "A store does not answer now; try again.",
+        503: "A database or file store does not answer; try again.",
     }
 )
 """OpenAPI declarations of the errors that clients with a key can get, by status."""
@@ -144,11 +144,11 @@ def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
 def _handle_data_error(_request: Request, error: Exception) -> JSONResponse:
     # PostgreSQL accepts no NUL in text, not even in a query's parameters; SQLite does.
     logger.warning("value_refused_by_database", exc_info=error)
-    return error_response(422, "ValidationError", "A value holds a NUL character, or another that cannot be stored.")
+    return error_response(422, "ValidationError", "A value contains a NUL character, or another that cannot be stored.")
 
 
 def _handle_client_disconnect(_request: Request, _error: Exception) -> JSONResponse:
-    return error_response(400, "RequestIncomplete", "The request broke off before its end.")
+    return error_response(400, "RequestIncomplete", "The request ended early; send it again.")
 
 
 def internal_error_response(error: Exception) -> JSONResponse:
@@ -158,7 +158,7 @@ def internal_error_response(error: Exception) -> JSONResponse:
     return error_response(
         500,
         "InternalError",
-        f"The service failed at this request; nothing you sent caused it. Its log says more under {found_by}.",
+        f"The service failed; the request did not cause it. Its log has details under the id {found_by}.",
     )
 
 

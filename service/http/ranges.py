@@ -46,12 +46,12 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     },
     206: {
         **_BINARY_CONTENT,
-        "description": "The part that Range asked for.",
+        "description": "The range of bytes in the header Range.",
         "headers": {"Content-Range": {"schema": _TEXT_SCHEMA}},
     },
     416: {
         "model": ErrorView,
-        "description": "The range begins past the end.",
+        "description": "The range starts after the end.",
         "headers": {"Content-Range": {"schema": _TEXT_SCHEMA}},
     },
 }
@@ -105,7 +105,7 @@ def parse_range(request: Request, size: int, etag: str | None) -> ByteRange:
             return whole
     if start >= stop:
         raise HTTPException(
-            416, f"The range begins past the end: there are {size} bytes.", {"Content-Range": f"bytes */{size}"}
+            416, f"The range starts after the end: the content has {size} bytes.", {"Content-Range": f"bytes */{size}"}
         )
     return ByteRange(start, stop, size)
 

@@ -63,19 +63,19 @@ class ServiceMetrics:
         )
         self._seconds = Histogram(
             "gradient_http_request_duration_seconds",
-            "From a request's arrival to the beginning of its answer.",
+            "Time from a request's arrival to the start of its response.",
             ["route", "method"],
             buckets=_REQUEST_BUCKETS,
             registry=registry,
         )
         self._submit = Histogram(
             "gradient_submit_duration_seconds",
-            "From a submission that is read to its committed record.",
+            "Time from a received submission to its committed record.",
             buckets=_SUBMIT_BUCKETS,
             registry=registry,
         )
         self._served = Counter(
-            "gradient_served_bytes", "Bytes sent of what jobs printed or left.", ["content"], registry=registry
+            "gradient_served_bytes", "Bytes of logs and artifacts sent.", ["content"], registry=registry
         )
         for content in sorted(set(_CONTENT_BY_ROUTE.values())):
             self._served.labels(content)
@@ -128,20 +128,20 @@ class _JobMetrics:
         self._following = EventCounter()
         self._ended = Counter(
             "gradient_jobs_ended",
-            "Jobs that ended since this process was first asked.",
+            "Jobs that ended since the first scrape of this process.",
             ["state", "backend", "pool"],
             registry=registry,
         )
         self._claims = Histogram(
             "gradient_claim_duration_seconds",
-            "From when a job was due to its claim by a worker.",
+            "Time from when a job was due to its claim by a worker.",
             ["backend", "pool"],
             buckets=_CLAIM_BUCKETS,
             registry=registry,
         )
         self._stored = Counter(
             "gradient_stored_bytes",
-            "Bytes kept of attempts that ended since this process was first asked.",
+            "Bytes stored by attempts that ended since the first scrape of this process.",
             ["content"],
             registry=registry,
         )

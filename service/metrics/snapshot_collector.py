@@ -29,17 +29,17 @@ class SnapshotCollector(Collector):
         for repaired in self._snapshot.repairs:
             repairs.add_metric([repaired.kind], repaired.total)
         yield repairs
-        yield GaugeMetricFamily("gradient_outbox_messages", "Rings that are not sent yet.", self._snapshot.outbox)
         yield GaugeMetricFamily(
-            "gradient_outbox_oldest_seconds", "Age of the oldest of them.", self._snapshot.oldest_message
+            "gradient_outbox_messages", "Wake-up messages that are not sent yet.", self._snapshot.outbox
+        )
+        yield GaugeMetricFamily(
+            "gradient_outbox_oldest_seconds", "Age of the oldest unsent wake-up message.", self._snapshot.oldest_message
         )
 
 
 def _jobs(snapshot: ServiceSnapshot) -> Iterator[Metric]:
     jobs = GaugeMetricFamily("gradient_jobs", "Jobs that have not ended.", labels=["state", *_POOL_LABELS])
-    silent = GaugeMetricFamily(
-        "gradient_jobs_silent", "Jobs on machines whose heart does not beat.", labels=_POOL_LABELS
-    )
+    silent = GaugeMetricFamily("gradient_jobs_silent", "Jobs on machines without heartbeats.", labels=_POOL_LABELS)
     for pool in snapshot.pools:
         for state in _LIVE_STATES:
             jobs.add_metric([state, *pool], snapshot.jobs[(state, *pool)])
@@ -50,9 +50,11 @@ def _jobs(snapshot: ServiceSnapshot) -> Iterator[Metric]:
 def _queues(snapshot: ServiceSnapshot) -> Iterator[Metric]:
     depth = GaugeMetricFamily("gradient_queue_jobs", "Jobs that wait.", labels=_POOL_LABELS)
     oldest = GaugeMetricFamily(
-        "gradient_queue_oldest_seconds", "How long the job has waited that waits longest.", labels=_POOL_LABELS
+        "gradient_queue_oldest_seconds", "Waiting time of the job that has waited longest.", labels=_POOL_LABELS
     )
-    takers = GaugeMetricFamily("gradient_queue_workers", "Workers that take jobs of the pool.", labels=_POOL_LABELS)
+    takers = GaugeMetricFamily(
+        "gradient_queue_workers", "Workers that offer to run jobs of the pool.", labels=_POOL_LABELS
+    )
     for pool in snapshot.pools:
         depth.add_metric(pool, snapshot.count_waiting(pool))
         oldest.add_metric(pool, snapshot.oldest_queued.get(pool, 0.0))
@@ -67,12 +69,14 @@ def _workers(snapshot: ServiceSnapshot) -> Iterator[Metric]:
     )
     pinged = GaugeMetricFamily(
         "gradient_worker_heard_seconds",
-        "Time since a message last reached it through the broker.",
+        "Time since the worker last received a message from the broker.",
         labels=_WORKER_LABELS,
     )
-    drained = GaugeMetricFamily("gradient_worker_drained", "1: it was told to claim nothing.", labels=_WORKER_LABELS)
-    slots = GaugeMetricFamily("gradient_worker_slots", "Jobs a worker takes at once.", labels=_WORKER_LABELS)
-    held = GaugeMetricFamily("gradient_worker_jobs", "Jobs a worker holds.", labels=_WORKER_LABELS)
+    drained = GaugeMetricFamily(
+        "gradient_worker_drained", "1: the worker is drained and claims no jobs.", labels=_WORKER_LABELS
+    )
+    slots = GaugeMetricFamily("gradient_worker_slots", "Jobs that a worker can run at once.", labels=_WORKER_LABELS)
+    held = GaugeMetricFamily("gradient_worker_jobs", "Jobs that a worker runs.", labels=_WORKER_LABELS)
     offered = {backend for _, backend, _ in snapshot.jobs} | {name for one in snapshot.workers for name in one.backends}
     for backend in sorted(offered):
         workers.add_metric([backend], sum(backend in worker.backends for worker in snapshot.workers))
@@ -90,7 +94,7 @@ def _workers(snapshot: ServiceSnapshot) -> Iterator[Metric]:
 
 def _gpus(taken: ServiceSnapshot) -> Iterator[Metric]:
     gpus = GaugeMetricFamily("gradient_gpus", "Accelerator GPUs of a host.", labels=["host"])
-    held = GaugeMetricFamily("gradient_gpus_held", "GPUs of a host that jobs hold.", labels=["host"])
+    held = GaugeMetricFamily("gradient_gpus_held", "GPUs of a host that are allocated to jobs.", labels=["host"])
     # Workers of one host share its GPUs.
     there = {worker.host: worker.gpus for worker in (*taken.lost_workers, *taken.workers) if worker.gpus is not None}
     for host, number in sorted(there.items()):

@@ -111,7 +111,7 @@ class Params:
         given = self._body.get(name, [])
         for value in given if isinstance(given, list) else [given]:
             if not isinstance(value, str):
-                raise problem(("body", name), "must be a list of texts")
+                raise problem(("body", name), "must be a list of strings")
             yield value
 
 
@@ -186,5 +186,5 @@ def _check_unicode(value: str, name: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise problem(("body", name), "holds half of a surrogate pair, which is not valid Unicode") from None
+        raise problem(("body", name), "contains half of a surrogate pair, which is not valid Unicode") from None
     return value

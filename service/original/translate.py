@@ -37,7 +37,7 @@ def _read_flag(given: Params, name: str) -> object:
 def _read_number(given: Params, name: str) -> object:
     text = given.text(name)
     if text is not None and not re.fullmatch(r"[0-9]{1,9}", text):
-        raise SpecInvalid(f"{text[:80]!r} is no whole number.", field=name)
+        raise SpecInvalid(f"{text[:80]!r} is not a whole number.", field=name)
     return None if text is None else int(text)
 
 
@@ -100,7 +100,7 @@ def to_submit_job(given: Params, client: str | None, *, uploaded: bool) -> Submi
         if value in (None, {}):
             continue
         if field is None:
-            raise SpecInvalid(f"`{name}` cannot be honoured by this service. Leave it out.", field=name)
+            raise SpecInvalid(f"`{name}` is not supported by this service. Leave it out.", field=name)
         spec[field] = value
     if "useDockerfile" in spec:
         spec.pop("container", None)  # two of the clients send their default with every job
@@ -112,7 +112,9 @@ def _check_cluster(given: Params) -> None:
     for name, ours in (("clusterId", CLUSTER_ID), ("cluster", CLUSTER)):
         requested = given.text(name)
         if requested is not None and requested.casefold() not in {ours.casefold(), CLUSTER_ID}:
-            raise SpecInvalid(f"No such cluster: {requested[:80]!r}. There is one, {ours!r}; leave it out.", field=name)
+            raise SpecInvalid(
+                f"No such cluster: {requested[:80]!r}. The only one is {ours!r}; leave it out.", field=name
+            )
 
 
 def _decode_command(given: Params, client: str | None) -> str:
@@ -132,7 +134,7 @@ def _workspace_url(given: Params, *, uploaded: bool) -> str | None:
         return None
     if not name.startswith(_URL_PREFIXES):
         raise SpecInvalid(
-            "The upload is missing: send the file as the part `file` of a form, or a git address as workspaceFileName.",
+            "The upload is missing: send the file as the part `file` of a form, or a git URL as workspaceFileName.",
             field="workspaceFileName",
         )
     user, password = given.text("workspaceUsername"), given.text("workspacePassword")

@@ -59,7 +59,7 @@ def job_filter(query: ListJobs, catalogue: Catalogue) -> JobFilter:
     known = {outside.casefold(): outside for outside in PUBLIC_STATES}
     for unknown in sorted(wanted.keys() - known.keys()):
         raise SpecInvalid(
-            f"{wanted[unknown][:80]!r} is not a state. There are: {', '.join(PUBLIC_STATES)}.", field="state"
+            f"{wanted[unknown][:80]!r} is not a state. Use one of: {', '.join(PUBLIC_STATES)}.", field="state"
         )
     names = {known[one] for one in wanted}
     failed = {exited for exited, outside in _PUBLIC_FAILED_STATES.items() if outside in names}

@@ -65,7 +65,7 @@ class JobMetricsCache:
             extents = metrics.count_rows(session, job.id)
             notices = metrics.limit_messages(session, job.id)
             if job.logs_removed_at is not None:
-                notices.append("The metrics were removed together with the job's log.")
+                notices.append("The metrics were deleted together with the job's log.")
             etag = _etag(key, extents, notices)
             cached = self._cached(key)
             large = sum(extent.rows for extent in extents) > _LARGE_ROWS
@@ -87,10 +87,10 @@ class JobMetricsCache:
             summary.append(view.model_copy(update={"points": []}))
         if points_per_series < max_points:
             notices.append(
-                f"Series are thinned to {points_per_series:,} points: an answer holds {MAX_POINTS:,}. Name one series."
+                f"Series have {points_per_series:,} points: a response has at most {MAX_POINTS:,}. Request one series."
             )
         if columns.full:
-            notices.append(f"An answer holds {MAX_SERIES:,} series: ask for one by its name.")
+            notices.append(f"A response has at most {MAX_SERIES:,} series: request one by name.")
         left_out = " ".join(notices) or None
         end = Metrics(series=[], left_out=left_out).model_dump_json(by_alias=True)
         body = b'{"series":[' + b",".join(parts) + end.removeprefix('{"series":[').encode()

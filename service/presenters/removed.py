@@ -11,7 +11,7 @@ from core.storage.retention import OutputKind, RecordedRemoval
 from service.schemas.jobs import ErrorView, RemovedView
 
 REMOVED_RESPONSE: dict[int | str, dict[str, Any]] = {
-    410: {"model": ErrorView, "description": "It was removed by policy; the message says when and by which."}
+    410: {"model": ErrorView, "description": "Deleted by a policy; the message says when and by which."}
 }
 """OpenAPI declaration of the refusal."""
 

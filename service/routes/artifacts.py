@@ -21,15 +21,15 @@ from service.schemas.jobs import ArtifactsPage, ArtifactView, SkippedView
 _MAX_ATTEMPT = 2**31 - 1
 
 AttemptNumber = Annotated[
-    int | None, Query(ge=1, le=_MAX_ATTEMPT, description="an earlier attempt's; default: the latest's")
+    int | None, Query(ge=1, le=_MAX_ATTEMPT, description="number of an earlier attempt; default: the latest")
 ]
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["artifacts"])
 
 _FILE_RESPONSES = {
     **ranges.RESPONSES,
-    307: {"description": "A browser gets it from the bucket, by a signed URL."},
-    304: {"description": "The client has this version."},
+    307: {"description": "A browser is redirected to a signed URL of the bucket."},
+    304: {"description": "Not modified: the client has this version."},
     **REMOVED_RESPONSE,
 }
 _ZIP_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -43,12 +43,12 @@ def list_artifacts(
     session: ReadSession,
     app_state: AppStateDep,
     job_id: str,
-    prefix: Annotated[str, Query(description="only paths that begin so")] = "",
+    prefix: Annotated[str, Query(description="return only paths with this prefix")] = "",
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-    after: Annotated[str | None, Query(description="`next` of the page before")] = None,
+    after: Annotated[str | None, Query(description="`next` of the previous page")] = None,
     attempt: AttemptNumber = None,
 ) -> ArtifactsPage:
-    """Files a job left, by path; as of the last copy while it runs."""
+    """List a job's artifacts by path; for a running job, as of the last copy."""
     job = queries.get(session, job_id)
     if removed := find_removed(session, job, OutputKind.ARTIFACTS):
         return ArtifactsPage(
@@ -77,10 +77,10 @@ def read_artifact(
     app_state: AppStateDep,
     job_id: str,
     path: str,
-    inline: Annotated[bool, Query(description="to look at in a browser, if it is an image or text")] = False,  # noqa: FBT002 - a query parameter
+    inline: Annotated[bool, Query(description="display an image or text in the browser")] = False,  # noqa: FBT002 - a query parameter
     attempt: AttemptNumber = None,
 ) -> Response:
-    """One file; a part of it with Range. Its ETag is its sha256 once the job has ended."""
+    """Read one artifact, or a range of it. Its ETag is its sha256 once the job has ended."""
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.ARTIFACTS)
     if _is_browser(request) and not inline:
@@ -93,7 +93,7 @@ def read_artifact(
 
 @router.get("/artifacts.zip", response_class=Response, responses=_ZIP_RESPONSES)
 def read_zip(session: ReadSession, app_state: AppStateDep, job_id: str, attempt: AttemptNumber = None) -> Response:
-    """Every file of a job as one zip, made while it is sent."""
+    """Read all artifacts of a job as one zip, created while it is sent."""
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.ARTIFACTS)
     blocks = zip_blocks(app_state.artifacts, job.id, attempt or job.attempt, job.id)

@@ -19,13 +19,13 @@ _OK = "ok"
 
 @router.get("/health")
 async def health() -> Health:
-    """The process is alive."""
+    """Report that the process is alive."""
     return Health(status=_OK, version=version("gradient-jobs"))
 
 
 @router.get("/readiness", responses={503: {"model": Readiness, "description": "Requests would fail."}})
 def readiness(response: Response, app_state: AppStateDep) -> Readiness:
-    """Requests can be served."""
+    """Report whether requests can be served."""
     checks = {"database": _check_database(app_state), "storage": _check_storage(app_state)}
     ready = set(checks.values()) == {_OK}
     response.status_code = 200 if ready else 503

@@ -11,7 +11,7 @@ router = APIRouter(prefix="/images", tags=["images"])
 
 @router.get("")
 def list_images(session: ReadSession, app_state: AppStateDep) -> ImageNames:
-    """Every short name for `container`, with the image that it stands for."""
+    """List the short names for `container`, with their images."""
     return ImageNames(
         images=[
             ImageNameView(

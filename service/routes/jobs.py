@@ -23,7 +23,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 IdempotencyKey = Annotated[
     str | None,
-    Header(alias="Idempotency-Key", description="the same key and request give the same job, however often sent"),
+    Header(alias="Idempotency-Key", description="a repeated request with the same key returns the first job"),
 ]
 
 _UNINDEXED_FILTERS = frozenset({"name", "machineType"})
@@ -32,7 +32,7 @@ _FORM_SCHEMA = {
     "type": "object",
     "required": [SPEC],
     "properties": {
-        SPEC: {"type": "string", "description": "the same as JSON text"},
+        SPEC: {"type": "string", "description": "the job as JSON text"},
         WORKSPACE: {"type": "string", "format": "binary", "description": "a zip or tar.gz of the working directory"},
     },
 }
@@ -46,15 +46,15 @@ _SUBMIT_BODY: dict[str, Any] = {
     }
 }
 _SUBMIT_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"model": JobView | DryRun, "description": "Made before under the same Idempotency-Key; or a dry run."},
+    200: {"model": JobView | DryRun, "description": "Already created with this Idempotency-Key; or a dry run."},
     201: {"links": ports.LINKS_FROM_JOB},
     415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
-    507: {"model": ErrorView, "description": "The disk, or the project's quota, has no room for it."},
+    507: {"model": ErrorView, "description": "The disk or the project's quota is full."},
 }
 _CLONE_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "model": JobView,
-        "description": "Made before under the same Idempotency-Key.",
+        "description": "Already created with this Idempotency-Key.",
         "links": ports.LINKS_FROM_JOB,
     },
     201: {"links": ports.LINKS_FROM_JOB},
@@ -95,9 +95,9 @@ async def submit_job(
     request_id: RequestId,
     body: SubmissionBodyDep,
     idempotency_key: IdempotencyKey = None,
-    dry_run: Annotated[bool, Query(alias="dryRun", description="only say what would be done")] = False,  # noqa: FBT002 - a query parameter
+    dry_run: Annotated[bool, Query(alias="dryRun", description="only return the job that would be created")] = False,  # noqa: FBT002 - a query parameter
 ) -> JobView | DryRun:
-    """Submit a job: its JSON alone, or as the part `spec` beside the part `workspace`."""
+    """Submit a job as JSON, or as a form with its JSON in `spec` and an archive in `workspace`."""
     if dry_run:
         response.status_code = 200
         return await run_in_threadpool(_dry_run, app_state, body)
@@ -131,20 +131,20 @@ async def _acquire_list_slot(request: Request, app_state: AppStateDep, caller: P
     dependencies=[Depends(_acquire_list_slot, scope="function")],
 )
 def list_jobs(session: ReadSession, app_state: AppStateDep, wanted: Annotated[ListJobs, Query()]) -> JobsPage:
-    """Jobs, newest first."""
+    """List jobs, newest first."""
     page = queries.page(session, job_filter(wanted, app_state.catalogue), limit=wanted.limit, after=wanted.after)
     return JobsPage(jobs=job_views(session, app_state, page.jobs), next=page.next_cursor)
 
 
 @router.get("/{job_id}", responses={200: {"links": ports.LINKS_FROM_JOB}})
 def show_job(session: ReadSession, app_state: AppStateDep, job_id: str) -> JobView:
-    """One job."""
+    """Return one job."""
     return job_view(session, app_state, queries.get(session, job_id))
 
 
 @router.post("/{job_id}/stop")
 def stop_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, job_id: str) -> JobView:
-    """Ask a job to stop; nothing changes if it has ended."""
+    """Request that a job stop; no effect if it has ended."""
     job = lifecycle.request_stop(session, job_id)
     on_commit(session, app_state.wake)
     return job_view(session, app_state, job)
@@ -158,9 +158,9 @@ def clone_job(
     request_id: RequestId,
     job_id: str,
     idempotency_key: IdempotencyKey = None,
-    pin_image: Annotated[bool, Query(alias="pinImage", description="run the very image that the job ran")] = False,  # noqa: FBT002 - a query parameter
+    pin_image: Annotated[bool, Query(alias="pinImage", description="use the image digest of the original job")] = False,  # noqa: FBT002 - a query parameter
 ) -> JobView:
-    """Submit the same job again, on the same workspace."""
+    """Submit the same job again, with the same workspace."""
     app_state.limits.submissions.acquire(caller.id)
     origin = RequestOrigin(caller.id, request_id, idempotency_key)
     with app_state.service_metrics.time_submission():
@@ -171,13 +171,13 @@ def clone_job(
 
 @router.delete("/{job_id}", status_code=204)
 def delete_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, job_id: str) -> None:
-    """Remove a job from sight, and stop it if it runs."""
+    """Delete a job, stopping it if it runs."""
     lifecycle.delete(session, job_id)
     on_commit(session, app_state.wake)
 
 
 @router.get("/{job_id}/events")
 def list_events(session: ReadSession, job_id: str) -> Events:
-    """The events of a job, oldest first."""
+    """List the events of a job, oldest first."""
     job = queries.get(session, job_id)
     return Events(events=[event_view(event, job) for event in queries.events(session, job_id)])

@@ -23,8 +23,8 @@ _LOG_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": (
             "Lines. With `Accept: text/event-stream`: events `line`, `partial`, `phase` and `end`, followed until the "
-            "job has ended; `Last-Event-ID` takes the stream up after a line. Of a log that a policy removed there is "
-            "one event, `removed`, before the `end`."
+            "job has ended; `Last-Event-ID` resumes the stream after a line. If a policy deleted the log, the only "
+            "event before `end` is `removed`."
         ),
         "content": {_EVENT_STREAM: {"schema": {"type": "string"}}},
     }
@@ -42,7 +42,7 @@ def read_log(
     wanted: Annotated[ReadLog, Query()],
     last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None,
 ) -> LogPage | Response:
-    """Lines a job printed: a page of them, or all as they come."""
+    """Read lines of a job's log: one page, or all as they are written."""
     job = queries.get(session, job_id)
     if _EVENT_STREAM in request.headers.get("accept", ""):
         seen = _parse_last_event_id(last_event_id)
@@ -61,9 +61,9 @@ def read_raw_log(
     session: ReadSession,
     app_state: AppStateDep,
     job_id: str,
-    inline: Annotated[bool, Query(description="to look at in a browser")] = False,  # noqa: FBT002 - a query parameter
+    inline: Annotated[bool, Query(description="display in the browser")] = False,  # noqa: FBT002 - a query parameter
 ) -> Response:
-    """The bytes a job printed, as they came; a part of them with Range."""
+    """Read the raw bytes of a job's output, or a range of them."""
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.LOGS)
     reader = app_state.logs.reader(job.id)

@@ -12,7 +12,7 @@ router = APIRouter(prefix="/machine-types", tags=["machine types"])
 
 @router.get("")
 def list_machine_types(session: ReadSession, app_state: AppStateDep) -> MachineTypes:
-    """Every machine type, with what it is, what it costs, and whether it can be had now."""
+    """List the machine types, with hardware, price and current availability."""
     offered = live_workers(session)
     views = [machine_type_view(machine, app_state.backend_for(machine), offered) for machine in app_state.catalogue]
     return MachineTypes(machine_types=views)

@@ -14,7 +14,7 @@ router = APIRouter(prefix="/jobs/{job_id}/metrics", tags=["metrics"])
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"headers": {"ETag": {"schema": {"type": "string"}}}},
-    304: {"description": "The metrics that If-None-Match names are still all there are."},
+    304: {"description": "Not modified since the version in If-None-Match."},
 }
 
 
@@ -30,12 +30,12 @@ def read_metrics(
     session: ReadSession,
     app_state: AppStateDep,
     job_id: str,
-    name: Annotated[str | None, Query(description="only this metric")] = None,
+    name: Annotated[str | None, Query(description="return only this metric")] = None,
     max_points: Annotated[int, Query(alias="maxPoints", ge=3, le=100_000)] = 1000,
 ) -> Response:
-    """A job's metrics as series, each thinned to `maxPoints` without losing a peak.
+    """Return a job's metrics as series, each downsampled to `maxPoints` with its peaks.
 
-    The metrics of a large job that still runs may be 10 seconds old.
+    The metrics of a large running job may be 10 seconds old.
     """
     answer = app_state.metrics.get(session, queries.get(session, job_id), name, max_points)
     headers = {"ETag": answer.etag}

@@ -18,14 +18,14 @@ from service.submission.create import check_project_name
 router = APIRouter(prefix="/projects", tags=["projects"])
 
 _CREATE_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"model": ProjectView, "description": "It was there already.", "links": ports.LINKS_FROM_PROJECT},
+    200: {"model": ProjectView, "description": "The project already exists.", "links": ports.LINKS_FROM_PROJECT},
     201: {"links": ports.LINKS_FROM_PROJECT},
 }
 
 
 @router.get("")
 def list_projects(session: ReadSession, app_state: AppStateDep) -> Projects:
-    """Every project, by name."""
+    """List the projects, by name."""
     live, counts = projects.active_counts(session), app_state.job_counts.get(session)
     views = [
         project_view(one, counts.get(one.id, 0), live.get(one.id, ActiveCounts()), app_state.settings)
@@ -41,7 +41,7 @@ def create_project(
     app_state: AppStateDep,
     body: Annotated[CreateProject, Depends(parse_json_body(CreateProject))],
 ) -> ProjectView:
-    """Make a project, or find the one of this name."""
+    """Create a project, or return the existing one of this name."""
     project, made = projects.get_or_create(session, check_project_name(body.name))
     response.status_code = 201 if made else 200
     return _project_view(session, app_state, project)
@@ -49,7 +49,7 @@ def create_project(
 
 @router.get("/{project_id}")
 def show_project(session: ReadSession, app_state: AppStateDep, project_id: str) -> ProjectView:
-    """One project."""
+    """Return one project."""
     return _project_view(session, app_state, queries.project(session, project_id))
 
 
@@ -60,7 +60,7 @@ def update_project(
     project_id: str,
     body: Annotated[UpdateProject, Depends(parse_json_body(UpdateProject))],
 ) -> ProjectView:
-    """Change a project's limit of running jobs, and how long its logs and artifacts are kept."""
+    """Change a project's limits and retention policies."""
     given = body.model_dump(include=body.model_fields_set)
     return _project_view(session, app_state, projects.update_limits(session, project_id, given))
 

@@ -14,5 +14,5 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {
 
 @router.get("/metrics", response_class=Response, responses=_RESPONSES)
 def read_prometheus(session: ReadSession, app_state: AppStateDep) -> Response:
-    """The service's own figures, in Prometheus' text format; a job's are at `/jobs/{job_id}/metrics`."""
+    """Return the service's own metrics in Prometheus' text format; a job's are at `/jobs/{job_id}/metrics`."""
     return Response(app_state.service_metrics.exposition(session), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -18,13 +18,15 @@ from service.schemas.credentials import Registries, RegistryView, SetRegistry
 
 router = APIRouter(tags=["registries"])
 
-_SET_RESPONSES: dict[int | str, dict[str, Any]] = {201: {"model": RegistryView, "description": "It is new."}}
+_SET_RESPONSES: dict[int | str, dict[str, Any]] = {
+    201: {"model": RegistryView, "description": "The login was created."}
+}
 RegistryBody = Annotated[SetRegistry, Depends(parse_json_body(SetRegistry))]
 
 
 @router.get("/registries")
 def list_registries(session: ReadSession) -> Registries:
-    """The registries that every project's jobs sign in to, by host, without passwords."""
+    """List the registry logins of all projects, by host, without passwords."""
     return _list_views(session, ALL_PROJECTS)
 
 
@@ -32,19 +34,19 @@ def list_registries(session: ReadSession) -> Registries:
 def set_registry(
     response: Response, session: WriteSession, app_state: AppStateDep, host: str, body: RegistryBody
 ) -> RegistryView:
-    """Store how every project's jobs sign in to a registry, over what was there."""
+    """Store a registry login for all projects, replacing an existing one."""
     return _set_registry(response, session, app_state, ALL_PROJECTS, host, body)
 
 
 @router.delete("/registries/{host}", status_code=204)
 def delete_registry(session: WriteSession, _caller: Caller, host: str) -> None:
-    """Forget how every project's jobs sign in to a registry."""
+    """Delete a registry login of all projects."""
     credentials.delete_registry(session, ALL_PROJECTS, host)
 
 
 @router.get("/projects/{project_id}/registries")
 def list_project_registries(session: ReadSession, project_id: str) -> Registries:
-    """The registries that one project's jobs sign in to, by host, without passwords."""
+    """List the registry logins of one project, by host, without passwords."""
     return _list_views(session, queries.project(session, project_id).id)
 
 
@@ -54,14 +56,14 @@ def list_project_registries(session: ReadSession, project_id: str) -> Registries
 def set_project_registry(
     response: Response, session: WriteSession, app_state: AppStateDep, project_id: str, host: str, body: RegistryBody
 ) -> RegistryView:
-    """Store how one project's jobs sign in to a registry; there it goes before that of every project."""
+    """Store a registry login for one project, where it takes precedence over that of all projects."""
     project = queries.project(session, project_id)
     return _set_registry(response, session, app_state, project.id, host, body)
 
 
 @router.delete("/projects/{project_id}/registries/{host}", status_code=204)
 def delete_project_registry(session: WriteSession, _caller: Caller, project_id: str, host: str) -> None:
-    """Forget how one project's jobs sign in to a registry."""
+    """Delete a registry login of one project."""
     credentials.delete_registry(session, queries.project(session, project_id).id, host)
 
 

@@ -16,13 +16,13 @@ from service.schemas.credentials import Secrets, SecretView, SetSecret
 
 router = APIRouter(tags=["secrets"])
 
-_SET_RESPONSES: dict[int | str, dict[str, Any]] = {201: {"model": SecretView, "description": "It is new."}}
+_SET_RESPONSES: dict[int | str, dict[str, Any]] = {201: {"model": SecretView, "description": "The secret was created."}}
 SecretBody = Annotated[SetSecret, Depends(parse_json_body(SetSecret))]
 
 
 @router.get("/secrets")
 def list_secrets(session: ReadSession) -> Secrets:
-    """The secrets that every project's jobs may use, by name, without their values."""
+    """List the secrets of all projects, by name, without their values."""
     return _secret_views(credentials.secrets_of(session, ALL_PROJECTS))
 
 
@@ -30,7 +30,7 @@ def list_secrets(session: ReadSession) -> Secrets:
 def set_secret(
     response: Response, session: WriteSession, app_state: AppStateDep, name: str, body: SecretBody
 ) -> SecretView:
-    """Store a value that every project's jobs may use, over the one that was there."""
+    """Store a secret for all projects, replacing an existing value."""
     secret, made = credentials.put_secret(session, Vault(app_state.settings), ALL_PROJECTS, name, body.value)
     response.status_code = 201 if made else 200
     return _secret_view(secret)
@@ -38,13 +38,13 @@ def set_secret(
 
 @router.delete("/secrets/{name}", status_code=204)
 def delete_secret(session: WriteSession, _caller: Caller, name: str) -> None:
-    """Forget a secret of every project; jobs that name it and have not started fail with `secret_missing`."""
+    """Delete a secret of all projects; jobs that refer to it and have not started fail with `secret_missing`."""
     credentials.delete_secret(session, ALL_PROJECTS, name)
 
 
 @router.get("/projects/{project_id}/secrets")
 def list_project_secrets(session: ReadSession, project_id: str) -> Secrets:
-    """The secrets of one project, by name, without their values."""
+    """List the secrets of one project, by name, without their values."""
     return _secret_views(credentials.secrets_of(session, queries.project(session, project_id).id))
 
 
@@ -54,7 +54,7 @@ def list_project_secrets(session: ReadSession, project_id: str) -> Secrets:
 def set_project_secret(
     response: Response, session: WriteSession, app_state: AppStateDep, project_id: str, name: str, body: SecretBody
 ) -> SecretView:
-    """Store a value that one project's jobs may use; there it goes before one of every project."""
+    """Store a secret for one project, where it takes precedence over one of all projects."""
     project = queries.project(session, project_id)
     secret, made = credentials.put_secret(session, Vault(app_state.settings), project.id, name, body.value)
     response.status_code = 201 if made else 200
@@ -63,7 +63,7 @@ def set_project_secret(
 
 @router.delete("/projects/{project_id}/secrets/{name}", status_code=204)
 def delete_project_secret(session: WriteSession, _caller: Caller, project_id: str, name: str) -> None:
-    """Forget a secret of one project."""
+    """Delete a secret of one project."""
     credentials.delete_secret(session, queries.project(session, project_id).id, name)
 
 

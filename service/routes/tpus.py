@@ -16,38 +16,40 @@ router = APIRouter(prefix="/tpus", tags=["tpus"])
 
 
 class TpuView(View):
-    """A TPU that was asked for and is not known to be gone."""
+    """A TPU that was requested and is not known to be deleted."""
 
-    name: str = Field(description="its id in its zone")
+    name: str = Field(description="id in its zone")
     zone: str
     provisioning: str = Field(
-        description="queued: a queued resource and its node; node: made at once; pool: it was there before"
+        description="queued: a queued resource and its node; node: created directly; pool: an existing node"
     )
-    state: str = Field(description="as the cloud names it; intended: about to be asked for; deleting: not gone yet")
-    health: str | None = Field(description="as the cloud names it; null: not known")
+    state: str = Field(
+        description="the cloud's name of the state; intended: not requested yet; deleting: not deleted yet"
+    )
+    health: str | None = Field(description="the cloud's name of the health; null: not known")
     detail: str | None
-    job_id: str = Field(description="whose it is")
+    job_id: str = Field(description="job that owns it")
     job_name: str
     attempt: int
     machine_type: str
     simulated: bool
-    host: str = Field(description="machine whose worker asked for it")
+    host: str = Field(description="machine whose worker requested it")
     requested_at: Time
-    seen_at: Time | None = Field(description="when the cloud last said something of it")
-    billed_at: Time | None = Field(description="from when on it bills; null: not yet")
+    seen_at: Time | None = Field(description="when the cloud last reported it")
+    billed_at: Time | None = Field(description="when billing started; null: not billed yet")
     price_per_hour: float
     cost: float = Field(description="US dollars so far")
 
 
 class Tpus(View):
-    """Every TPU, the oldest first."""
+    """The TPUs, oldest first."""
 
     tpus: list[TpuView]
 
 
 @router.get("")
 def list_tpus(session: ReadSession) -> Tpus:
-    """Every TPU that was asked for and is not known to be gone: its state, health, job, and cost so far."""
+    """List the TPUs that were requested and are not known to be deleted, with state, health, job and cost so far."""
     found = cloud_resources.list_open(session)
     wanted = select(Job).where(Job.id.in_([one.job_id for one in found]))
     jobs = {job.id: job for job in session.scalars(wanted)} if found else {}

@@ -5,13 +5,13 @@ from pydantic.alias_generators import to_camel
 
 
 class View(BaseModel):
-    """Base of what clients get."""
+    """Base of responses."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
 
 class Health(View):
-    """A sign of life."""
+    """The status and version of the service."""
 
     status: str
     version: str

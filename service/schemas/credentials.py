@@ -9,14 +9,14 @@ from service.schemas.jobs import RequestModel, Time
 class SetSecret(RequestModel):
     """The value of a secret, for the jobs that name it."""
 
-    value: str = Field(description="up to 64 KiB; never shown again", repr=False)
+    value: str = Field(description="the value, up to 64 KiB; never returned", repr=False)
 
 
 class SecretView(View):
     """A secret, without its value."""
 
     name: str
-    project_id: str | None = Field(description="whose jobs may use it; null: every project's")
+    project_id: str | None = Field(description="project whose jobs may use it; null: all projects")
     created_at: Time
     updated_at: Time
 
@@ -31,17 +31,17 @@ class SetRegistry(RequestModel):
     """The login for a registry."""
 
     username: str
-    password: str = Field(description="or a token; never shown again", repr=False)
-    push: bool = Field(default=False, description="whether jobs may also push the images they build with it")
+    password: str = Field(description="password or token; never returned", repr=False)
+    push: bool = Field(default=False, description="whether jobs may also push images that they build to this registry")
 
 
 class RegistryView(View):
-    """A registry that jobs' images may come from, without its password."""
+    """A registry with a stored login, without its password."""
 
     host: str
-    project_id: str | None = Field(description="whose jobs sign in with it; null: every project's")
+    project_id: str | None = Field(description="project whose jobs log in with it; null: all projects")
     username: str
-    push: bool = Field(description="whether jobs may also push the images they build with it")
+    push: bool = Field(description="whether jobs may also push images that they build to this registry")
     created_at: Time
     updated_at: Time
 

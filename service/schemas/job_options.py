@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         registry_username: str | None
 
     class ViewOptions(BaseModel):
-        """No option is read by name."""
+        """The service reads no option by name."""
 
 else:
     RequestOptions = create_model(

@@ -21,7 +21,7 @@ from service.schemas.base import View
 from service.schemas.job_options import RequestOptions, ViewOptions
 
 MAX_LINE = 2**62
-_IMAGE = "the image reference that container stands for; null: the worker's default image, or one that is built"
+_IMAGE = "image reference that `container` resolves to; null: the worker's default image, or an image that is built"
 
 
 Time = Annotated[datetime, PlainSerializer(iso_time, return_type=str)]
@@ -70,27 +70,27 @@ def single_error_message(text: str) -> WrapValidator:
 
 
 Ports = Annotated[
-    list[str] | str | None, single_error_message("must be texts such as 8888:8888, as a list or comma separated")
+    list[str] | str | None, single_error_message("must be strings such as 8888:8888, as a list or comma separated")
 ]
 
 
 class SubmitJob(RequestOptions, RequestModel):
     """A job to run: its command, machine type and options."""
 
-    machine_type: str = Field(max_length=200, description="one of GET /machine-types")
-    command: str = Field(description="run by the container's shell")
-    project_id: str | None = Field(None, description="an existing project; not together with `project`")
-    project: str | None = Field(None, description='name of a project, made if missing; default "default"')
+    machine_type: str = Field(max_length=200, description="name or alias from GET /machine-types")
+    command: str = Field(description="command, run by the container's shell")
+    project_id: str | None = Field(None, description="id of an existing project; cannot be combined with `project`")
+    project: str | None = Field(None, description='name of the project, created if missing; default "default"')
     workspace_sha256: str | None = Field(
-        None, pattern="^[0-9a-f]{64}$", description="of an uploaded archive, or of the part sent along"
+        None, pattern="^[0-9a-f]{64}$", description="SHA-256 of a stored archive, or of the uploaded part `workspace`"
     )
     ports: Ports = Field(
         None,
-        description="what it is to be reached at: `external:internal[:scheme]`, as a list or comma separated; external "
-        "0 or left out: any free one of the host's",
+        description="ports to publish: `external:internal[:scheme]`, as a list or comma separated; external 0 or left "
+        "out: any free port of the host",
     )
     registry_password: str | None = Field(
-        None, description="with which password; kept encrypted until the job has ended", repr=False
+        None, description="password of `registryUsername`; stored encrypted until the job has ended", repr=False
     )
 
     def spec(self, machine_type: str) -> JobSpec:
@@ -117,7 +117,7 @@ class SubmitJob(RequestOptions, RequestModel):
 
 
 class QueryModel(BaseModel):
-    """Base of what narrows an answer, in the query: text is read as numbers there, unknown names are refused."""
+    """Base of query parameters: numbers are parsed from text, unknown names are refused."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
 
@@ -125,21 +125,23 @@ class QueryModel(BaseModel):
 class ListJobs(QueryModel):
     """Filters of a list of jobs."""
 
-    state: str | None = Field(None, description="Pending, Running, …; one or more, comma separated")
-    project: str | None = Field(None, description="a project's name")
+    state: str | None = Field(
+        None, description="states, comma separated: Pending, Running, Stopped, Failed, Error, Cancelled"
+    )
+    project: str | None = Field(None, description="name of the project")
     project_id: str | None = None
     machine_type: str | None = None
-    name: str | None = Field(None, description="a job's exact name")
+    name: str | None = Field(None, description="exact name of the job")
     limit: int = Field(50, ge=1, le=500)
-    after: str | None = Field(None, description="`next` of the page before")
+    after: str | None = Field(None, description="`next` of the previous page")
 
 
 class ReadLog(QueryModel):
     """The lines of a log to read."""
 
-    line: int = Field(0, ge=0, le=MAX_LINE, description="lines after this one; 0: from the start")
+    line: int = Field(0, ge=0, le=MAX_LINE, description="return lines after this number; 0: from the start")
     limit: int = Field(2000, ge=1, le=10_000)
-    tail: int | None = Field(None, ge=0, le=MAX_LINE, description="the last so many lines")
+    tail: int | None = Field(None, ge=0, le=MAX_LINE, description="return only this number of last lines")
 
 
 class ErrorDetail(View):
@@ -148,11 +150,11 @@ class ErrorDetail(View):
     name: str = Field(description="stable name of the kind of error")
     status: int = Field(description="the HTTP status")
     message: str = Field(description="what is wrong and what to do about it")
-    field: str | None = Field(None, description="the input that caused it")
+    field: str | None = Field(None, description="name of the input that caused the error")
 
 
 class ErrorView(View):
-    """Every error."""
+    """The response to a failed request."""
 
     error: ErrorDetail
 
@@ -160,17 +162,17 @@ class ErrorView(View):
 class PortView(View):
     """A port of a job."""
 
-    internal: int = Field(description="what the job listens on; a process without a container: `external`")
-    external: int | None = Field(description="the host's port; null where the host has yet to choose one")
+    internal: int = Field(description="port that the job listens on; without a container, the same as `external`")
+    external: int | None = Field(description="port of the host; null until the host has chosen one")
     url: str | None = Field(
-        description="link, while a host runs the job; null where it would lead to the dashboard's own host name"
+        description="link to the port while the job runs; null if it would lead to the dashboard's own host name"
     )
 
 
 class GpuView(View):
-    """A GPU that a job has for itself."""
+    """A GPU allocated to a job."""
 
-    index: str = Field(description="its number on its host; the job numbers its GPUs from 0")
+    index: str = Field(description="index on its host; the job numbers its GPUs from 0")
     uuid: str | None
     serial: str | None
     name: str | None
@@ -178,24 +180,24 @@ class GpuView(View):
 
 
 class JobTpu(View):
-    """The TPU that a job has for itself."""
+    """The TPU allocated to a job."""
 
     zone: str
     name: str
-    type: str = Field(description="the cloud's name of the kind, such as v2-8")
-    grpc_url: str | None = Field(description="its address; null where the job runs on the TPU's own VM")
+    type: str = Field(description="the cloud's name of the type, such as v2-8")
+    grpc_url: str | None = Field(description="address; null if the job runs on the TPU's own VM")
 
 
 class UsageView(View):
-    """The most that an attempt used so far, and its means; null where it is not measured."""
+    """Peak and mean usage of an attempt so far; null if not measured."""
 
-    sampled_seconds: float = Field(description="running time that the means are of")
+    sampled_seconds: float = Field(description="running time that the means cover")
     peak_memory_bytes: int | None
     peak_cpu_percent: float | None = Field(description="100 is one CPU")
     mean_cpu_percent: float | None
-    peak_gpu_memory_bytes: int | None = Field(description="of the GPU that used most")
-    peak_gpu_percent: float | None = Field(description="of the busiest GPU; 100 is all of it")
-    mean_gpu_percent: float | None = Field(description="of all its GPUs")
+    peak_gpu_memory_bytes: int | None = Field(description="of the GPU with the highest usage")
+    peak_gpu_percent: float | None = Field(description="of the busiest GPU; 100 is full use")
+    mean_gpu_percent: float | None = Field(description="over all its GPUs")
 
 
 class RemovedView(View):
@@ -203,7 +205,7 @@ class RemovedView(View):
 
     what: Literal["logs", "artifacts"]
     at: Time
-    message: str = Field(description="by which policy")
+    message: str = Field(description="sentence that names the policy")
 
 
 class JobView(ViewOptions, View):
@@ -216,15 +218,15 @@ class JobView(ViewOptions, View):
     state: str = Field(description="Pending, Running, Stopped, Failed, Error or Cancelled")
     phase: str | None
     phase_detail: str | None
-    reason: str | None = Field(description="stable code: why it waits or how it ended")
-    message: str | None = Field(description="the same as a sentence, with what to do next")
+    reason: str | None = Field(description="stable code: why the job waits or how it ended")
+    message: str | None = Field(description="the reason as a sentence, with what to do next")
     exit_code: int | None
     machine_type: str
     backend: str
-    simulated: bool = Field(description="whether a stand-in runs it instead of the machine asked for")
+    simulated: bool = Field(description="whether a stand-in runs the job instead of the requested machine")
     image: str | None = Field(description=_IMAGE)
     image_digest: str | None = Field(
-        description="the image of this attempt: repository@sha256:…, or the image's id where no registry knows it; "
+        description="the image of this attempt: repository@sha256:…, or the image's id if it is in no registry; "
         "null until it is known"
     )
     attempt: int
@@ -233,40 +235,40 @@ class JobView(ViewOptions, View):
     created_at: Time
     started_at: Time | None
     finished_at: Time | None
-    duration_seconds: float | None = Field(description="of this attempt's command")
+    duration_seconds: float | None = Field(description="running time of this attempt's command")
     price_per_hour: float = Field(description="US dollars, at the time of submission")
     cost: float = Field(description="US dollars: duration times price")
     queue_position: int | None = Field(
-        description="1 is next of its machine type; null when it does not wait, and in the answer to a submission"
+        description="1 is next for its machine type; null if the job does not wait, and in responses to submissions"
     )
     estimated_start_at: Time | None = Field(
-        description="an estimate from how long the last jobs of its machine type ran, what runs now and its place; "
-        "null when it does not wait, when fewer than three have ended, or when no worker takes it"
+        description="estimate from the durations of the last jobs of its machine type, the running jobs and the queue "
+        "position; null if the job does not wait, fewer than three have ended, or no worker offers its machine type"
     )
-    silent_since: Time | None = Field(description="when its worker was last heard of, if that is too long ago")
-    gpu_name: str | None = Field(description="model of the GPUs that this attempt has; null until it starts")
+    silent_since: Time | None = Field(description="last heartbeat of its worker, if that is too long ago")
+    gpu_name: str | None = Field(description="model of this attempt's GPUs; null until it starts")
     gpu_mem: int | None = Field(description="memory of one GPU, bytes")
-    gpu_driver: str | None = Field(description="version of the driver")
-    gpu_cuda: str | None = Field(description="newest CUDA version that the driver runs")
-    gpu_count: int | None = Field(description="GPUs that this attempt has; null for none")
-    gpus: list[GpuView] = Field(description="those GPUs, as the job numbers them")
-    tpu: JobTpu | None = Field(description="the TPU that this attempt has or had; null until it starts")
-    usage: UsageView | None = Field(description="what this attempt used; null before the first sample")
+    gpu_driver: str | None = Field(description="driver version")
+    gpu_cuda: str | None = Field(description="newest CUDA version that the driver supports")
+    gpu_count: int | None = Field(description="number of this attempt's GPUs; null: none")
+    gpus: list[GpuView] = Field(description="GPUs of this attempt, in the job's order")
+    tpu: JobTpu | None = Field(description="TPU of this attempt; null until it starts")
+    usage: UsageView | None = Field(description="usage of this attempt; null before the first sample")
     artifacts_state: str
-    removed: list[RemovedView] = Field(description="what policies removed of what it printed and left")
+    removed: list[RemovedView] = Field(description="logs and artifacts of the job that policies deleted")
     stop_requested: bool
-    url: str = Field(description="its page")
+    url: str = Field(description="address of the job's page")
 
 
 class JobsPage(View):
     """One page of jobs, newest first."""
 
     jobs: list[JobView]
-    next: str | None = Field(description="cursor of the following page, for `after`")
+    next: str | None = Field(description="cursor of the next page, for `after`")
 
 
 class MachineTypeView(View):
-    """A machine to choose."""
+    """A machine type."""
 
     name: str
     aliases: list[str]
@@ -280,7 +282,7 @@ class MachineTypeView(View):
     price_per_hour: float
     price_source: str
     spec_source: str
-    simulated: bool = Field(description="whether a stand-in would run the job")
+    simulated: bool = Field(description="whether a stand-in runs its jobs")
     available: bool = Field(description="whether a running worker offers it now")
 
 
@@ -291,7 +293,7 @@ class MachineTypes(View):
 
 
 class ResolvedJob(ViewOptions, View):
-    """A job as it would be made."""
+    """A job as it would be created."""
 
     project: str | None
     project_id: str | None
@@ -332,9 +334,9 @@ class Events(View):
 
 
 class LogRow(View):
-    """One line a job printed."""
+    """One line of a job's output."""
 
-    line: int = Field(description="1-based, without gaps")
+    line: int = Field(description="line number from 1, without gaps")
     timestamp: str
     message: str
 
@@ -343,8 +345,10 @@ class LogPage(View):
     """Some lines of a job's log."""
 
     lines: list[LogRow]
-    complete: bool = Field(description="the job ended and no further line will come")
-    removed: RemovedView | None = Field(None, description="when and by which policy the log was removed, if it was")
+    complete: bool = Field(description="whether the job has ended and no more lines follow")
+    removed: RemovedView | None = Field(
+        None, description="when and by which policy the log was deleted; null: it was not"
+    )
 
 
 class PointView(View):
@@ -352,7 +356,7 @@ class PointView(View):
 
     step: float | None
     time: Time
-    value: float | None = Field(description="null where the job wrote NaN or infinity")
+    value: float | None = Field(description="null if the job wrote NaN or infinity")
 
 
 class SeriesView(View):
@@ -370,39 +374,41 @@ class Metrics(View):
     """A job's metrics."""
 
     series: list[SeriesView]
-    left_out: str | None = Field(None, description="what the answer leaves out, and by which limit; null: nothing")
+    left_out: str | None = Field(None, description="data left out because of a limit, and the limit; null: none")
 
 
 class ArtifactView(View):
-    """A file that a job left."""
+    """An artifact of a job."""
 
     path: str
     size: int
-    sha256: str | None = Field(description="null while the job may still write it")
+    sha256: str | None = Field(description="null while the job may still write the file")
     modified: Time
 
 
 class SkippedView(View):
-    """Something that a job left and that was not kept."""
+    """An output of a job that was not stored."""
 
     path: str
     why: str
 
 
 class ArtifactsPage(View):
-    """One page of a job's files, by path."""
+    """One page of a job's artifacts, by path."""
 
     state: str = Field(description="none, partial, complete, failed or removed")
     files: list[ArtifactView]
     skipped: list[SkippedView]
-    next: str | None = Field(description="path to go on after, for `after`")
+    next: str | None = Field(description="cursor of the next page, for `after`")
     total_files: int
     total_bytes: int
-    removed: RemovedView | None = Field(None, description="when and by which policy they were removed, if they were")
+    removed: RemovedView | None = Field(
+        None, description="when and by which policy they were deleted; null: they were not"
+    )
 
 
 class WorkspaceView(View):
-    """A stored archive."""
+    """A stored workspace archive."""
 
     sha256: str
     size: int
@@ -413,10 +419,10 @@ class ImageNameView(View):
 
     name: str
     aliases: list[str]
-    image: str = Field(description="the image reference it stands for")
-    gpu_image: str | None = Field(description="the same for machine types with NVIDIA GPUs, if it differs")
+    image: str = Field(description="image reference that it stands for")
+    gpu_image: str | None = Field(description="image reference for machine types with NVIDIA GPUs, if different")
     summary: str
-    hosts: int = Field(description="hosts with a running worker that have one of these images already")
+    hosts: int = Field(description="number of hosts with a running worker that already have one of these images")
 
 
 class ImageNames(View):

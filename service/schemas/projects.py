@@ -9,20 +9,20 @@ from service.schemas.jobs import RequestModel, Time, single_error_message
 
 
 class CreateProject(RequestModel):
-    """A project to make."""
+    """A project to create."""
 
     name: str
 
 
 Days = Annotated[
     int | Literal["default"] | None,
-    single_error_message('must be a number of days, null (for good) or "default" (as the service is set)'),
+    single_error_message('must be a number of days, null (forever) or "default" (the service\'s setting)'),
 ]
 """A retention time."""
 
 Limit = Annotated[
     int | Literal["default"] | None,
-    single_error_message('must be a number of MiB, null (no limit) or "default" (as the service is set)'),
+    single_error_message('must be a number of MiB, null (no limit) or "default" (the service\'s setting)'),
 ]
 """A storage limit."""
 
@@ -30,16 +30,17 @@ Limit = Annotated[
 class UpdateProject(RequestModel):
     """Changes to a project; fields left out stay as they are."""
 
-    max_running: int | None = Field(None, description="jobs that run at once, at least 1; null: no limit")
+    max_running: int | None = Field(None, description="limit of jobs that run at once, at least 1; null: no limit")
     max_stored_mb: Limit = Field(
         None,
-        description='MiB of logs and artifacts kept of its jobs, at least 1; null: no limit; "default": as the '
-        "service is set",
+        description='limit of stored logs and artifacts in MiB, at least 1; null: no limit; "default": the '
+        "service's setting",
     )
     keep_logs_days: Days = Field(
-        None, description='days that logs are kept, at least 1; null: for good; "default": as the service is set'
+        None,
+        description="days to keep logs after a job's end, from 1; null: forever; \"default\": the service's setting",
     )
-    keep_artifacts_days: Days = Field(None, description="the same for artifacts")
+    keep_artifacts_days: Days = Field(None, description="days to keep artifacts; like `keepLogsDays`")
 
 
 class ProjectView(View):
@@ -49,13 +50,13 @@ class ProjectView(View):
     name: str
     created_at: Time
     job_count: int
-    running_count: int = Field(description="jobs that have a machine")
-    queued_count: int = Field(description="jobs that wait")
-    max_running: int | None = Field(description="jobs that run at once, at most; null: no limit of its own")
-    max_stored_mb: int | None = Field(description="MiB of its jobs' logs and artifacts that are kept; null: no limit")
-    keep_logs_days: int | None = Field(description="days that logs are kept after a job's end; null: for good")
-    keep_logs_by: Literal["project", "service"] = Field(description="whose policy that is")
-    keep_artifacts_days: int | None = Field(description="the same for artifacts")
+    running_count: int = Field(description="number of jobs that have a machine")
+    queued_count: int = Field(description="number of jobs that wait")
+    max_running: int | None = Field(description="limit of jobs that run at once; null: no limit")
+    max_stored_mb: int | None = Field(description="limit of stored logs and artifacts in MiB; null: no limit")
+    keep_logs_days: int | None = Field(description="days to keep logs after a job's end; null: forever")
+    keep_logs_by: Literal["project", "service"] = Field(description="source of `keepLogsDays`")
+    keep_artifacts_days: int | None = Field(description="days to keep artifacts after a job's end; null: forever")
     keep_artifacts_by: Literal["project", "service"]
 
 

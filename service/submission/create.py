@@ -161,7 +161,7 @@ def _validate_clone(app_state: AppState, job_id: str, *, pin_image: bool) -> _Va
         credentials.check_secrets_exist(session, spec, cloned.project_id)
     if spec.registry_username is not None:
         raise SpecInvalid(
-            f"Job {job_id} came with a password for its registry, which is not kept for another job. Submit it again "
+            f"Job {job_id} came with a password for its registry, which is not stored for other jobs. Submit it again "
             "with the password, or store it for all jobs with `gradient-cli registries set`.",
             field="registryPassword",
         )
@@ -266,12 +266,12 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
     _check_priority(app_state, spec)
     if capabilities_of(app_state.backend_for(machine)).containers:
         return
-    simulated = "Machine types are simulated on this server: a job is a process of the server's own user there."
+    simulated = "Machine types are simulated on this server: jobs run as processes of the server's own user."
     if spec.user is not None:
         raise SpecInvalid(f"{simulated} Leave the user out, or use a server with containers.", field="user")
     if spec.working_dir is not None and not is_in_workspace(spec.working_dir):
         raise SpecInvalid(
-            f"{simulated} It has no folders of a container's; name one of the workspace, such as src/train.",
+            f"{simulated} They have no container; name a folder of the workspace, such as src/train.",
             field="workingDir",
         )
 
@@ -289,7 +289,7 @@ def _check_registry(request: SubmitJob) -> None:
     username, password = request.registry_username, request.registry_password
     if bool(username) != bool(password):
         raise SpecInvalid(
-            "Signing in to a registry takes both registryUsername and registryPassword; give the other one too.",
+            "A registry login needs both registryUsername and registryPassword; give the other one too.",
             field="registryPassword" if username else "registryUsername",
         )
     if username and password:
@@ -316,7 +316,9 @@ def _check_workspace_stored(app_state: AppState, sha256: str | None) -> None:
 
 
 def _workspace_not_stored() -> WorkspaceNotFound:
-    return WorkspaceNotFound("No archive with this sha256 is stored here; send it along.", field="workspaceSha256")
+    return WorkspaceNotFound(
+        "No archive with this sha256 is stored here; upload it with the job.", field="workspaceSha256"
+    )
 
 
 def _resolve_project(session: Session, request: SubmitJob) -> Project:
@@ -385,5 +387,5 @@ def _dry_run_notes(machine: MachineType, backend: str, offered: LiveWorkers, *, 
     if not offered.available(machine.name, backend):
         notes.append("No running worker offers this machine type now; the job would wait.")
     if uploaded:
-        notes.append("The uploaded workspace was not looked at.")
+        notes.append("The uploaded workspace was not validated.")
     return notes

@@ -35,8 +35,8 @@ def choose_image(app_state: AppState, spec: JobSpec, machine: MachineType, *, up
         )
     if not app_state.settings.images.builds:
         raise SpecInvalid(
-            "Building images is not open on this service: a Dockerfile's steps run with more rights than a job. Build "
-            "it yourself, push it, and name it as container; or ask the service's administrator, who can open it "
+            "Building images is disabled on this service: a Dockerfile's steps run with more rights than a job. Build "
+            "it yourself, push it, and use it as container; or ask the service's administrator to enable builds "
             "(GRADIENT_IMAGES__BUILDS=true, docs/images.md).",
             field="useDockerfile",
         )
@@ -58,7 +58,7 @@ def with_pinned_image(job: Job) -> JobSpec:
     spec = job.spec
     exact = None if spec.use_dockerfile else with_digest(job.image or "", job.image_digest)
     if exact is None:
-        why = "it built its own" if spec.use_dockerfile else "it did not come as far as having one"
+        why = "it built its own" if spec.use_dockerfile else "its digest is not known"
         raise SpecInvalid(
             f"The image of job {job.id} cannot be pinned: {why}. Clone it without pinImage.", field="pinImage"
         )

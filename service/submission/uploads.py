@@ -198,8 +198,8 @@ class _MultipartReader:
         short = describe_shortage([self._folder], self._min_free_mb, coming=coming)
         if short is not None:
             raise StorageFull(
-                f"There is no room for an upload of {coming:,} bytes: {short} (GRADIENT_DISK__MIN_FREE_MB). Send it "
-                "again once an administrator has made room, or submit a job without an upload.",
+                f"The disk has no room for an upload of {coming:,} bytes: {short} (GRADIENT_DISK__MIN_FREE_MB). Send "
+                "it again once an administrator has freed space, or submit a job without an upload.",
                 field=self._file,
             )
 
@@ -214,7 +214,7 @@ class _MultipartReader:
         except FormParserError as error:
             raise SpecInvalid("The multipart form is damaged; send it again.") from error
         except ClientDisconnect as error:
-            raise WorkspaceInvalid("The upload broke off. Send it again.", field=self._file) from error
+            raise WorkspaceInvalid("The upload ended early. Send it again.", field=self._file) from error
         if not self._ended:
             raise WorkspaceInvalid(
                 "The upload is cut off: the end of the form is missing. Nothing was stored; send it again.",

@@ -317,7 +317,7 @@ def test_alive_tells_a_deaf_worker_from_a_broker_that_is_away(redis_deployment, 
     wait_until(lambda: alive() == (0, ""), "it to hear again")
     (tmp_path / "deaf").touch()
     wait_until(lambda: alive()[0] == 1, "its deafness to be seen")
-    assert "has heard no message" in alive()[1]
+    assert "has received no message" in alive()[1]
     assert process.poll() is None
 
 

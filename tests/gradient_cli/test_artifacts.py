@@ -35,8 +35,8 @@ def test_list_shows_every_page(cli, server, protocol):
     shown = cli("jobs", "artifacts", "list", protocol.id)
     assert [row.split()[0] for row in shown.stdout.splitlines()] == ["PATH", "a", "b"]
     assert hashlib.sha256(b"1").hexdigest()[:12] in shown.stdout
-    assert "not kept: pipe: not a file" in shown.stderr
-    assert "not closed yet" in shown.stderr
+    assert "not stored: pipe: not a file" in shown.stderr
+    assert "still being stored" in shown.stderr
     assert server.requests[-1].query["after"] == "a"
 
 
@@ -50,7 +50,7 @@ def test_files_come_back_byte_for_byte(cli, protocol, left):
     assert f"3 files (768.0 kB) to artifacts-{protocol.id}" in got.stderr
     again = cli("jobs", "artifacts", "get", protocol.id)
     assert "0 files (0 B)" in again.stderr
-    assert "3 were there already" in again.stderr
+    assert "3 already downloaded" in again.stderr
 
 
 def test_patterns_choose(cli, protocol, left):
@@ -187,4 +187,4 @@ def test_artifacts_that_could_not_all_be_kept_are_a_failure(cli, protocol, left)
     got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
     assert got.returncode == 1
     assert (cli.folder / "out" / "a").read_bytes() == b"x"
-    assert "not all could be kept" in got.stderr
+    assert "some could not be stored" in got.stderr

@@ -148,11 +148,11 @@ def test_flags_win_over_the_project_file(cli, server, protocol):
     [
         ('machinetype = "CPU"', "Did you mean machineType?"),
         ('apiKey = "k"', "never taken from a project"),
-        ("command = 3", "command: it must be text"),
+        ("command = 3", "command: must be text"),
         ("command = python", "Text values need quotes"),
-        ('timeLimit = "soon"', "timeLimit: 'soon' is not a length of time"),
-        ("tags = 'one'", "tags: it must be a list"),
-        ("envVars = 'A=1'", ".gradient.toml: envVars: it must be a table"),
+        ('timeLimit = "soon"', "timeLimit: 'soon' is not a duration"),
+        ("tags = 'one'", "tags: must be a list"),
+        ("envVars = 'A=1'", ".gradient.toml: envVars: must be a table"),
         ("maxAttempts = 'two'", ".gradient.toml: maxAttempts: 'two' is not a whole number"),
         ("[envVars]\nA = [1]", "envVars.A: the value must be text"),
         ("project = 'a'\nprojectId = 'b'", "named both by project and by projectId"),
@@ -170,21 +170,21 @@ def test_a_project_file_that_is_no_text_is_explained(cli, server):
     (cli.folder / ".gradient.toml").write_bytes(b"\xff\xfe")
     refused = cli("jobs", "create", *BASICS)
     assert refused.returncode == 2
-    assert "it is not UTF-8 text\nSave it as UTF-8." in refused.stderr
+    assert "not UTF-8 text\nSave it as UTF-8." in refused.stderr
     assert server.requests == []
 
 
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--command", "x"], "machineType: a job needs one"),
-        (["--machineType", "CPU"], "command: a job needs one"),
+        (["--command", "x"], "machineType: required"),
+        (["--machineType", "CPU"], "command: required"),
         ([*BASICS, "--envVars", "NOT_SET_HERE"], "export NOT_SET_HERE"),
-        ([*BASICS, "--envVars", "1A=x"], "'1A' is not the name of a variable"),
+        ([*BASICS, "--envVars", "1A=x"], "'1A' is not a valid variable name"),
         ([*BASICS, "--envVars", "{1}"], "envVars: not JSON"),
         ([*BASICS, "--maxAttempts", "two"], "maxAttempts: 'two' is not a whole number"),
         ([*BASICS, "--timeLimit", "5x"], "Write 90m, 1h30m, 2d, or seconds"),
-        ([*BASICS, "--workspace", "nowhere"], "workspace: nowhere is not there"),
+        ([*BASICS, "--workspace", "nowhere"], "workspace: nowhere does not exist"),
     ],
 )
 def test_wrong_options_are_explained_before_anything_is_sent(cli, server, args, told):
@@ -278,7 +278,7 @@ def test_an_empty_folder_is_told(cli, server, protocol):
     server.on("POST", "/jobs", {"job": {}}, protocol.job())
     made = cli("jobs", "create", *BASICS, "--detach", "--workspace", "empty")
     assert made.returncode == 0
-    assert "empty holds no file to upload" in made.stderr
+    assert "empty contains no files to upload" in made.stderr
 
 
 def test_an_archive_is_sent_as_it_is(cli, server, protocol):

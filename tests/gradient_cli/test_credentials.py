@@ -57,7 +57,7 @@ def test_a_secret_that_is_typed_is_not_seen(cli, server):
 @pytest.mark.parametrize(
     ("arguments", "given", "says"),
     [
-        (["secrets", "set", "a"], "", "value: nothing was given"),
+        (["secrets", "set", "a"], "", "value: empty"),
         (["secrets", "set", "a", "--value", VALUE], None, "unknown option --value"),
         (["secrets", "set"], None, "NAME"),
         (["secrets", "set", "a", "--from-file", "none"], None, "none"),
@@ -112,7 +112,7 @@ def test_a_job_takes_ports_and_its_registrys_password(cli, server, protocol):
     (cli.folder / ".gradient.toml").write_text(f'registryPassword = "{VALUE}"\n')
     refused = cli(*common)
     assert (refused.returncode, VALUE in refused.stderr) == (2, False)
-    assert "no place in a file" in refused.stderr
+    assert "must not be in a project file" in refused.stderr
 
 
 def test_links_are_shown_while_it_runs(cli, server, protocol):

@@ -120,7 +120,7 @@ def test_show_tells_gpus_and_what_was_used(cli, server, protocol):
     job = protocol.job(**model, gpus=gpus, usage=usage, **asked)
     server.on("GET", f"/jobs/{protocol.id}", job, protocol.job(gpuCount=1, gpus=[{"index": "7"}], usage=None))
     shown = cli("jobs", "show", protocol.id).stdout
-    assert "NVIDIA A100, 42.9 GB each, driver 550.54 (CUDA 12.4), GPUs 0 and 3 there\n" in shown
+    assert "NVIDIA A100, 42.9 GB each, driver 550.54 (CUDA 12.4), host GPUs 0 and 3\n" in shown
     assert "memory 1.2 GB; CPU 180%, 95% on average; GPU 99%, 71% on average, 9.1 GB of its memory\n" in shown
     assert [line.split()[-1] for line in shown.splitlines() if line.startswith(("shared", "working", "user"))] == [
         "MiB",
@@ -143,7 +143,7 @@ def test_the_last_job_of_the_folder_is_meant_when_none_is_named(cli, server, pro
     other.mkdir()
     refused = cli("jobs", "show", cwd=other)
     assert refused.returncode == 2
-    assert "None was submitted from this folder yet" in refused.stderr
+    assert "no job was submitted from this folder yet" in refused.stderr
     assert cli("jobs", "show", "--url", "http://127.0.0.1:1").returncode == 2, "another server knows nothing of it"
 
 
@@ -152,7 +152,7 @@ def test_stop_tells_what_happens(cli, server, protocol):
     shown = cli("jobs", "stop", protocol.id)
     assert (shown.returncode, shown.stdout) == (0, "")
     assert "the job has 1m 00s to save its work" in shown.stderr
-    assert "it had ended already: Stopped" in cli("jobs", "stop", protocol.id).stderr
+    assert "the job had already ended: Stopped" in cli("jobs", "stop", protocol.id).stderr
 
 
 def test_delete_wants_a_name(cli, server, protocol):
@@ -223,7 +223,7 @@ def test_init_writes_a_project_file_that_create_reads(cli, server, protocol):
     assert made.returncode == 0
     again = cli("projects", "init")
     assert again.returncode == 1
-    assert "is there already" in again.stderr
+    assert "already exists" in again.stderr
     server.on("POST", "/jobs", {"job": {}}, protocol.job())
     assert cli("jobs", "create", "--detach").returncode == 0
     asked = server.requests_to("POST", "/jobs")[0].json

@@ -42,7 +42,7 @@ def test_one_project_is_shown_in_words(cli):
     assert shown["at once"] == "at most 4"
     assert (shown["running"], shown["waiting"], shown["jobs"]) == ("2", "5", "12")
     assert shown["keeps logs"] == "30 days after a job's end"
-    assert shown["keeps artifacts"] == "for good (as the service is set)"
+    assert shown["keeps artifacts"] == "forever (the service's setting)"
     assert json.loads(cli("projects", "show", "vision", "--json").stdout) == PROJECT
 
 
@@ -74,9 +74,9 @@ def test_only_what_is_named_is_changed(cli, server, arguments, sent):
     ("arguments", "message"),
     [
         (["vision"], "nothing to change"),
-        (["vision", "--maxRunning", "0"], "maxRunning: '0' is not a number from 1 on"),
+        (["vision", "--maxRunning", "0"], "maxRunning: '0' is not a whole number from 1"),
         (["vision", "--maxRunning", "forever"], "say none"),
-        (["vision", "--keepLogsDays", "-1"], "keepLogsDays: '-1' is not a number from 1 on"),
+        (["vision", "--keepLogsDays", "-1"], "keepLogsDays: '-1' is not a whole number from 1"),
         (["vision", "--keepLogsDays", "soon"], "say forever or default"),
         (["--maxRunning", "1"], "which project?"),
     ],

@@ -8,7 +8,7 @@ def test_tpus_are_listed_with_whose_they_are_and_what_they_cost(cli, server):
     server.on("GET", "/tpus", {"tpus": [tpu, waiting]})
     shown = cli("tpus", "list")
     head, first, second = shown.stdout.splitlines()
-    assert head.split()[:4] == ["NAME", "ZONE", "TYPE", "WAY"]
+    assert head.split()[:4] == ["NAME", "ZONE", "TYPE", "PROVISIONING"]
     assert first.split()[:8] == ["gj-j1-1", "us-central1-b", "TPU", "(simulated)", "queued", "READY", "HEALTHY", "j1"]
     assert first.endswith("$3.50")
     assert "not yet" in second
@@ -19,4 +19,4 @@ def test_no_tpu_is_said_in_words(cli, server):
     server.on("GET", "/tpus", {"tpus": []})
     shown = cli("tpus", "list")
     assert (shown.stdout, shown.returncode) == ("", 0)
-    assert "nothing bills" in shown.stderr
+    assert "nothing is billed" in shown.stderr

@@ -101,7 +101,7 @@ def test_without_a_policy_it_says_so(settings, capsys):
     plain = settings.model_copy(update={"retention": RetentionSettings(workspaces_days=0)})
     code, text = run(plain, capsys)
     assert code == 0
-    assert text.startswith("No policy is set: everything is kept for good.\n")
+    assert text.startswith("No policy is set: everything is kept forever.\n")
     assert text.endswith("Removed: nothing.\n")
 
 
@@ -165,5 +165,5 @@ def test_a_place_without_a_database_is_refused_and_stays_empty(tmp_path):
             env={"GRADIENT_HOME": str(tmp_path / "nowhere")},
         )
         assert done.returncode == 1
-        assert done.stderr.startswith(f"error: There is no database at {tmp_path / 'nowhere'}")
+        assert done.stderr.startswith(f"error: The database {tmp_path / 'nowhere'}")
     assert list(tmp_path.iterdir()) == []

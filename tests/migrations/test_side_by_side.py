@@ -127,7 +127,7 @@ def test_the_schema_is_taken_back_by_command(service):
     assert refused.wait() == 1
     assert refused.read_log().startswith("error: The schema cannot be migrated back to '9999'")
     back = service.start("migrate", "--back-to", "base")
-    assert (back.wait(), back.read_log()) == (0, "The database is empty again.\n")
+    assert (back.wait(), back.read_log()) == (0, "The database is empty now.\n")
     service.migrate()
     service.start_api()
     assert service.request("GET", "/readiness").status_code == 200

@@ -117,7 +117,7 @@ def test_a_deleted_job_is_gone(gradient, ended):
     [
         (("--machineType", "Bogus"), "Invalid machine type. There is no machine type 'Bogus'"),
         (("--ports", "5000:70000"), "'5000:70000'"),
-        (("--registryPassword", "hunter2"), "Signing in to a registry takes both"),
+        (("--registryPassword", "hunter2"), "A registry login needs both"),
         (("--workingDirectory", "/somewhere"), "Machine types are simulated on this server"),
         (("--useDockerfile", "true"), "Machine types are simulated here, so no image can be built"),
         (("--clusterId", "clelse"), "No such cluster"),

@@ -103,8 +103,8 @@ def test_commands_that_are_valid_base64_themselves_arrive_as_they_are(paperspace
         (("--project", "a", "--projectId", "b"), 422, "Incompatible parameters: project and projectId cannot both be"),
         (("--projectId", "prnone"), 404, "Project not found."),
         (("--cluster", "elsewhere"), 400, "No such cluster: 'elsewhere'."),
-        (("--isPreemptible", "true"), 400, "`isPreemptible` cannot be honoured"),
-        (("--dataset", "mnist"), 400, "`dataset` cannot be honoured"),
+        (("--isPreemptible", "true"), 400, "`isPreemptible` is not supported"),
+        (("--dataset", "mnist"), 400, "`dataset` is not supported"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(paperspace, arguments, status, message):
@@ -230,7 +230,7 @@ def test_somebody_signs_in_with_a_password_and_gets_a_key_of_their_own(paperspac
         [*server, "create", email], input=f"{password}\n", env=service.environment(), capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    assert made.stdout == "ann@example.org may sign in: paperspace login --email ann@example.org\n"
+    assert made.stdout == "ann@example.org may log in: paperspace login --email ann@example.org\n"
     wrong = paperspace("login", "--email", email, "--password", "something else", PAPERSPACE_API_KEY="")
     assert (wrong.code, "The e-mail address or the password is wrong." in wrong.out + wrong.err) == (1, True)
     said = paperspace("login", "--email", email, "--password", password, "--apiToken", "laptop", PAPERSPACE_API_KEY="")

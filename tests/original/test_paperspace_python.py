@@ -58,7 +58,7 @@ def test_what_cannot_be_is_refused(paperspace_python):
     said = paperspace_python(*create, "--machineType", "Bogus")
     assert "Invalid machine type" in said.out + said.err
     said = paperspace_python(*create, "--machineType", "CPU", "--nodeAttrs", '{"zone": 1}')
-    assert "`nodeAttrs` cannot be honoured" in said.out + said.err
+    assert "`nodeAttrs` is not supported" in said.out + said.err
     said = paperspace_python("jobs", "list", PAPERSPACE_API_KEY="bad")
     assert "Invalid API token" in said.out + said.err
 

@@ -43,7 +43,7 @@ _LIST_PARAMS = ("jobId", "files", "size", "links")
 def list_artifacts(
     request: Request, session: ReadSession, app_state: AppStateDep, caller: Caller, given: OriginalParams
 ) -> list[dict[str, Any]]:
-    """Every file, by path."""
+    """List all files, by path."""
     job = _get_job(session, given)
     link = partial(signed_link, request, app_state, caller, job.id)
     return _file_shapes(app_state, given, app_state.artifacts.walk(job.id, job.attempt), link)
@@ -58,7 +58,7 @@ def list_artifacts(
 def list_artifacts_by_page(
     request: Request, session: ReadSession, app_state: AppStateDep, caller: Caller, given: OriginalParams
 ) -> dict[str, Any]:
-    """Some files, by path; `startAfter` says where the next page begins, and is left out on the last one."""
+    """List one page of files, by path; the next page begins at `startAfter`, which the last page does not have."""
     job = _get_job(session, given)
     page = app_state.artifacts.list(job.id, job.attempt, after=given.text("startAfter"), limit=_PAGE_FILES)
     following = {} if page.next is None else {"startAfter": page.next}
@@ -75,7 +75,7 @@ def list_artifacts_by_page(
 def get_artifacts(
     session: ReadSession, app_state: AppStateDep, caller: Caller, given: OriginalParams
 ) -> dict[str, Any]:
-    """Credentials to fetch a job's files by S3's protocol, for an hour."""
+    """Return credentials to download a job's files with S3's protocol, valid for an hour."""
     job = _get_job(session, given)
     keys = {"AccessKeyId": f"GRADIENT{secrets.token_hex(6).upper()}", "SecretAccessKey": secrets.token_urlsafe(30)}
     return {
@@ -94,7 +94,7 @@ def get_artifacts(
     dependencies=[SearchSlot],
 )
 def destroy_artifacts(session: ReadSession, app_state: AppStateDep, given: OriginalParams, job_id: str) -> None:
-    """Delete files of a job that has ended: all, or those that `files` names."""
+    """Delete files of an ended job: all, or those named in `files`."""
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.ARTIFACTS)
     wanted = given.text("files")
@@ -116,7 +116,7 @@ def path_matcher(app_state: AppState, wanted: str | None) -> Callable[[str], boo
     longest = max(map(len, globs), default=0)
     if longest > _MAX_PATTERN_LENGTH:
         raise SpecInvalid(
-            f"files: a pattern has {longest:,} characters, at most {_MAX_PATTERN_LENGTH} are taken.", field="files"
+            f"files: a pattern has {longest:,} characters, at most {_MAX_PATTERN_LENGTH} are allowed.", field="files"
         )
     patterns, end = [re.compile(translate(glob)) for glob in globs], time.monotonic() + _MATCH_SECONDS
 
@@ -126,7 +126,7 @@ def path_matcher(app_state: AppState, wanted: str | None) -> Callable[[str], boo
         for pattern in patterns:
             if time.monotonic() > end:
                 raise SpecInvalid(
-                    f"files: comparing takes longer than {_MATCH_SECONDS:g} seconds. Name fewer or shorter patterns.",
+                    f"files: matching takes longer than {_MATCH_SECONDS:g} seconds. Name fewer or shorter patterns.",
                     field="files",
                 )
             if pattern.match(path):

@@ -37,7 +37,7 @@ _FILTERS = ("project", "projectId", "name", "state", "machineType", "container",
     openapi_extra=openapi_params(*_FILTERS, *_UNSUPPORTED_FILTERS),
 )
 def get_jobs(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> list[dict[str, Any]]:
-    """Jobs, as the npm client and `paperspace-python` list them."""
+    """List jobs for the npm client and `paperspace-python`."""
     if any(given.text(name) for name in _UNSUPPORTED_FILTERS):
         return []
     of_spec = replace(
@@ -56,7 +56,7 @@ def get_jobs(session: ReadSession, app_state: AppStateDep, given: OriginalParams
     openapi_extra=openapi_params("filter", "tagFilter", "modelName"),
 )
 def get_job_list(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> dict[str, Any]:
-    """Jobs, as `gradient` lists them: of a project, or with one of some tags."""
+    """List jobs for `gradient`: of a project, or with one of some tags."""
     where = _parse_where(given)
     if where.get("experimentId"):
         return {"jobList": []}

@@ -91,7 +91,7 @@ async def create_job(
 
 @router.get("/jobs/getJob", name="original_get_job", openapi_extra=openapi_params("jobId", "state"))
 async def get_job(app_state: AppStateDep, caller: Caller, given: OriginalParams) -> dict[str, Any]:
-    """One job; with `state`, held back for a while until it is in that state or has ended."""
+    """Return one job; with `state`, wait for a while until it is in that state or has ended."""
     job_id, state = given.required("jobId"), given.text("state")
     if state not in _STATES:
         return await run_in_threadpool(_read_job, app_state, job_id)
@@ -103,28 +103,28 @@ async def get_job(app_state: AppStateDep, caller: Caller, given: OriginalParams)
 
 @router.post("/jobs/getPublicJob", name="original_get_public_job", openapi_extra=openapi_params("jobId", body=True))
 def get_public_job(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> dict[str, Any]:
-    """One job, and its owner."""
+    """Return one job, with its owner."""
     job = job_shape(session, app_state, queries.get(session, given.required("jobId")))
     return {"job": job, "user": {"id": job["startedByUserId"]}}
 
 
 @router.post("/jobs/{job_id}/stop", status_code=204, name="original_stop_job")
 def stop_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, job_id: str) -> None:
-    """Ask a job to stop; nothing changes if it has ended."""
+    """Request that a job stop; no effect if it has ended."""
     lifecycle.request_stop(session, job_id)
     on_commit(session, app_state.wake)
 
 
 @router.post("/jobs/{job_id}/destroy", status_code=204, name="original_destroy_job")
 def destroy_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, job_id: str) -> None:
-    """Hide a job, and stop it if it runs."""
+    """Delete a job, stopping it if it runs."""
     lifecycle.delete(session, job_id)
     on_commit(session, app_state.wake)
 
 
 @router.post("/jobs/{job_id}/clone", name="original_clone_job")
 def clone_job(app_state: AppStateDep, caller: Caller, request_id: RequestId, job_id: str) -> dict[str, Any]:
-    """Submit the same job again, on the same workspace."""
+    """Submit the same job again, with the same workspace."""
     app_state.limits.submissions.acquire(caller.id)
     with app_state.service_metrics.time_submission():
         return submitted_shape(create.clone(app_state, RequestOrigin(caller.id, request_id, None), job_id))

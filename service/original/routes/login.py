@@ -29,7 +29,7 @@ SentParams = Annotated[Params, Depends(read_params)]
     responses=_RESPONSES,
 )
 async def login(request: Request, app_state: AppStateDep, sent: SentParams) -> dict[str, str]:
-    """First step: a token for those who know their password."""
+    """Log in, first step: exchange e-mail and password for a token."""
     email, password = sent.text("email") or "", sent.text("password") or ""
 
     def check() -> str:
@@ -51,7 +51,7 @@ async def login(request: Request, app_state: AppStateDep, sent: SentParams) -> d
     openapi_extra=openapi_params("access_token", "apiToken", body=True),
 )
 def create_key(request: Request, app_state: AppStateDep, sent: SentParams) -> dict[str, str]:
-    """Second step: one API key for that token."""
+    """Log in, second step: exchange the token for an API key."""
     token, name = request.query_params.get("access_token", ""), sent.text("apiToken") or "paperspace login"
     days = app_state.settings.sign_in.key_days or None
     made = one_time_tokens.redeem(
@@ -61,6 +61,6 @@ def create_key(request: Request, app_state: AppStateDep, sent: SentParams) -> di
         lambda session, user_id: users.create_key_for(session, user_id, name, days=days),
     )
     if made is None:
-        raise Unauthorized("This sign-in was used already, is damaged, or is older than 10 minutes. Sign in again.")
+        raise Unauthorized("This login was already used, is damaged, or is older than 10 minutes. Log in again.")
     key, secret = made
     return {"key": secret, "name": key.name}

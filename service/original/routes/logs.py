@@ -26,7 +26,7 @@ _MAX_ROWS = 10_000
 
 @router.get("/jobs/logs", name="original_read_log", openapi_extra=openapi_params("jobId", "line", "limit"))
 async def read_log(app_state: AppStateDep, caller: Caller, given: OriginalParams) -> list[dict[str, Any]]:
-    """Rows after row `line`; held back for a while if there are none yet."""
+    """Return the rows after row `line`; wait for a while if there are none yet."""
     job_id = given.required("jobId")
     line = given.number("line", 0, 0, MAX_LINE)
     limit = given.number("limit", _DEFAULT_ROWS, 1, _MAX_ROWS)

@@ -24,7 +24,7 @@ router = APIRouter(route_class=OriginalRoute)
     openapi_extra=openapi_params("region", "cluster", "machineType", "isBusy"),
 )
 def list_machine_types(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> list[dict[str, Any]]:
-    """Every machine type, and whether a job on it would have to wait now."""
+    """List the machine types, and whether a job would have to wait for them now."""
     offered, running = live_workers(session), workers.held_job_counts(session)
     rows: list[dict[str, Any]] = [
         {
@@ -44,13 +44,13 @@ def list_machine_types(session: ReadSession, app_state: AppStateDep, given: Orig
 
 @router.get("/vmTypes/getVmTypesByClusters", name="original_list_vm_types")
 def list_vm_types(app_state: AppStateDep, _caller: Caller) -> dict[str, list[dict[str, Any]]]:
-    """Every machine type with its figures, by cluster."""
+    """List the machine types with their hardware, by cluster."""
     return {CLUSTER_ID: [vm_type_shape(machine) for machine in app_state.catalogue]}
 
 
 @router.get("/clusters/getClusters", name="original_list_clusters", openapi_extra=openapi_params("filter"))
 def list_clusters(given: OriginalParams) -> list[dict[str, str]]:
-    """The one cluster there is; on the second page there is none."""
+    """List the only cluster; the second page is empty."""
     skipped = given.object("filter").get("offset", 0)
     return [] if skipped else [{"id": CLUSTER_ID, "name": CLUSTER, "type": "Kubernetes Processing Site"}]
 
@@ -61,7 +61,7 @@ def list_clusters(given: OriginalParams) -> list[dict[str, str]]:
     openapi_extra=openapi_params("region", "machineType"),
 )
 def machine_available(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> dict[str, bool]:
-    """The availability of a machine type: true if a running worker offers it."""
+    """Return whether a machine type is available: whether a running worker offers it."""
     try:
         machine = app_state.catalogue.get(given.required("machineType"))
     except MachineTypeUnknown:

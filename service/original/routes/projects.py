@@ -19,7 +19,7 @@ router = APIRouter(route_class=OriginalRoute)
 
 @router.get("/projects", name="original_list_projects", openapi_extra=openapi_params("filter", "tagFilter"))
 def list_projects(session: ReadSession, given: OriginalParams) -> dict[str, Any]:
-    """Projects, newest first: all, the one of a handle, or those with one of some tags."""
+    """List projects, newest first: all, the one of a handle, or those with one of some tags."""
     where = given.object("filter").get("where", {})
     handle = where.get("handle") if isinstance(where, dict) else None
     found = _newest_first(session) if handle is None else _find(session, str(handle))
@@ -31,7 +31,7 @@ def list_projects(session: ReadSession, given: OriginalParams) -> dict[str, Any]
     "/projects", name="original_create_project", openapi_extra=openapi_params("name", "repoName", "repoUrl", body=True)
 )
 def create_project(session: WriteSession, given: OriginalParams) -> dict[str, str]:
-    """Make a project, or find the one of this name."""
+    """Create a project, or return the existing one of this name."""
     project, _ = projects.get_or_create(session, check_project_name(given.required("name")))
     repository = {"repo_name": given.text("repoName"), "repo_url": given.text("repoUrl")}
     return {"handle": projects.set_repository(session, project.id, **repository).id}
@@ -39,7 +39,7 @@ def create_project(session: WriteSession, given: OriginalParams) -> dict[str, st
 
 @router.post("/projects/{project_id}/deleteProject", status_code=204, name="original_delete_project")
 def delete_project(session: WriteSession, _caller: Caller, project_id: str) -> None:
-    """Hide a project with its jobs, once they have ended."""
+    """Delete a project and its jobs, once all of them have ended."""
     projects.delete(session, project_id)
 
 

@@ -36,9 +36,9 @@ _TEXT = {"content": {_XML: {"schema": {"type": "string"}}}}
 _RESPONSES = {
     **ranges.RESPONSES,
     200: {"content": {_XML: {"schema": {"type": "string"}}, **ranges.RESPONSES[200]["content"]}},
-    304: {"description": "The client has this version."},
-    403: {"description": "The session token is missing, or no longer good.", **_TEXT},
-    404: {"description": "There is no such bucket or key.", **_TEXT},
+    304: {"description": "Not modified: the client has this version."},
+    403: {"description": "The session token is missing or not valid.", **_TEXT},
+    404: {"description": "The bucket or key does not exist.", **_TEXT},
 }
 
 router = APIRouter(prefix=PREFIX)
@@ -62,7 +62,7 @@ def read_bucket(
     prefix: Annotated[str, Query(description="only keys that begin so")] = "",
     token: Token = "",
 ) -> Response:
-    """A file, or, without a key, the list of them."""
+    """Read a file, or, without a key, list the files."""
     job_id, _, stamp = token.partition(".")
     if not app_state.signer.verify(_PURPOSE, job_id, stamp, TOKEN_SECONDS):
         return _error_response(

@@ -40,7 +40,11 @@ def signed_link(request: Request, app_state: AppState, caller: Principal, job_id
     f"/artifact/{{job_id}}/{{path:{FILE}}}",
     name="original_read_artifact",
     response_class=Response,
-    responses={**ranges.RESPONSES, 304: {"description": "The client has this version."}, **REMOVED_RESPONSE},
+    responses={
+        **ranges.RESPONSES,
+        304: {"description": "Not modified: the client has this version."},
+        **REMOVED_RESPONSE,
+    },
     openapi_extra=ranges.declare_request_headers("Range", "If-Range", "If-None-Match"),
 )
 def read_artifact(
@@ -49,12 +53,12 @@ def read_artifact(
     app_state: AppStateDep,
     job_id: str,
     path: str,
-    stamp: Annotated[str, Query(description="as `artifactsList` gave it")] = "",
+    stamp: Annotated[str, Query(description="from the link that `artifactsList` returned")] = "",
 ) -> Response:
-    """A file, for anyone with its link."""
+    """Read a file by its signed link, without a key."""
     if not app_state.signer.verify(_PURPOSE, f"{job_id}/{path}", stamp, LINK_SECONDS):
         raise Unauthorized(
-            "This link is damaged or older than 8 hours, or the API key that it was made with is no longer good. List "
+            "This link is damaged or older than 8 hours, or the API key that it was created with is not valid. List "
             "the job's artifacts for a new one."
         )
     job = queries.get(session, job_id)

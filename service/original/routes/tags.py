@@ -17,7 +17,7 @@ _JOB, _PROJECT = "job", "project"
 
 @router.get("/entityTags/getTags", name="original_get_tags", openapi_extra=openapi_params("entity", "entityIds"))
 def get_tags(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> dict[str, list[dict[str, Any]]]:
-    """The tags of some jobs or projects, by id; those without tags are left out."""
+    """Return the tags of some jobs or projects, by id; those without tags are left out."""
     entity = _entity(given)
     ids = [part for value in given.text_list("entityIds") for part in value.split(",") if part]
     check_count(ids, app_state.settings.limits.ids, "ids", "entityIds")
@@ -31,7 +31,7 @@ def get_tags(session: ReadSession, app_state: AppStateDep, given: OriginalParams
     openapi_extra=openapi_params("entity", "entityId", "tags", body=True),
 )
 def update_tags(session: WriteSession, given: OriginalParams) -> dict[str, Any]:
-    """Give a job or project these tags instead of those it has."""
+    """Replace the tags of a job or project."""
     entity, entity_id = _entity(given), given.required("entityId")
     tags = list(dict.fromkeys(given.text_list("tags")))
     if entity == _JOB:

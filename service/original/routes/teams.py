@@ -13,5 +13,5 @@ NAMESPACE = "ui"
 
 @router.get("/teams/namespace", name="original_namespace")
 def namespace(_caller: Caller) -> str:
-    """The namespace."""
+    """Return the namespace."""
     return NAMESPACE

@@ -62,7 +62,7 @@ def test_what_is_opened_to_machine_types_is_shown(tmp_path):
         "A100: its containers have more than the default: devices /dev/null.",
     )
     assert (bad.status, bad.message) == (Status.PROBLEM, "V100: /dev/nothing-there is not there. Its jobs fail here.")
-    assert bad.fix == f"Mend [V100.docker] in {file}."
+    assert bad.fix == f"Correct [V100.docker] in {file}."
     file.write_text("[A100.docker]\nprivileged = true\n")
     assert list(containers.container_policies(opened)) == [], "the check of the file says so"
 

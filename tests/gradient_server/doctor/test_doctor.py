@@ -193,7 +193,7 @@ def test_a_home_that_is_not_there_is_not_made(tmp_path):
 
 def test_a_home_that_is_a_file(tmp_path):
     (tmp_path / "file").touch()
-    assert "is no folder" in found(Settings(home=tmp_path / "file"), "home").message
+    assert "is not a folder" in found(Settings(home=tmp_path / "file"), "home").message
 
 
 @pytest.mark.parametrize(("mode", "status"), [(0o700, OK), (0o750, WARNING), (0o705, WARNING), (0o777, PROBLEM)])
@@ -242,7 +242,7 @@ def test_another_python(monkeypatch):
 
 
 def test_the_bell(embedded):
-    assert "missing yet" in found(embedded, "wakeup").message
+    assert "does not exist yet" in found(embedded, "wakeup").message
     (embedded.root / "wakeup").touch()
     assert found(embedded, "wakeup").status is OK
 

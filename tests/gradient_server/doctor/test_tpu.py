@@ -75,9 +75,9 @@ def test_a_type_that_no_zone_offers(settings, tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (f"{ZONES[0]}/none", "There is no node"),
-        ("mine", "names no zone"),
-        (f"{ZONES[0]}/other", "is a v3-8, and TPU a v2-8"),
+        (f"{ZONES[0]}/none", "does not exist"),
+        ("mine", "has no zone"),
+        (f"{ZONES[0]}/other", "is a v3-8, but TPU needs a v2-8"),
     ],
 )
 def test_a_pool_with_something_wrong(settings, simulator, name, said):
@@ -89,7 +89,7 @@ def test_a_pool_with_something_wrong(settings, simulator, name, said):
 def test_a_node_of_a_pool_that_is_ill(settings, simulator):
     simulator.cloud.create_node(f"projects/simulated/locations/{ZONES[0]}", "mine", {"accelerator_type": "v2-8"})
     given = settings(pool={"TPU": [f"{ZONES[0]}/mine"], "V100": ["x/y"]})
-    assert "which is no TPU type" in found(given, Status.PROBLEM)["tpu-pool"].message
+    assert "which is not a TPU type" in found(given, Status.PROBLEM)["tpu-pool"].message
     assert "mine is READY" in found(given, Status.OK)["tpu-pool"].message
     simulator.cloud.set_health("mine", Health.UNHEALTHY_MAINTENANCE)
     assert "UNHEALTHY_MAINTENANCE" in found(given, Status.WARNING)["tpu-pool"].message

@@ -77,10 +77,10 @@ def test_a_worker_that_is_silent(found, change):
 
 
 def test_a_worker_that_is_deaf(found, change):
-    assert found("deaf").message == "0 workers hear the broker; none is deaf."
+    assert found("deaf").message == "0 workers use the broker; all receive its messages."
     change(Worker, broker_ping_at=now(-600))
     finding = found("deaf")
-    assert (finding.status, "w on h (heard nothing for 10 minutes)" in finding.message) == (WARNING, True)
+    assert (finding.status, "w on h (no message for 10 minutes)" in finding.message) == (WARNING, True)
 
 
 def test_many_workers_are_not_all_named(database, found, change):

@@ -168,7 +168,7 @@ def test_news_of_a_small_job_are_read_at_once(client, database):
 def test_the_points_of_one_answer_are_bounded_and_the_answer_says_so(client, large):
     found = client.get(f"/jobs/{large}/metrics", params={"maxPoints": 100_000}).json()
     assert sum(len(series["points"]) for series in found["series"]) <= 100_000
-    assert "an answer holds 100,000" in found["leftOut"]
+    assert "a response has at most 100,000" in found["leftOut"]
     one = client.get(f"/jobs/{large}/metrics", params={"name": "m7", "maxPoints": 100_000}).json()
     assert one["leftOut"] is None
     assert len(one["series"][0]["points"]) >= 1000
