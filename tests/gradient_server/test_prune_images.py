@@ -61,7 +61,7 @@ def test_as_json(settings, capsys):
 
 
 def test_without_an_engine_it_says_where_to_run_it(settings):
-    with pytest.raises(StoreUnavailable, match="Run this on the worker.s machine"):
+    with pytest.raises(StoreUnavailable, match=r"Run this on the worker's machine"):
         prune_images.run(settings, dry_run=True, as_json=False)
 
 
