@@ -10,7 +10,7 @@ from pathlib import Path
 
 from alembic import command
 
-from core.db import migrations, schema
+from core.db import migrations, schema_check
 from core.db.database import Database
 
 
@@ -21,7 +21,7 @@ def main(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         database = Database(f"sqlite:///{Path(folder) / 'gradient.db'}")
         migrations.upgrade(database)
-        number = f"{len(schema.revisions()) + 1:04d}"
+        number = f"{len(schema_check.revisions()) + 1:04d}"
         with database.engine.begin() as connection:
             command.revision(migrations.configuration(connection), message=name, autogenerate=True, rev_id=number)
         database.close()

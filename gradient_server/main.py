@@ -38,15 +38,11 @@ def build_parser() -> argparse.ArgumentParser:
         description="Claim jobs and run them on this machine. Jobs keep running when the worker stops; a worker of "
         "the same name adopts them.",
     )
-    health = commands.add_parser(
-        "alive", help="exit with 0 if a worker sends heartbeats and receives messages, else with 1"
-    )
+    health = commands.add_parser("alive", help="exit with 0 if a worker sends heartbeats and receives messages, else 1")
     for command in (up, worker, health):
         command.add_argument("--name", help="name of the worker (default: name of this machine)")
-    _add_maintenance(commands)
-    _add_workers(commands)
-    _add_migrate(commands)
-    _add_keys(commands)
+    for add in (_add_maintenance, _add_workers, _add_migrate, _add_keys):
+        add(commands)
     _add_sessions(commands)
     _add_signing(commands)
     _add_secrets(commands)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from core.db import schema
+from core.db import schema_check
 from core.db.connection_watchdog import ConnectionWatchdog
 from core.db.database import Database
 from core.errors import GradientError, SpecInvalid
@@ -20,12 +20,12 @@ from core.security.one_time_tokens import Purpose
 from core.settings import Settings
 from core.settings.api import ApiSettings
 from core.system.filesystem import make_private
-from core.system.hosts import canonical_host
+from core.system.host_names import canonical_host
 from gradient_server import simulator
+from gradient_server.job_ports_host import are_ports_at_dashboard
 from gradient_server.local_key import ensure_local_key
-from gradient_server.port_addresses import are_ports_at_dashboard
-from gradient_server.readiness import wait_until_ready
 from gradient_server.schema_upgrade import prepare_schema
+from gradient_server.startup_wait import wait_until_ready
 
 if TYPE_CHECKING:
     from worker.context import WorkerContext
@@ -91,7 +91,7 @@ def worker(settings: Settings, name: str | None) -> int:
     _print(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs keep running.")
     code = 0
     if settings.queue.broker_url is not None:
-        code = import_module("worker.celery.app").run(
+        code = import_module("worker.celery.worker").run(
             settings.queue.broker_url, host, supervisor, _local_notifier(settings)
         )
     else:
@@ -109,7 +109,7 @@ def migrate(settings: Settings, back_to: str | None) -> int:
     database.close()
     if back_to:
         _print(f"The database was migrated back to {state.found}." if state.found else "The database is empty now.")
-    elif state.status is schema.SchemaStatus.NEWER:
+    elif state.status is schema_check.SchemaStatus.NEWER:
         _print(f"{state.message} Nothing was changed. {state.fix}")
     else:
         _print("The database is up to date.")
@@ -189,7 +189,7 @@ def _broker_publisher(settings: Settings) -> Callable[[Sequence[WakeMessage]], N
 
 
 def _serve(settings: Settings, database: Database, listener: socket.socket) -> None:
-    from core.notify.dispatcher import Dispatcher
+    from core.notify.outbox_dispatcher import Dispatcher
     from service.http.server import Server
     from service.main import create_app
 

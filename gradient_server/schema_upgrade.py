@@ -1,6 +1,6 @@
 """Checks the schema at startup, and migrates it where that is allowed without being asked."""
 
-from core.db import schema
+from core.db import schema_check
 from core.db.database import Database
 
 
@@ -16,11 +16,11 @@ def prepare_schema(database: Database, *, migrate: bool = False) -> None:
         ReleaseOutdated: The schema is newer, and this release cannot run on it.
         StoreUnavailable: Another connection kept a table locked during the migration.
     """
-    state = schema.get_state(database)
-    behind = state.status in {schema.SchemaStatus.EMPTY, schema.SchemaStatus.OLDER}
+    state = schema_check.get_state(database)
+    behind = state.status in {schema_check.SchemaStatus.EMPTY, schema_check.SchemaStatus.OLDER}
     if behind and (migrate or database.is_sqlite):
         from core.db import migrations
 
         migrations.upgrade(database)
     else:
-        schema.require_compatible(state)
+        schema_check.require_compatible(state)

@@ -13,13 +13,13 @@ from core.catalogue.machine_types import Catalogue, MachineType
 from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
 from core.storage import stores
-from service.auth.limits import Limits
-from service.auth.sign_ins import SignInLimiter
+from service.auth.key_limits import Limits
+from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import Signer
 from service.log_stream.registry import StreamRegistry
-from service.metrics.job_counts import JobCounts
+from service.metrics.project_job_counts import JobCounts
 from service.metrics.prometheus import ServiceMetrics
-from service.presenters.metrics import JobMetricsCache
+from service.presenters.metrics_cache import JobMetricsCache
 
 
 @dataclass(kw_only=True)

@@ -19,8 +19,8 @@ from core.settings import Settings
 from core.storage.artifacts.factory import open_artifacts
 from service import dashboard, original
 from service.auth.api_keys import require_key_or_session
-from service.auth.limits import Limits
-from service.auth.sign_ins import SignInLimiter
+from service.auth.key_limits import Limits
+from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
 from service.deps import AppState
 from service.http import errors
@@ -28,9 +28,9 @@ from service.http.body_limit import BodyLimitMiddleware
 from service.http.middleware import OriginCheckMiddleware, RequestContextMiddleware
 from service.http.tracing import TracingMiddleware
 from service.log_stream.registry import StreamRegistry
-from service.metrics.job_counts import JobCounts
+from service.metrics.project_job_counts import JobCounts
 from service.metrics.prometheus import MetricsMiddleware, ServiceMetrics
-from service.presenters.metrics import JobMetricsCache
+from service.presenters.metrics_cache import JobMetricsCache
 from service.routes import (
     artifacts,
     health,

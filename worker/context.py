@@ -28,8 +28,8 @@ from worker.attempt.git_fetch import GitFetcher
 from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
 from worker.backends.base import Backend, ImageBackend
-from worker.resource_log import DatabaseResourceLog
-from worker.storage import SharedStorage
+from worker.cloud_resource_log import DatabaseResourceLog
+from worker.shared_storage import SharedStorage
 
 logger = logging.getLogger(__name__)
 

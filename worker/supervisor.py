@@ -18,9 +18,9 @@ from core.system.inotify import FileWatcher
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
 from worker.attempt.self_fence import SelfFence
-from worker.backends.processes import boot_id
+from worker.backends.job_processes import boot_id
 from worker.context import WorkerContext
-from worker.maintenance.jobs import Sweep
+from worker.maintenance.job_sweep import Sweep
 from worker.statsd.listener import Listener
 
 logger = logging.getLogger(__name__)

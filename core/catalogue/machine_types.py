@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from core.catalogue.backends import BACKENDS
-from core.catalogue.container_policy import ContainerPolicy
+from core.catalogue.container_privileges import ContainerPolicy
 from core.catalogue.toml_file import CatalogueEntry, TomlCatalogue
 from core.errors import MachineTypeUnknown
 

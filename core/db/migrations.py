@@ -1,4 +1,4 @@
-"""Runs this release's migrations on a database, forward and back. `core.db.schema` checks whether that is needed."""
+"""Runs this release's migrations on a database, forward and back; `schema_check` tells whether that is needed."""
 
 import logging
 import sqlite3
@@ -12,7 +12,7 @@ from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Column, Connection, Engine, delete, insert, inspect
 from sqlalchemy.exc import OperationalError
 
-from core.db import schema
+from core.db import schema_check
 from core.db.database import Base, Database
 from core.errors import DatabaseOutdated, ReleaseOutdated, StoreUnavailable
 
@@ -30,7 +30,7 @@ _LOCK_NOT_AVAILABLE, _DEADLOCK = "55P03", "40P01"
 def configuration(connection: Connection | None = None) -> Config:
     """Return Alembic's configuration for this release's migrations."""
     config = Config()
-    config.set_main_option("script_location", str(schema.MIGRATIONS))
+    config.set_main_option("script_location", str(schema_check.MIGRATIONS))
     config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
     config.attributes["connection"] = connection
     return config
@@ -56,7 +56,7 @@ def expression_indexes() -> set[str]:
     }
 
 
-def upgrade(database: Database, revision: str = "head") -> schema.SchemaState:
+def upgrade(database: Database, revision: str = "head") -> schema_check.SchemaState:
     """Migrate the schema forward to `revision`; does nothing if it is there already, or newer than this release.
 
     Concurrent calls take turns: the first one migrates, the others find nothing to do.
@@ -69,18 +69,18 @@ def upgrade(database: Database, revision: str = "head") -> schema.SchemaState:
         StoreUnavailable: Another session kept a table locked all the time.
     """
 
-    def forward(connection: Connection) -> schema.SchemaState:
-        state = schema.read_state(connection)
-        if state.status in {schema.SchemaStatus.NEWER, schema.SchemaStatus.UNSERVED}:
-            return schema.require_compatible(state)
+    def forward(connection: Connection) -> schema_check.SchemaState:
+        state = schema_check.read_state(connection)
+        if state.status in {schema_check.SchemaStatus.NEWER, schema_check.SchemaStatus.UNSERVED}:
+            return schema_check.require_compatible(state)
         command.upgrade(configuration(connection), revision)
         _record_oldest_compatible(connection)
-        return schema.read_state(connection)
+        return schema_check.read_state(connection)
 
     return _with_lock(database, forward)
 
 
-def downgrade(database: Database, revision: str) -> schema.SchemaState:
+def downgrade(database: Database, revision: str) -> schema_check.SchemaState:
     """Migrate the schema back to `revision` (`base`: drop everything); data of later revisions is lost.
 
     Returns:
@@ -92,9 +92,9 @@ def downgrade(database: Database, revision: str) -> schema.SchemaState:
         StoreUnavailable: Another session kept a table locked all the time.
     """
 
-    def back(connection: Connection) -> schema.SchemaState:
-        state = schema.read_state(connection)
-        if state.status in {schema.SchemaStatus.NEWER, schema.SchemaStatus.UNSERVED}:
+    def back(connection: Connection) -> schema_check.SchemaState:
+        state = schema_check.read_state(connection)
+        if state.status in {schema_check.SchemaStatus.NEWER, schema_check.SchemaStatus.UNSERVED}:
             raise ReleaseOutdated(f"{state.message} Only the release that migrated it can migrate it back.")
         behind = _revisions_up_to(state.found)
         if revision not in {"base", "-1", *behind}:
@@ -104,12 +104,14 @@ def downgrade(database: Database, revision: str) -> schema.SchemaState:
             )
         command.downgrade(configuration(connection), revision)
         _record_oldest_compatible(connection)
-        return schema.read_state(connection)
+        return schema_check.read_state(connection)
 
     return _with_lock(database, back)
 
 
-def _with_lock(database: Database, change: Callable[[Connection], schema.SchemaState]) -> schema.SchemaState:
+def _with_lock(
+    database: Database, change: Callable[[Connection], schema_check.SchemaState]
+) -> schema_check.SchemaState:
     """Run `change` in its own transaction, in one process at a time."""
     transaction = _on_sqlite if database.is_sqlite else _on_postgres
     for _ in range(_TRIES):
@@ -158,16 +160,16 @@ def _on_sqlite(engine: Engine) -> Iterator[Connection]:
 
 def _revisions_up_to(revision: str | None) -> list[str]:
     """Return the revisions up to and including this one."""
-    known = schema.revisions()
+    known = schema_check.revisions()
     return known[: known.index(revision) + 1] if revision in known else []
 
 
 def _record_oldest_compatible(connection: Connection) -> None:
     """Record the oldest release that may run on the database: the newest `serves` of the applied migrations."""
-    if not inspect(connection).has_table(schema.SchemaInfo.__tablename__):
+    if not inspect(connection).has_table(schema_check.SchemaInfo.__tablename__):
         return
-    known = _revisions_up_to(schema.read_state(connection).found)
+    known = _revisions_up_to(schema_check.read_state(connection).found)
     serves = max((step.module.serves for step in list_migrations() if step.revision in known), key=known.index)
-    if schema.oldest_compatible(connection) != serves:
-        connection.execute(delete(schema.SchemaInfo).where(schema.SchemaInfo.name == schema.SERVES))
-        connection.execute(insert(schema.SchemaInfo).values(name=schema.SERVES, value=serves))
+    if schema_check.oldest_compatible(connection) != serves:
+        connection.execute(delete(schema_check.SchemaInfo).where(schema_check.SchemaInfo.name == schema_check.SERVES))
+        connection.execute(insert(schema_check.SchemaInfo).values(name=schema_check.SERVES, value=serves))

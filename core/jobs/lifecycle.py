@@ -21,11 +21,7 @@ from core.db.models.credentials import GitLogin
 from core.db.models.jobs import Job, Project
 from core.errors import IdempotencyMismatch, JobNotFound
 from core.ids import new_id
-from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason
-from core.jobs.scheduling.allocations import count_dynamic_ports, request_ports
-from core.jobs.spec.job_spec import JobSpec, check_tags
-from core.jobs.states import OWNED, JobState
-from core.jobs.transitions import (
+from core.jobs.guarded_updates import (
     add_event,
     apply_update,
     enqueue_wake,
@@ -35,6 +31,10 @@ from core.jobs.transitions import (
     transition,
     update_attempt,
 )
+from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason
+from core.jobs.scheduling.allocations import count_dynamic_ports, request_ports
+from core.jobs.spec.job_spec import JobSpec, check_tags
+from core.jobs.states import OWNED, JobState
 
 RETRY_FIRST_SECONDS = 5
 RETRY_MAX_SECONDS = 600

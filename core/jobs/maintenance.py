@@ -7,8 +7,8 @@ from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, Job, LeaderLease, Outbox, RepairCount
+from core.jobs.guarded_updates import enqueue_wake, insert_ignore
 from core.jobs.states import OWNED, JobState
-from core.jobs.transitions import enqueue_wake, insert_ignore
 
 
 def try_become_leader(session: Session, name: str, holder: str, seconds: float) -> bool:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from core.db.database import Database
 from core.db.models.jobs import Event, Job, Metric
-from core.jobs.transitions import add_event, insert_ignore
+from core.jobs.guarded_updates import add_event, insert_ignore
 
 EVENT = "metrics"
 """Kind of the event that records that metric values were dropped."""

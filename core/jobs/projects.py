@@ -13,9 +13,9 @@ from core.db.models.jobs import Job, Project
 from core.errors import SpecInvalid
 from core.ids import new_id
 from core.jobs import lifecycle, queries
+from core.jobs.guarded_updates import insert_ignore
 from core.jobs.spec.job_spec import MAX_NAME, check_label, check_tags
 from core.jobs.states import OWNED, JobState
-from core.jobs.transitions import insert_ignore
 from core.settings.retention import MAX_DAYS
 from core.storage.retention import FOREVER
 

@@ -10,13 +10,13 @@ from typing import Any
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from core.catalogue.registries import RegistryCredentials, parse_host, registry_host
+from core.catalogue.registry_hosts import RegistryCredentials, parse_host, registry_host
 from core.db.database import now
 from core.db.models.credentials import GitLogin, JobRegistryPassword, ProjectRegistry, Registry, Secret
 from core.db.models.jobs import Job
 from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
+from core.jobs.guarded_updates import insert_ignore
 from core.jobs.spec.job_spec import SECRET_NAME, JobSpec, check_label
-from core.jobs.transitions import insert_ignore
 from core.security.encryption import Vault
 
 AnyRegistry = Registry | ProjectRegistry

@@ -24,7 +24,7 @@ from core.settings.worker import (
     StatsdSettings,
     WorkerSettings,
 )
-from core.system.hosts import EVERY_ADDRESS, canonical_host
+from core.system.host_names import EVERY_ADDRESS, canonical_host
 
 _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672}
 

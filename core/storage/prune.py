@@ -14,7 +14,7 @@ from sqlalchemy import select
 from core.db.models.jobs import Job, Project
 from core.errors import SpecInvalid, StoreUnavailable
 from core.jobs import metrics
-from core.jobs.transitions import update_attempt
+from core.jobs.guarded_updates import update_attempt
 from core.security import sessions
 from core.storage import retention
 from core.storage.retention import DAY_SECONDS, DueRemoval, OutputKind, Policy

@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 
 from core.db.database import UtcDateTime, now
 from core.db.models.jobs import Event, Job, PendingDeletion, Project
+from core.jobs.guarded_updates import add_event, insert_ignore
 from core.jobs.states import TERMINAL, JobState
-from core.jobs.transitions import add_event, insert_ignore
 from core.settings.retention import RetentionSettings
 
 FOREVER = 0

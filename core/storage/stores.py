@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from core.db.database import Database
 from core.settings import Settings
 from core.storage.artifacts.store import ArtifactStore
-from core.storage.joblogs.files import JobLogs
+from core.storage.joblogs.store import JobLogs
 from core.storage.workspaces import WorkspaceStore
 
 

@@ -309,7 +309,7 @@ def wait(args: argparse.Namespace) -> int:
     """Wait for a job's end and exit with its exit code."""
     from gradient_cli import follow
     from gradient_cli.api.client import connect
-    from gradient_cli.workspace.spec import parse_duration
+    from gradient_cli.workspace.job_spec import parse_duration
 
     timeout = None if args.timeout is None else parse_duration("timeout", args.timeout)
     api = connect(args)

@@ -11,7 +11,7 @@ from gradient_cli.errors import INTERRUPTED, OK, ServerError, UsageError
 from gradient_cli.formatting import describe_port, format_count, format_price, format_size, print_fields, print_json
 from gradient_cli.options import add_connection, add_job_id, add_json, add_option, current_folder, resolve_job_id
 from gradient_cli.progress import Progress
-from gradient_cli.workspace import spec as specs
+from gradient_cli.workspace import job_spec as specs
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:

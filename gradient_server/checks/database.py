@@ -9,7 +9,7 @@ from importlib import import_module
 from sqlalchemy import make_url, select, text
 from sqlalchemy.orm import Session
 
-from core.db import schema
+from core.db import schema_check
 from core.db.database import Database, now
 from core.jobs import queries
 from core.settings import Settings
@@ -63,10 +63,10 @@ def _postgres_durability(session: Session) -> Iterator[Finding]:
 
 def migrations(database: Database) -> Finding:
     """Check that this release can run on the schema."""
-    state = schema.get_state(database)
+    state = schema_check.get_state(database)
     if state.fix is None:
         return ok("migrations", state.message)
-    finding = warning if state.status is schema.SchemaStatus.NEWER else problem
+    finding = warning if state.status is schema_check.SchemaStatus.NEWER else problem
     return finding("migrations", state.message, state.fix)
 
 

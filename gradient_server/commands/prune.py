@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from core.db import schema
+from core.db import schema_check
 from core.db.database import Database
 from core.errors import StoreUnavailable
 from core.formatting import format_bytes, iso_time
@@ -44,7 +44,7 @@ def _open_database(settings: Settings, *, dry_run: bool) -> Database:
         raise StoreUnavailable(f"The database {file} does not exist. Check GRADIENT_HOME and GRADIENT_DATABASE__URL.")
     database = Database(settings.database_url, read_only=dry_run)
     if dry_run:
-        schema.check(database)
+        schema_check.check(database)
     else:
         prepare_schema(database)
     return database

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from core.db import schema
+from core.db import schema_check
 from core.db.database import Database, now
 from core.db.models.jobs import Worker
 from core.formatting import iso_time
@@ -26,7 +26,7 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Run one command and return the exit code."""
     database = Database(settings.database_url)
     try:
-        schema.check(database)
+        schema_check.check(database)
         if parsed.command == "workers":
             return _list(database, as_json=parsed.json)
         return _set_drained(parsed, database)

@@ -11,8 +11,8 @@ from core.jobs import queries
 from core.storage.artifacts.paths import not_found
 from core.storage.retention import OutputKind
 from service.auth.api_keys import PageCaller, require_key_or_session
+from service.dashboard.folder_view import crumbs, list_entries
 from service.dashboard.job_pages import LIVE
-from service.dashboard.listing import crumbs, list_entries
 from service.dashboard.rendering import render_page
 from service.deps import AppState, AppStateDep, ReadSession
 from service.http.ranges import INLINE_TYPES

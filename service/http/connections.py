@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from core.settings.api import ApiSettings
-from service.http.scopes import client_network
+from service.http.asgi_scope import client_network
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.ids import new_id
 from core.settings.api import ApiSettings
+from service.http.asgi_scope import route_pattern
 from service.http.errors import http_error_response, internal_error_response
-from service.http.scopes import route_pattern
 
 logger = logging.getLogger(__name__)
 

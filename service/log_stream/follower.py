@@ -28,11 +28,11 @@ from core.db.models.jobs import Job
 from core.errors import GradientError, JobNotFound, StoreUnavailable
 from core.formatting import iso_time, iso_time_ms
 from core.jobs import queries
-from core.jobs.scheduling.wait_reason import WaitStatus, wait_statuses
+from core.jobs.scheduling.wait_status import WaitStatus, wait_statuses
 from core.jobs.states import JobState
-from core.storage.joblogs.files import LogLine
+from core.storage.joblogs.store import LogLine
 from core.storage.retention import OutputKind
-from service.auth.limits import limit_reached
+from service.auth.key_limits import limit_reached
 from service.deps import AppState
 from service.log_stream.registry import WakeEvents
 from service.presenters.jobs import job_reason, public_state

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.monitoring import snapshot
 from core.monitoring.event_counters import EventCounter
-from service.http.scopes import METHODS, route_pattern
+from service.http.asgi_scope import METHODS, route_pattern
 from service.log_stream.registry import StreamRegistry
 from service.metrics.snapshot_collector import SnapshotCollector
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from service.http import errors
-from service.original.middleware import PREFIX, PathDispatchMiddleware
+from service.original.path_dispatch import PREFIX, PathDispatchMiddleware
 from service.original.routes import (
     artifacts,
     job_lists,

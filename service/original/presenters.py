@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from core.catalogue.machine_types import MachineType
 from core.db.models.jobs import Job, Project
 from core.formatting import iso_time
-from core.jobs.spec.container import WORKSPACE
+from core.jobs.spec.container_options import WORKSPACE
 from core.jobs.states import JobState
 from service.deps import AppState
 from service.presenters.jobs import job_views

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from starlette.exceptions import HTTPException
 
 from core.errors import SpecInvalid
-from core.jobs.spec.container import WORKSPACE
+from core.jobs.spec.container_options import WORKSPACE
 from service.original.params import Params
 from service.original.presenters import CLUSTER, CLUSTER_ID
 from service.schemas.jobs import SubmitJob, parse_request

@@ -14,7 +14,7 @@ from service.deps import AppStateDep, ReadSession
 from service.http import ranges
 from service.http.file_paths import FILE
 from service.http.zip_stream import zip_blocks
-from service.presenters import ports
+from service.presenters import links
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
 from service.schemas.jobs import ArtifactsPage, ArtifactView, SkippedView
 
@@ -38,7 +38,7 @@ _ZIP_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/artifacts", responses={200: {"links": ports.LINKS_FROM_ARTIFACTS}})
+@router.get("/artifacts", responses={200: {"links": links.LINKS_FROM_ARTIFACTS}})
 def list_artifacts(
     session: ReadSession,
     app_state: AppStateDep,

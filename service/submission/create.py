@@ -15,7 +15,7 @@ from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
 from core.jobs import lifecycle, projects, queries, storage_quota
 from core.jobs.lifecycle import NewJob
 from core.jobs.scheduling.capacity import LiveWorkers, live_workers
-from core.jobs.spec.container import is_in_workspace
+from core.jobs.spec.container_options import is_in_workspace
 from core.jobs.spec.job_spec import MAX_NAME, JobSpec, check_label, split_login
 from core.jobs.spec.ports import check_not_reserved
 from core.monitoring import tracing

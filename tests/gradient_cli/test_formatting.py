@@ -5,7 +5,7 @@ import pytest
 from gradient_cli import config, formatting, terminal
 from gradient_cli.errors import UsageError
 from gradient_cli.progress import Progress
-from gradient_cli.workspace import spec
+from gradient_cli.workspace import job_spec
 
 
 @pytest.mark.parametrize(
@@ -22,13 +22,13 @@ from gradient_cli.workspace import spec
     ],
 )
 def test_lengths_of_time(value, seconds):
-    assert spec.parse_duration("timeLimit", value) == seconds
+    assert job_spec.parse_duration("timeLimit", value) == seconds
 
 
 @pytest.mark.parametrize("value", ["", "h", "-5", "5x", "1h30", True, "1..5h"])
 def test_what_is_no_length_of_time(value):
     with pytest.raises(UsageError, match="timeLimit"):
-        spec.parse_duration("timeLimit", value)
+        job_spec.parse_duration("timeLimit", value)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from core.settings import Settings
 from core.settings.api import ApiSettings
 from core.settings.docker import PortSettings
 from core.settings.worker import WorkerSettings
-from core.system.hosts import canonical_host
+from core.system.host_names import canonical_host
 from gradient_server import processes
 from gradient_server.checks import host
 from gradient_server.checks.finding import Status

@@ -18,7 +18,7 @@ from support.releases import (
     reflect_tables,
 )
 
-from core.db import migrations, schema
+from core.db import migrations, schema_check
 from core.db.database import Base, Database
 from core.db.models.jobs import Job
 
@@ -34,7 +34,7 @@ def known_at_both(database, tables):
 
 
 def models():
-    return [mapper.class_ for mapper in Base.registry.mappers if mapper.class_ is not schema.SchemaInfo]
+    return [mapper.class_ for mapper in Base.registry.mappers if mapper.class_ is not schema_check.SchemaInfo]
 
 
 @pytest.mark.parametrize("start", REVISIONS)
@@ -136,4 +136,4 @@ def test_a_migration_that_leaves_a_reference_to_nothing_changes_nothing(sqlite_d
     ):
         migrations.upgrade(sqlite_database)
     assert read_rows(sqlite_database, describe_schema(sqlite_database)) == rows
-    assert schema.check(sqlite_database).found == HEAD_REVISION
+    assert schema_check.check(sqlite_database).found == HEAD_REVISION

@@ -7,7 +7,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Column, inspect, text
 
-from core.db import migrations, schema
+from core.db import migrations, schema_check
 from core.db.database import Base
 from core.db.models import credentials
 from core.db.models.jobs import Job
@@ -88,7 +88,7 @@ def test_every_step_can_be_taken_back_and_forth(empty_database):
         migrations.upgrade(empty_database, step)
         migrations.downgrade(empty_database, "-1")
         migrations.upgrade(empty_database, step)
-    schema.check(empty_database)
+    schema_check.check(empty_database)
     assert differences(empty_database) == []
     migrations.downgrade(empty_database, "base")
     assert tables(empty_database) == set()
@@ -111,11 +111,11 @@ def test_a_migration_keeps_what_is_there(database, submit):
 
 def test_a_database_without_tables_is_refused_with_what_to_do(empty_database):
     with pytest.raises(DatabaseOutdated, match="gradient-server migrate"):
-        schema.check(empty_database)
+        schema_check.check(empty_database)
 
 
 def test_a_database_of_another_release_is_refused(database):
     with database.engine.execution_options(gradient_write=True).begin() as connection:
         command.stamp(migrations.configuration(connection), "base")
     with pytest.raises(DatabaseOutdated, match="empty"):
-        schema.check(database)
+        schema_check.check(database)

@@ -17,9 +17,9 @@ from support.releases import (
     make_later_release,
 )
 
-from core.db import migrations, schema
+from core.db import migrations, schema_check
 from core.db.database import Database
-from core.db.schema import SchemaInfo, SchemaStatus
+from core.db.schema_check import SchemaInfo, SchemaStatus
 from core.errors import DatabaseOutdated, ReleaseOutdated, StoreUnavailable
 from gradient_server.checks import database as database_checks
 from gradient_server.checks.finding import Status
@@ -52,13 +52,13 @@ def ahead(empty_database, tmp_path):
 def test_an_upgrade_tells_which_releases_may_run(empty_database):
     assert migrations.upgrade(empty_database).status is SchemaStatus.CURRENT
     assert told(empty_database) == {"serves": migrations.list_migrations()[-1].module.serves}
-    assert schema.check(empty_database).status is SchemaStatus.CURRENT
+    assert schema_check.check(empty_database).status is SchemaStatus.CURRENT
 
 
 def test_a_database_one_release_ahead_is_accepted_with_a_warning(empty_database, ahead, caplog):
     ahead()
     with caplog.at_level(logging.WARNING):
-        state = schema.check(empty_database)
+        state = schema_check.check(empty_database)
     assert (state.status, state.found, state.needed) == (SchemaStatus.NEWER, NEXT_REVISION, HEAD_REVISION)
     (line,) = [record for record in caplog.records if record.message == "database_is_newer"]
     assert (line.found, line.known, "Upgrade this process" in line.fix) == (NEXT_REVISION, HEAD_REVISION, True)
@@ -68,7 +68,7 @@ def test_an_upgrade_by_an_older_release_that_is_served_changes_nothing(empty_dat
     ahead()
     before = describe_schema(empty_database)
     assert migrations.upgrade(empty_database).status is SchemaStatus.NEWER
-    assert (describe_schema(empty_database), told(empty_database), schema.get_state(empty_database).found) == (
+    assert (describe_schema(empty_database), told(empty_database), schema_check.get_state(empty_database).found) == (
         before,
         {"serves": HEAD_REVISION},
         NEXT_REVISION,
@@ -79,7 +79,7 @@ def test_a_release_that_is_not_served_is_refused_and_changes_nothing(empty_datab
     migrations.upgrade(empty_database)
     ahead(serves=NEXT_REVISION)
     before = describe_schema(empty_database)
-    for refused in (schema.check, migrations.upgrade):
+    for refused in (schema_check.check, migrations.upgrade):
         with pytest.raises(ReleaseOutdated, match=rf"{NEXT_REVISION}.*newer.*{HEAD_REVISION}.*Install the release"):
             refused(empty_database)
     with pytest.raises(ReleaseOutdated, match="can migrate it back"):
@@ -97,7 +97,7 @@ def test_a_release_that_was_shut_out_stays_so(empty_database, tmp_path):
         migrations.upgrade(empty_database)
     assert told(empty_database) == {"serves": NEXT_REVISION}
     with pytest.raises(ReleaseOutdated):
-        schema.check(empty_database)
+        schema_check.check(empty_database)
 
 
 def test_a_newer_database_that_says_nothing_is_refused(empty_database):
@@ -116,7 +116,7 @@ def test_an_older_database_is_refused_with_what_to_do(empty_database, revision, 
         act_as_release(later),
         pytest.raises(DatabaseOutdated, match=rf"is {revision}.*needs {NEXT_REVISION}.*backup.*server migrate"),
     ):
-        schema.check(empty_database)
+        schema_check.check(empty_database)
 
 
 def test_the_way_back_leads_to_what_there_was(empty_database, later):
@@ -181,12 +181,12 @@ def test_upgrades_at_once_take_turns(on_postgres):
     for thread in threads:
         thread.join(60)
     assert found == [SchemaStatus.CURRENT] * 3
-    assert schema.check(on_postgres).found == HEAD_REVISION
+    assert schema_check.check(on_postgres).found == HEAD_REVISION
 
 
 def test_an_upgrade_lets_others_pass_until_it_gets_the_lock(on_postgres, monkeypatch, caplog, later):
     migrations.upgrade(on_postgres)
-    monkeypatch.setattr(schema, "MIGRATIONS", later)
+    monkeypatch.setattr(schema_check, "MIGRATIONS", later)
     monkeypatch.setattr(migrations, "_LOCK_SECONDS", 0.05)
     monkeypatch.setattr(migrations, "_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(migrations, "_TRIES", 3)
@@ -195,10 +195,10 @@ def test_an_upgrade_lets_others_pass_until_it_gets_the_lock(on_postgres, monkeyp
         with pytest.raises(StoreUnavailable, match="kept a table locked"):
             migrations.upgrade(on_postgres)
         assert [record.message for record in caplog.records].count("migration_waits_for_lock") == 3
-        assert schema.get_state(on_postgres).found == HEAD_REVISION
+        assert schema_check.get_state(on_postgres).found == HEAD_REVISION
         monkeypatch.setattr(migrations, "_TRIES", 10_000)
         upgrade = threading.Thread(target=migrations.upgrade, args=[on_postgres])
         upgrade.start()
         wait_until(lambda: [record.message for record in caplog.records].count("migration_waits_for_lock") > 4, "tries")
     upgrade.join(60)
-    assert schema.check(on_postgres).status is SchemaStatus.CURRENT
+    assert schema_check.check(on_postgres).status is SchemaStatus.CURRENT

@@ -7,7 +7,7 @@ from support.deployment import Deployment
 from support.releases import HEAD_REVISION, NEXT_REVISION, ReleaseStep, act_as_release, make_later_release
 
 from core.db import migrations as migrating
-from core.db import schema
+from core.db import schema_check
 from core.db.database import Database
 
 pytestmark = pytest.mark.timeout(300)
@@ -49,7 +49,7 @@ def service(request, tmp_path):
 def migrate_ahead(service, folder, serves=HEAD_REVISION):
     database = Database(service.database_url)
     with act_as_release(make_later_release(folder, *[ReleaseStep(body, serves) for body in BODIES])):
-        assert migrating.upgrade(database).status is schema.SchemaStatus.CURRENT
+        assert migrating.upgrade(database).status is schema_check.SchemaStatus.CURRENT
     database.close()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from core.jobs.spec.job_spec import JobSpec
-from gradient_cli.workspace import spec as flags
+from gradient_cli.workspace import job_spec as flags
 from service.schemas.jobs import JobView, ResolvedJob, SubmitJob
 
 pytestmark = pytest.mark.integration
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("core", "service", "gradient_cli")
 RECIPE = {
     "core/jobs/spec/job_spec.py": ("    code_commit:", '    toy_level: Annotated[int | None, "a toy"] = None\n'),
-    "gradient_cli/workspace/spec.py": ('    "cpus":', '    "toyLevel": (_whole, "N", "a toy"),\n'),
+    "gradient_cli/workspace/job_spec.py": ('    "cpus":', '    "toyLevel": (_whole, "N", "a toy"),\n'),
 }
 """The line that the recipe in ARCHITECTURE.md adds to each file, and the line that it goes before."""
 JOURNEY = """

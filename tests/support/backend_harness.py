@@ -9,7 +9,7 @@ from core.storage.artifacts.store import DirectoryStore
 from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
 from worker.backends.base import LaunchSpec
-from worker.storage import SharedStorage
+from worker.shared_storage import SharedStorage
 
 
 class BackendHarness:

@@ -23,7 +23,7 @@ _PRELOADED_MODULES = (
     "gradient_server.commands.worker_health",
     "core.db.migrations",
     "core.notify.broker",
-    "core.notify.dispatcher",
+    "core.notify.outbox_dispatcher",
     "gradient_server.main",
     "gradient_server.tracing",
     "service.main",
@@ -32,8 +32,8 @@ _PRELOADED_MODULES = (
     "uvicorn.lifespan.on",
     "uvicorn.loops.asyncio",
     "worker.backends.mock",
-    "worker.backends.ports",
-    "worker.celery.app",
+    "worker.backends.port_check",
+    "worker.celery.worker",
     "worker.supervisor",
 )
 

@@ -10,9 +10,9 @@ from unittest import mock
 
 from sqlalchemy import JSON, BigInteger, MetaData, inspect, text
 
-from core.db import migrations, schema
+from core.db import migrations, schema_check
 
-MIGRATIONS = schema.MIGRATIONS
+MIGRATIONS = schema_check.MIGRATIONS
 REVISIONS = [step.revision for step in migrations.list_migrations()]
 HEAD_REVISION = REVISIONS[-1]
 NEXT_REVISION = f"{int(HEAD_REVISION) + 1:04d}"
@@ -26,7 +26,7 @@ _SCHEMA_TABLES = {"alembic_version", "schema_info"}
 @contextmanager
 def act_as_release(folder: Path):
     """Act as the release of these migrations while the block lasts."""
-    with mock.patch.object(schema, "MIGRATIONS", folder):
+    with mock.patch.object(schema_check, "MIGRATIONS", folder):
         yield
 
 

@@ -15,7 +15,7 @@ from core.notify.local_notifier import LocalNotifier
 from core.settings import Settings
 from worker import supervisor as module
 from worker.context import WorkerContext
-from worker.maintenance.jobs import Sweep
+from worker.maintenance.job_sweep import Sweep
 from worker.supervisor import Supervisor
 
 pytestmark = pytest.mark.integration

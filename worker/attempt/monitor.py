@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.errors import GradientError, StoreUnavailable
 from core.jobs import metrics, queries
+from core.jobs.guarded_updates import update_attempt
 from core.jobs.reasons import reason_of_exit
-from core.jobs.transitions import update_attempt
 from core.system.inotify import FileWatcher
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota

@@ -19,11 +19,11 @@ from core.db.models.jobs import Job
 from core.errors import LeaseLost, StoreUnavailable
 from core.formatting import MIB
 from core.jobs import lifecycle, queries
+from core.jobs.guarded_updates import set_output_sizes
 from core.jobs.scheduling import claims
-from core.jobs.spec.container import is_in_workspace
-from core.jobs.spec.image import DOCKERFILE
+from core.jobs.spec.container_options import is_in_workspace
+from core.jobs.spec.image_options import DOCKERFILE
 from core.jobs.states import JobState
-from core.jobs.transitions import set_output_sizes
 from core.system.failpoints import failpoint
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota

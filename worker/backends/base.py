@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from core.catalogue.backends import Capabilities
-from core.catalogue.registries import RegistryCredentials
-from core.jobs.spec import container as options
+from core.catalogue.registry_hosts import RegistryCredentials
+from core.jobs.spec import container_options as options
 from core.system.filesystem import write_atomically
 
 logger = logging.getLogger(__name__)

@@ -42,8 +42,8 @@ from worker.backends.base import (
     write_command,
     write_control_file,
 )
-from worker.backends.ports import check_ports_free
-from worker.backends.processes import JobProcesses, boot_id
+from worker.backends.job_processes import JobProcesses, boot_id
+from worker.backends.port_check import check_ports_free
 
 EXIT_REFUSED = 97
 """Exit code of a wrapper that found the attempt already started, or its control folder deleted."""

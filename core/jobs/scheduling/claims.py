@@ -13,10 +13,10 @@ from sqlalchemy.orm import Session
 
 from core.db.database import Base, now
 from core.db.models.jobs import Attempt, GpuAllocation, Job, Project, Worker
+from core.jobs.guarded_updates import add_event, returning_one
 from core.jobs.scheduling import allocations, image_affinity
 from core.jobs.scheduling.allocations import PortRange
 from core.jobs.states import OWNED, JobState
-from core.jobs.transitions import add_event, returning_one
 
 _NO_PORTS = PortRange(1, 0, "")
 _CLAIM_LOCK = 0x6772_6164  # arbitrary, but not used by other locks of this database

@@ -8,9 +8,9 @@ from sqlalchemy.orm import Session, aliased
 from core.catalogue.images import MAX_REFERENCE, normalize_reference
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, HostImage, Job, Worker
+from core.jobs.guarded_updates import insert_ignore
 from core.jobs.queries import WORKER_STALE_SECONDS
 from core.jobs.states import OWNED
-from core.jobs.transitions import insert_ignore
 
 MAX_REPORTED = 500
 """Images recorded per host. A host with more is a build machine; jobs do not wait for its other images."""

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from core.errors import SpecInvalid
-from core.jobs.spec.container import check_shared_memory, check_user, check_working_dir
-from core.jobs.spec.image import ImageOptions, quoted
+from core.jobs.spec.container_options import check_shared_memory, check_user, check_working_dir
+from core.jobs.spec.image_options import ImageOptions, quoted
 from core.jobs.spec.ports import PortMapping, parse_ports
 
 MAX_COMMAND_BYTES = 64 * 1024

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from core.storage.archives.folder_writer import FolderWriter
 from core.storage.archives.limits import ArchiveKind, ArchiveLimits, ArchiveSummary, Budget, invalid
 from core.storage.archives.tar_reader import GzipStream, is_tar_header, read_tar
 from core.storage.archives.tree import ArchiveEntry, EntryKind, EntryTree, Parts
-from core.storage.archives.writer import FolderWriter
 from core.storage.archives.zip_reader import read_zip
 
 __all__ = ["ArchiveKind", "ArchiveLimits", "ArchiveSummary", "extract", "inspect"]

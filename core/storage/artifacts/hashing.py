@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import groupby
 
+from core.storage.artifacts.folder_mirror import STOPPED, Stopped, never
 from core.storage.artifacts.manifests import ArtifactFile
-from core.storage.artifacts.mirror import STOPPED, Stopped, never
 from core.storage.artifacts.paths import OPEN_FILE, opened_beneath, to_public_path
 from core.storage.artifacts.scan import FolderScan, SkipList
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 from core.ids import checked_job_id
+from core.storage.artifacts.folder_mirror import Stopped, mirror_folder, never
 from core.storage.artifacts.hashing import hash_files
 from core.storage.artifacts.manifests import ArtifactFile, ArtifactsState, Manifest, ManifestReader, write_manifest
-from core.storage.artifacts.mirror import Stopped, mirror_folder, never
 from core.storage.artifacts.paths import (
     NOT_A_FOLDER,
     not_found,

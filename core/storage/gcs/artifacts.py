@@ -19,8 +19,8 @@ from google.cloud import storage
 
 from core.ids import checked_job_id
 from core.settings import Settings
+from core.storage.artifacts.folder_mirror import Stopped, never
 from core.storage.artifacts.manifests import ArtifactFile, ManifestReader, write_manifest
-from core.storage.artifacts.mirror import Stopped, never
 from core.storage.artifacts.paths import not_found, parse_public_path
 from core.storage.artifacts.scan import Skipped
 from core.storage.artifacts.store import ArtifactPage, DirectoryStore, Manifest, OpenArtifact, SyncResult, read_page

@@ -14,7 +14,7 @@ from .datasets import DataSet
 from .devices import find_devices
 from .gcs_sync import GcsSync
 from .learner import Learner
-from .metrics import MetricsWriter
+from .metrics_writer import MetricsWriter
 from .result import TrainResult
 
 

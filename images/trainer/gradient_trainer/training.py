@@ -18,7 +18,7 @@ from .errors import DivergedError, OtherTrainingError, TrainingStopped
 from .evaluation import evaluate
 from .gcs_sync import GcsSync
 from .learner import Learner
-from .metrics import MetricsWriter
+from .metrics_writer import MetricsWriter
 from .options import TrainOptions
 from .registry import MODELS
 from .result import TrainResult

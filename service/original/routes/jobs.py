@@ -13,15 +13,15 @@ from service.auth.api_keys import Caller
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_json, allow_upload
 from service.original.long_poll import poll_until_done
-from service.original.middleware import CLIENT_NAME_HEADER
 from service.original.params import OriginalParams, Params, openapi_params, read_params
+from service.original.path_dispatch import CLIENT_NAME_HEADER
 from service.original.presenters import PREEMPTED, job_shape, submitted_shape
 from service.original.routing import OriginalRoute
 from service.original.translate import FIELDS, to_submit_job
 from service.presenters.jobs import PUBLIC_STATES
 from service.submission import create
+from service.submission.body import SubmissionBody, read_upload, run_submission
 from service.submission.create import RequestOrigin
-from service.submission.uploads import SubmissionBody, read_upload, run_submission
 
 router = APIRouter(route_class=OriginalRoute)
 

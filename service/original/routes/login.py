@@ -9,7 +9,7 @@ from core.errors import Unauthorized
 from core.security import one_time_tokens, users
 from core.security.one_time_tokens import Purpose
 from service.deps import AppStateDep
-from service.http.scopes import client_network
+from service.http.asgi_scope import client_network
 from service.original.params import Params, openapi_params, read_params
 from service.schemas.jobs import ErrorView
 

@@ -15,7 +15,7 @@ from service.auth.api_keys import Principal
 from service.deps import AppState, AppStateDep, ReadSession
 from service.http import ranges
 from service.http.file_paths import FILE
-from service.original.middleware import PREFIX
+from service.original.path_dispatch import PREFIX
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
 from service.routes.artifacts import file_response
 

@@ -8,9 +8,9 @@ from sqlalchemy import func, insert, select, update
 from core.db.database import now
 from core.db.models.jobs import Event, Job
 from core.jobs import lifecycle
+from core.jobs.guarded_updates import set_output_sizes
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
-from core.jobs.transitions import set_output_sizes
 from core.monitoring import event_counters as module
 from core.monitoring.event_counters import EventCounter
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from core.errors import ArtifactNotFound, JobNotFound
-from core.storage.artifacts import hashing, mirror
+from core.storage.artifacts import folder_mirror, hashing
 from core.storage.artifacts.store import ArtifactLimits, DirectoryStore
 
 JOB = "jabc123"
@@ -38,7 +38,7 @@ def no_links(monkeypatch):
     def refused(*_args, **_options):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
-    monkeypatch.setattr(mirror.os, "link", refused)
+    monkeypatch.setattr(folder_mirror.os, "link", refused)
 
 
 def write(path, data):
@@ -124,8 +124,8 @@ def test_on_one_file_system_no_byte_is_copied(store, source, tmp_path):
 def test_an_unchanged_copy_is_not_made_again(store, source, monkeypatch):
     write(source / "model.bin", b"x" * 1000)
     store.sync(JOB, 1, source)
-    monkeypatch.setattr(mirror, "_SETTLED_NS", -(10**12))
-    monkeypatch.setattr(mirror.FolderMirror, "_copy", lambda *_: pytest.fail("copied again"))
+    monkeypatch.setattr(folder_mirror, "_SETTLED_NS", -(10**12))
+    monkeypatch.setattr(folder_mirror.FolderMirror, "_copy", lambda *_: pytest.fail("copied again"))
     assert store.sync(JOB, 1, source).files == 1
 
 
@@ -252,7 +252,7 @@ def test_a_full_disk_is_an_error_and_can_be_tried_again(store, source, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(mirror.os, "write", full)
+        patch.setattr(folder_mirror.os, "write", full)
         with pytest.raises(OSError, match="No space"):
             store.close(JOB, 1, source)
     assert store.close(JOB, 1, source).state == "complete"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import ArtifactNotFound
-from core.storage.artifacts import mirror
+from core.storage.artifacts import folder_mirror
 from core.storage.artifacts.paths import MAX_DEPTH, parse_public_path, to_public_path
 from core.storage.artifacts.scan import ArtifactLimits
 from core.storage.artifacts.store import DirectoryStore
@@ -136,7 +136,7 @@ def test_a_name_swapped_at_the_last_moment_is_caught(store, source, outside, tmp
             raise OSError(18, "Invalid cross-device link")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(mirror.os, "link", swapping)
+    monkeypatch.setattr(folder_mirror.os, "link", swapping)
     manifest = store.close(JOB, 1, source)
     assert SECRET not in contents(tmp_path)
     assert all(read(store, file.path) == b"mine" for file in store.walk(JOB, 1))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from core.errors import GradientError, JobNotFound, LeaseLost
 from core.storage.joblogs import writer as joblog_writer
-from core.storage.joblogs.files import JobLogs
 from core.storage.joblogs.index import BLOCK_BYTES, RECORD_SIZE
 from core.storage.joblogs.render import FOLD_STATES
+from core.storage.joblogs.store import JobLogs
 
 JOB = "jabc123"
 LINES_SOURCE = b"one\ntwo\r\nthr\xc3\xa9e\n\nfive is longer\nbar 1\rbar 2\rbar 3\nlast"
@@ -186,7 +186,7 @@ def test_a_writer_killed_by_the_system_is_continued(logs, tmp_path):
     (tmp_path / "source").write_bytes(source)
     program = textwrap.dedent("""
         import sys, pathlib
-        from core.storage.joblogs.files import JobLogs
+        from core.storage.joblogs.store import JobLogs
         source = pathlib.Path(sys.argv[2]).read_bytes()
         writer = JobLogs(pathlib.Path(sys.argv[1])).open_writer(sys.argv[3], 1)
         print("open", flush=True)

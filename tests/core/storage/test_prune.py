@@ -21,7 +21,7 @@ from core.storage import prune as pruning
 from core.storage import retention
 from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.store import DirectoryStore
-from core.storage.joblogs.files import JobLogs
+from core.storage.joblogs.store import JobLogs
 from core.storage.prune import prune
 from core.storage.retention import DAY_SECONDS, FOREVER, OutputKind
 from core.storage.workspaces import WorkspaceStore

@@ -9,9 +9,9 @@ from sqlalchemy import insert, update
 from core.db.database import now
 from core.db.models.jobs import Attempt, RepairCount, Worker
 from core.formatting import GIB
+from core.jobs.guarded_updates import set_output_sizes
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
-from core.jobs.transitions import set_output_sizes
 from core.monitoring import snapshot
 from core.settings import Settings
 from gradient_server.checks import jobs

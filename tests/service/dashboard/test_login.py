@@ -13,7 +13,7 @@ from support.live_service import LiveServer, make_job_body
 from core.security import api_keys, one_time_tokens
 from core.security.one_time_tokens import Purpose
 from core.settings.api import ApiSettings, SignInSettings
-from service.auth import sign_ins
+from service.auth import sign_in_throttle
 from service.auth.sessions import COOKIES
 from service.dashboard.login import safe_redirect_target, wrong_key_backoff
 from service.main import create_app
@@ -101,7 +101,7 @@ def test_after_ten_wrong_keys_even_a_right_one_waits(anonymous_browser, live_ser
 
 def test_wrong_keys_count_for_their_address_and_not_for_ever(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(sign_ins.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(sign_in_throttle.time, "monotonic", lambda: clock[0])
     wrong_keys = wrong_key_backoff()
     for _ in range(9):
         wrong_keys.record_failure("a")

@@ -3,7 +3,7 @@
 import pytest
 from support.live_service import make_job_body
 
-from worker.resource_log import DatabaseResourceLog
+from worker.cloud_resource_log import DatabaseResourceLog
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from support.live_service import LiveServer, make_form, make_job_body, make_zip
 
 from core.security.api_keys import ApiKeyCache
 from core.settings.api import ApiSettings
+from service.http.asgi_scope import client_network
 from service.http.connections import Connections, max_connections
-from service.http.scopes import client_network
 from service.main import create_app
 
 pytestmark = pytest.mark.integration

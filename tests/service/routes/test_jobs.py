@@ -11,9 +11,9 @@ from core.db.database import now
 from core.db.models.jobs import Worker
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle
+from core.jobs.guarded_updates import update_attempt
 from core.jobs.scheduling import workers
 from core.jobs.states import JobState
-from core.jobs.transitions import update_attempt
 from service.main import create_app
 from service.presenters.jobs import PUBLIC_STATES
 

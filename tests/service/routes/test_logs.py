@@ -11,7 +11,7 @@ from support.live_service import make_job_body, wait_until
 
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle
-from core.jobs.scheduling.wait_reason import wait_statuses
+from core.jobs.scheduling.wait_status import wait_statuses
 from service.log_stream.follower import LogFollower
 
 

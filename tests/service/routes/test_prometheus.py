@@ -11,7 +11,7 @@ from support.live_service import make_form, make_job_body, make_zip, wait_until
 
 from core.db.database import now
 from core.db.models.jobs import RepairCount, Worker
-from core.jobs.transitions import set_output_sizes
+from core.jobs.guarded_updates import set_output_sizes
 from service.main import create_app
 
 

@@ -12,7 +12,7 @@ from core.db.models.jobs import Job
 from core.jobs import lifecycle, projects, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
-from core.jobs.scheduling.wait_reason import wait_status
+from core.jobs.scheduling.wait_status import wait_status
 from core.jobs.states import JobState
 from core.notify.local_notifier import LocalNotifier
 from core.settings import Settings

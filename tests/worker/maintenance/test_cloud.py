@@ -10,9 +10,9 @@ from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.settings import Settings
+from worker.cloud_resource_log import DatabaseResourceLog
 from worker.context import WorkerContext
 from worker.maintenance.cloud import CloudSweep
-from worker.resource_log import DatabaseResourceLog
 
 
 @pytest.fixture

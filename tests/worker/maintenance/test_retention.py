@@ -6,8 +6,8 @@ from support.old_jobs import OldJobs
 from core.settings import Settings
 from core.settings.retention import RetentionSettings
 from worker.context import WorkerContext
-from worker.maintenance import jobs
-from worker.maintenance.jobs import Sweep
+from worker.maintenance import job_sweep
+from worker.maintenance.job_sweep import Sweep
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def test_the_sweep_removes_what_is_due(host, old_jobs):
 def test_it_looks_once_an_hour_and_goes_on_where_time_ran_out(host, old_jobs, monkeypatch):
     repairs = Sweep(host)
     old_jobs.create_job(31, log=b"x\n")
-    monkeypatch.setattr(jobs, "PRUNE_SECONDS", 0.0)
+    monkeypatch.setattr(job_sweep, "PRUNE_SECONDS", 0.0)
     assert repairs.run(set())["retention"] == 0
-    monkeypatch.setattr(jobs, "PRUNE_SECONDS", 20.0)
+    monkeypatch.setattr(job_sweep, "PRUNE_SECONDS", 20.0)
     assert repairs.run(set())["retention"] == 1
     old_jobs.create_job(31, log=b"x\n")
     assert repairs.run(set())["retention"] == 0

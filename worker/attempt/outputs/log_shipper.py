@@ -15,7 +15,7 @@ from typing import Any
 
 from core.jobs.metrics import StoredSummary
 from core.settings.api import MetricSettings
-from core.storage.joblogs.files import LogWriter
+from core.storage.joblogs.store import LogWriter
 
 BLOCK_BYTES = 1024**2
 RELEASE_BYTES = 16 * 1024**2

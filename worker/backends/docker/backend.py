@@ -46,7 +46,7 @@ from worker.backends.docker.engine.client import (
 from worker.backends.docker.engine.stats import ContainerSampler
 from worker.backends.docker.gpu.monitor import GpuMonitor
 from worker.backends.docker.images.cache import ImageCache
-from worker.backends.processes import JobProcesses, boot_id
+from worker.backends.job_processes import JobProcesses, boot_id
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from core.jobs import lifecycle
 from core.jobs.scheduling import allocations, claims, workers
 from core.jobs.scheduling.allocations import PortRange
 from core.jobs.scheduling.claims import WorkerOffer
-from core.jobs.scheduling.wait_reason import wait_status
+from core.jobs.scheduling.wait_status import wait_status
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.spec.ports import PortMapping, parse_ports
 from core.jobs.states import JobState

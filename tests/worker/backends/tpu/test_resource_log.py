@@ -8,7 +8,7 @@ from core.jobs import cloud_resources, lifecycle, queries
 from core.jobs.cloud_resources import CloudResource
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
-from worker.resource_log import DatabaseResourceLog
+from worker.cloud_resource_log import DatabaseResourceLog
 
 NAME = "us-central1-b/gj-x-1"
 

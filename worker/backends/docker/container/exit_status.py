@@ -5,7 +5,7 @@ from pathlib import Path
 from core.formatting import MIB
 from worker.backends.base import Exit, Handle, read_control
 from worker.backends.docker.engine.client import ContainerState
-from worker.backends.processes import boot_id
+from worker.backends.job_processes import boot_id
 
 _KILLED, _REFUSED, _UNKNOWN = 137, 97, 255
 

@@ -11,7 +11,7 @@ from core.settings import Settings
 from core.system.failpoints import failpoint
 from worker.backends.base import LaunchError, LaunchSpec, Progress, read_control, write_command
 from worker.backends.docker.container.config import ContainerOptions, container_config, container_name
-from worker.backends.docker.container.policy import PolicyByMachineType
+from worker.backends.docker.container.policy_check import PolicyByMachineType
 from worker.backends.docker.container.users import chown_folders, resolve_user
 from worker.backends.docker.engine.client import (
     NOT_FOUND,
@@ -27,7 +27,7 @@ from worker.backends.docker.gpu.monitor import GpuMonitor
 from worker.backends.docker.images.build import ImageBuilder
 from worker.backends.docker.images.pull import Image, ImageStore
 from worker.backends.docker.network import NONE, Network
-from worker.backends.ports import check_ports_free
+from worker.backends.port_check import check_ports_free
 
 logger = logging.getLogger(__name__)
 

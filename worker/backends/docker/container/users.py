@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.catalogue.container_policy import ContainerPolicy
-from core.jobs.spec.container import uid_gid
+from core.catalogue.container_privileges import ContainerPolicy
+from core.jobs.spec.container_options import uid_gid
 from core.settings.docker import DockerSettings
 from worker.backends.base import LaunchError, LaunchSpec
 

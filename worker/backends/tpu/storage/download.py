@@ -18,7 +18,7 @@ from core.storage.artifacts.paths import NOT_A_FOLDER, open_beneath, opened_fold
 from core.storage.artifacts.scan import Skipped
 from core.system.filesystem import OPEN_FOLDER, write_atomically
 from worker.backends.tpu.storage.errors import translate_bucket_errors
-from worker.backends.tpu.storage.object_names import ObjectPlan, plan_objects
+from worker.backends.tpu.storage.safe_paths import ObjectPlan, plan_objects
 
 _NO_FOLDER = "the job made something else of it, which is not followed; nothing was brought from the bucket"
 _BLOCKED = "something else of that name is in the artifacts folder"

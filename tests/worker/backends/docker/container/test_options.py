@@ -9,14 +9,14 @@ from support.deployment import wait_until
 from support.docker_server import SHELL_IMAGE
 from support.nvidia_driver import MIB, FakeDriver
 
-from core.catalogue.container_policy import ContainerPolicy
+from core.catalogue.container_privileges import ContainerPolicy
 from core.errors import SpecInvalid
 from core.settings import Settings
 from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
 from worker.backends import make_backend
 from worker.backends.base import LaunchError
-from worker.backends.docker.container.policy import policy_problems
+from worker.backends.docker.container.policy_check import policy_problems
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import CALL_SECONDS, FOLDERS, HEARTBEAT_STEPS, PART_BYTES, STREAMED_FILES
 from .bucket import Bucket
-from .metadata import Metadata
+from .metadata_server import Metadata
 from .runners import Container, JobFailed, Process
 
 _BLOCK_BYTES = 1024**2

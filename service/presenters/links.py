@@ -5,7 +5,7 @@ from typing import Any
 
 from core.db.models.jobs import PortAllocation
 from core.jobs.spec.job_spec import JobSpec
-from core.system.hosts import canonical_host
+from core.system.host_names import canonical_host
 from service.schemas.jobs import PortView
 
 _JOB_OPERATIONS = (

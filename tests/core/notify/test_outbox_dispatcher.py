@@ -6,9 +6,9 @@ from support.deployment import wait_until
 
 from core.db.models.jobs import Outbox
 from core.jobs import lifecycle
-from core.notify import dispatcher
-from core.notify.dispatcher import Dispatcher
+from core.notify import outbox_dispatcher
 from core.notify.messages import WakeMessage
+from core.notify.outbox_dispatcher import Dispatcher
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_job_that_ended_meanwhile_rings_nowhere(database, submit):
 
 
 def test_what_could_not_be_sent_is_sent_again(database, submit, monkeypatch):
-    monkeypatch.setattr(dispatcher, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(outbox_dispatcher, "_RETRY_SECONDS", 0.01)
     tries, rang = [], []
 
     def publish(rings):
@@ -69,7 +69,7 @@ def test_what_could_not_be_sent_is_sent_again(database, submit, monkeypatch):
 
 
 def test_this_host_is_rung_while_the_broker_hangs(database, submit):
-    asked, rang, hung = [], [], dispatcher.threading.Event()
+    asked, rang, hung = [], [], outbox_dispatcher.threading.Event()
 
     def publish(rings):
         asked.append(rings)
@@ -101,7 +101,7 @@ def test_without_a_broker_rows_are_rung_here_and_removed(database, submit):
 
 
 def test_what_others_left_is_found_without_a_wake(database, submit, monkeypatch):
-    monkeypatch.setattr(dispatcher, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(outbox_dispatcher, "_POLL_SECONDS", 0.01)
     sent = []
     sender = Dispatcher(database, lambda: None, sent.append)
     sender.start()

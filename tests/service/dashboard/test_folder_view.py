@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.dashboard.listing import crumbs, list_entries
+from service.dashboard.folder_view import crumbs, list_entries
 from service.schemas.jobs import ArtifactsPage, ArtifactView
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -8,11 +8,11 @@ from sqlalchemy.orm import Session
 
 from core.db.database import Database, now
 from core.db.models.jobs import Job
-from core.db.schema import SchemaInfo
+from core.db.schema_check import SchemaInfo
 from core.ids import new_id
 from core.jobs.cloud_resources import CloudResource
+from core.jobs.guarded_updates import insert_ignore
 from core.jobs.states import OWNED
-from core.jobs.transitions import insert_ignore
 from worker.backends.tpu.resource_log import ResourceEntry
 
 _INSTALLATION = "installation"

@@ -10,7 +10,7 @@ from core.jobs.reasons import reason_message
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.capacity import live_workers
 from core.jobs.scheduling.claims import WorkerOffer
-from core.jobs.scheduling.wait_reason import wait_status, wait_statuses
+from core.jobs.scheduling.wait_status import wait_status, wait_statuses
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from core.jobs.states import JobState
 from core.settings import Settings
 from worker.attempt.scratch import Scratch, list_scratch_folders
 from worker.context import WorkerContext
-from worker.maintenance.jobs import HOST_LOST_SECONDS, Sweep
+from worker.maintenance.job_sweep import HOST_LOST_SECONDS, Sweep
 
 
 @pytest.fixture

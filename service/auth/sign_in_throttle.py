@@ -85,7 +85,7 @@ class SignInLimiter:
 
         Args:
             address: The e-mail address of the sign-in.
-            client: The client's name, as in `service.http.scopes.client_network`.
+            client: The client's name, as in `service.http.asgi_scope.client_network`.
             check: Checks the password; runs in a thread.
 
         Raises:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.catalogue.container_policy import ContainerPolicy
+from core.catalogue.container_privileges import ContainerPolicy
 from core.catalogue.machine_types import Catalogue
 from core.errors import SpecInvalid
 

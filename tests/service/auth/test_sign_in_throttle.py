@@ -11,8 +11,8 @@ from support.live_service import make_job_body
 
 from core.errors import Unauthorized
 from core.security import users
-from service.auth import sign_ins as throttle
-from service.auth.sign_ins import FailureBackoff, SignInLimiter
+from service.auth import sign_in_throttle as throttle
+from service.auth.sign_in_throttle import FailureBackoff, SignInLimiter
 
 PASSWORD = "correct horse battery"
 

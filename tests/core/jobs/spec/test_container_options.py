@@ -3,7 +3,7 @@
 import pytest
 
 from core.errors import SpecInvalid
-from core.jobs.spec.container import uid_gid
+from core.jobs.spec.container_options import uid_gid
 from core.jobs.spec.job_spec import JobSpec
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from core.catalogue.container_policy import ContainerPolicy, paths_overlap
+from core.catalogue.container_privileges import ContainerPolicy, paths_overlap
 from core.catalogue.machine_types import Catalogue
 from core.errors import MachineTypeUnknown
 from core.settings import Settings
