@@ -16,7 +16,7 @@ def tpu(client, database):
 
 
 def test_who_holds_nothing_is_told_that_nothing_bills(signed_in_browser):
-    assert "nothing bills" in signed_in_browser.get("/ui/tpus").text
+    assert "nothing is billed" in signed_in_browser.get("/ui/tpus").text
 
 
 def test_a_tpu_is_shown_until_it_is_gone(signed_in_browser, tpu, database):
@@ -33,7 +33,7 @@ def test_a_tpu_is_shown_until_it_is_gone(signed_in_browser, tpu, database):
     assert "HEALTHY" in billed
     assert "not yet" not in billed
     DatabaseResourceLog(database, "here").record_deletion(made, gone=True)
-    assert "nothing bills" in signed_in_browser.get("/ui/tpus").text
+    assert "nothing is billed" in signed_in_browser.get("/ui/tpus").text
 
 
 def test_a_stranger_is_asked_to_sign_in(anonymous_browser):
