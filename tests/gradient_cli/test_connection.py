@@ -176,7 +176,7 @@ def answering(data):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "told"), [("http", "does not speak HTTP"), ("https", "Is it http:// there, not https://?")]
+    ("scheme", "told"), [("http", "does not speak HTTP"), ("https", "If the server does not use TLS, use http://.")]
 )
 def test_what_is_no_web_server_is_explained(cli, scheme, told):
     listener, thread = answering(b"220 mail.example ESMTP\r\n")

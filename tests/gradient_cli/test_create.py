@@ -147,7 +147,7 @@ def test_flags_win_over_the_project_file(cli, server, protocol):
     ("text", "told"),
     [
         ('machinetype = "CPU"', "Did you mean machineType?"),
-        ('apiKey = "k"', "never taken from a project"),
+        ('apiKey = "k"', "never read from a project file"),
         ("command = 3", "command: must be text"),
         ("command = python", "Text values need quotes"),
         ('timeLimit = "soon"', "timeLimit: 'soon' is not a duration"),
@@ -155,7 +155,7 @@ def test_flags_win_over_the_project_file(cli, server, protocol):
         ("envVars = 'A=1'", ".gradient.toml: envVars: must be a table"),
         ("maxAttempts = 'two'", ".gradient.toml: maxAttempts: 'two' is not a whole number"),
         ("[envVars]\nA = [1]", "envVars.A: the value must be text"),
-        ("project = 'a'\nprojectId = 'b'", "named both by project and by projectId"),
+        ("project = 'a'\nprojectId = 'b'", "given as both project and projectId"),
     ],
 )
 def test_a_wrong_project_file_is_explained(cli, server, text, told):

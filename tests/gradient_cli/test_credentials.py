@@ -62,7 +62,7 @@ def test_a_secret_that_is_typed_is_not_seen(cli, server):
         (["secrets", "set"], None, "NAME"),
         (["secrets", "set", "a", "--from-file", "none"], None, "none"),
         (["registries", "set", "ghcr.io"], VALUE, "username"),
-        (["jobs", "create", "--command", "x", "--registryPassword", VALUE], None, "can read a command line"),
+        (["jobs", "create", "--command", "x", "--registryPassword", VALUE], None, "can read command lines"),
         (["jobs", "create", "--command", "x", "--registryPassword", "-"], VALUE, "registryUsername"),
     ],
 )

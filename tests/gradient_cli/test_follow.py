@@ -263,5 +263,5 @@ def test_events_are_the_same_however_the_bytes_are_cut(protocol, cut):
 
 
 def test_data_that_is_no_json_is_refused():
-    with pytest.raises(ConnectionFailed, match="cannot be read"):
+    with pytest.raises(ConnectionFailed, match="invalid event stream"):
         list(sse.parse_events([b"data: {broken\n\n"]))

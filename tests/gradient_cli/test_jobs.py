@@ -84,7 +84,7 @@ def test_a_cut_list_says_so_and_an_empty_one_what_to_do(cli, server, protocol):
     assert "--limit N or --all" in cli("jobs", "list", "--limit", "2").stderr
     server.on("GET", "/jobs", {"jobs": [], "next": None})
     assert "gradient-cli jobs create" in cli("jobs", "list").stderr
-    assert "no such jobs" in cli("jobs", "list", "--state", "Running").stderr
+    assert "no matching jobs" in cli("jobs", "list", "--state", "Running").stderr
     assert cli("jobs", "list", "--limit", "0").returncode == 2
 
 
@@ -128,7 +128,7 @@ def test_show_tells_gpus_and_what_was_used(cli, server, protocol):
         "src",
     ]
     unknown = cli("jobs", "show", protocol.id).stdout
-    assert "1 of unknown model, GPU 7 there\n" in unknown
+    assert "1 of unknown model, host GPU 7\n" in unknown
     assert "\nused " not in unknown
 
 

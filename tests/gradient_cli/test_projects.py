@@ -75,10 +75,10 @@ def test_only_what_is_named_is_changed(cli, server, arguments, sent):
     [
         (["vision"], "nothing to change"),
         (["vision", "--maxRunning", "0"], "maxRunning: '0' is not a whole number from 1"),
-        (["vision", "--maxRunning", "forever"], "say none"),
+        (["vision", "--maxRunning", "forever"], "or none."),
         (["vision", "--keepLogsDays", "-1"], "keepLogsDays: '-1' is not a whole number from 1"),
-        (["vision", "--keepLogsDays", "soon"], "say forever or default"),
-        (["--maxRunning", "1"], "which project?"),
+        (["vision", "--keepLogsDays", "soon"], "or forever or default."),
+        (["--maxRunning", "1"], "project: required"),
     ],
 )
 def test_what_makes_no_sense_is_refused_here(cli, server, arguments, message):

@@ -59,7 +59,7 @@ def test_what_is_opened_to_machine_types_is_shown(tmp_path):
     bad, good = sorted(containers.container_policies(opened), key=lambda one: one.message, reverse=True)
     assert (good.status, good.message) == (
         Status.OK,
-        "A100: its containers have more than the default: devices /dev/null.",
+        "A100: its containers have extra privileges: devices /dev/null.",
     )
     assert (bad.status, bad.message) == (Status.PROBLEM, "V100: /dev/nothing-there is not there. Its jobs fail here.")
     assert bad.fix == f"Correct [V100.docker] in {file}."
@@ -106,7 +106,7 @@ def test_what_stands_between_a_job_and_the_machine_is_told(options, user, status
     ("docker", "uid", "status", "says"),
     [
         ({"firewall": "off"}, 0, Status.WARNING, "FIREWALL is off"),
-        ({}, 1000, Status.WARNING, "Jobs reach this host"),
+        ({}, 1000, Status.WARNING, "Jobs can reach this host"),
         ({"firewall": "require"}, 1000, Status.WARNING, "No job can start"),
         ({"network": "none", "firewall": "off"}, 1000, Status.OK, "no network"),
     ],

@@ -139,7 +139,7 @@ def test_what_is_printed_is_aligned_and_whole(settings, database, capsys, room):
     assert lines[0].startswith("ok       python      Python 3.")
     assert "problem  disk        Only 0.5 GiB" in "\n".join(lines)
     assert all(line[:9].strip() in {"ok", "warning", "problem", ""} for line in lines[:-1])
-    assert any(line.startswith(" " * 21 + "→ Make room") for line in lines)
+    assert any(line.startswith(" " * 21 + "→ Free disk space") for line in lines)
     assert database.url not in lines
 
 
