@@ -158,7 +158,7 @@ def internal_error_response(error: Exception) -> JSONResponse:
     return error_response(
         500,
         "InternalError",
-        f"The service failed; the request did not cause it. Its log has details under the id {found_by}.",
+        f"The service failed; the request did not cause it. The service's log has details under the id {found_by}.",
     )
 
 

@@ -47,7 +47,7 @@ def test_a_table_of_a_machine_type_opens_what_it_names(tmp_path):
     ("table", "told"),
     [
         ("privileged = true", "'privileged' is not allowed: jobs are never privileged"),
-        ('security_opt = ["seccomp=unconfined"]', "'security_opt' is not taken"),
+        ('security_opt = ["seccomp=unconfined"]', "'security_opt' is not allowed"),
         ("cap_add = []", "docker.cap_add: Extra inputs are not permitted"),
         ('capabilities = ["ALL"]', "ALL lets a container control the host"),
         ('capabilities = ["CAP_SYS_ADMIN"]', "SYS_ADMIN lets a container control the host"),

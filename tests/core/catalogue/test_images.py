@@ -122,7 +122,7 @@ def test_an_administrator_changes_and_adds_names(written):
         ('[x]\nimage = "Not An Image"\nsummary = "x"', "not an image reference"),
         ('[x]\nimage = "x:1"\nsummary = "x"\naliases = ["trainer"]', "'trainer' already means"),
         ('[x]\nimage = "x:1"\nsummary = "x"\nsize = 3', "size"),
-        ("x = 1", "is no image name"),
+        ("x = 1", "write each image name as"),
         ("[x", "not valid TOML"),
     ],
 )

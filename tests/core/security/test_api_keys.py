@@ -60,7 +60,7 @@ def test_a_key_of_another_server_is_unknown(database, made):
     foreign = f"gj_{key_id[::-1]}_{chance}"
     other = f"gj_{key_id}_{chance[::-1]}"
     for start in (foreign, other):
-        with database.read() as session, pytest.raises(Unauthorized, match="not known"):
+        with database.read() as session, pytest.raises(Unauthorized, match="unknown here"):
             api_keys.authenticate(session, f"{start}_{api_keys._checksum(start)}")
 
 

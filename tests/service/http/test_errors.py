@@ -89,7 +89,7 @@ def test_the_unexpected_is_an_incident_and_no_stack_trace(client, monkeypatch, c
     assert (answer.status_code, error["name"]) == (500, "InternalError")
     assert "secret-internal-detail" not in answer.text
     assert "Traceback" not in answer.text
-    incident = re.search(r"under ([0-9a-f]{8})\.", error["message"])[1]
+    incident = re.search(r"under the id ([0-9a-f]{8})\.", error["message"])[1]
     logged = [record for record in caplog.records if getattr(record, "incident", "") == incident]
     assert len(logged) == 1
     assert "secret-internal-detail" in str(logged[0].exc_info[1])

@@ -254,7 +254,7 @@ def test_the_record_is_asked_a_fixed_number_of_times(client, database, figures):
 
 
 def test_two_applications_in_a_process_share_no_figures(stores, settings, database):
-    other = create_app(settings, database=database, wake=lambda: None).state.stores
+    other = create_app(settings, database=database, wake=lambda: None).state.app_state
     stores.service_metrics.count_sent_bytes("log", 7)
     with database.read() as session:
         assert b'gradient_served_bytes_total{content="log"} 7.0' in stores.service_metrics.exposition(session)
