@@ -28,7 +28,7 @@ from core.db.database import Database
 from core.jobs.scheduling import claims
 from core.security import api_keys
 from core.settings import Settings
-from gradient_cli.workspace import spec as flags
+from gradient_cli.workspace import job_spec as flags
 from service.main import create_app
 
 parser = argparse.ArgumentParser()
