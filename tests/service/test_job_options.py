@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("core", "service", "gradient_cli")
 RECIPE = {
     "core/jobs/spec/job_spec.py": ("    code_commit:", '    toy_level: Annotated[int | None, "a toy"] = None\n'),
-    "gradient_cli/workspace/job_spec.py": ('    "cpus":', '    "toyLevel": (_whole, "N", "a toy"),\n'),
+    "gradient_cli/workspace/job_spec.py": ('    "cpus":', '    "toyLevel": (_integer, "N", "a toy"),\n'),
 }
 """The line that the recipe in ARCHITECTURE.md adds to each file, and the line that it goes before."""
 JOURNEY = """
