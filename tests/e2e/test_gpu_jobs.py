@@ -78,7 +78,7 @@ def test_two_jobs_for_one_gpu_take_turns(service, gpu_server, programs):
     wait_until(lambda: service.job(first)["state"] == "Running", "the first to run")
     second = service.submit("echo second", machineType=GPU)
     waiting = waits_for(service, second, "0 of 1 are free")
-    assert "It needs a GPU; 0 of 1 are free on" in waiting["message"]
+    assert "The job needs a GPU; 0 of 1 are free on" in waiting["message"]
     assert "jobs use the others" in waiting["message"]
     without = service.wait_ended(service.submit('echo "GPUs $GRADIENT_GPUS $NVIDIA_VISIBLE_DEVICES"'))
     assert service.raw_log(without["id"]) == b"GPUs  void\n", "a CPU type runs, without a GPU"
@@ -115,7 +115,7 @@ def test_what_a_job_did_with_its_gpu_is_kept(service, driver, tmp_path):
     env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
     show = [str(CLI_PROGRAM), "jobs", "show", job_id]
     shown = subprocess.run(show, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
-    assert "NVIDIA Test GPU, 17.2 GB, driver 550.54.15 (CUDA 12.4), GPU 0 there" in shown
+    assert "NVIDIA Test GPU, 17.2 GB, driver 550.54.15 (CUDA 12.4), host GPU 0" in shown
     assert "9.4 GB of its memory" in shown
     page = service.request("GET", f"/ui/jobs/{job_id}").text
     assert "NVIDIA Test GPU, 17.2 GB" in page
