@@ -241,7 +241,7 @@ def test_somebody_signs_in_with_a_password_and_gets_a_key_of_their_own(paperspac
     removed = subprocess.run(
         [*server, "remove", email], env=service.environment(), capture_output=True, text=True, check=True
     )
-    assert removed.stdout == f"{email} may no longer sign in; 1 keys are revoked.\n"
+    assert removed.stdout == f"{email} may no longer log in; 1 keys are revoked.\n"
     wait_until(
         lambda: paperspace("jobs", "list", PAPERSPACE_API_KEY="").out.find("was revoked") > 0, "the key to be refused"
     )
