@@ -123,7 +123,9 @@ def test_the_way_back_leads_to_what_there_was(empty_database, later):
     with act_as_release(later):
         migrations.upgrade(empty_database)
         for nowhere in ("9999", "head", ""):
-            with pytest.raises(DatabaseOutdated, match=f"can go back to {', '.join([NEXT_REVISION, *reversed(REVISIONS)])}"):
+            with pytest.raises(
+                DatabaseOutdated, match=f"can go back to {', '.join([NEXT_REVISION, *reversed(REVISIONS)])}"
+            ):
                 migrations.downgrade(empty_database, nowhere)
         state = migrations.downgrade(empty_database, HEAD_REVISION)
         assert (state.status, state.found) == (SchemaStatus.OLDER, HEAD_REVISION)

@@ -367,7 +367,9 @@ def _check_log(row: dict[str, Any], journals: dict[int, JobJournal], served: Ser
             LOG_GAP_PREFIX not in served.raw and [got] != digests
         )
     printed = [(journals[number].out or b"", journals[number].exit is not None) for number in sorted(journals)]
-    return found + [f"I6 {where}: its log is not what it printed"] * (not log_matches(served.raw, printed))
+    if not log_matches(served.raw, printed):
+        found.append(f"I6 {where}: its log is not what it printed: {served.raw[-400:]!r}, not {printed!r:.400}")
+    return found
 
 
 def log_matches(raw: bytes, printed: list[tuple[bytes, bool]]) -> bool:
