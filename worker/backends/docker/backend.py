@@ -161,9 +161,10 @@ class DockerBackend(Backend):
         inspection = self._inspect(handle["name"], _INSPECT_SECONDS if code is None else _ENDING_INSPECT_SECONDS)
         if inspection is None or (inspection.state is not None and not self._has_ended(handle, inspection.state, code)):
             return None
+        code = read_exit_code(control)  # written, perhaps, while the engine took its time to answer
         if code == TERMINATED and not stopping:
             return self._terminated_exit(handle)
-        return determine_exit(handle, inspection.state, read_exit_code(control))
+        return determine_exit(handle, inspection.state, code)
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
         """See `Backend.stop`."""

@@ -8,6 +8,7 @@ from support.deployment import wait_until
 from support.docker_server import running_engine
 
 from worker.backends.base import Exit, read_control
+from worker.backends.docker.engine.client import Engine
 
 
 @pytest.fixture
@@ -29,6 +30,23 @@ def test_an_engine_that_ends_its_containers_is_told_as_the_machine_s_fault(make,
         wait_until(lambda: read_control(spec.control, "exit"), "its end")
     assert place.backend.poll(handle) is None, "nothing is concluded while the engine is away"
     unrestored.start()
+    assert place.wait(handle) == Exit(143, "engine_restarted")
+
+
+@pytest.mark.usefixtures("docker_server")
+def test_a_job_that_ends_while_the_restarted_engine_is_asked_for_it_is_told_the_same(make, unrestored, monkeypatch):
+    place = make(unrestored)
+    spec, handle = place.running("echo up; sleep 600")
+    find = Engine.find
+
+    def find_after_restart(engine, name):
+        monkeypatch.setattr(Engine, "find", find)
+        unrestored.kill()
+        unrestored.start()
+        wait_until(lambda: read_control(spec.control, "exit"), "its end")
+        return find(engine, name)
+
+    monkeypatch.setattr(Engine, "find", find_after_restart)
     assert place.wait(handle) == Exit(143, "engine_restarted")
 
 
