@@ -1,20 +1,21 @@
 """Throttling of sign-ins: growing delays after wrong passwords, and a limit of concurrent password checks."""
 
+import asyncio
 import math
 import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import anyio
-import anyio.to_thread
 from starlette.exceptions import HTTPException
 
 from core.errors import Unauthorized
 
 _MAX_NAMES = 10_000
+_LOWEST_PRIORITY = 19
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ class FailureBackoff:
 
 
 class SignInLimiter:
-    """Checks passwords, in threads of their own: a check takes a tenth of a second of a CPU and 16 MiB.
+    """Checks passwords, in threads of low priority: a check takes a tenth of a second of a CPU and 16 MiB.
 
     Wrong passwords delay the same client's next attempt for the same address, so nobody can block a user at another
     client. Many wrong ones delay the client for all addresses.
@@ -76,7 +77,7 @@ class SignInLimiter:
     def __init__(self, at_once: int | None = None) -> None:
         self._at_once = at_once or max(1, (os.cpu_count() or 1) // 2)
         self._running = 0
-        self._threads = anyio.CapacityLimiter(self._at_once)
+        self._threads = ThreadPoolExecutor(self._at_once, "sign-in", initializer=_lower_priority)
         self._clients = FailureBackoff(free=20, longest=60.0, forgotten=900.0)
         self._pairs = FailureBackoff(free=5, longest=60.0, forgotten=900.0)
 
@@ -100,7 +101,7 @@ class SignInLimiter:
             raise _too_many_requests(f"Too many logins at once; the limit is {self._at_once}. Try again.", 1)
         self._running += 1
         try:
-            found = await anyio.to_thread.run_sync(check, limiter=self._threads)
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, check)
         except Unauthorized:
             self._clients.record_failure(client)
             self._pairs.record_failure(pair)
@@ -109,6 +110,11 @@ class SignInLimiter:
             self._running -= 1
         self._pairs.reset(pair)
         return found
+
+
+def _lower_priority() -> None:
+    """Let all other threads of this machine run before this one."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
 def _too_many_requests(message: str, seconds: int) -> HTTPException:

@@ -3,6 +3,8 @@
 Plain ASGI, so that streams are not buffered.
 """
 
+import math
+
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -19,7 +21,9 @@ _FORM_OVERHEAD = 64 * 1024
 _SCOPE_KEY = "gradient.body"
 _REST_SECONDS = 1.0
 _LINGER_BYTES = 64 * 1024**2
+_LINGER_BYTES_PER_SECOND = 16 * 1024**2
 _LINGER_SECONDS = 10.0
+_PAUSE_SECONDS = 0.05
 
 
 def allow_json(connection: HTTPConnection, api: ApiSettings) -> None:
@@ -42,7 +46,7 @@ class BodyLimitMiddleware:
     """Refuses bodies that are too large, and may answer before the end of an unread body.
 
     A client that is still sending when its connection is closed gets an error instead of the response, so the rest of
-    its body is discarded for a while.
+    its body is discarded for a while, slowly: a few such clients would otherwise occupy the whole event loop.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -60,7 +64,7 @@ class BodyLimitMiddleware:
                 MutableHeaders(scope=message)["Connection"] = "close"
             elif body.unread and not message.get("more_body", False):
                 await send({**message, "more_body": True})
-                await body.skip(_LINGER_BYTES, _LINGER_SECONDS)
+                await body.skip(_LINGER_BYTES, _LINGER_SECONDS, _LINGER_BYTES_PER_SECOND)
                 message = {"type": "http.response.body"}
             await send(message)
 
@@ -106,12 +110,15 @@ class _RequestBody:
                 return message
         raise _BodyTooLarge(413, f"The body is larger than {self.limit:,} bytes, the limit here.")
 
-    async def skip(self, size: int, seconds: float) -> bool:
+    async def skip(self, size: int, seconds: float, bytes_per_second: float = math.inf) -> bool:
         """Discard up to `size` bytes of the rest within `seconds`; return whether the body is complete."""
-        end = self._size + size
+        start, began = self._size, anyio.current_time()
         with anyio.move_on_after(seconds):
-            while self.unread and self._size < end:
+            while self.unread and self._size < start + size:
                 await self._next()
+                ahead = (self._size - start) / bytes_per_second - (anyio.current_time() - began)
+                if ahead > _PAUSE_SECONDS:
+                    await anyio.sleep(ahead)
         return self._complete
 
     async def _next(self) -> Message:

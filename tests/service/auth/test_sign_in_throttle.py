@@ -1,5 +1,6 @@
 """Signing in: guesses are slowed down, nobody is locked out by a stranger, and checks do not hold up the service."""
 
+import os
 import threading
 
 import anyio
@@ -114,6 +115,17 @@ def test_who_comes_while_as_many_as_may_are_checked_is_refused_at_once():
         assert await outcome(sign_ins, "ann", "more0", lambda: "in") == "in"
 
     anyio.run(attack)
+
+
+def test_a_check_lets_every_other_thread_run_first():
+    async def priorities():
+        def own():
+            return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+        return await SignInLimiter().check("ann", "her own", own), own()
+
+    lowest, usual = anyio.run(priorities)
+    assert lowest == 19 > usual
 
 
 def test_sign_ins_that_hang_hold_up_nobody_else(live_server, client, monkeypatch):

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -112,6 +113,19 @@ def test_a_body_that_stops_coming_does_not_hold_the_answer_for_ever(live_server,
         "Content-Length: 1000\n\n"
     )
     assert raw(live_server, head, b"{").startswith(b"HTTP/1.1 401")
+
+
+def test_a_refused_body_is_discarded_slowly(live_server, monkeypatch):
+    monkeypatch.setattr("service.http.body_limit._LINGER_BYTES_PER_SECOND", 1)
+    monkeypatch.setattr("service.http.body_limit._LINGER_SECONDS", 0.2)
+    sent, block = 0, bytes(1024**2)
+    with socket.create_connection(("127.0.0.1", live_server.port), timeout=20) as connection:
+        connection.sendall(b"POST /users/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 400000000\r\n\r\n")
+        with suppress(ConnectionError):
+            for _ in range(64):
+                connection.sendall(block)
+                sent += len(block)
+    assert sent < 32 * 1024**2, "no more than the kernel's buffers hold"
 
 
 def test_answers_after_a_whole_body_come_at_once(client):
