@@ -69,29 +69,31 @@ def isolation(settings: Settings, info: dict[str, Any]) -> Finding:
     has = {one.get("name", ""): one for one in options}
     if settings.docker.user is not None and "0" in settings.docker.user.split(":"):
         return problem(
-            "walls",
+            "isolation",
             f"Jobs run as root of this machine: GRADIENT_DOCKER__USER is {settings.docker.user}.",
             "Unset it: a worker that runs as root then uses a separate user for every project.",
         )
     if has.get("seccomp", {}).get("profile") in {None, "unconfined"}:
         return problem(
-            "walls",
+            "isolation",
             "The engine does not filter system calls (seccomp): jobs can reach the whole kernel.",
             "Remove seccomp-profile from /etc/docker/daemon.json, and use a kernel with seccomp.",
         )
     if "userns" in has:
         return warning(
-            "walls",
+            "isolation",
             "The engine maps users (userns-remap): the folders mounted into jobs belong to users outside of the map.",
             "Remove userns-remap from /etc/docker/daemon.json; every project already has a user of its own.",
         )
     if not has.keys() & {"apparmor", "selinux"}:
         return warning(
-            "walls",
+            "isolation",
             "Neither AppArmor nor SELinux confines containers; seccomp, users and dropped capabilities do.",
             "Install the package `apparmor`, and restart Docker.",
         )
-    return ok("walls", "Jobs are not root; seccomp and AppArmor or SELinux confine them. User namespaces are not used.")
+    return ok(
+        "isolation", "Jobs are not root; seccomp and AppArmor or SELinux confine them. User namespaces are not used."
+    )
 
 
 def firewall(settings: Settings) -> Finding:
@@ -176,9 +178,11 @@ def container_policies(settings: Settings) -> Iterator[Finding]:
         wrong = "; ".join(policy_problems(machine.docker, settings))
         if wrong:
             yield problem(
-                "opened",
+                "privileges",
                 f"{machine.name}: {wrong}. Its jobs fail here.",
                 f"Correct [{machine.name}.docker] in {settings.machines.file}.",
             )
         else:
-            yield ok("opened", f"{machine.name}: its containers have extra privileges: {machine.docker.describe()}.")
+            yield ok(
+                "privileges", f"{machine.name}: its containers have extra privileges: {machine.docker.describe()}."
+            )

@@ -56,13 +56,13 @@ def without_broker_messages(snapshot: ServiceSnapshot) -> Finding:
     if silent:
         names = _list_workers(silent, lambda one: f"no message for {format_duration(one.message_age or 0.0)}")
         return warning(
-            "deaf",
+            "messages",
             f"Without messages from the broker: {names}. They find jobs only by polling the database.",
             "Restart that worker; its jobs keep running. If that does not help, check the broker and "
             "GRADIENT_QUEUE__BROKER_URL.",
         )
     count = sum(one.message_age is not None for one in snapshot.workers)
-    return ok("deaf", f"{count} workers use the broker; all receive its messages.")
+    return ok("messages", f"{count} workers use the broker; all receive its messages.")
 
 
 def repairs(snapshot: ServiceSnapshot) -> Finding:

@@ -65,7 +65,9 @@ class BrokerWatchdog:
                 time.sleep(self._ping_seconds)
                 continue
             if self._broker_silent_seconds and silent >= self._broker_silent_seconds and not self._stopping:
-                logger.error("worker_deaf", extra={"silent_seconds": round(time.monotonic() - self._received_at)})
+                logger.error(
+                    "broker_messages_missing", extra={"silent_seconds": round(time.monotonic() - self._received_at)}
+                )
                 self._on_silent()
                 return
 

@@ -122,7 +122,7 @@ class Sweep:
         except LeaseLost:
             return False  # the host came back
         AttemptSpans(job).emit_run(job, "worker_lost")
-        logger.warning("job_given_up", extra=job.log_context())
+        logger.warning("worker_lost", extra=job.log_context())
         return True
 
     def _remove_scratch(self, held: set[str]) -> int:

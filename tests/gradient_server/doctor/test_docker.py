@@ -18,9 +18,9 @@ def settings(tmp_path, url, *, simulate=False):
 
 
 def test_an_engine_that_answers(docker_server, tmp_path):
-    docker, walls, firewall, gpus = containers.check(settings(tmp_path, docker_server.url))
+    docker, isolation, firewall, gpus = containers.check(settings(tmp_path, docker_server.url))
     assert (docker.check, docker.status) == ("docker", Status.OK)
-    assert (walls.check, firewall.check) == ("walls", "firewall")
+    assert (isolation.check, firewall.check) == ("isolation", "firewall")
     assert (gpus.check, gpus.status) == ("gpus", Status.OK)
 
 

@@ -77,9 +77,9 @@ def test_a_worker_that_is_silent(found, change):
 
 
 def test_a_worker_that_is_deaf(found, change):
-    assert found("deaf").message == "0 workers use the broker; all receive its messages."
+    assert found("messages").message == "0 workers use the broker; all receive its messages."
     change(Worker, broker_ping_at=now(-600))
-    finding = found("deaf")
+    finding = found("messages")
     assert (finding.status, "w on h (no message for 10 minutes)" in finding.message) == (WARNING, True)
 
 
