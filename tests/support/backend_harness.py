@@ -3,6 +3,7 @@
 from support.deployment import wait_until
 
 from core.ids import new_id
+from core.jobs.spec.job_spec import JobSpec
 from core.settings import Settings
 from core.settings.docker import EgressSettings
 from core.storage.artifacts.store import DirectoryStore
@@ -31,6 +32,10 @@ class BackendHarness:
         return make_backend(self.name, self.settings, self._resource_log)
 
     def spec(self, command, *, attempt=1, **options):
+        """Build the launch of a command; options are fields of JobSpec or of LaunchSpec."""
+        own = set(LaunchSpec.__slots__)
+        submitted = {name: options.pop(name) for name in set(JobSpec.__slots__) - own if name in options}
+        job_spec = JobSpec(machine_type=self.machine_type, command=command, **{"stop_grace": 5} | submitted)
         job_id = self.job_id
         scratch = Scratch(self.root / "attempts", job_id, attempt)
         scratch.make(DirectoryStore(self.root / "artifacts-store"))
@@ -43,7 +48,7 @@ class BackendHarness:
             job_id=job_id,
             attempt=attempt,
             machine_type=self.machine_type,
-            command=command,
+            job_spec=job_spec,
             env=env,
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
@@ -51,7 +56,7 @@ class BackendHarness:
             storage=storage.project_folder(project_id, mounted=self.backend.capabilities.mounts),
             datasets=storage.datasets,
             control=scratch.control,
-            **{"container": None, "cpus": None, "memory_bytes": None, "gpus": (), "stop_grace": 5} | options,
+            **{"container": None, "gpus": ()} | options,
         )
 
     def launch(self, spec, confirm=lambda: None, progress=lambda *_: None):

@@ -17,7 +17,6 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.errors import LeaseLost, StoreUnavailable
-from core.formatting import MIB
 from core.jobs import lifecycle, queries
 from core.jobs.guarded_updates import set_output_sizes
 from core.jobs.scheduling import claims
@@ -291,7 +290,7 @@ class AttemptRun:
             attempt=self.job.attempt,
             project_id=self.job.project_id,
             machine_type=self.job.machine_type,
-            command=spec.command,
+            job_spec=spec,
             container=self.job.image or spec.container,
             env=secrets.environment() | self._service_env(gpus, storage) | self._port_env(ports),
             workspace=scratch.workspace,
@@ -300,13 +299,7 @@ class AttemptRun:
             datasets=self._context.storage.datasets,
             control=scratch.control,
             gpus=gpus,
-            cpus=spec.cpus,
-            memory_bytes=spec.memory_mb * MIB if spec.memory_mb is not None else None,
-            stop_grace=spec.stop_grace,
-            shared_mem_bytes=spec.shared_mem_mb * MIB if spec.shared_mem_mb is not None else None,
             working_dir=self._working_dir(),
-            user=spec.user,
-            pull_policy=spec.image_pull_policy,
             build=ImageBuild(spec.rel_dockerfile_path or DOCKERFILE, spec.registry_target)
             if spec.use_dockerfile
             else None,

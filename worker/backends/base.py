@@ -18,7 +18,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from core.catalogue.backends import Capabilities
 from core.catalogue.registry_hosts import RegistryCredentials
+from core.formatting import MIB
 from core.jobs.spec import container_options as options
+from core.jobs.spec.job_spec import JobSpec
 from core.system.filesystem import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,10 @@ class PortForward:
     internal: int
 
 
+def _mib(count: int | None) -> int | None:
+    return count * MIB if count is not None else None
+
+
 def _no_login(image: str, *, push: bool = False) -> None:
     del image, push
 
@@ -91,7 +97,7 @@ class LaunchSpec:
 
     Attributes:
         name: Unique for job and attempt, so that a launch whose reply was lost can be found by it.
-        command: A shell command.
+        job_spec: What was submitted.
         container: Image reference, or None.
         env: The command's whole environment, except what the machine itself sets (PATH, HOME).
         workspace: Folder on this host that the job works in (`/paperspace`).
@@ -101,13 +107,7 @@ class LaunchSpec:
         datasets: Folder on this host that all jobs can read (`/storage/datasets`).
         control: Folder on this host for the wrapper's files.
         gpus: The host's GPUs reserved for the job, by index or UUID.
-        cpus: Limit of CPUs, or None.
-        memory_bytes: Limit of memory, or None.
-        stop_grace: Seconds between SIGTERM and SIGKILL when the machine itself ends the job.
-        shared_mem_bytes: Size of /dev/shm, or None.
         working_dir: Folder that the command starts in, as the job sees it; None: its workspace.
-        user: `UID:GID`, or None for the host's choice.
-        pull_policy: Always, IfNotPresent or Never; None: the host's setting.
         build: The image to build for it, in place of `container`; None: none.
         ports: Ports of the host reserved for the job. In a container they are forwarded to the job's own ports; other
             jobs listen on them directly, at the ports in `GRADIENT_PORT_<internal>`.
@@ -119,7 +119,7 @@ class LaunchSpec:
     attempt: int
     project_id: str
     machine_type: str
-    command: str
+    job_spec: JobSpec = field(repr=False)
     container: str | None
     env: dict[str, str] = field(repr=False)  # it may hold secrets
     workspace: Path
@@ -128,16 +128,20 @@ class LaunchSpec:
     datasets: Path
     control: Path
     gpus: tuple[str, ...]
-    cpus: float | None
-    memory_bytes: int | None
-    stop_grace: float
-    shared_mem_bytes: int | None = None
     working_dir: str | None = None
-    user: str | None = None
-    pull_policy: str | None = None
     build: ImageBuild | None = None
     ports: tuple[PortForward, ...] = ()
     login: FindLogin = _no_login
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The limit of memory, or None."""
+        return _mib(self.job_spec.memory_mb)
+
+    @property
+    def shared_mem_bytes(self) -> int | None:
+        """The size of /dev/shm, or None."""
+        return _mib(self.job_spec.shared_mem_mb)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +346,7 @@ def write_command(spec: LaunchSpec) -> None:
     Raises:
         LaunchError: The file cannot be written.
     """
-    command = f"{spec.command}\n".encode()
+    command = f"{spec.job_spec.command}\n".encode()
     try:
         # The folder is closed to others; the job may run as another user.
         write_atomically(spec.control / "command", command, durable=False, mode=0o644)

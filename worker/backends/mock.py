@@ -96,7 +96,7 @@ class MockBackend(Backend):
             "launched": time.monotonic(),
             "memory_bytes": spec.memory_bytes,
             "preempt_after": preempt,
-            "stop_grace": spec.stop_grace,
+            "stop_grace": spec.job_spec.stop_grace,
         }
 
     def poll(self, handle: Handle) -> Exit | None:
@@ -173,9 +173,9 @@ class MockBackend(Backend):
 
     def _start(self, spec: LaunchSpec) -> None:
         allowed = os.sched_getaffinity(0)
-        if spec.cpus is not None:
+        if spec.job_spec.cpus is not None:
             # Affects this thread only; the child inherits it before it can run anything.
-            os.sched_setaffinity(0, self._cpus(spec.cpus))
+            os.sched_setaffinity(0, self._cpus(spec.job_spec.cpus))
         try:
             child = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
                 [str(WRAPPER), str(spec.control)],
@@ -232,7 +232,7 @@ class MockBackend(Backend):
 
 def _reject_unsupported(spec: LaunchSpec) -> None:
     """Refuse options that a process cannot have, for example those of a submission that did not know of simulation."""
-    if spec.user is not None:
+    if spec.job_spec.user is not None:
         raise LaunchError("option_refused", "machine types are simulated here, by processes of the worker's own user")
     if spec.shared_mem_bytes is not None:
         here = os.statvfs(_SHARED_MEMORY)

@@ -267,7 +267,7 @@ def _make_handle(spec: LaunchSpec, device: ReservedTpu, *, on_vm: bool) -> Handl
             "type": node.accelerator_type,
             "url": None if on_vm else node.url,
         },
-        "stop_grace": spec.stop_grace,
+        "stop_grace": spec.job_spec.stop_grace,
     }
 
 

@@ -315,7 +315,7 @@ def test_an_api_that_is_away_says_nothing_of_a_running_job(make_harness, simulat
         polls.append(time.monotonic() - began)
         time.sleep(0.05)
     assert statistics.median(polls) < 0.25, "whoever watches is not kept waiting"  # one may be, by a busy machine
-    (place.spec("").workspace / "end").touch()
+    (place.spec("true").workspace / "end").touch()
     exit_ = place.wait(handle)
     assert (exit_.code, exit_.reason) == (6, None)
 

@@ -1,6 +1,5 @@
 """A pool of nodes that are there: jobs take them in turn and leave them running."""
 
-import dataclasses
 import threading
 
 import grpc
@@ -87,7 +86,7 @@ def test_many_jobs_at_once_never_share_a_node(with_pool, tmp_path):
         one = BackendHarness(
             "tpu", tmp_path / str(number), tpu=place.settings.tpu, resource_log=place._resource_log, machine_type="TPU"
         )
-        spec = dataclasses.replace(one.spec("sleep 600"), stop_grace=0)
+        spec = one.spec("sleep 600", stop_grace=0)
         barrier.wait()
         try:
             taken.append((one, one.launch(spec)))

@@ -147,7 +147,7 @@ def _host_config(spec: LaunchSpec, options: ContainerOptions) -> dict[str, Any]:
         # Including swap: better a job that ends with a reason than one that swaps and is slow.
         "Memory": memory or 0,
         "MemorySwap": memory or 0,
-        "NanoCpus": round(spec.cpus * 1e9) if spec.cpus is not None else 0,
+        "NanoCpus": round(spec.job_spec.cpus * 1e9) if spec.job_spec.cpus is not None else 0,
         "ShmSize": spec.shared_mem_bytes or options.shm_bytes,
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
         "LogConfig": _LOG_CONFIG,

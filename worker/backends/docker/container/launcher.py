@@ -203,7 +203,7 @@ class Launcher:
         if spec.build is None:
             reference = spec.container or self._settings.default_image
             with pull_auth(spec.login, reference) as auth:
-                return self.images.ensure(reference, progress, policy=spec.pull_policy, auth=auth)
+                return self.images.ensure(reference, progress, policy=spec.job_spec.image_pull_policy, auth=auth)
         return self._builder.build(
             spec,
             progress,

@@ -62,8 +62,8 @@ def resolve_user(spec: LaunchSpec, policy: ContainerPolicy, settings: DockerSett
     """
     project = default_user(settings, spec.project_id)
     requested = project
-    if spec.user is not None:
-        uid, _, gid = uid_gid(spec.user).partition(":")
+    if spec.job_spec.user is not None:
+        uid, _, gid = uid_gid(spec.job_spec.user).partition(":")
         requested = int(uid), int(gid)
     if requested != project and 0 in requested and not policy.root:
         raise LaunchError(

@@ -109,7 +109,7 @@ class ImageBuilder:
             dockerfile,
             network=network,
             memory_bytes=spec.memory_bytes or usual,
-            cpus=spec.cpus or images.build_cpus,
+            cpus=spec.job_spec.cpus or images.build_cpus,
             shm_bytes=spec.shared_mem_bytes or self._settings.docker.shm_mb * MIB,
             cgroup=images.build_cgroup,
         )

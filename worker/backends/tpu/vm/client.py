@@ -288,10 +288,10 @@ def _describe_job(spec: LaunchSpec, image: str, env: dict[str, str]) -> dict[str
     """Describe the job for the VM."""
     login = spec.login(image)
     limits = {
-        "cpus": spec.cpus,
+        "cpus": spec.job_spec.cpus,
         "memory": spec.memory_bytes,
         "shm-size": spec.shared_mem_bytes,
-        "user": spec.user,
+        "user": spec.job_spec.user,
     }
     within = None
     if spec.working_dir is not None:
@@ -299,10 +299,10 @@ def _describe_job(spec: LaunchSpec, image: str, env: dict[str, str]) -> dict[str
         root = next((one for one in (WORKSPACE, str(spec.workspace)) if request.is_relative_to(one)), None)
         within = str(request.relative_to(root)) if root is not None else None
     return {
-        "command": spec.command,
+        "command": spec.job_spec.command,
         "image": image,
         "env": env,
-        "pull": spec.pull_policy,
+        "pull": spec.job_spec.image_pull_policy,
         "login": None
         if login is None
         else {"host": login.host, "username": login.username, "password": login.password},

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from core.jobs.spec.job_spec import JobSpec
 from worker.backends.base import WRAPPER, LaunchSpec, PortForward
 from worker.backends.docker.container.config import ContainerOptions, container_config, container_name
 
@@ -14,7 +15,7 @@ SPEC = LaunchSpec(
     attempt=2,
     project_id="p1",
     machine_type="P4000",
-    command="python main.py",
+    job_spec=JobSpec(machine_type="P4000", command="python main.py", cpus=1.5, memory_mb=1024),
     container="org/image:tag",
     env={"GRADIENT_JOB_ID": "jabc", "LEARNING_RATE": "0.1"},
     workspace=Path("/srv/w"),
@@ -23,9 +24,6 @@ SPEC = LaunchSpec(
     datasets=Path("/srv/d"),
     control=Path("/srv/c"),
     gpus=("1", "3"),
-    cpus=1.5,
-    memory_bytes=2**30,
-    stop_grace=60,
 )
 OPTIONS = ContainerOptions(
     image="org/image:tag",
@@ -119,8 +117,10 @@ GOLDEN = {
 }
 
 
-def config(spec=None, options=None):
-    return container_config(dataclasses.replace(SPEC, **(spec or {})), dataclasses.replace(OPTIONS, **(options or {})))
+def config(spec=None, options=None, submitted=None):
+    job_spec = dataclasses.replace(SPEC.job_spec, **(submitted or {}))
+    launch_spec = dataclasses.replace(SPEC, job_spec=job_spec, **(spec or {}))
+    return container_config(launch_spec, dataclasses.replace(OPTIONS, **(options or {})))
 
 
 def test_the_container_of_a_job_is_exactly_this():
@@ -131,8 +131,8 @@ def test_the_container_of_a_job_is_exactly_this():
 
 def test_nothing_of_the_specification_goes_through_as_it_is():
     """Every option that a user can set has a field of its own; the environment is the only table."""
-    kinds = {field.name: field.type for field in dataclasses.fields(LaunchSpec)}
-    assert [name for name, kind in kinds.items() if "dict" in str(kind)] == ["env"]
+    kinds = [(field.name, str(field.type)) for one in (LaunchSpec, JobSpec) for field in dataclasses.fields(one)]
+    assert [name for name, kind in kinds if "dict" in kind] == ["env", "env_vars"]
 
 
 def test_ports_are_opened_where_the_host_says_and_no_others():
@@ -150,7 +150,7 @@ def test_a_launch_shows_no_secret_where_it_is_printed():
 
 
 def test_a_job_without_limits_has_those_of_its_host():
-    host = config({"cpus": None, "memory_bytes": None})["HostConfig"]
+    host = config(submitted={"cpus": None, "memory_mb": None})["HostConfig"]
     assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (0, 2**34, 2**34)
 
 
@@ -179,8 +179,9 @@ def test_an_administrator_may_leave_capabilities():
 
 def test_what_is_opened_and_asked_for_has_its_place():
     host = config(
-        {"shared_mem_bytes": 2**20, "working_dir": "/paperspace/src"},
+        {"working_dir": "/paperspace/src"},
         {"devices": ("/dev/fuse",), "folders": (("/data", "/in"),), "cdi": ("nvidia.com/gpu=1", "nvidia.com/gpu=3")},
+        {"shared_mem_mb": 1},
     )
     assert host["WorkingDir"] == "/paperspace/src"
     assert host["HostConfig"] == GOLDEN["HostConfig"] | {

@@ -57,7 +57,7 @@ def refusal(place, **options):
 
 def test_shared_memory_is_as_large_as_asked_for(make):
     size = "df -k /dev/shm | tail -n 1 | awk '{print $2}'"
-    assert said(make(), size, shared_mem_bytes=96 * MIB) == [str(96 * 1024)]
+    assert said(make(), size, shared_mem_mb=96) == [str(96 * 1024)]
     assert said(make(shm_mb=32), size) == [str(32 * 1024)]
 
 

@@ -202,7 +202,7 @@ def test_a_build_is_exactly_this():
 
 def test_a_build_has_the_limits_of_its_job(place):
     reads = "cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null; ulimit -c; df -k /dev/shm"
-    spec = place.spec("true", build=ImageBuild("Dockerfile"), cpus=0.5, shared_mem_bytes=96 * 2**20)
+    spec = place.spec("true", build=ImageBuild("Dockerfile"), cpus=0.5, shared_mem_mb=96)
     (spec.workspace / "Dockerfile").write_text(f"FROM {SHELL_IMAGE}\nRUN {reads}\n")
     place.backend.build(spec, lambda *_: None)
     output = place.output(spec).decode()
