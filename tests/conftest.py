@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from sqlalchemy import make_url
 from support.browser import find_chromium
@@ -29,6 +30,10 @@ from core.jobs import lifecycle, projects
 from core.jobs.lifecycle import NewJob
 from core.jobs.spec.job_spec import JobSpec
 from gradient_server.simulator.gcs.server import GcsSimulator
+
+# A busy machine takes longer than Hypothesis allows an example by default.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @functools.cache

@@ -254,7 +254,7 @@ def members_of(tree, prefix=""):
             yield f"{prefix}{name}", *value
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tree=TREES, kind=st.sampled_from(["zip", "stored", "tar", "tar.gz"]))
 def test_any_tree_packed_and_unpacked_is_the_same_tree(tree, kind):
     members = list(members_of(tree))
@@ -277,7 +277,7 @@ def test_any_tree_packed_and_unpacked_is_the_same_tree(tree, kind):
         assert sorted(os.listdir(scratch)) == ["archive", "out"]  # noqa: PTH208 - names are all that is compared
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(kind=st.sampled_from(["zip", "tar", "tar.gz"]), data=st.data())
 def test_damaged_archives_are_read_or_refused_and_never_break_the_reader(kind, data):
     members = [("a/run.sh", b"echo\n" * 40, 0o755), ("b", bytes(range(256)) * 8, 0o644), ("c/d/e", b"", 0o600)]

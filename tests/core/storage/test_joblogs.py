@@ -222,7 +222,7 @@ def test_a_full_disk_commits_nothing_and_can_be_tried_again(logs, monkeypatch):
     assert messages(logs) == ["kept", "refused"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     chunks=st.lists(
         st.one_of(

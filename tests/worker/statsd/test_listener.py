@@ -19,15 +19,14 @@ for value in range(5):
     time.sleep(0.05)
 print("sent", flush=True)
 """
-SEND_AND_SEE = (
-    SEND
-    + """
-while not os.path.exists(os.environ["GRADIENT_METRICS_FILE"]) or '"loss": 4' not in open(
+SEE = """
+while not os.path.exists(os.environ["GRADIENT_METRICS_FILE"]) or {!r} not in open(
     os.environ["GRADIENT_METRICS_FILE"]
 ).read():
     time.sleep(0.05)
 """
-)
+SEND_AND_SEE = SEND + SEE.format('"loss": 4')
+FORGE_AND_SEE = SEND + SEE.format('"statsd_dropped": 5')
 FLOOD = """
 import os, socket, sys, time
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -75,7 +74,7 @@ def test_what_a_job_sends_becomes_its_metrics(service, port, tmp_path):
 def test_a_job_cannot_write_into_another_s_metrics(service, port, tmp_path):
     victim = service.submit("sleep 300")
     wait_until(lambda: service.job(victim)["state"] == "Running", "the victim to run")
-    forger = service.submit(python(SEND, tmp_path, port, victim) + "; sleep 2.5")
+    forger = service.submit(python(FORGE_AND_SEE, tmp_path, port, victim))
     assert service.wait_ended(forger)["exitCode"] == 0
     assert series(service, forger)["statsd_dropped"][-1] == 5
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:  # no job of anybody's
