@@ -172,8 +172,8 @@ def _add_signing(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _add_secrets(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    secrets = commands.add_parser("secrets", help="manage the keys that encrypt secrets")
-    verbs = secrets.add_subparsers(dest="verb", required=True, metavar="VERB")
+    key_rotation = commands.add_parser("secrets", help="manage the keys that encrypt secrets")
+    verbs = key_rotation.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser(
         "rotate",
         help="encrypt all secrets and registry passwords with a new key",
@@ -262,33 +262,33 @@ def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
 
         return tpu_simulator.run(parsed)
     if parsed.command in {"secrets", "signing"}:
-        from gradient_server.commands import secrets
+        from gradient_server.commands import key_rotation
 
         signing = parsed.command == "signing"
-        return secrets.rotate_signing(settings, forget=parsed.forget) if signing else secrets.rotate(settings)
-    from gradient_server import processes
+        return key_rotation.rotate_signing(settings, forget=parsed.forget) if signing else key_rotation.rotate(settings)
+    from gradient_server import entrypoints
     from gradient_server.tracing import export_spans
 
     if parsed.command == "migrate":
-        return processes.migrate(settings, parsed.back_to)
+        return entrypoints.migrate(settings, parsed.back_to)
     with export_spans(settings.tracing):
         return _serve(parsed, settings)
 
 
 def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
-    from gradient_server import processes
+    from gradient_server import entrypoints
 
     if parsed.command == "worker":
-        return processes.worker(settings, parsed.name)
+        return entrypoints.worker(settings, parsed.name)
     given = {"host": parsed.host, "port": parsed.port}
     api = settings.api.model_copy(update={name: value for name, value in given.items() if value is not None})
     settings = settings.model_copy(update={"api": api})
     if parsed.command == "api":
-        return processes.api(settings)
+        return entrypoints.api(settings)
     return (
-        processes.up_with_tpu_simulator(settings, parsed.name)
+        entrypoints.up_with_tpu_simulator(settings, parsed.name)
         if parsed.tpu_simulator
-        else processes.up(settings, parsed.name)
+        else entrypoints.up(settings, parsed.name)
     )
 
 

@@ -18,7 +18,7 @@ from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import Signer
 from service.log_stream.registry import StreamRegistry
 from service.metrics.project_job_counts import JobCounts
-from service.metrics.prometheus import ServiceMetrics
+from service.metrics.service_metrics import ServiceMetrics
 from service.presenters.metrics_cache import JobMetricsCache
 
 

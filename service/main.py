@@ -18,7 +18,7 @@ from core.security.sessions import Sessions
 from core.settings import Settings
 from core.storage.artifacts.factory import open_artifacts
 from service import dashboard, original
-from service.auth.api_keys import require_key_or_session
+from service.auth.authentication import require_key_or_session
 from service.auth.key_limits import Limits
 from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
@@ -29,7 +29,7 @@ from service.http.middleware import OriginCheckMiddleware, RequestContextMiddlew
 from service.http.tracing import TracingMiddleware
 from service.log_stream.registry import StreamRegistry
 from service.metrics.project_job_counts import JobCounts
-from service.metrics.prometheus import MetricsMiddleware, ServiceMetrics
+from service.metrics.service_metrics import MetricsMiddleware, ServiceMetrics
 from service.presenters.metrics_cache import JobMetricsCache
 from service.routes import (
     artifacts,

@@ -17,8 +17,8 @@ from core.catalogue.backends import enabled_backends
 from core.catalogue.machine_types import Catalogue, MachineType
 from core.db.database import Database
 from core.formatting import MIB
-from core.jobs.scheduling.allocations import PortRange
 from core.jobs.scheduling.claims import WorkerOffer
+from core.jobs.scheduling.port_allocations import PortRange
 from core.settings import Settings
 from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.factory import open_artifacts
@@ -29,7 +29,7 @@ from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
 from worker.backends.base import Backend, ImageBackend
 from worker.cloud_resource_log import DatabaseResourceLog
-from worker.shared_storage import SharedStorage
+from worker.project_folders import SharedStorage
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from core.db.database import Base, now
 from core.db.models.jobs import Attempt, Event, Job, Outbox
 from core.errors import LeaseLost
-from core.jobs.scheduling.allocations import release
+from core.jobs.scheduling.port_allocations import release
 from core.jobs.states import OWNED, SOURCES, JobState
 
 # Core inserts, not ORM: nothing needs to be read back, and these run at every transition.

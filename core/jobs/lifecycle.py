@@ -32,7 +32,7 @@ from core.jobs.guarded_updates import (
     update_attempt,
 )
 from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason
-from core.jobs.scheduling.allocations import count_dynamic_ports, request_ports
+from core.jobs.scheduling.port_allocations import count_dynamic_ports, request_ports
 from core.jobs.spec.job_spec import JobSpec, check_tags
 from core.jobs.states import OWNED, JobState
 

@@ -1,7 +1,7 @@
 """A snapshot of jobs, queues and workers for monitoring.
 
 Everything is read from the database, at a cost that does not depend on the number of ended jobs: the others are found
-by the index on the state. Jobs that end are counted by `core.monitoring.event_counters`.
+by the index on the state. Jobs that end are counted by `core.monitoring.job_event_totals`.
 """
 
 from collections import Counter

@@ -10,21 +10,19 @@ from urllib.parse import urlsplit
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from core.settings.api import ApiSettings, LimitSettings, MetricSettings, SignInSettings
+from core.settings.api import ApiSettings, SignInSettings
+from core.settings.broker import QueueSettings
 from core.settings.cloud import ArtifactSettings, BucketSettings, GcsSettings, TpuSettings
-from core.settings.database import DatabaseSettings, QueueSettings, SecretSettings
-from core.settings.docker import DockerSettings, EgressSettings, ImageSettings, PortSettings
+from core.settings.database import DatabaseSettings
+from core.settings.disk import DiskSettings, LogSettings
+from core.settings.docker import DockerSettings, ImageSettings
+from core.settings.encryption import SecretSettings
 from core.settings.group import SettingsGroup
+from core.settings.limits import LimitSettings, MetricSettings
+from core.settings.network import EgressSettings, PortSettings
 from core.settings.retention import RetentionSettings
-from core.settings.worker import (
-    MOCK_BACKEND,
-    DiskSettings,
-    LogSettings,
-    MachineSettings,
-    StatsdSettings,
-    WorkerSettings,
-)
-from core.system.host_names import EVERY_ADDRESS, canonical_host
+from core.settings.worker import MOCK_BACKEND, MachineSettings, StatsdSettings, WorkerSettings
+from core.system.canonical_host import EVERY_ADDRESS, canonical_host
 
 _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672}
 

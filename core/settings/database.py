@@ -1,8 +1,8 @@
-"""Settings of the database, the broker, and the encryption keys of secrets."""
+"""Settings of the database."""
 
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, field_validator
 
 from core.settings.group import SettingsGroup
 
@@ -30,29 +30,3 @@ class DatabaseSettings(SettingsGroup):
         if url is not None:
             _ = urlsplit(url).port  # raises if the port is not a number
         return url
-
-
-class QueueSettings(SettingsGroup):
-    """The message broker, which wakes workers on other hosts."""
-
-    broker_url: str | None = Field(
-        default=None, description="URL of the Celery broker; default: none, workers only poll"
-    )
-    ping_seconds: float = Field(
-        default=20.0, gt=0, description="seconds between the messages that a worker sends to itself through the broker"
-    )
-    broker_silent_seconds: float = Field(
-        default=90.0,
-        ge=0,
-        description="seconds without a message from the broker after which a worker restarts; 0: never",
-    )
-
-
-class SecretSettings(SettingsGroup):
-    """Encryption of secrets and registry passwords."""
-
-    encryption_keys: list[SecretStr] = Field(
-        default=[],
-        description="encryption keys (32 bytes in URL-safe Base64) as a JSON list, the first for new values; "
-        "default: those in secrets.key under GRADIENT_HOME, which is created when first needed",
-    )

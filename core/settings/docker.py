@@ -1,7 +1,7 @@
-"""Settings of containers, their images, egress and ports."""
+"""Settings of containers and their images."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -140,34 +140,4 @@ class ImageSettings(SettingsGroup):
     build_network: str | None = Field(
         default=None,
         description="network of a build's steps; default: that of the jobs' containers; none: no network at all",
-    )
-
-
-class EgressSettings(SettingsGroup):
-    """Egress policy for addresses named by users: git servers and registries."""
-
-    schemes: list[Literal["https", "http"]] = Field(
-        default=["https"],
-        description="URL schemes of git addresses that workers may fetch from, as a JSON list of https and http",
-    )
-    allowed: list[str] = Field(
-        default=[],
-        description="hosts and networks (CIDR) that may be connected to although they are not public, as a JSON list",
-    )
-
-
-class PortSettings(SettingsGroup):
-    """Host ports for jobs."""
-
-    bind: str = Field(
-        default="127.0.0.2",
-        description="address on this host at which jobs' ports are opened; must not be an address of the dashboard, "
-        "whose browser sessions would be sent to jobs",
-    )
-    range_start: int = Field(default=20_000, ge=1024, le=65_535, description="first host port for jobs that name none")
-    range_end: int = Field(
-        default=29_999,
-        ge=1024,
-        le=65_535,
-        description="last host port for jobs that name none; below GRADIENT_PORTS__RANGE_START: no such ports",
     )

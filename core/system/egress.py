@@ -12,9 +12,9 @@ import unicodedata
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from core.catalogue.registry_hosts import DOCKER_HUB, registry_host
+from core.catalogue.registries import DOCKER_HUB, registry_host
 from core.errors import EgressRefused
-from core.settings.docker import EgressSettings
+from core.settings.network import EgressSettings
 
 SETTING = "GRADIENT_EGRESS__ALLOWED"
 CONNECT_SECONDS = 10.0

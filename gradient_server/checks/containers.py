@@ -9,7 +9,7 @@ from core.catalogue.machine_types import Catalogue
 from core.errors import SpecInvalid
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
-from worker.backends.docker.container.policy_check import policy_problems
+from worker.backends.docker.container.granted_privileges import policy_problems
 from worker.backends.docker.engine.client import Engine, EngineError
 from worker.backends.docker.gpu import device_requests, nvml
 from worker.backends.docker.gpu.nvml import GpuSample

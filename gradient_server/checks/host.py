@@ -12,10 +12,10 @@ from core.catalogue.machine_types import Catalogue
 from core.errors import SpecInvalid
 from core.formatting import GIB, MIB
 from core.settings import Settings
-from core.system.host_names import canonical_host
+from core.system.canonical_host import canonical_host
 from core.system.inotify import FileWatcher
 from gradient_server.checks.finding import Finding, ok, problem, warning
-from gradient_server.job_ports_host import are_ports_at_dashboard
+from gradient_server.port_address_check import are_ports_at_dashboard
 from worker.sandbox.bubblewrap import unavailable
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from core.db.database import Database
 from core.errors import StoreUnavailable
 from core.settings import Settings
-from gradient_server.checks import artifacts, containers, host, jobs
+from gradient_server.checks import artifact_bucket, containers, host, jobs
 from gradient_server.checks import database as database_checks
 from gradient_server.checks.finding import Finding, Status, problem
 
@@ -36,7 +36,7 @@ def run_checks(settings: Settings) -> list[Finding]:
     return [
         *host.check(settings),
         *containers.check(settings),
-        *artifacts.check(settings),
+        *artifact_bucket.check(settings),
         *_database_findings(settings),
         *database_checks.broker(settings),
     ]

@@ -12,7 +12,7 @@ from core.errors import GradientError
 from core.settings import Settings
 from gradient_server.simulator.gcs.server import GcsSimulator
 from gradient_server.simulator.tpu.api import TpuSimulator
-from gradient_server.simulator.tpu.device import DeviceServer
+from gradient_server.simulator.tpu.device_server import DeviceServer
 from gradient_server.simulator.tpu.state import TpuProject
 from gradient_server.simulator.tpu.vms import SimulatedVms
 

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.errors import LimitReached
 from core.jobs.states import JobState
-from core.settings.api import LimitSettings
+from core.settings.limits import LimitSettings
 
 _WINDOW_SECONDS = 60.0
 _MAX_IDLE_KEYS = 4096

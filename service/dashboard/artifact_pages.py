@@ -10,12 +10,12 @@ from fastapi.responses import Response
 from core.jobs import queries
 from core.storage.artifacts.paths import not_found
 from core.storage.retention import OutputKind
-from service.auth.api_keys import PageCaller, require_key_or_session
+from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.folder_view import crumbs, list_entries
 from service.dashboard.job_pages import LIVE
 from service.dashboard.rendering import render_page
 from service.deps import AppState, AppStateDep, ReadSession
-from service.http.ranges import INLINE_TYPES
+from service.http.file_responses import INLINE_TYPES
 from service.presenters.jobs import job_view
 from service.presenters.removed import check_not_removed
 from service.routes.artifacts import list_artifacts

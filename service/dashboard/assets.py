@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from service.http.ranges import not_modified
+from service.http.file_responses import not_modified
 
 router = APIRouter()
 

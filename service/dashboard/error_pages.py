@@ -8,7 +8,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.auth.sessions import COOKIES
+from service.auth.session_cookie import COOKIES
 from service.dashboard.rendering import render_page
 
 _UNAUTHORIZED = 401

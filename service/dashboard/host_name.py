@@ -8,7 +8,7 @@ from urllib.parse import quote
 from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
 
-from core.system.host_names import canonical_host
+from core.system.canonical_host import canonical_host
 from service.deps import AppStateDep
 
 

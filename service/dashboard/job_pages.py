@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from core.catalogue.backends import capabilities_of
 from core.db.models.jobs import Job
 from core.jobs import cloud_resources, queries
-from service.auth.api_keys import PageCaller, require_key_or_session
+from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.login import FORM_FIELDS, HOME, SameOriginForm
 from service.dashboard.rendering import job_url, render_page
 from service.dashboard.timeline import phase_spans

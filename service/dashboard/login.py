@@ -14,7 +14,7 @@ from core.errors import Unauthorized
 from core.security import one_time_tokens
 from core.security.one_time_tokens import Purpose
 from core.security.sessions import open_session
-from service.auth.sessions import clear_session_cookie, session_token, set_session_cookie
+from service.auth.session_cookie import clear_session_cookie, session_token, set_session_cookie
 from service.auth.sign_in_throttle import FailureBackoff
 from service.dashboard.rendering import render_page
 from service.deps import AppState, AppStateDep

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
-from service.auth.api_keys import PageCaller, require_key_or_session
+from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.rendering import render_page
 from service.deps import ReadSession
 from service.routes.tpus import list_tpus

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic import BaseModel
 
-from service.auth.api_keys import Caller
+from service.auth.authentication import Caller
 from service.deps import AppStateDep
 from service.http.body_limit import allow_json
 from service.schemas.jobs import RequestModel as Shape

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from service.http import errors
-from service.original.path_dispatch import PREFIX, PathDispatchMiddleware
+from service.original.protocol_dispatch import PREFIX, PathDispatchMiddleware
 from service.original.routes import (
     artifacts,
     job_lists,
@@ -19,7 +19,7 @@ from service.original.routes import (
     logs,
     machine_types,
     projects,
-    s3,
+    s3_read,
     signed_links,
     tags,
     teams,
@@ -37,6 +37,6 @@ def include(app: FastAPI, main_routes: Sequence[BaseRoute]) -> None:
     """
     for module in _ROUTE_MODULES:
         app.include_router(module.router, prefix=PREFIX, tags=["original"], responses=errors.RESPONSES)
-    app.include_router(s3.router, tags=["original"], responses=errors.PUBLIC_RESPONSES)
+    app.include_router(s3_read.router, tags=["original"], responses=errors.PUBLIC_RESPONSES)
     routes = [route for module in _ROUTE_MODULES for route in module.router.routes]
     app.add_middleware(PathDispatchMiddleware, routes=routes, main_routes=main_routes)

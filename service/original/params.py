@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from starlette.datastructures import QueryParams
 
 from core.errors import SpecInvalid
-from service.auth.api_keys import Caller
+from service.auth.authentication import Caller
 from service.deps import AppStateDep
 from service.http.body_limit import allow_json
 from service.http.errors import problem

@@ -14,8 +14,8 @@ from core.jobs import cloud_resources, queries, storage_quota
 from core.jobs.projects import ActiveCounts
 from core.jobs.queries import JobFilter
 from core.jobs.reasons import REASONS, reason_message
-from core.jobs.scheduling.allocations import ports_of_jobs
 from core.jobs.scheduling.capacity import LiveWorkers
+from core.jobs.scheduling.port_allocations import ports_of_jobs
 from core.jobs.scheduling.wait_status import WaitStatus, format_moment, wait_statuses
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import OWNED, JobState
@@ -23,7 +23,7 @@ from core.settings import Settings
 from core.storage import retention
 from core.storage.retention import OutputKind, RecordedRemoval
 from service.deps import AppState
-from service.presenters.links import port_views
+from service.presenters.ports import port_views
 from service.presenters.removed import removed_view
 from service.schemas.jobs import EventView, GpuView, JobTpu, JobView, ListJobs, MachineTypeView, ResolvedJob, UsageView
 from service.schemas.projects import ProjectView

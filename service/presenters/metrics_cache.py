@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.jobs import metrics
 from core.jobs.metrics import MAX_SERIES, RowCount
-from core.settings.api import MetricSettings
+from core.settings.limits import MetricSettings
 from service.presenters.downsample import series_view
 from service.schemas.jobs import Metrics, SeriesView
 

@@ -11,10 +11,10 @@ from core.jobs import queries
 from core.storage.artifacts.store import ArtifactFile, OpenArtifact
 from core.storage.retention import OutputKind
 from service.deps import AppStateDep, ReadSession
-from service.http import ranges
-from service.http.file_paths import FILE
+from service.http import file_responses
+from service.http.path_convertor import FILE
 from service.http.zip_stream import zip_blocks
-from service.presenters import links
+from service.presenters import openapi_links
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
 from service.schemas.jobs import ArtifactsPage, ArtifactView, SkippedView
 
@@ -27,7 +27,7 @@ AttemptNumber = Annotated[
 router = APIRouter(prefix="/jobs/{job_id}", tags=["artifacts"])
 
 _FILE_RESPONSES = {
-    **ranges.RESPONSES,
+    **file_responses.RESPONSES,
     307: {"description": "A browser is redirected to a signed URL of the bucket."},
     304: {"description": "Not modified: the client has this version."},
     **REMOVED_RESPONSE,
@@ -38,7 +38,7 @@ _ZIP_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/artifacts", responses={200: {"links": links.LINKS_FROM_ARTIFACTS}})
+@router.get("/artifacts", responses={200: {"links": openapi_links.LINKS_FROM_ARTIFACTS}})
 def list_artifacts(
     session: ReadSession,
     app_state: AppStateDep,
@@ -69,7 +69,7 @@ def list_artifacts(
     f"/artifacts/file/{{path:{FILE}}}",
     response_class=Response,
     responses=_FILE_RESPONSES,
-    openapi_extra=ranges.declare_request_headers("Range", "If-Range", "If-None-Match"),
+    openapi_extra=file_responses.declare_request_headers("Range", "If-Range", "If-None-Match"),
 )
 def read_artifact(
     request: Request,
@@ -84,7 +84,9 @@ def read_artifact(
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.ARTIFACTS)
     if _is_browser(request) and not inline:
-        place = app_state.artifacts.link(job.id, attempt or job.attempt, path, ranges.user_content_headers(path))
+        place = app_state.artifacts.link(
+            job.id, attempt or job.attempt, path, file_responses.user_content_headers(path)
+        )
         if place is not None:
             return RedirectResponse(place, 307, {"Cache-Control": "no-store"})
     opened = app_state.artifacts.open(job.id, attempt or job.attempt, path)
@@ -97,7 +99,7 @@ def read_zip(session: ReadSession, app_state: AppStateDep, job_id: str, attempt:
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.ARTIFACTS)
     blocks = zip_blocks(app_state.artifacts, job.id, attempt or job.attempt, job.id)
-    headers = ranges.user_content_headers(f"{job.id}.zip") | {"Content-Type": "application/zip"}
+    headers = file_responses.user_content_headers(f"{job.id}.zip") | {"Content-Type": "application/zip"}
     return StreamingResponse(blocks, headers=headers)
 
 
@@ -114,12 +116,12 @@ def _artifact_view(file: ArtifactFile) -> ArtifactView:
 def file_response(request: Request, opened: OpenArtifact, path: str, *, inline: bool = False) -> Response:
     """Build the response with an open file's bytes or the requested range, which closes the file in any case."""
     etag = f'"{opened.sha256 or f"{opened.size:x}-{opened.mtime_ms:x}"}"'
-    headers = ranges.user_content_headers(path, inline=inline) | {"ETag": etag}
+    headers = file_responses.user_content_headers(path, inline=inline) | {"ETag": etag}
     with contextlib.ExitStack() as unless_sent:
         unless_sent.callback(opened.file.close)
-        if ranges.not_modified(request, etag):
+        if file_responses.not_modified(request, etag):
             return Response(status_code=304, headers=headers)
-        byte_range = ranges.parse_range(request, opened.size, etag)
-        answer = ranges.range_response(ranges.file_blocks(opened.file, byte_range), byte_range, headers)
+        byte_range = file_responses.parse_range(request, opened.size, etag)
+        answer = file_responses.range_response(file_responses.file_blocks(opened.file, byte_range), byte_range, headers)
         unless_sent.pop_all()
         return answer

@@ -9,10 +9,10 @@ from starlette.concurrency import run_in_threadpool
 from core.db.database import on_commit
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
-from service.auth.api_keys import Caller, PageCaller
+from service.auth.authentication import Caller, PageCaller
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_upload
-from service.presenters import links
+from service.presenters import openapi_links
 from service.presenters.jobs import event_view, job_filter, job_view, job_views
 from service.schemas.jobs import DryRun, ErrorView, Events, JobsPage, JobView, ListJobs, SubmitJob, parse_request
 from service.submission import create
@@ -47,7 +47,7 @@ _SUBMIT_BODY: dict[str, Any] = {
 }
 _SUBMIT_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"model": JobView | DryRun, "description": "Already created with this Idempotency-Key; or a dry run."},
-    201: {"links": links.LINKS_FROM_JOB},
+    201: {"links": openapi_links.LINKS_FROM_JOB},
     415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
     507: {"model": ErrorView, "description": "The disk or the project's quota is full."},
 }
@@ -55,9 +55,9 @@ _CLONE_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "model": JobView,
         "description": "Already created with this Idempotency-Key.",
-        "links": links.LINKS_FROM_JOB,
+        "links": openapi_links.LINKS_FROM_JOB,
     },
-    201: {"links": links.LINKS_FROM_JOB},
+    201: {"links": openapi_links.LINKS_FROM_JOB},
 }
 
 
@@ -127,7 +127,7 @@ async def _acquire_list_slot(request: Request, app_state: AppStateDep, caller: P
 
 @router.get(
     "",
-    responses={200: {"links": links.LINKS_FROM_JOB_LIST}},
+    responses={200: {"links": openapi_links.LINKS_FROM_JOB_LIST}},
     dependencies=[Depends(_acquire_list_slot, scope="function")],
 )
 def list_jobs(session: ReadSession, app_state: AppStateDep, wanted: Annotated[ListJobs, Query()]) -> JobsPage:
@@ -136,7 +136,7 @@ def list_jobs(session: ReadSession, app_state: AppStateDep, wanted: Annotated[Li
     return JobsPage(jobs=job_views(session, app_state, page.jobs), next=page.next_cursor)
 
 
-@router.get("/{job_id}", responses={200: {"links": links.LINKS_FROM_JOB}})
+@router.get("/{job_id}", responses={200: {"links": openapi_links.LINKS_FROM_JOB}})
 def show_job(session: ReadSession, app_state: AppStateDep, job_id: str) -> JobView:
     """Return one job."""
     return job_view(session, app_state, queries.get(session, job_id))

@@ -8,9 +8,9 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.jobs import queries
 from core.storage.retention import OutputKind
-from service.auth.api_keys import PageCaller
+from service.auth.authentication import PageCaller
 from service.deps import AppState, AppStateDep, ReadSession
-from service.http import ranges
+from service.http import file_responses
 from service.http.errors import problem
 from service.log_stream.follower import LogStream, log_row
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
@@ -29,7 +29,7 @@ _LOG_RESPONSES: dict[int | str, dict[str, Any]] = {
         "content": {_EVENT_STREAM: {"schema": {"type": "string"}}},
     }
 }
-_RAW_RESPONSES = {**ranges.RESPONSES, **REMOVED_RESPONSE}
+_RAW_RESPONSES = {**file_responses.RESPONSES, **REMOVED_RESPONSE}
 
 
 @router.get("", response_model=LogPage, responses=_LOG_RESPONSES)
@@ -54,7 +54,7 @@ def read_log(
     "/raw",
     response_class=Response,
     responses=_RAW_RESPONSES,
-    openapi_extra=ranges.declare_request_headers("Range", "If-Range"),
+    openapi_extra=file_responses.declare_request_headers("Range", "If-Range"),
 )
 def read_raw_log(
     request: Request,
@@ -67,9 +67,11 @@ def read_raw_log(
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.LOGS)
     reader = app_state.logs.reader(job.id)
-    byte_range = ranges.parse_range(request, reader.size, None)
+    byte_range = file_responses.parse_range(request, reader.size, None)
     blocks = reader.raw_blocks(byte_range.start, byte_range.length)
-    return ranges.range_response(blocks, byte_range, ranges.user_content_headers(f"{job_id}.log", inline=inline))
+    return file_responses.range_response(
+        blocks, byte_range, file_responses.user_content_headers(f"{job_id}.log", inline=inline)
+    )
 
 
 def read_log_page(session: Session, app_state: AppState, job: Job, after: int, limit: int) -> LogPage:

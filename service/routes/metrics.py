@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from core.jobs import queries
-from service.auth.api_keys import SearchSlot
+from service.auth.authentication import SearchSlot
 from service.deps import AppStateDep, ReadSession
-from service.http import ranges
+from service.http import file_responses
 from service.schemas.jobs import Metrics
 
 router = APIRouter(prefix="/jobs/{job_id}/metrics", tags=["metrics"])
@@ -23,7 +23,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     response_model=Metrics,
     responses=_RESPONSES,
     dependencies=[SearchSlot],
-    openapi_extra=ranges.declare_request_headers("If-None-Match"),
+    openapi_extra=file_responses.declare_request_headers("If-None-Match"),
 )
 def read_metrics(
     request: Request,
@@ -39,6 +39,6 @@ def read_metrics(
     """
     answer = app_state.metrics.get(session, queries.get(session, job_id), name, max_points)
     headers = {"ETag": answer.etag}
-    if ranges.not_modified(request, answer.etag):
+    if file_responses.not_modified(request, answer.etag):
         return Response(status_code=304, headers=headers)
     return Response(answer.body, media_type="application/json", headers=headers)

@@ -10,7 +10,7 @@ from core.jobs import projects, queries
 from core.jobs.projects import ActiveCounts
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
-from service.presenters import links
+from service.presenters import openapi_links
 from service.presenters.jobs import project_view
 from service.schemas.projects import CreateProject, Projects, ProjectView, UpdateProject
 from service.submission.create import check_project_name
@@ -18,8 +18,12 @@ from service.submission.create import check_project_name
 router = APIRouter(prefix="/projects", tags=["projects"])
 
 _CREATE_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"model": ProjectView, "description": "The project already exists.", "links": links.LINKS_FROM_PROJECT},
-    201: {"links": links.LINKS_FROM_PROJECT},
+    200: {
+        "model": ProjectView,
+        "description": "The project already exists.",
+        "links": openapi_links.LINKS_FROM_PROJECT,
+    },
+    201: {"links": openapi_links.LINKS_FROM_PROJECT},
 }
 
 

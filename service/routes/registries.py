@@ -5,13 +5,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Response
 from sqlalchemy.orm import Session
 
-from core.catalogue.registry_hosts import parse_host
+from core.catalogue.registries import parse_host
 from core.jobs import queries
 from core.security import credentials
 from core.security.credentials import ALL_PROJECTS, AnyRegistry
 from core.security.encryption import Vault
 from core.system.egress import Egress, strip_port
-from service.auth.api_keys import Caller
+from service.auth.authentication import Caller
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.schemas.credentials import Registries, RegistryView, SetRegistry

@@ -9,7 +9,7 @@ from core.jobs import queries
 from core.security import credentials
 from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
-from service.auth.api_keys import Caller
+from service.auth.authentication import Caller
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.schemas.credentials import Secrets, SecretView, SetSecret

@@ -10,10 +10,10 @@ from core.security import api_keys
 from core.security.sessions import open_session
 from core.settings import Settings
 from core.settings.api import ApiSettings
-from core.settings.docker import PortSettings
+from core.settings.network import PortSettings
 from core.settings.worker import WorkerSettings
-from core.system.host_names import canonical_host
-from gradient_server import processes
+from core.system.canonical_host import canonical_host
+from gradient_server import entrypoints
 from gradient_server.checks import host
 from gradient_server.checks.finding import Status
 from gradient_server.main import main
@@ -64,7 +64,7 @@ def test_nothing_starts_where_a_job_s_page_could_lead_to_the_dashboard_s_name(
     monkeypatch.setenv("GRADIENT_API__PUBLIC_URL", url)
     monkeypatch.setenv("GRADIENT_PORTS__BIND", bind)
     monkeypatch.setenv("GRADIENT_WORKER__ADDRESS", "127.0.0.3")
-    monkeypatch.setattr(processes, "_open_database_when_ready", _must_not_open)
+    monkeypatch.setattr(entrypoints, "_open_database_when_ready", _must_not_open)
     assert main([command]) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"error: Jobs' ports would be opened at {bind}")

@@ -9,8 +9,8 @@ import pytest
 
 from core.settings import Settings
 from core.settings.api import ApiSettings
-from gradient_server import processes
-from gradient_server.processes import InsecureHttp
+from gradient_server import entrypoints
+from gradient_server.entrypoints import InsecureHttp
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +28,7 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - the case under test
 
 @pytest.mark.parametrize("api", [{}, {"public_url": "http://jobs.example"}])
 @pytest.mark.parametrize("host", [EVERYWHERE, "::", "192.0.2.1"])
-@pytest.mark.parametrize("start", [processes.api, lambda settings: processes.up(settings, None)])
+@pytest.mark.parametrize("start", [entrypoints.api, lambda settings: entrypoints.up(settings, None)])
 def test_http_that_others_can_reach_is_refused(tmp_path, api, host, start):
     settings = Settings(home=tmp_path, api=ApiSettings(host=host, port=0, **api))
     with pytest.raises(InsecureHttp, match=r"GRADIENT_API__PUBLIC_URL.*GRADIENT_API__INSECURE_HTTP=true"):
@@ -47,7 +47,7 @@ def test_http_that_others_can_reach_is_refused(tmp_path, api, host, start):
 def test_loopback_a_proxy_with_tls_or_an_explicit_word_is_enough(monkeypatch, api):
     bound = []
     monkeypatch.setattr(socket.socket, "bind", lambda _, address: bound.append(address))
-    processes._listen(Settings(api=ApiSettings(port=0, **api))).close()
+    entrypoints._listen(Settings(api=ApiSettings(port=0, **api))).close()
     assert bound == [(api["host"], 0)]
 
 

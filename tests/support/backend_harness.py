@@ -5,12 +5,12 @@ from support.deployment import wait_until
 from core.ids import new_id
 from core.jobs.spec.job_spec import JobSpec
 from core.settings import Settings
-from core.settings.docker import EgressSettings
+from core.settings.network import EgressSettings
 from core.storage.artifacts.store import DirectoryStore
 from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
 from worker.backends.base import LaunchSpec
-from worker.shared_storage import SharedStorage
+from worker.project_folders import SharedStorage
 
 
 class BackendHarness:

@@ -32,7 +32,7 @@ from core.settings.api import ApiSettings
 from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.paths import to_public_path
 from service.main import create_app
-from service.original.routes.s3 import BUCKET
+from service.original.routes.s3_read import BUCKET
 from service.schemas.jobs import SubmitJob, parse_request
 from service.submission import create
 from service.submission.create import RequestOrigin

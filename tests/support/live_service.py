@@ -20,8 +20,8 @@ from core.db.database import Database
 from core.db.models.jobs import Job
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims, workers
-from core.jobs.scheduling.allocations import PortRange
 from core.jobs.scheduling.claims import WorkerOffer
+from core.jobs.scheduling.port_allocations import PortRange
 from core.settings import Settings
 from service.deps import AppState
 from service.http.server import Server

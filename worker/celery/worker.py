@@ -11,7 +11,7 @@ from core.jobs.scheduling.workers import record_ping
 from core.notify.broker import Publisher, make_app, queue
 from core.notify.local_notifier import LocalNotifier
 from core.notify.messages import machine_type_queue, worker_queue
-from worker.celery import redis_transport, tasks
+from worker.celery import redis_transport, wake_tasks
 from worker.celery.broker_watchdog import BrokerWatchdog
 from worker.context import WorkerContext
 from worker.supervisor import Supervisor
@@ -41,7 +41,7 @@ def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, notifie
     redis_transport.install()
     app = make_app(broker_url)
     app.conf.task_queues = [queue(name) for name in queues(context)]
-    app.conf.worker_consumer = "worker.celery.consumer:Consumer"
+    app.conf.worker_consumer = "worker.celery.message_filter:Consumer"
     supervisor_thread = threading.Thread(target=supervisor.run, name="supervisor")
 
     def end() -> None:
@@ -51,7 +51,7 @@ def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, notifie
         os._exit(EXIT_BROKER_SILENT)
 
     watchdog = _broker_watchdog(broker_url, context, end)
-    tasks.register(app, notifier, watchdog.ping_received)
+    wake_tasks.register(app, notifier, watchdog.ping_received)
 
     app.steps["worker"].add(_supervisor_step(supervisor, supervisor_thread, watchdog))
     signals.setup_logging.connect(_keep_own_logging)

@@ -14,7 +14,7 @@ from core.db.database import now
 from core.db.models.jobs import Job
 from core.errors import LeaseLost
 from core.jobs import lifecycle, maintenance, metrics, queries
-from core.jobs.scheduling import allocations
+from core.jobs.scheduling import port_allocations
 from core.jobs.states import OWNED, TERMINAL
 from core.storage.prune import prune
 from worker.attempt.disk_quota import measure_used_bytes
@@ -83,7 +83,7 @@ class Sweep:
                     partial(maintenance.renotify_overdue, seconds=self._renotify_seconds)
                 ),
                 "gpus": self._context.write(maintenance.release_orphaned_gpus),
-                "ports": self._context.write(allocations.release_orphaned_ports),
+                "ports": self._context.write(port_allocations.release_orphaned_ports),
                 "retention": self._prune(),
             }
         if any(repaired.values()):

@@ -11,7 +11,7 @@ import threading
 import time
 
 from worker.context import WorkerContext
-from worker.statsd.aggregator import Aggregator
+from worker.statsd.metrics_writer import Aggregator
 from worker.statsd.protocol import parse
 from worker.statsd.sender_lookup import SenderLookup, make_sender_lookup
 

@@ -21,7 +21,7 @@ from core.catalogue.backends import capabilities_of
 from core.settings import Settings
 from worker.backends.docker.container.config import container_name
 from worker.backends.docker.engine.client import Engine, EngineError
-from worker.statsd.aggregator import Sender
+from worker.statsd.metrics_writer import Sender
 
 Address = tuple[str, int]
 

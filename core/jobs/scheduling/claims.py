@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 from core.db.database import Base, now
 from core.db.models.jobs import Attempt, GpuAllocation, Job, Project, Worker
 from core.jobs.guarded_updates import add_event, returning_one
-from core.jobs.scheduling import allocations, image_affinity
-from core.jobs.scheduling.allocations import PortRange
+from core.jobs.scheduling import image_affinity, port_allocations
+from core.jobs.scheduling.port_allocations import PortRange
 from core.jobs.states import OWNED, JobState
 
 _NO_PORTS = PortRange(1, 0, "")
@@ -135,7 +135,7 @@ def _record_claim(session: Session, job: Job, offer: WorkerOffer, free: _FreeCap
     if free.gpus is not None and job.gpus:
         of_job = {"host": offer.host, "job_id": job.id, "attempt": job.attempt}
         session.execute(_INSERT_GPU_ALLOCATION, [of_job | {"gpu": gpu} for gpu in free.gpus[: job.gpus]])
-    allocations.allocate_ports(session, job, offer.host, offer.ports, free.allocated_ports)
+    port_allocations.allocate_ports(session, job, offer.host, offer.ports, free.allocated_ports)
     session.execute(_MARK_SERVED, {"served": job.project_id})
     add_event(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=offer.worker)
 
@@ -151,7 +151,7 @@ def _free_capacity(session: Session, offer: WorkerOffer) -> _FreeCapacity:
         gpus=gpus,
         cpus=_UNLIMITED if offer.cpus is None else offer.cpus - (held.cpus or 0.0),
         memory_mb=_UNLIMITED if offer.memory_mb is None else offer.memory_mb - (held.memory_mb or 0),
-        allocated_ports=allocations.allocated_ports(session, offer.host),
+        allocated_ports=port_allocations.allocated_ports(session, offer.host),
     )
 
 
@@ -190,7 +190,7 @@ def _next_job_query(*, some_types: bool, image_wait: float) -> Select[int]:
         or_(Job.cpus.is_(None), Job.cpus <= bindparam("free_cpus")),
         or_(Job.memory_mb.is_(None), Job.memory_mb <= bindparam("free_memory_mb")),
         Job.dynamic_ports <= bindparam("free_ports"),
-        Job.id.not_in(allocations.PORT_CONFLICTS),
+        Job.id.not_in(port_allocations.PORT_CONFLICTS),
     ]
     if some_types:
         fits.append(Job.machine_type.in_(bindparam("machine_types", expanding=True)))

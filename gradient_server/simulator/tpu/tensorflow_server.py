@@ -10,7 +10,7 @@ import sys
 
 import tensorflow as tf
 
-from gradient_server.simulator.tpu.device import READY
+from gradient_server.simulator.tpu.device_server import READY
 
 
 def main() -> None:

@@ -16,12 +16,12 @@ from core.jobs import queries
 from core.storage import prune
 from core.storage.artifacts.store import ArtifactFile
 from core.storage.retention import OutputKind
-from service.auth.api_keys import Caller, SearchSlot
+from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession
+from service.original.error_messages import OriginalRoute
 from service.original.params import OriginalParams, Params, check_count, openapi_params
-from service.original.routes import s3
+from service.original.routes import s3_read
 from service.original.routes.signed_links import signed_link
-from service.original.routing import OriginalRoute
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
 
 router = APIRouter(route_class=OriginalRoute)
@@ -79,8 +79,8 @@ def get_artifacts(
     job = _get_job(session, given)
     keys = {"AccessKeyId": f"GRADIENT{secrets.token_hex(6).upper()}", "SecretAccessKey": secrets.token_urlsafe(30)}
     return {
-        "Credentials": keys | {"SessionToken": s3.issue_token(app_state, caller, job.id)},
-        "bucket": s3.BUCKET,
+        "Credentials": keys | {"SessionToken": s3_read.issue_token(app_state, caller, job.id)},
+        "bucket": s3_read.BUCKET,
         "folder": job.id,
     }
 

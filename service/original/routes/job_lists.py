@@ -11,12 +11,12 @@ from core.db.models.jobs import Job
 from core.jobs import queries
 from core.jobs.queries import JobFilter
 from core.jobs.states import JobState
-from service.auth.api_keys import SearchSlot
+from service.auth.authentication import SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession
 from service.http.errors import problem
+from service.original.error_messages import OriginalRoute
 from service.original.params import OriginalParams, Params, check_count, openapi_params
 from service.original.presenters import PREEMPTED, job_shapes
-from service.original.routing import OriginalRoute
 from service.presenters.jobs import job_filter
 from service.schemas.jobs import ListJobs
 

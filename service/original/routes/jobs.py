@@ -9,14 +9,14 @@ from starlette.concurrency import run_in_threadpool
 from core.db.database import on_commit
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
-from service.auth.api_keys import Caller
+from service.auth.authentication import Caller
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_json, allow_upload
+from service.original.error_messages import OriginalRoute
 from service.original.long_poll import poll_until_done
 from service.original.params import OriginalParams, Params, openapi_params, read_params
-from service.original.path_dispatch import CLIENT_NAME_HEADER
 from service.original.presenters import PREEMPTED, job_shape, submitted_shape
-from service.original.routing import OriginalRoute
+from service.original.protocol_dispatch import CLIENT_NAME_HEADER
 from service.original.translate import FIELDS, to_submit_job
 from service.presenters.jobs import PUBLIC_STATES
 from service.submission import create

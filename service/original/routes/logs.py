@@ -8,11 +8,11 @@ from fastapi import APIRouter
 from core.db.models.jobs import Job
 from core.formatting import iso_time
 from core.jobs import queries
-from service.auth.api_keys import Caller
+from service.auth.authentication import Caller
 from service.deps import AppState, AppStateDep
+from service.original.error_messages import OriginalRoute
 from service.original.long_poll import poll_until_done
 from service.original.params import OriginalParams, openapi_params
-from service.original.routing import OriginalRoute
 from service.routes.logs import read_log_page
 from service.schemas.jobs import MAX_LINE, LogPage
 

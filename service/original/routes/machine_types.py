@@ -9,11 +9,11 @@ from core.catalogue.machine_types import MachineType
 from core.errors import MachineTypeUnknown
 from core.jobs.scheduling import workers
 from core.jobs.scheduling.capacity import LiveWorkers, live_workers
-from service.auth.api_keys import Caller
+from service.auth.authentication import Caller
 from service.deps import AppState, AppStateDep, ReadSession
+from service.original.error_messages import OriginalRoute
 from service.original.params import OriginalParams, openapi_params
 from service.original.presenters import CLUSTER, CLUSTER_ID, REGION, vm_type_shape
-from service.original.routing import OriginalRoute
 
 router = APIRouter(route_class=OriginalRoute)
 

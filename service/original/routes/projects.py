@@ -7,11 +7,11 @@ from fastapi import APIRouter
 from core.db.models.jobs import Project
 from core.errors import ProjectNotFound
 from core.jobs import projects, queries
-from service.auth.api_keys import Caller
+from service.auth.authentication import Caller
 from service.deps import ReadSession, WriteSession
+from service.original.error_messages import OriginalRoute
 from service.original.params import OriginalParams, openapi_params
 from service.original.presenters import project_shape
-from service.original.routing import OriginalRoute
 from service.submission.create import check_project_name
 
 router = APIRouter(route_class=OriginalRoute)

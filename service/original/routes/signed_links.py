@@ -11,11 +11,11 @@ from fastapi import APIRouter, Query, Request, Response
 from core.errors import Unauthorized
 from core.jobs import queries
 from core.storage.retention import OutputKind
-from service.auth.api_keys import Principal
+from service.auth.authentication import Principal
 from service.deps import AppState, AppStateDep, ReadSession
-from service.http import ranges
-from service.http.file_paths import FILE
-from service.original.path_dispatch import PREFIX
+from service.http import file_responses
+from service.http.path_convertor import FILE
+from service.original.protocol_dispatch import PREFIX
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
 from service.routes.artifacts import file_response
 
@@ -41,11 +41,11 @@ def signed_link(request: Request, app_state: AppState, caller: Principal, job_id
     name="original_read_artifact",
     response_class=Response,
     responses={
-        **ranges.RESPONSES,
+        **file_responses.RESPONSES,
         304: {"description": "Not modified: the client has this version."},
         **REMOVED_RESPONSE,
     },
-    openapi_extra=ranges.declare_request_headers("Range", "If-Range", "If-None-Match"),
+    openapi_extra=file_responses.declare_request_headers("Range", "If-Range", "If-None-Match"),
 )
 def read_artifact(
     request: Request,

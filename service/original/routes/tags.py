@@ -7,8 +7,8 @@ from fastapi import APIRouter
 from core.jobs import lifecycle, projects, queries
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.errors import problem
+from service.original.error_messages import OriginalRoute
 from service.original.params import OriginalParams, Params, check_count, openapi_params
-from service.original.routing import OriginalRoute
 
 router = APIRouter(route_class=OriginalRoute)
 

@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter
 
-from service.auth.api_keys import Caller
-from service.original.routing import OriginalRoute
+from service.auth.authentication import Caller
+from service.original.error_messages import OriginalRoute
 
 router = APIRouter(route_class=OriginalRoute)
 

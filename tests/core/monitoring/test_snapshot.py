@@ -13,7 +13,7 @@ from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
 from core.monitoring import snapshot
-from core.monitoring.event_counters import EventCounter
+from core.monitoring.job_event_totals import EventCounter
 
 
 @pytest.fixture

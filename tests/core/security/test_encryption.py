@@ -8,7 +8,7 @@ from cryptography.fernet import Fernet
 from core.errors import SecretUnreadable
 from core.security.encryption import Vault, key_id
 from core.settings import Settings
-from core.settings.database import SecretSettings
+from core.settings.encryption import SecretSettings
 
 KEYS = [Fernet.generate_key().decode() for _ in range(2)]
 

@@ -6,7 +6,7 @@ import pytest
 from support.hostile_hosts import ALLOWED_HOSTS, FORBIDDEN_ADDRESSES, FORBIDDEN_HOSTS, fake_resolver
 
 from core.errors import EgressRefused
-from core.settings.docker import EgressSettings
+from core.settings.network import EgressSettings
 from core.system import egress
 from core.system.egress import Egress, connect
 

@@ -24,7 +24,8 @@ from core.security import credentials
 from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
 from core.settings import Settings
-from core.settings.database import DatabaseSettings, QueueSettings
+from core.settings.broker import QueueSettings
+from core.settings.database import DatabaseSettings
 from core.settings.worker import MachineSettings, WorkerSettings
 from gradient_server.checks import database as database_checks
 from gradient_server.checks import host

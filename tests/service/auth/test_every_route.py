@@ -15,7 +15,7 @@ from core.db.database import now
 from core.db.models.credentials import BrowserSession
 from core.db.models.jobs import ApiKey
 from core.security import api_keys
-from service.auth.sessions import COOKIES
+from service.auth.session_cookie import COOKIES
 
 PUBLIC = {
     ("GET", "/health"),

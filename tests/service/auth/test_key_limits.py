@@ -20,7 +20,7 @@ from support.live_service import (
 from core.jobs import queries
 from core.security import api_keys
 from core.settings import Settings
-from core.settings.api import LimitSettings
+from core.settings.limits import LimitSettings
 from core.storage.workspaces import WorkspaceStore
 from service.auth.key_limits import RateLimit
 

@@ -14,7 +14,7 @@ from core.security import api_keys, one_time_tokens
 from core.security.one_time_tokens import Purpose
 from core.settings.api import ApiSettings, SignInSettings
 from service.auth import sign_in_throttle
-from service.auth.sessions import COOKIES
+from service.auth.session_cookie import COOKIES
 from service.dashboard.login import safe_redirect_target, wrong_key_backoff
 from service.main import create_app
 

@@ -10,7 +10,7 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from support.browser import Browser
 
-from service.auth.sessions import COOKIES
+from service.auth.session_cookie import COOKIES
 
 NAMES = [
     "line\nbreak.txt",

@@ -8,7 +8,7 @@ from core.db.models.credentials import GitLogin
 from core.jobs import queries
 from core.security import credentials
 from core.security.encryption import Vault
-from core.settings.docker import EgressSettings
+from core.settings.network import EgressSettings
 
 PASSWORD = "PW-CANARY-77"
 ADDRESS = f"https://me:{PASSWORD}@git.example/repo.git#main"

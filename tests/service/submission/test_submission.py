@@ -23,7 +23,8 @@ from support.live_service import (
 
 from core.settings import Settings
 from core.settings.api import ApiSettings
-from core.settings.database import DatabaseSettings, QueueSettings
+from core.settings.broker import QueueSettings
+from core.settings.database import DatabaseSettings
 from service.main import create_app
 
 

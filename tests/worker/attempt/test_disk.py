@@ -16,7 +16,7 @@ from core.jobs.scheduling.wait_status import wait_status
 from core.jobs.states import JobState
 from core.notify.local_notifier import LocalNotifier
 from core.settings import Settings
-from core.settings.worker import DiskSettings
+from core.settings.disk import DiskSettings
 from core.storage.artifacts.store import ArtifactLimits, DirectoryStore
 from worker.attempt import pipeline
 from worker.attempt.control import AttemptControl

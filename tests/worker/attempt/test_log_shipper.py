@@ -6,7 +6,7 @@ import pytest
 from support.live_service import measure_peak_memory
 
 from core.jobs.metrics import StoredSummary
-from core.settings.api import MetricSettings
+from core.settings.limits import MetricSettings
 from core.storage.joblogs.store import JobLogs
 from worker.attempt.outputs import log_shipper
 from worker.attempt.outputs.log_shipper import LogShipper, MetricsReader, SourceFile, parse_metric

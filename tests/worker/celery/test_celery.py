@@ -11,7 +11,7 @@ from support.deployment import wait_until
 from core.notify.broker import PING_TASK, WAKE_TASK, Publisher, make_app
 from core.notify.local_notifier import LocalNotifier
 from core.notify.messages import WakeMessage
-from worker.celery import tasks
+from worker.celery import wake_tasks
 
 pytestmark = pytest.mark.integration
 
@@ -20,7 +20,7 @@ def test_the_ring_task_touches_the_bell(tmp_path):
     notifier = LocalNotifier(tmp_path / "wakeup")
     os.utime(notifier.path, (0, 0))
     app = make_app("memory://")
-    tasks.register(app, notifier)
+    wake_tasks.register(app, notifier)
     app.tasks[WAKE_TASK].apply(["j1", None], throw=True)
     assert notifier.path.stat().st_mtime > 0
 
@@ -30,7 +30,7 @@ def test_a_ring_that_says_something_else_rings_nothing(tmp_path, args):
     notifier = LocalNotifier(tmp_path / "wakeup")
     os.utime(notifier.path, (0, 0))
     app = make_app("memory://")
-    tasks.register(app, notifier)
+    wake_tasks.register(app, notifier)
     assert app.tasks[WAKE_TASK].apply(args).state in {"FAILURE", "REJECTED"}
     assert notifier.path.stat().st_mtime == 0
 
@@ -38,7 +38,7 @@ def test_a_ring_that_says_something_else_rings_nothing(tmp_path, args):
 def test_the_ping_task_says_that_it_was_heard(tmp_path):
     heard = []
     app = make_app("memory://")
-    tasks.register(app, LocalNotifier(tmp_path / "wakeup"), lambda: heard.append(1))
+    wake_tasks.register(app, LocalNotifier(tmp_path / "wakeup"), lambda: heard.append(1))
     app.tasks[PING_TASK].apply(throw=True)
     assert heard == [1]
 

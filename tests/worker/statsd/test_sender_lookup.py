@@ -9,7 +9,7 @@ from support.backend_harness import BackendHarness
 from core.settings import Settings
 from worker.backends.docker.engine.client import EngineUnavailable
 from worker.statsd import sender_lookup
-from worker.statsd.aggregator import Sender
+from worker.statsd.metrics_writer import Sender
 from worker.statsd.sender_lookup import ContainerSenderLookup
 
 ADDRESS = ("172.18.0.2", 40000)

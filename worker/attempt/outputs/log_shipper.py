@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from core.jobs.metrics import StoredSummary
-from core.settings.api import MetricSettings
+from core.settings.limits import MetricSettings
 from core.storage.joblogs.store import LogWriter
 
 BLOCK_BYTES = 1024**2

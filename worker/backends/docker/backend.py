@@ -44,7 +44,7 @@ from worker.backends.docker.engine.client import (
     EngineUnavailable,
 )
 from worker.backends.docker.engine.stats import ContainerSampler
-from worker.backends.docker.gpu.monitor import GpuMonitor
+from worker.backends.docker.gpu.host_gpus import GpuMonitor
 from worker.backends.docker.images.cache import ImageCache
 from worker.backends.job_processes import JobProcesses, boot_id
 

@@ -29,8 +29,8 @@ from worker.backends.base import (
     write_control_file,
 )
 from worker.backends.tpu.api import ApiError, TpuApi
-from worker.backends.tpu.deletion import NodeDeleter
 from worker.backends.tpu.health import NodeHealthMonitor
+from worker.backends.tpu.node_release import NodeDeleter
 from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.orphans import IsOwned, OrphanSweep
 from worker.backends.tpu.provisioning.node_request import build_request, wait_until_reachable

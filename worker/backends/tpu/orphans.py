@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from core.settings.cloud import TpuSettings
 from worker.backends.tpu.api import ApiError, Node, QueuedResource, TpuApi
-from worker.backends.tpu.deletion import NodeDeleter
+from worker.backends.tpu.node_release import NodeDeleter
 from worker.backends.tpu.provisioning.node_request import LABEL, LABEL_ATTEMPT, LABEL_JOB
 from worker.backends.tpu.resource_log import NODE, QUEUED, ResourceEntry, ResourceLog
 

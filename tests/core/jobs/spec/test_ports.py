@@ -7,9 +7,9 @@ from core.db.models.credentials import JobRegistryPassword
 from core.db.models.jobs import Job, PortAllocation, PortRequest
 from core.errors import SpecInvalid
 from core.jobs import lifecycle
-from core.jobs.scheduling import allocations, claims, workers
-from core.jobs.scheduling.allocations import PortRange
+from core.jobs.scheduling import claims, port_allocations, workers
 from core.jobs.scheduling.claims import WorkerOffer
+from core.jobs.scheduling.port_allocations import PortRange
 from core.jobs.scheduling.wait_status import wait_status
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.spec.ports import PortMapping, parse_ports
@@ -167,8 +167,8 @@ def test_what_an_earlier_release_left_is_swept_and_what_is_in_use_is_not(databas
             session.execute(insert(JobRegistryPassword).values(job_id=job.id, sealed="x"))
         session.execute(update(Job).where(Job.id == gone.id).values(state=JobState.SUCCEEDED))
     with database.write() as session:
-        assert allocations.release_orphaned_ports(session) == 3
-        assert allocations.release_orphaned_ports(session) == 0
+        assert port_allocations.release_orphaned_ports(session) == 3
+        assert port_allocations.release_orphaned_ports(session) == 0
     assert held(database).keys() == {("h", 9001)}
     assert (count(database, PortRequest), count(database, JobRegistryPassword)) == (1, 1)
 

@@ -8,7 +8,8 @@ from support.docker_server import build_layer, running_engine
 from support.registry_server import Registry
 
 from core.settings import Settings
-from core.settings.docker import EgressSettings, ImageSettings
+from core.settings.docker import ImageSettings
+from core.settings.network import EgressSettings
 from worker.backends.docker.engine.client import Engine
 from worker.backends.docker.images.pull import ImageStore
 

@@ -13,7 +13,8 @@ from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
 from core.settings import Settings
-from core.settings.worker import DiskSettings, MachineSettings, WorkerSettings
+from core.settings.disk import DiskSettings
+from core.settings.worker import MachineSettings, WorkerSettings
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
 from worker.context import WorkerContext

@@ -11,7 +11,8 @@ from support.egress import FETCH_COMMAND, METADATA_ADDRESS, PRIVATE_ADDRESS, PUB
 
 from core.settings import Settings
 from core.settings.api import ApiSettings
-from core.settings.database import DatabaseSettings, QueueSettings
+from core.settings.broker import QueueSettings
+from core.settings.database import DatabaseSettings
 from worker.backends.base import LaunchError
 from worker.backends.docker import network as module
 from worker.backends.docker.engine.client import Engine

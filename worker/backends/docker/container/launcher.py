@@ -11,7 +11,7 @@ from core.settings import Settings
 from core.system.failpoints import failpoint
 from worker.backends.base import LaunchError, LaunchSpec, Progress, read_control, write_command
 from worker.backends.docker.container.config import ContainerOptions, container_config, container_name
-from worker.backends.docker.container.policy_check import PolicyByMachineType
+from worker.backends.docker.container.granted_privileges import PolicyByMachineType
 from worker.backends.docker.container.users import chown_folders, resolve_user
 from worker.backends.docker.engine.client import (
     NOT_FOUND,
@@ -23,7 +23,7 @@ from worker.backends.docker.engine.client import (
 )
 from worker.backends.docker.engine.registry_auth import find_push_auth, pull_auth
 from worker.backends.docker.gpu import device_requests
-from worker.backends.docker.gpu.monitor import GpuMonitor
+from worker.backends.docker.gpu.host_gpus import GpuMonitor
 from worker.backends.docker.images.build import ImageBuilder
 from worker.backends.docker.images.pull import Image, ImageStore
 from worker.backends.docker.network import NONE, Network

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from worker.backends.docker.engine.client import Engine, EngineError
-from worker.backends.docker.gpu.monitor import GpuMonitor
+from worker.backends.docker.gpu.host_gpus import GpuMonitor
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from worker.backends.tpu.api import Node, NodeRequest
 LABEL, LABEL_JOB, LABEL_ATTEMPT = "gradient-jobs", "gradient-job", "gradient-attempt"
 """Labels of created resources: the installation, the job and the attempt."""
 
-_STARTUP = Path(__file__).with_name("startup.sh")
+_STARTUP = Path(__file__).with_name("tensorflow_server.sh")
 _CONNECT_SECONDS = 5.0
 _RUNTIMES = {"v5litepod": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
 _DEFAULT_RUNTIME = "tpu-ubuntu2204-base"

@@ -14,9 +14,14 @@ from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchError, LaunchSpec
 from worker.backends.tpu import node_state
 from worker.backends.tpu.api import CAPACITY, ApiError, ApiRefused, ApiUnavailable, Node, NodeRequest, TpuApi
-from worker.backends.tpu.deletion import NodeDeleter
+from worker.backends.tpu.node_release import NodeDeleter
 from worker.backends.tpu.node_state import NodeFailure
-from worker.backends.tpu.provisioning.modes import DirectNodeMode, NodeStatus, ProvisioningMode, QueuedResourceMode
+from worker.backends.tpu.provisioning.node_creation import (
+    DirectNodeMode,
+    NodeStatus,
+    ProvisioningMode,
+    QueuedResourceMode,
+)
 from worker.backends.tpu.resource_log import POOL, ResourceEntry, ResourceLog
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
 from worker.backends import make_backend
 from worker.backends.base import LaunchError
-from worker.backends.docker.container.policy_check import policy_problems
+from worker.backends.docker.container.granted_privileges import policy_problems
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import socket
 
 from core.settings import Settings
-from core.system.host_names import EVERY_ADDRESS
+from core.system.canonical_host import EVERY_ADDRESS
 
 
 def are_ports_at_dashboard(settings: Settings) -> bool:

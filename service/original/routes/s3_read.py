@@ -19,10 +19,10 @@ from core.formatting import iso_time, iso_time_ms
 from core.jobs import queries
 from core.storage.artifacts.store import ArtifactFile
 from core.storage.retention import OutputKind
-from service.auth.api_keys import Principal
+from service.auth.authentication import Principal
 from service.deps import AppState, AppStateDep, ReadSession
-from service.http import ranges
-from service.http.file_paths import FILE
+from service.http import file_responses
+from service.http.path_convertor import FILE
 from service.presenters.removed import check_not_removed
 from service.routes.artifacts import file_response
 
@@ -34,8 +34,8 @@ _XML = "application/xml"
 _XML_NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _TEXT = {"content": {_XML: {"schema": {"type": "string"}}}}
 _RESPONSES = {
-    **ranges.RESPONSES,
-    200: {"content": {_XML: {"schema": {"type": "string"}}, **ranges.RESPONSES[200]["content"]}},
+    **file_responses.RESPONSES,
+    200: {"content": {_XML: {"schema": {"type": "string"}}, **file_responses.RESPONSES[200]["content"]}},
     304: {"description": "Not modified: the client has this version."},
     403: {"description": "The session token is missing or not valid.", **_TEXT},
     404: {"description": "The bucket or key does not exist.", **_TEXT},

@@ -4,7 +4,7 @@ import pytest
 
 from core.settings import Settings
 from core.settings.cloud import ArtifactSettings
-from gradient_server.checks import artifacts
+from gradient_server.checks import artifact_bucket
 from gradient_server.checks.finding import Status
 
 
@@ -12,14 +12,14 @@ from gradient_server.checks.finding import Status
 def found(gcs, tmp_path):
     def found(name):
         kept_in = ArtifactSettings(url=f"gs://{name}/prefix")
-        (finding,) = artifacts.check(Settings(home=tmp_path, gcs=gcs.settings, artifacts=kept_in))
+        (finding,) = artifact_bucket.check(Settings(home=tmp_path, gcs=gcs.settings, artifacts=kept_in))
         return finding
 
     return found
 
 
 def test_a_folder_is_not_asked_about(tmp_path):
-    assert list(artifacts.check(Settings(home=tmp_path))) == []
+    assert list(artifact_bucket.check(Settings(home=tmp_path))) == []
 
 
 def test_a_bucket_that_can_be_used_is_well(gcs, found):

@@ -5,11 +5,11 @@ from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
-from core.catalogue.registry_hosts import RegistryCredentials
+from core.catalogue.registries import RegistryCredentials
 from core.db.database import Database
 from core.db.models.jobs import Job
 from core.errors import CredentialNotFound, SecretUnreadable
-from core.jobs.scheduling import allocations
+from core.jobs.scheduling import port_allocations
 from core.security import credentials
 from core.security.encryption import Vault
 from core.settings import Settings
@@ -54,7 +54,7 @@ class LaunchSecrets:
 
     def ports(self) -> tuple[PortForward, ...]:
         """Return the host ports allocated to the job."""
-        allocated = self._read(lambda session: allocations.ports_of_jobs(session, [self._job]))
+        allocated = self._read(lambda session: port_allocations.ports_of_jobs(session, [self._job]))
         return tuple(PortForward(port.port, port.internal) for port in allocated.get(self._job.id, ()))
 
     def _read(self, query: Callable[[Session], T]) -> T:

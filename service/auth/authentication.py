@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
 from core.errors import Unauthorized
-from service.auth.sessions import session_token
+from service.auth.session_cookie import session_token
 from service.deps import AppState, AppStateDep
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")

@@ -25,10 +25,10 @@ from sqlalchemy.orm import Session
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.monitoring import snapshot
-from core.monitoring.event_counters import EventCounter
+from core.monitoring.job_event_totals import EventCounter
 from service.http.asgi_scope import METHODS, route_pattern
 from service.log_stream.registry import StreamRegistry
-from service.metrics.snapshot_collector import SnapshotCollector
+from service.metrics.snapshot_metrics import SnapshotCollector
 
 __all__ = ["CONTENT_TYPE_LATEST", "MetricsMiddleware", "ServiceMetrics"]
 

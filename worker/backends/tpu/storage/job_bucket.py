@@ -23,10 +23,10 @@ from core.storage.gcs.signed_urls import signed_url
 from core.storage.gcs.uploader import remove_all
 from worker.backends.tpu.storage.access import JOBS, Token, create_limited_token, grant_access
 from worker.backends.tpu.storage.access_probe import ProbeResult, impersonate, probe_bucket
+from worker.backends.tpu.storage.data_set_upload import UploadResult, upload_tree
 from worker.backends.tpu.storage.download import DownloadResult, OutputDownloader
 from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
 from worker.backends.tpu.storage.mailbox import Mailbox
-from worker.backends.tpu.storage.upload import UploadResult, upload_tree
 
 _CONTINENTS = {"US": "US-", "EU": "EUROPE-", "ASIA": "ASIA-"}
 """Multi-region locations, and the prefixes of their regions' names."""

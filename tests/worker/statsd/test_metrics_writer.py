@@ -4,7 +4,7 @@ import os
 import pytest
 
 from worker.attempt.outputs.log_shipper import MAX_METRIC_NAMES
-from worker.statsd.aggregator import DROPPED_METRIC, MAX_ROWS_PER_SECOND, Aggregator, Sender
+from worker.statsd.metrics_writer import DROPPED_METRIC, MAX_ROWS_PER_SECOND, Aggregator, Sender
 from worker.statsd.protocol import Sample
 
 SENDER = Sender("j1", 2)
@@ -65,7 +65,7 @@ def test_nobody_writes_into_another_s_metrics(collector, control, tmp_path):
 
 def test_a_flood_leaves_few_rows_and_says_how_much_was_dropped(collector, control, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("worker.statsd.aggregator.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("worker.statsd.metrics_writer.time.monotonic", lambda: now[0])
     for number in range(5000):
         collector.add(SENDER, gauge("loss", float(number)))
         if number % 100 == 0:

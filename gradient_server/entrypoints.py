@@ -19,11 +19,11 @@ from core.security import one_time_tokens
 from core.security.one_time_tokens import Purpose
 from core.settings import Settings
 from core.settings.api import ApiSettings
+from core.system.canonical_host import canonical_host
 from core.system.filesystem import make_private
-from core.system.host_names import canonical_host
 from gradient_server import simulator
-from gradient_server.job_ports_host import are_ports_at_dashboard
 from gradient_server.local_key import ensure_local_key
+from gradient_server.port_address_check import are_ports_at_dashboard
 from gradient_server.schema_upgrade import prepare_schema
 from gradient_server.startup_wait import wait_until_ready
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.settings import Settings
-from gradient_server.simulator.tpu.device import DeviceNotStarted, DeviceServer
+from gradient_server.simulator.tpu.device_server import DeviceNotStarted, DeviceServer
 from worker.backends.tpu.storage import open_bucket
 
 pytestmark = [pytest.mark.integration, pytest.mark.tensorflow, pytest.mark.timeout(600)]
@@ -56,7 +56,7 @@ def test_a_program_of_tensorflow_1_runs_on_the_device(device, bucket, tmp_path):
 def test_a_device_whose_starter_is_killed_ends(tmp_path):
     starter = (
         "import sys, time\n"
-        "from gradient_server.simulator.tpu.device import DeviceServer\n"
+        "from gradient_server.simulator.tpu.device_server import DeviceServer\n"
         "device = DeviceServer(replicas=1).start(400)\n"
         "print(device._process.pid, flush=True)\n"
         "time.sleep(600)\n"

@@ -11,8 +11,8 @@ from core.jobs import lifecycle
 from core.jobs.guarded_updates import set_output_sizes
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
-from core.monitoring import event_counters as module
-from core.monitoring.event_counters import EventCounter
+from core.monitoring import job_event_totals as module
+from core.monitoring.job_event_totals import EventCounter
 
 
 @pytest.fixture

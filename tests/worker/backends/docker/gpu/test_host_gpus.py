@@ -13,8 +13,8 @@ from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings, WorkerSettings
 from worker.backends.base import LaunchError
 from worker.backends.docker.backend import DockerBackend
-from worker.backends.docker.gpu import device_requests, monitor
-from worker.backends.docker.gpu.monitor import GpuMonitor
+from worker.backends.docker.gpu import device_requests, host_gpus
+from worker.backends.docker.gpu.host_gpus import GpuMonitor
 from worker.backends.docker.gpu.nvml import Gpu
 from worker.context import WorkerContext
 
@@ -42,8 +42,8 @@ def no_library(driver):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    monkeypatch.setattr(monitor, "_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(monitor, "_PAUSE_FACTOR", 0)
+    monkeypatch.setattr(host_gpus, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(host_gpus, "_PAUSE_FACTOR", 0)
     return GpuMonitor(DockerSettings(gpu_idle_max_memory_mb=100, gpu_idle_max_percent=20))
 
 
@@ -138,7 +138,7 @@ def test_the_driver_is_asked_once_a_second(driver):
 
 
 def test_a_driver_that_hangs_keeps_nobody_long_and_no_gpu_is_free(driver, gpus, monkeypatch):
-    monkeypatch.setattr(monitor, "_DRIVER_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(host_gpus, "_DRIVER_TIMEOUT_SECONDS", 0.05)
     go_on = threading.Event()
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: go_on.wait(60) and 2)
     assert gpus.indices() == ()

@@ -1,0 +1,67 @@
+"""Limits of submissions and of the metrics of jobs."""
+
+from pydantic import Field
+
+from core.settings.group import SettingsGroup
+
+
+class LimitSettings(SettingsGroup):
+    """Limits per API key. A request over a limit gets 429 with a Retry-After."""
+
+    requests_per_minute: int = Field(
+        default=12_000, ge=0, description="requests per minute of one API key, counted by each API process; 0: no limit"
+    )
+    submissions_per_minute: int = Field(
+        default=3000,
+        ge=0,
+        description="submissions, dry runs and clones per minute of one API key, counted by each API process; 0: no "
+        "limit",
+    )
+    queued_per_key: int = Field(default=20_000, ge=0, description="queued jobs of one API key; 0: no limit")
+    queued_per_project: int = Field(default=50_000, ge=0, description="queued jobs of one project; 0: no limit")
+    priority: int = Field(default=100, ge=0, le=100, description="highest priority that a submission may request")
+    streams: int = Field(
+        default=100,
+        ge=0,
+        description="logs that one API key may follow at once, counted by each API process; 0: no limit",
+    )
+    searches: int = Field(
+        default=4,
+        ge=0,
+        description="searches, metric lists and artifact deletions that run at once for one API key, counted by each "
+        "API process; others wait; 0: no limit",
+    )
+    uploads: int = Field(
+        default=4,
+        ge=0,
+        description="submissions with an archive that are checked at once for one API key, counted by each API "
+        "process; others wait; 0: no limit",
+    )
+    archives: int = Field(
+        default=4,
+        ge=1,
+        description="archives that one API process checks at once, for all API keys together; others wait",
+    )
+    wait_seconds: float = Field(
+        default=20.0, ge=0, description="seconds that a request waits for its turn before it is rejected"
+    )
+    patterns: int = Field(default=100, ge=1, description="most file name patterns in one request of an original client")
+    ids: int = Field(default=1000, ge=1, description="most ids or tags in one request of an original client")
+
+
+class MetricSettings(SettingsGroup):
+    """Limits of job metrics."""
+
+    names: int = Field(
+        default=200, ge=1, description="metric names stored per job; values under further names are dropped"
+    )
+    values: int = Field(
+        default=1_000_000,
+        ge=1000,
+        description="metric values stored per job; the more a job has sent, the fewer of its lines are stored",
+    )
+    read_values: int = Field(
+        default=200_000,
+        ge=1000,
+        description="metric values that one request reads; longer series are sampled at even intervals",
+    )

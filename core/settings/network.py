@@ -1,0 +1,37 @@
+"""Outgoing connections of users' input, and ports of jobs."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from core.settings.group import SettingsGroup
+
+
+class EgressSettings(SettingsGroup):
+    """Egress policy for addresses named by users: git servers and registries."""
+
+    schemes: list[Literal["https", "http"]] = Field(
+        default=["https"],
+        description="URL schemes of git addresses that workers may fetch from, as a JSON list of https and http",
+    )
+    allowed: list[str] = Field(
+        default=[],
+        description="hosts and networks (CIDR) that may be connected to although they are not public, as a JSON list",
+    )
+
+
+class PortSettings(SettingsGroup):
+    """Host ports for jobs."""
+
+    bind: str = Field(
+        default="127.0.0.2",
+        description="address on this host at which jobs' ports are opened; must not be an address of the dashboard, "
+        "whose browser sessions would be sent to jobs",
+    )
+    range_start: int = Field(default=20_000, ge=1024, le=65_535, description="first host port for jobs that name none")
+    range_end: int = Field(
+        default=29_999,
+        ge=1024,
+        le=65_535,
+        description="last host port for jobs that name none; below GRADIENT_PORTS__RANGE_START: no such ports",
+    )
