@@ -22,15 +22,15 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs logs`."""
     add_job_id(parser)
     parser.add_argument(
-        "--follow",
         "-f",
+        "--follow",
         action="store_true",
         help="follow the log until the job has ended, and exit with its exit code",
     )
     parser.add_argument("--line", type=int, metavar="N", help="print only the lines after line N (default: 0)")
-    parser.add_argument("--tail", type=int, metavar="N", help="print only the last N lines")
+    parser.add_argument("-n", "--tail", type=int, metavar="N", help="print only the last N lines")
     parser.add_argument("--raw", action="store_true", help="do not strip terminal escape sequences")
-    parser.add_argument("--timestamps", action="store_true", help="prefix each line with its time")
+    parser.add_argument("-t", "--timestamps", action="store_true", help="prefix each line with its time")
     parser.add_argument("--json", action="store_true", help="print each line as a JSON object")
     add_connection(parser)
     parser.set_defaults(run=logs)
@@ -47,17 +47,17 @@ def logs(args: argparse.Namespace) -> int:
         if (getattr(args, name) or 0) < 0:
             raise UsageError(f"{name}: must not be negative", hint=f"For example --{name} 100.")
     api = connect(args)
-    job_id = resolve_job_id(args.id, api.url)
+    job_id = resolve_job_id(args.id, api)
     printer = JsonPrinter() if args.json else LogPrinter(raw=args.raw, timestamps=args.timestamps)
     seen = args.line or 0
-    if args.follow and args.tail is None:
-        api.job(job_id)  # fail at once on an unknown job or an unreachable server, which following would retry
-    else:
+    # Fails at once on an unknown job or an unreachable server, which following would retry.
+    job = api.job(job_id) if args.follow else {}
+    if not args.follow or args.tail is not None:
         for row in _pages(api, job_id, seen, args.tail):
             printer.line(row)
             seen = int(row["line"])
     if args.follow:
-        return attach(api, job_id, printer, line=seen)
+        return attach(api, job, printer, line=seen)
     if seen == (args.line or 0):
         _print_no_lines(api.logs(job_id, line=seen, limit=1), more=bool(args.line))
     return OK

@@ -23,7 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a job."""
     for name, (_, metavar, text) in _FIELDS.items():
-        add_option(parser, f"--{name}", metavar=metavar, help=text)
+        add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=text)
     for name, text in _FLAGS.items():
         add_option(parser, f"--{name}", action="store_true", default=None, help=text)
     add_option(
@@ -36,6 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_option(
         parser,
         "--envVars",
+        "-e",
         metavar="NAME=VALUE",
         action="append",
         help="environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET "
@@ -55,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="-",
         help="password of --registryUsername: - reads it from standard input (default: prompt)",
     )
-    add_option(parser, "--tag", metavar="TAG", action="append", help="label of the job; repeatable")
+    add_option(parser, "--tag", "-t", metavar="TAG", action="append", help="label of the job; repeatable")
 
 
 def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -351,4 +352,5 @@ _FIELDS = {
     ),
     "user": (_user, "UID[:GID]", "user to run as: numeric ids, or root (default: the host's setting)"),
 }
+_SHORT = {"machineType": "-m", "container": "-c", "name": "-n", "project": "-p"}
 _SENT_AS = {"workingDirectory": "workingDir"}

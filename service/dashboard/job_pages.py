@@ -66,7 +66,7 @@ def show_jobs(
 ) -> Response:
     """Show the list of jobs, newest first."""
     wanted = ListJobs(state=state or None, project=project or None, limit=PAGE_JOBS, after=after or None)
-    found = jobs.list_jobs(session, app_state, wanted)
+    found = jobs.list_jobs(session, app_state, caller, wanted)
     return render_page(
         "jobs.html",
         caller=caller,

@@ -1,6 +1,7 @@
 """Jobs: submit, list, show, stop, clone and delete them, and list the events of one."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -26,7 +27,7 @@ IdempotencyKey = Annotated[
     Header(alias="Idempotency-Key", description="a repeated request with the same key returns the first job"),
 ]
 
-_UNINDEXED_FILTERS = frozenset({"name", "machineType"})
+_UNINDEXED_FILTERS = frozenset({"name", "machineType", "tag", "query", "since"})
 _SPEC_SCHEMA = SubmitJob.model_json_schema()
 _FORM_SCHEMA = {
     "type": "object",
@@ -130,9 +131,12 @@ async def _acquire_list_slot(request: Request, app_state: AppStateDep, caller: P
     responses={200: {"links": links.LINKS_FROM_JOB_LIST}},
     dependencies=[Depends(_acquire_list_slot, scope="function")],
 )
-def list_jobs(session: ReadSession, app_state: AppStateDep, wanted: Annotated[ListJobs, Query()]) -> JobsPage:
+def list_jobs(
+    session: ReadSession, app_state: AppStateDep, caller: PageCaller, wanted: Annotated[ListJobs, Query()]
+) -> JobsPage:
     """List jobs, newest first."""
-    page = queries.page(session, job_filter(wanted, app_state.catalogue), limit=wanted.limit, after=wanted.after)
+    matches = replace(job_filter(wanted, app_state.catalogue), submitted_by=caller.id if wanted.mine else None)
+    page = queries.page(session, matches, limit=wanted.limit, after=wanted.after)
     return JobsPage(jobs=job_views(session, app_state, page.jobs), next=page.next_cursor)
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
+    AwareDatetime,
     BaseModel,
     ConfigDict,
     Field,
@@ -132,6 +133,13 @@ class ListJobs(QueryModel):
     project_id: str | None = None
     machine_type: str | None = None
     name: str | None = Field(None, description="exact name of the job")
+    id_prefix: str | None = Field(None, pattern="^j[a-z0-9]{0,13}$", description="beginning of the job's id")
+    tag: str | None = Field(None, description="tags, comma separated: jobs with any of them")
+    query: str | None = Field(
+        None, min_length=1, max_length=200, description="text in the job's name or command, in any case"
+    )
+    since: AwareDatetime | None = Field(None, description="jobs created at this time or later")
+    mine: bool = Field(default=False, description="only jobs that were submitted with the key of this request")
     limit: int = Field(50, ge=1, le=500)
     after: str | None = Field(None, description="`next` of the previous page")
 
