@@ -44,6 +44,7 @@ def add_create(parser: argparse.ArgumentParser) -> None:
 def add_clone(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs clone`."""
     add_job_id(parser)
+    specs.add_change_options(parser)
     add_option(parser, "--pinImage", action="store_true", help="use the exact image digest of the original job")
     _add_follow_options(parser)
     add_connection(parser)
@@ -63,7 +64,7 @@ def create(args: argparse.Namespace) -> int:
     from gradient_cli.api.client import connect
 
     if args.program:
-        args.command = join_program(args.command, args.program)
+        args.command = _join_program(args.command, args.program)
     spec, workspace = specs.resolve(args)
     try:
         return _create(args, connect(args), spec, workspace)
@@ -72,7 +73,7 @@ def create(args: argparse.Namespace) -> int:
         return INTERRUPTED
 
 
-def join_program(command: str | None, program: list[str]) -> str:
+def _join_program(command: str | None, program: list[str]) -> str:
     """Return the words after `--` as a command for the job's shell, which expands nothing in them."""
     import shlex
 
@@ -101,8 +102,12 @@ def clone(args: argparse.Namespace) -> int:
     """Submit an existing job again."""
     from gradient_cli.api.client import connect
 
+    if args.program:
+        args.command = _join_program(args.command, args.program)
+    changes = specs.changes(args)
     api = connect(args)
-    return _follow_or_detach(args, api, api.clone_job(resolve_job_id(args.id, api), pin_image=args.pinImage))
+    job = api.clone_job(resolve_job_id(args.id, api), changes, pin_image=args.pinImage)
+    return _follow_or_detach(args, api, job)
 
 
 def _read_folder(path: str, large: float) -> WorkspaceFolder | None:

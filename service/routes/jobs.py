@@ -9,12 +9,14 @@ from starlette.concurrency import run_in_threadpool
 
 from core.db.database import on_commit
 from core.errors import StoreUnavailable
-from core.jobs import lifecycle, queries
+from core.jobs import lifecycle, queries, tags
 from service.auth.api_keys import Caller, PageCaller
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_upload
+from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters import links
 from service.presenters.jobs import event_view, job_filter, job_view, job_views
+from service.schemas.job_changes import ChangeTags, CloneJob
 from service.schemas.jobs import DryRun, ErrorView, Events, JobsPage, JobView, ListJobs, SubmitJob, parse_request
 from service.submission import create
 from service.submission.body import SPEC, WORKSPACE, SubmissionBody, read_submission, run_submission
@@ -154,23 +156,41 @@ def stop_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, job
     return job_view(session, app_state, job)
 
 
-@router.post("/{job_id}/clone", status_code=201, responses=_CLONE_RESPONSES)
+def _origin(caller: Caller, request_id: RequestId, idempotency_key: IdempotencyKey = None) -> RequestOrigin:
+    return RequestOrigin(caller.id, request_id, idempotency_key)
+
+
+@router.post(
+    "/{job_id}/clone",
+    status_code=201,
+    responses=_CLONE_RESPONSES,
+    openapi_extra=json_body_schema(CloneJob, required=False),
+)
 def clone_job(
     response: Response,
     app_state: AppStateDep,
-    caller: Caller,
-    request_id: RequestId,
+    origin: Annotated[RequestOrigin, Depends(_origin)],
     job_id: str,
-    idempotency_key: IdempotencyKey = None,
+    changes: Annotated[CloneJob, Depends(parse_json_body(CloneJob, may_be_empty=True))],
     pin_image: Annotated[bool, Query(alias="pinImage", description="use the image digest of the original job")] = False,  # noqa: FBT002 - a query parameter
 ) -> JobView:
-    """Submit the same job again, with the same workspace."""
-    app_state.limits.submissions.acquire(caller.id)
-    origin = RequestOrigin(caller.id, request_id, idempotency_key)
+    """Submit the same job again, with the same workspace, and with changes if the body has some."""
+    app_state.limits.submissions.acquire(origin.key_id)
     with app_state.service_metrics.time_submission():
-        submitted = create.clone(app_state, origin, job_id, pin_image=pin_image)
+        submitted = create.clone(app_state, origin, job_id, changes, pin_image=pin_image)
     response.status_code = 201 if submitted.created else 200
     return submitted.view
+
+
+@router.patch("/{job_id}/tags", openapi_extra=json_body_schema(ChangeTags))
+def change_tags(
+    session: WriteSession,
+    app_state: AppStateDep,
+    job_id: str,
+    body: Annotated[ChangeTags, Depends(parse_json_body(ChangeTags))],
+) -> JobView:
+    """Add tags to a job, and remove some from it."""
+    return job_view(session, app_state, tags.change(session, job_id, add=body.add, remove=body.remove))
 
 
 @router.delete("/{job_id}", status_code=204)
