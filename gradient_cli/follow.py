@@ -43,9 +43,12 @@ class LogPrinter:
     Args:
         raw: Leave terminal escapes in.
         timestamps: Put each line's time before it.
+        search: Print only lines that contain this text, in any case.
     """
 
-    def __init__(self, *, raw: bool = False, timestamps: bool = False) -> None:
+    def __init__(self, *, raw: bool = False, timestamps: bool = False, search: str = "") -> None:
+        self.printed = False
+        self._search = search.casefold()
         self._raw = raw
         self._timestamps = timestamps
         self._tty = terminal.is_tty(sys.stdout)
@@ -57,13 +60,15 @@ class LogPrinter:
         self._ended = ""
 
     def line(self, row: dict[str, Any]) -> None:
-        """Print a finished line."""
+        """Print a finished line, unless it lacks the text that is searched."""
         self.clear()
-        print(self._text(row))
+        if self._search in str(row["message"]).casefold():
+            print(self._text(row))
+            self.printed = True
 
     def partial(self, row: dict[str, Any]) -> None:
         """Show a line that is still being written, such as a progress bar; redrawn in place, on a terminal only."""
-        if not self._tty:
+        if not self._tty or self._search:
             return
         # Without colours: their codes would count as width, and a cut line would stay coloured.
         text = terminal.sanitize_line(str(row.get("message", "")), colours=False)
@@ -122,9 +127,8 @@ class LogPrinter:
 class JsonPrinter(LogPrinter):
     """Prints each line as a JSON object, for programs."""
 
-    def line(self, row: dict[str, Any]) -> None:
-        """Print a finished line."""
-        print(json.dumps(row, ensure_ascii=False))
+    def _text(self, row: dict[str, Any]) -> str:
+        return json.dumps(row, ensure_ascii=False)
 
     def partial(self, row: dict[str, Any]) -> None:
         """Print nothing: only finished lines are part of the output."""

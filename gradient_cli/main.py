@@ -67,6 +67,7 @@ _COMMANDS = {
     "machine-types": ("machine_types:add_machine_types", "list machine types, with prices and availability"),
     "tpus": ("", "list the TPUs that are billed"),
     "tpus list": ("tpus:add_list", "list the TPUs that are billed or requested: state, health, job, cost so far"),
+    "completion": ("completion:add_completion", "print the completion script of bash, zsh or fish"),
     "login": ("login:add_login", "save the address of a server and an API key for it"),
     "version": ("version:add_version", "show the versions of client and server"),
 }
@@ -89,7 +90,7 @@ def command_paths() -> list[str]:
 
 
 def build_parser(path: str | None = None) -> ArgumentParser:
-    """Build the parser: of one command and its groups, whose modules alone are imported, or of all commands."""
+    """Build the parser of one command and its groups, importing only its module; without a path, of all commands."""
     root = Parser(
         prog="gradient-cli",
         usage="gradient-cli COMMAND [options]",
@@ -108,10 +109,11 @@ def build_parser(path: str | None = None) -> ArgumentParser:
         group, _, name = each.rpartition(" ")
         if group not in menus:
             menus[group] = parsers[group].add_subparsers(
-                metavar="COMMAND", dest="command", parser_class=Parser, help=SUPPRESS
+                metavar="COMMAND", dest="command", parser_class=Parser, help=SUPPRESS if path is not None else None
             )
         parsers[each] = menus[group].add_parser(
             name,
+            help=summary,
             prog=f"gradient-cli {each}",
             usage=f"gradient-cli {each} [options]" if place else f"gradient-cli {each} COMMAND [options]",
             description=f"{summary[0].upper()}{summary[1:]}.",

@@ -12,6 +12,7 @@ from gradient_cli.errors import REFUSED, ClientError, UsageError
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
+    from datetime import datetime
     from typing import Any, NoReturn
 
     from gradient_cli.api.client import Api
@@ -102,6 +103,28 @@ def add_job_ids(parser: argparse.ArgumentParser) -> None:
 def is_job_id(text: str) -> bool:
     """Return whether the text names a job: the last one, an id, or its beginning, even if there is no such job."""
     return text == LAST or (text.startswith("j") and text.isascii() and text.isalnum() and text == text.lower())
+
+
+def parse_moment(name: str, text: str) -> datetime:
+    """Parse a time: a duration before now, such as `10m`, or a date and time in ISO 8601, by default local time.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    from datetime import UTC, datetime, timedelta
+
+    from gradient_cli.workspace.job_spec import parse_duration
+
+    try:
+        return datetime.now(UTC) - timedelta(seconds=parse_duration(name, text))
+    except (UsageError, OverflowError):
+        pass
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{name}: {text!r} is not a time", hint="Write 10m, 2h or 1d for a time ago, or 2026-01-31T09:00."
+        ) from None
 
 
 def current_folder() -> str:

@@ -30,6 +30,7 @@ from gradient_cli.options import (
     add_option,
     add_positional,
     current_folder,
+    parse_moment,
     resolve_job_id,
 )
 
@@ -49,14 +50,18 @@ _FILTERS = {
     "projectId": ("ID", "only jobs of the project with this id"),
     "machineType": ("NAME", "only jobs on this machine type"),
     "name": ("TEXT", "only jobs with exactly this name"),
+    "query": ("TEXT", "only jobs with this text in their name or command, in any case"),
+    "tag": ("TAG", "only jobs with one of these tags, separated by commas"),
+    "since": ("TIME", "only jobs created since then: 10m, 2h or 1d ago, or a date and time"),
 }
-_SHORT = {"state": "-s", "project": "-p", "machineType": "-m"}
+_SHORT = {"state": "-s", "project": "-p", "machineType": "-m", "query": "-q", "tag": "-t"}
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs list`."""
     for name, (metavar, text) in _FILTERS.items():
         add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=text)
+    parser.add_argument("--mine", action="store_true", help="only jobs that were submitted with this API key")
     parser.add_argument(
         "-n", "--limit", type=int, default=50, metavar="N", help="largest number of jobs to list (default: 50)"
     )
@@ -111,6 +116,9 @@ def list_jobs(args: argparse.Namespace) -> int:
         raise UsageError(f"limit: must be at least 1, not {args.limit}", hint="For example --limit 50, or --all.")
     api = connect(args)
     filters: dict[str, Any] = {name: getattr(args, name) for name in _FILTERS}
+    if args.since:
+        filters["since"] = parse_moment("since", args.since).isoformat()
+    filters["mine"] = "true" if args.mine else None
     found: list[dict[str, Any]] = []
     after: str | None = None
     while True:
