@@ -38,8 +38,8 @@ def unknown_command(word: str, group: str, commands: Sequence[str]) -> UsageErro
     jobs = {path.rpartition(" ")[2]: path for path in commands if path.startswith("jobs ")}
     known = inside if group else {**jobs, **inside}  # most people omit `jobs`, not another group
     found = known.get(word) or known.get(_SYNONYMS.get(word, "")) or known.get(_nearest(word, list(known)))
-    meant = f"Did you mean `gradient-cli {found}`? " if found else ""
-    return UsageError(f"unknown command {word!r}", hint=f"{meant}`{program} --help` lists the commands.")
+    suggestion = f"Did you mean `gradient-cli {found}`? " if found else ""
+    return UsageError(f"unknown command {word!r}", hint=f"{suggestion}`{program} --help` lists the commands.")
 
 
 def unknown_argument(word: str, parser: argparse.ArgumentParser, takes_program: bool) -> UsageError:  # noqa: FBT001  named by its only caller's table

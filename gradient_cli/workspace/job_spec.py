@@ -117,7 +117,7 @@ def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         if _boolean(name, filed.get(name), path) if given is None else given:
             spec[name] = True
     _resolve_project(spec, args, path)
-    lists = {"tags": _text_list("tags", filed.get("tags")), "ports": _filed_ports(filed.get("ports"))}
+    lists: dict[str, Any] = {"tags": _text_list("tags", filed.get("tags")), "ports": _filed_ports(filed.get("ports"))}
     given = _given_lists(args)
     variables = {**_filed_variables(filed.get("envVars"), path), **given.pop("envVars", {})}
     lists = {"envVars": variables, **lists, **given}

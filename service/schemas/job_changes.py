@@ -13,7 +13,7 @@ _KEPT = ("workspace", "workspace_sha256", "registry_username")
 
 
 class CloneJob(RequestOptions, RequestModel):
-    """What differs from the cloned job; options left out stay as they are."""
+    """Changes to the cloned job; options left out stay as they are."""
 
     machine_type: str | None = Field(None, max_length=200, description="name or alias from GET /machine-types")
     command: str | None = Field(None, description="command, run by the container's shell")

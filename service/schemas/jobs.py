@@ -1,10 +1,11 @@
 """Schemas of requests and responses: JSON in camelCase, times in UTC with milliseconds and Z."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Literal, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
+    AfterValidator,
     AwareDatetime,
     BaseModel,
     ConfigDict,
@@ -117,6 +118,13 @@ class SubmitJob(RequestOptions, RequestModel):
         )
 
 
+def _to_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("must be in the years 1 to 9999 in UTC") from None
+
+
 class QueryModel(BaseModel):
     """Base of query parameters: numbers are parsed from text, unknown names are refused."""
 
@@ -138,7 +146,9 @@ class ListJobs(QueryModel):
     query: str | None = Field(
         None, min_length=1, max_length=200, description="text in the job's name or command, in any case"
     )
-    since: AwareDatetime | None = Field(None, description="jobs created at this time or later")
+    since: Annotated[AwareDatetime, AfterValidator(_to_utc)] | None = Field(
+        None, description="jobs created at this time or later"
+    )
     mine: bool = Field(default=False, description="only jobs that were submitted with the key of this request")
     limit: int = Field(50, ge=1, le=500)
     after: str | None = Field(None, description="`next` of the previous page")

@@ -151,8 +151,8 @@ def clone(
         valid = _validate_clone(app_state, job_id, changes, pin_image=pin_image)
         with app_state.database.write() as session:
             cloned = queries.get(session, job_id)
-            asked = json.dumps(changes.model_dump(mode="json", exclude_none=True), sort_keys=True).encode()
-            digest = lifecycle.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image), asked)
+            requested = json.dumps(changes.model_dump(mode="json", exclude_none=True), sort_keys=True).encode()
+            digest = lifecycle.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image), requested)
             project = queries.project(session, cloned.project_id)
             job, created = _insert_job(session, app_state, origin, valid, project, digest, parent_id=cloned.id)
             if created:

@@ -1,4 +1,4 @@
-"""What is read of jobs: metrics, running jobs, differences, links, and searches in lists and logs."""
+"""Metrics, running jobs, differences, links, and searches in lists and logs."""
 
 import json
 import os
