@@ -19,7 +19,8 @@ from service.dashboard.timeline import phase_spans
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.presenters.jobs import PUBLIC_STATES, job_view
 from service.routes import artifacts, jobs, logs, projects
-from service.schemas.jobs import EventView, ListJobs, LogPage
+from service.schemas.job_list import ListJobs
+from service.schemas.jobs import EventView, LogPage
 from service.submission import create
 from service.submission.create import RequestOrigin
 

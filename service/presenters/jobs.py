@@ -25,7 +25,8 @@ from core.storage.retention import OutputKind, RecordedRemoval
 from service.deps import AppState
 from service.presenters.links import port_views
 from service.presenters.removed import removed_view
-from service.schemas.jobs import EventView, GpuView, JobTpu, JobView, ListJobs, MachineTypeView, ResolvedJob, UsageView
+from service.schemas.job_list import ListJobs
+from service.schemas.jobs import EventView, GpuView, JobTpu, JobView, MachineTypeView, ResolvedJob, UsageView
 from service.schemas.projects import ProjectView
 
 _PUBLIC_STATES = {

@@ -17,7 +17,8 @@ from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters import links
 from service.presenters.jobs import event_view, job_filter, job_view, job_views
 from service.schemas.job_changes import ChangeTags, CloneJob
-from service.schemas.jobs import DryRun, ErrorView, Events, JobsPage, JobView, ListJobs, SubmitJob, parse_request
+from service.schemas.job_list import ListJobs
+from service.schemas.jobs import DryRun, ErrorView, Events, JobsPage, JobView, SubmitJob, parse_request
 from service.submission import create
 from service.submission.body import SPEC, WORKSPACE, SubmissionBody, read_submission, run_submission
 from service.submission.create import RequestOrigin, Submitted
