@@ -13,6 +13,7 @@ FAILED = 1
 USAGE = 2
 UNREACHABLE = 3
 REFUSED = 4
+TIMED_OUT = 124  # as of timeout(1)
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -35,6 +36,17 @@ class ClientError(Exception):
         self.hint = hint
         self.code = code
         self.transient = transient
+
+    def as_json(self) -> dict[str, object]:
+        """Return the error as programs read it: with `--json`, the value of `error`."""
+        return {
+            "name": type(self).__name__,
+            "status": None,
+            "field": None,
+            "message": str(self),
+            "hint": self.hint or None,
+            "exitCode": self.code,
+        }
 
 
 class UsageError(ClientError):
@@ -70,6 +82,11 @@ class ServerError(ClientError):
         self.name = name
         self.field = field
         self.retry_after = retry_after
+
+    def as_json(self) -> dict[str, object]:
+        """Return the error with the server's name for it, its HTTP status, and the field that it is about."""
+        sent = {"name": self.name or type(self).__name__, "status": self.status, "field": self.field or None}
+        return {**super().as_json(), **sent}
 
 
 def _prefix_field(field: str, message: str) -> str:

@@ -9,8 +9,9 @@ import time
 
 from gradient_cli import terminal
 from gradient_cli.api.transport import jitter
-from gradient_cli.errors import FAILED, INTERRUPTED, OK, ClientError
+from gradient_cli.errors import FAILED, INTERRUPTED, OK, TIMED_OUT, ClientError
 from gradient_cli.formatting import (
+    describe_port,
     describe_removed,
     format_count,
     format_duration,
@@ -22,10 +23,12 @@ from gradient_cli.formatting import (
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
     from gradient_cli.api.client import Api
 
+_RUNNING = "Running"
 _SUCCEEDED = "Stopped"  # the original service's word for a command that ran and exited with 0
 _MAX_EXIT_CODE = 255
 _MIN_POLL_SECONDS = 0.2
@@ -40,9 +43,12 @@ class LogPrinter:
     Args:
         raw: Leave terminal escapes in.
         timestamps: Put each line's time before it.
+        search: Print only lines that contain this text, in any case.
     """
 
-    def __init__(self, *, raw: bool = False, timestamps: bool = False) -> None:
+    def __init__(self, *, raw: bool = False, timestamps: bool = False, search: str = "") -> None:
+        self.printed = False
+        self._search = search.casefold()
         self._raw = raw
         self._timestamps = timestamps
         self._tty = terminal.is_tty(sys.stdout)
@@ -54,13 +60,15 @@ class LogPrinter:
         self._ended = ""
 
     def line(self, row: dict[str, Any]) -> None:
-        """Print a finished line."""
+        """Print a finished line, unless it lacks the text that is searched."""
         self.clear()
-        print(self._text(row))
+        if self._search in str(row["message"]).casefold():
+            print(self._text(row))
+            self.printed = True
 
     def partial(self, row: dict[str, Any]) -> None:
         """Show a line that is still being written, such as a progress bar; redrawn in place, on a terminal only."""
-        if not self._tty:
+        if not self._tty or self._search:
             return
         # Without colours: their codes would count as width, and a cut line would stay coloured.
         text = terminal.sanitize_line(str(row.get("message", "")), colours=False)
@@ -119,27 +127,32 @@ class LogPrinter:
 class JsonPrinter(LogPrinter):
     """Prints each line as a JSON object, for programs."""
 
-    def line(self, row: dict[str, Any]) -> None:
-        """Print a finished line."""
-        print(json.dumps(row, ensure_ascii=False))
+    def _text(self, row: dict[str, Any]) -> str:
+        return json.dumps(row, ensure_ascii=False)
 
     def partial(self, row: dict[str, Any]) -> None:
         """Print nothing: only finished lines are part of the output."""
 
 
-def attach(api: Api, job_id: str, printer: LogPrinter, *, line: int = 0) -> int:
+def attach(api: Api, job: Mapping[str, Any], printer: LogPrinter, *, line: int = 0) -> int:
     """Follow a job from after `line` to its end, print its summary, and return the exit code.
 
-    Ctrl-C leaves the job running and prints how to follow it again.
+    The links to its ports are printed as soon as it runs. Ctrl-C leaves the job running and prints how to follow it
+    again.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # in a pipe, too, each line must appear at once
+    job_id, unlinked = str(job["id"]), bool(job.get("ports"))
     shows = {"line": printer.line, "partial": printer.partial, "phase": printer.phase, "removed": printer.removed}
     try:
         for name, data in api.follow(job_id, line):
             show = shows.get(name)
             if show:
                 show(data)
+            if unlinked and data.get("state") == _RUNNING and data.get("phase"):
+                printer.clear()
+                _print_links(_get_job_with_retry(api, job_id))
+                unlinked = False
         printer.clear()
         job = api.job(job_id)
         print_summary(api, job)
@@ -149,30 +162,42 @@ def attach(api: Api, job_id: str, printer: LogPrinter, *, line: int = 0) -> int:
     return exit_code(job)
 
 
-def detach(job_id: str) -> int:
-    """Print how to follow or stop a job that keeps running, and return the exit code of Ctrl-C."""
-    terminal.print_message(
-        f"\ndetached; the job keeps running\n"
-        f"  follow it  gradient-cli jobs logs {job_id} --follow\n"
-        f"  stop it    gradient-cli jobs stop {job_id}"
-    )
+def _print_links(job: Mapping[str, Any]) -> None:
+    for port in job["ports"]:
+        terminal.print_message(f"port: {terminal.sanitize(describe_port(port))}")
+
+
+def detach(*job_ids: str) -> int:
+    """Print how to follow or stop jobs that keep running, and return the exit code of Ctrl-C."""
+    terminal.print_message("\ndetached; " + ("the job keeps running" if len(job_ids) == 1 else "the jobs keep running"))
+    for job_id in job_ids:
+        terminal.print_message(
+            f"  follow it  gradient-cli jobs logs {job_id} --follow\n  stop it    gradient-cli jobs stop {job_id}"
+        )
     return INTERRUPTED
 
 
-def wait(api: Api, job_id: str, timeout: float | None) -> dict[str, Any]:
-    """Wait until a job has ended, and return it.
+def wait(api: Api, job_ids: Sequence[str], timeout: float | None) -> Iterator[dict[str, Any]]:
+    """Wait until all jobs have ended, and yield each in the given order.
 
     Raises:
-        ClientError: The job has not ended within `timeout`.
+        ClientError: A job does not exist, or has not ended within `timeout` seconds.
     """
-    began, delay = time.monotonic(), _MIN_POLL_SECONDS
-    job = api.job(job_id)
+    until = None if timeout is None else time.monotonic() + timeout
+    found = [api.job(job_id) for job_id in job_ids]  # all before the first wait: one may not exist
+    for job in found:
+        yield _wait_for(api, job, until, timeout)
+
+
+def _wait_for(api: Api, job: dict[str, Any], until: float | None, timeout: float | None) -> dict[str, Any]:
+    delay, job_id = _MIN_POLL_SECONDS, str(job["id"])
     while not job.get("finishedAt"):
-        left = None if timeout is None else timeout - (time.monotonic() - began)
+        left = None if until is None else until - time.monotonic()
         if left is not None and left <= 0:
             raise ClientError(
                 f"job {job_id} has not ended within {format_duration(timeout)}: {describe_state(job)}",
                 hint=f"The job was not stopped: `gradient-cli jobs logs {job_id} --follow` follows it.",
+                code=TIMED_OUT,
             )
         time.sleep(delay if left is None else min(delay, left))
         delay = min(delay * 1.5, _MAX_POLL_SECONDS)

@@ -32,13 +32,13 @@ def print_table(
 ) -> None:
     """Print a table, fitted to the terminal; in a pipe nothing is cut.
 
-    The first column is never cut, because people copy from it; nor are the columns in `whole`. Columns in `spare` are
-    left out, one after another, if the terminal is too narrow for all of them.
+    The first column is never cut, because people copy from it; nor are the columns in `whole`. If the terminal is too
+    narrow for all columns, some are left out: first those in `spare`, in their order, then the others from the right.
     """
     lines = [list(heads), *([terminal.sanitize(cell) for cell in row] for row in rows)]
     widths = _widths(lines)
     if terminal.is_tty(sys.stdout):
-        left_out = list(spare)
+        left_out = [*spare, *(head for head in reversed(heads[1:]) if head not in {*spare, *whole})]
         while not _shrink(widths, lines[0], whole) and left_out:
             column = lines[0].index(left_out.pop(0))
             for line in lines:

@@ -1,18 +1,18 @@
 """Entry point of `gradient-cli`: the table of commands, and the handler of all errors.
 
 Exit codes: that of the job (`jobs create`, `logs --follow`, `wait`); 1 if a job failed without one or the client
-failed; 2 wrong usage; 3 server unreachable or key refused; 4 refused by the server; 130 Ctrl-C.
+failed; 2 wrong usage; 3 server unreachable or key refused; 4 refused by the server; 124 `wait --timeout`; 130 Ctrl-C.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from argparse import SUPPRESS
+from argparse import SUPPRESS, Namespace
 from importlib import import_module
 
 from gradient_cli import terminal
-from gradient_cli.errors import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE, ClientError, UsageError
+from gradient_cli.errors import BROKEN_PIPE, INTERRUPTED, OK, USAGE, ClientError, UsageError
 from gradient_cli.options import KEY_HELP, SERVER_HELP, Parser, add_option
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -26,12 +26,20 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "jobs": ("", "submit and manage jobs"),
     "jobs create": ("jobs_create:add_create", "submit a job and follow it"),
+    "jobs run": ("jobs_run:add_run", "submit a script with its arguments and follow it"),
     "jobs list": ("jobs:add_list", "list jobs, newest first"),
     "jobs show": ("jobs:add_show", "show a job: its state, the reason, and what to do next"),
     "jobs logs": ("jobs_logs:add_logs", "print a job's log, or follow it"),
-    "jobs wait": ("jobs:add_wait", "wait until a job has ended, and exit with its exit code"),
+    "jobs metrics": ("jobs_metrics:add_metrics", "show a job's metrics: last, lowest and highest values, and a curve"),
+    "jobs top": ("jobs_top:add_top", "show the usage, metric and cost of running jobs, updated until Ctrl-C"),
+    "jobs open": ("jobs_open:add_open", "print the link to a job's page and open it in a browser"),
+    "jobs wait": ("jobs:add_wait", "wait until jobs have ended, and exit with the highest of their exit codes"),
     "jobs stop": ("jobs:add_stop", "stop a job: SIGTERM, then SIGKILL after its grace period"),
-    "jobs clone": ("jobs_create:add_clone", "submit the same job again"),
+    "jobs clone": ("jobs_create:add_clone", "submit the same job again, with changes if options are given"),
+    "jobs diff": ("jobs_diff:add_diff", "show the options in which two jobs differ"),
+    "jobs tags": ("", "change a job's tags"),
+    "jobs tags add": ("jobs_tags:add_add", "add tags to a job"),
+    "jobs tags remove": ("jobs_tags:add_remove", "remove tags from a job"),
     "jobs delete": ("jobs:add_delete", "delete a job, stopping it if it runs"),
     "jobs artifacts": ("", "list and download a job's artifacts"),
     "jobs artifacts list": ("artifacts:add_list", "list a job's artifacts"),
@@ -42,6 +50,7 @@ _COMMANDS = {
     "projects list": ("projects:add_list", "list projects"),
     "projects show": ("projects:add_show", "show a project: its jobs, limit and retention"),
     "projects update": ("projects:add_update", "change a project's limit and retention"),
+    "projects delete": ("projects:add_delete", "delete a project with its jobs, if none is waiting or running"),
     "images": ("", "list the short names for --container"),
     "images list": ("images:add_list", "list the short names for --container, with their images"),
     "secrets": ("", "manage secrets, which jobs refer to by name"),
@@ -58,6 +67,7 @@ _COMMANDS = {
     "machine-types": ("machine_types:add_machine_types", "list machine types, with prices and availability"),
     "tpus": ("", "list the TPUs that are billed"),
     "tpus list": ("tpus:add_list", "list the TPUs that are billed or requested: state, health, job, cost so far"),
+    "completion": ("completion:add_completion", "print the completion script of bash, zsh or fish"),
     "login": ("login:add_login", "save the address of a server and an API key for it"),
     "version": ("version:add_version", "show the versions of client and server"),
 }
@@ -67,8 +77,11 @@ exit codes:
   the job's own, if the command follows it or waits for it; else
   0 success            1 failed          2 wrong usage
   3 server unreachable, or key refused   4 refused by the server
-  130 interrupted      141 output closed (broken pipe)
+  124 timeout of wait  130 interrupted   141 output closed (broken pipe)
 """
+
+_ROOT_OPTIONS = {"--url", "--apiKey", "--api-key"}
+_PROGRAM_COMMANDS = {"jobs create", "jobs clone"}
 
 
 def command_paths() -> list[str]:
@@ -76,8 +89,8 @@ def command_paths() -> list[str]:
     return list(_COMMANDS)
 
 
-def build_parser(argv: Sequence[str]) -> ArgumentParser:
-    """Build the parser; only the commands that the command line names get their arguments."""
+def build_parser(path: str | None = None) -> ArgumentParser:
+    """Build the parser of one command and its groups, importing only its module; without a path, of all commands."""
     root = Parser(
         prog="gradient-cli",
         usage="gradient-cli COMMAND [options]",
@@ -86,29 +99,30 @@ def build_parser(argv: Sequence[str]) -> ArgumentParser:
     )
     add_option(root, "--url", metavar="URL", help=SERVER_HELP)
     add_option(root, "--apiKey", metavar="KEY", help=KEY_HELP)
-    root.add_argument("--version", action="store_true", help="show the client's version")
+    root.add_argument("-V", "--version", action="store_true", help="show the client's version")
     root.set_defaults(run=None, menu=root)
     parsers: dict[str, ArgumentParser] = {"": root}
     menus: dict[str, Any] = {}
-    for path, (place, summary) in _COMMANDS.items():
-        group, _, name = path.rpartition(" ")
-        if not set(group.split()) <= set(argv):
+    for each, (place, summary) in _COMMANDS.items():
+        if path is not None and not f"{path} ".startswith(f"{each} "):
             continue
+        group, _, name = each.rpartition(" ")
         if group not in menus:
             menus[group] = parsers[group].add_subparsers(
-                metavar="COMMAND", dest="command", parser_class=Parser, help=SUPPRESS
+                metavar="COMMAND", dest="command", parser_class=Parser, help=SUPPRESS if path is not None else None
             )
-        parsers[path] = menus[group].add_parser(
+        parsers[each] = menus[group].add_parser(
             name,
-            prog=f"gradient-cli {path}",
-            usage=f"gradient-cli {path} [options]" if place else f"gradient-cli {path} COMMAND [options]",
+            help=summary,
+            prog=f"gradient-cli {each}",
+            usage=f"gradient-cli {each} [options]" if place else f"gradient-cli {each} COMMAND [options]",
             description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=None if place else _format_commands(path),
+            epilog=None if place else _format_commands(each),
         )
-        if place and name in argv:
+        if place:
             module, _, function = place.partition(":")
-            getattr(import_module(f"gradient_cli.commands.{module}"), function)(parsers[path])
-        parsers[path].set_defaults(menu=parsers[path], **({} if place else {"run": None}))
+            getattr(import_module(f"gradient_cli.commands.{module}"), function)(parsers[each])
+        parsers[each].set_defaults(menu=parsers[each], **({} if place else {"run": None}))
     return root
 
 
@@ -122,12 +136,14 @@ def main() -> int:
     """Run the command line of this process and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    as_json = "--json" in sys.argv
     try:
-        code = _run(sys.argv[1:])
+        args = _parse(sys.argv[1:])
+        as_json = getattr(args, "json", False)
+        code = _run(args)
         sys.stdout.flush()
     except ClientError as error:
-        _print_error(str(error), error.hint)
-        return error.code
+        return _report(error, as_json=as_json)
     except KeyboardInterrupt:
         terminal.print_message("\ninterrupted")
         return INTERRUPTED
@@ -135,21 +151,53 @@ def main() -> int:
         _silence_stdout()
         return BROKEN_PIPE
     except UnicodeError as error:
-        _print_error(f"text that cannot be sent: {error}", "Encode it as UTF-8.")
-        return USAGE
+        return _report(UsageError(f"text that cannot be sent: {error}", hint="Encode it as UTF-8."), as_json=as_json)
     except OSError as error:
         _silence_stdout()
         where = f"{error.filename}: " if error.filename else ""
-        _print_error(f"{where}{error.strerror or error}", "Check disk space and permissions, then try again.")
-        return FAILED
+        hint = "Check disk space and permissions, then try again."
+        return _report(ClientError(f"{where}{error.strerror or error}", hint=hint), as_json=False)
     return code
 
 
-def _run(argv: list[str]) -> int:
-    parser = build_parser(argv)
-    args, unknown = parser.parse_known_args(argv)
+def _parse(argv: list[str]) -> Namespace:
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
+    path, program = _command_path(argv), None
+    if path in _PROGRAM_COMMANDS and "--" in argv:
+        at = argv.index("--")
+        argv, program = argv[:at], argv[at + 1 :]
+    args, unknown = build_parser(path).parse_known_args(argv, Namespace(program=program))
     if unknown:
-        raise _unknown_command(unknown[0], args.menu.prog)
+        from gradient_cli.suggestions import unknown_argument
+
+        raise unknown_argument(unknown[0], args.menu, path in _PROGRAM_COMMANDS)
+    return args
+
+
+def _command_path(argv: Sequence[str]) -> str:
+    """Return the command or group that the command line names, as in the table of commands.
+
+    Raises:
+        UsageError: There is no such command.
+    """
+    path, words = "", iter(argv)
+    for word in words:
+        if word in _ROOT_OPTIONS:
+            next(words, None)
+        elif not word.startswith("-"):
+            longer = f"{path} {word}".lstrip()
+            if longer not in _COMMANDS:
+                from gradient_cli.suggestions import unknown_command
+
+                raise unknown_command(word, path, list(_COMMANDS))
+            path = longer
+            if _COMMANDS[path][0]:
+                break
+    return path
+
+
+def _run(args: Namespace) -> int:
     if args.version is True:
         from gradient_cli.commands.version import client_version
 
@@ -162,18 +210,23 @@ def _run(argv: list[str]) -> int:
     return code
 
 
-def _unknown_command(word: str, command: str) -> UsageError:
-    lists = f"`{command} --help` lists the options."
-    if word.startswith("-"):
-        return UsageError(f"unknown option {word}", hint=lists)
-    return UsageError(f"unexpected argument {word!r}", hint=f"A value with spaces needs quotes; {lists}")
-
-
-def _print_error(message: str, hint: str) -> None:
+def _report(error: ClientError, *, as_json: bool) -> int:
+    """Print an error to stderr; with `--json` also to stdout, as JSON. Return its exit code."""
     label = terminal.style("error:", "red", sys.stderr)
-    terminal.print_message(f"{label} {terminal.sanitize(message)}" + (f"\n{terminal.sanitize(hint)}" if hint else ""))
+    hint = f"\n{terminal.sanitize(error.hint)}" if error.hint else ""
+    if as_json:
+        from gradient_cli.formatting import print_json
+
+        print_json({"error": error.as_json()})
+        sys.stdout.flush()
+    terminal.print_message(f"{label} {terminal.sanitize(error)}{hint}")
+    return error.code
 
 
 def _silence_stdout() -> None:
     """Redirect stdout to /dev/null: the interpreter's final flush would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

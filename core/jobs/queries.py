@@ -15,6 +15,7 @@ from core.jobs.states import OWNED, JobState
 WORKER_STALE_SECONDS = 60
 _SPEC_FIELDS = ("container", "command", "workspace")
 """Filter fields that are stored only in the spec's JSON."""
+_LAST_ID_CHARACTERS = "z" * 13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,8 @@ class JobFilter:
     """Filters for a list of jobs; an empty field does not filter.
 
     `states`, `reasons` and `tags` list alternatives; all fields must match together. `failed_with_exit_code`
-    restricts only failed jobs: True keeps those with an exit code, False those without.
+    restricts only failed jobs: True keeps those with an exit code, False those without. `text` is a part of the name or
+    the command, in any case; `submitted_by` the id of an API key.
     """
 
     states: Sequence[JobState] = ()
@@ -37,6 +39,10 @@ class JobFilter:
     command: str | None = None
     workspace: str | None = None
     tags: Sequence[str] = ()
+    id_prefix: str | None = None
+    text: str | None = None
+    since: datetime | None = None
+    submitted_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,21 @@ def _filtered(query: Select[Job], wanted: JobFilter) -> Select[Job]:
     if wanted.name:
         query = query.where(Job.name == wanted.name)
     requested = {name: value for name in _SPEC_FIELDS if (value := getattr(wanted, name))}
-    return query.where(*(Job.spec_text(name) == value for name, value in requested.items()))
+    return _searched(query.where(*(Job.spec_text(name) == value for name, value in requested.items())), wanted)
+
+
+def _searched(query: Select[Job], wanted: JobFilter) -> Select[Job]:
+    """Apply the filters by which people find their own jobs again."""
+    if wanted.id_prefix:  # a range, which the index on the id serves under every collation
+        query = query.where(Job.id >= wanted.id_prefix, Job.id <= wanted.id_prefix + _LAST_ID_CHARACTERS)
+    if wanted.text:
+        named = Job.name.icontains(wanted.text, autoescape=True)
+        query = query.where(or_(named, Job.spec_text("command").icontains(wanted.text, autoescape=True)))
+    if wanted.since:
+        query = query.where(Job.created_at >= wanted.since)
+    if wanted.submitted_by:
+        query = query.where(Job.submitted_by == wanted.submitted_by)
+    return query
 
 
 def _has_any_tag(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:

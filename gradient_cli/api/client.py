@@ -102,10 +102,19 @@ class Api:
         """Ask a job to stop."""
         return self._transport.json("POST", f"{_job_path(job_id)}/stop", needs="id")
 
-    def clone_job(self, job_id: str, *, pin_image: bool = False) -> dict[str, Any]:
-        """Submit the same job again; if `pin_image`, with the exact image digest of the original job."""
+    def clone_job(self, job_id: str, changes: dict[str, Any], *, pin_image: bool = False) -> dict[str, Any]:
+        """Submit the same job again, with changes; if `pin_image`, with the exact image digest of the original job."""
         query = {"pinImage": "true"} if pin_image else {}
-        return self._transport.json("POST", f"{_job_path(job_id)}/clone", query=query, needs="id")
+        return self._transport.json("POST", f"{_job_path(job_id)}/clone", query=query, body=changes, needs="id")
+
+    def change_tags(self, job_id: str, changes: dict[str, list[str]]) -> dict[str, Any]:
+        """Add tags to a job (`add`) or remove them (`remove`), and return the job."""
+        return self._transport.json("PATCH", f"{_job_path(job_id)}/tags", body=changes, needs="id")
+
+    def metrics(self, job_id: str, *, name: str | None = None, points: int) -> dict[str, Any]:
+        """Return a job's metrics, each with at most `points` values."""
+        query = {"name": name, "maxPoints": points}
+        return self._transport.json("GET", f"{_job_path(job_id)}/metrics", query=query, needs="series")
 
     def delete_job(self, job_id: str) -> None:
         """Delete a job, stopping it if it runs."""
@@ -181,6 +190,12 @@ class Api:
 
         path = f"/projects/{quote(project_id, safe='')}"
         return self._transport.json("PATCH", path, body=changes, needs="id")
+
+    def delete_project(self, project_id: str) -> None:
+        """Delete a project with its jobs, of which none may be waiting or running."""
+        from urllib.parse import quote
+
+        self._transport.json("DELETE", f"/projects/{quote(project_id, safe='')}")
 
     def secrets(self, project_id: str | None) -> dict[str, Any]:
         """List the names of a project's secrets, or of those shared by all projects."""

@@ -29,15 +29,17 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 def add_get(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs artifacts get`."""
-    add_positional(parser, "id", nargs="?", metavar="ID", help="id of the job (default: the last job of this folder)")
+    add_job_id(parser)
     add_positional(
         parser,
         "patterns",
         nargs="*",
         metavar="PATTERN",
-        help="files or folders to download; * and ? are wildcards (default: all)",
+        help="files or folders to download; * and ? are wildcards (default: all). After @last, also names such as "
+        "json that could be the beginning of an id",
     )
-    parser.add_argument("--to", metavar="DIR", help="folder to download to (default: artifacts-ID)")
+    parser.add_argument("-o", "--to", metavar="DIR", help="folder to download to (default: artifacts-ID)")
+    parser.add_argument("--force", action="store_true", help="with --to: overwrite files that have other contents")
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=get)
@@ -48,7 +50,7 @@ def list_files(args: argparse.Namespace) -> int:
     from gradient_cli.api.client import connect
 
     api = connect(args)
-    job_id = resolve_job_id(args.id, api.url)
+    job_id = resolve_job_id(args.id, api)
     found = _list_all(api, job_id)
     if args.json:
         print_json(found)
@@ -74,13 +76,15 @@ def get(args: argparse.Namespace) -> int:
         args.patterns.insert(0, args.id)
         args.id = None
     api = connect(args)
-    job_id = resolve_job_id(args.id, api.url)
+    job_id = resolve_job_id(args.id, api)
     found = _list_all(api, job_id)
     if found.get("removed"):
         clone = f"`gradient-cli jobs clone {terminal.sanitize(job_id)}` runs the job again."
         raise ClientError(describe_removed(found["removed"]), hint=clone)
     files = _select(found["files"], args.patterns)
     target = DownloadFolder(args.to or f"artifacts-{job_id}")
+    if args.to and not args.force:
+        target.refuse_overwriting(files)
     got, kept = [], 0
     for file in files:
         if target.fetch(api, job_id, file):

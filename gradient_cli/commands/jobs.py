@@ -25,10 +25,12 @@ from gradient_cli.formatting import (
 from gradient_cli.options import (
     add_connection,
     add_job_id,
+    add_job_ids,
     add_json,
     add_option,
     add_positional,
     current_folder,
+    parse_moment,
     resolve_job_id,
 )
 
@@ -48,17 +50,22 @@ _FILTERS = {
     "projectId": ("ID", "only jobs of the project with this id"),
     "machineType": ("NAME", "only jobs on this machine type"),
     "name": ("TEXT", "only jobs with exactly this name"),
+    "query": ("TEXT", "only jobs with this text in their name or command, in any case"),
+    "tag": ("TAG", "only jobs with one of these tags, separated by commas"),
+    "since": ("TIME", "only jobs created since then: 10m, 2h or 1d ago, or a date and time"),
 }
+_SHORT = {"state": "-s", "project": "-p", "machineType": "-m", "query": "-q", "tag": "-t"}
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs list`."""
     for name, (metavar, text) in _FILTERS.items():
-        add_option(parser, f"--{name}", metavar=metavar, help=text)
+        add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=text)
+    parser.add_argument("--mine", action="store_true", help="only jobs that were submitted with this API key")
     parser.add_argument(
-        "--limit", type=int, default=50, metavar="N", help="largest number of jobs to list (default: 50)"
+        "-n", "--limit", type=int, default=50, metavar="N", help="largest number of jobs to list (default: 50)"
     )
-    parser.add_argument("--all", action="store_true", help="list all jobs, without a limit")
+    parser.add_argument("-a", "--all", action="store_true", help="list all jobs, without a limit")
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=list_jobs)
@@ -86,7 +93,7 @@ def add_delete(parser: argparse.ArgumentParser) -> None:
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs wait`."""
-    add_job_id(parser)
+    add_job_ids(parser)
     parser.add_argument(
         "--timeout", metavar="TIME", help="give up after this time: 90m, 2h, or seconds (default: no limit)"
     )
@@ -109,6 +116,9 @@ def list_jobs(args: argparse.Namespace) -> int:
         raise UsageError(f"limit: must be at least 1, not {args.limit}", hint="For example --limit 50, or --all.")
     api = connect(args)
     filters: dict[str, Any] = {name: getattr(args, name) for name in _FILTERS}
+    if args.since:
+        filters["since"] = parse_moment("since", args.since).isoformat()
+    filters["mine"] = "true" if args.mine else None
     found: list[dict[str, Any]] = []
     after: str | None = None
     while True:
@@ -118,6 +128,10 @@ def list_jobs(args: argparse.Namespace) -> int:
         after = page.get("next")
         if not after or not page["jobs"] or (not args.all and len(found) >= args.limit):
             break
+    if not found and (args.project or args.projectId):
+        from gradient_cli.commands.projects import find_project
+
+        find_project(api, args.project or args.projectId)  # refuses one that does not exist
     if args.json:
         print_json({"jobs": found, "next": after})
         return OK
@@ -139,7 +153,7 @@ def _print_jobs(found: list[dict[str, Any]], *, filtered: bool) -> None:
     shown = any(waits)  # no empty column if no job waits
     heads = ["ID", "NAME", "STATE", *(["WAITS"] if shown else []), "MACHINE", "PROJECT", "CREATED", "RAN", "COST"]
     rows = [_row(job, [why] if shown else []) for job, why in zip(found, waits, strict=True)]
-    print_table(heads, rows, whole=("WAITS",), spare=("COST", "RAN") if shown else ())
+    print_table(heads, rows, whole=("WAITS",), spare=("COST", "RAN", "PROJECT", "CREATED", "MACHINE"))
 
 
 def _describe_wait(job: dict[str, Any]) -> str:
@@ -177,7 +191,7 @@ def show(args: argparse.Namespace) -> int:
     from gradient_cli.api.client import connect
 
     api = connect(args)
-    job = api.job(resolve_job_id(args.id, api.url))
+    job = api.job(resolve_job_id(args.id, api))
     if args.json:
         print_json(job)
         return OK
@@ -271,11 +285,15 @@ def stop(args: argparse.Namespace) -> int:
     from gradient_cli.follow import describe_state
 
     api = connect(args)
-    job = api.stop_job(resolve_job_id(args.id, api.url))
+    job_id = resolve_job_id(args.id, api)
+    had_ended = api.job(job_id).get("finishedAt")
+    job = api.stop_job(job_id)
     if args.json:
         print_json(job)
-    elif job.get("finishedAt"):
+    elif had_ended:
         terminal.print_message(f"the job had already ended: {describe_state(job)}")
+    elif job.get("finishedAt"):
+        terminal.print_message(describe_state(job))
     else:
         grace = format_duration(job.get("stopGrace"))
         terminal.print_message(f"stopping; the job has {grace or 'a moment'} to save its work")
@@ -297,30 +315,35 @@ def delete(args: argparse.Namespace) -> int:
             else "`gradient-cli jobs list` lists the ids."
         )
         raise UsageError("id: required to delete a job", hint=hint)
-    api.delete_job(args.id)
+    job_id = resolve_job_id(args.id, api)
+    api.delete_job(job_id)
     if args.json:
-        print_json({"id": args.id, "deleted": True})
+        print_json({"id": job_id, "deleted": True})
     else:
-        terminal.print_message(f"deleted {terminal.sanitize(args.id)}")
+        terminal.print_message(f"deleted {terminal.sanitize(job_id)}")
     return OK
 
 
 def wait(args: argparse.Namespace) -> int:
-    """Wait for a job's end and exit with its exit code."""
+    """Wait until all given jobs have ended, and exit with the highest of their exit codes."""
     from gradient_cli import follow
     from gradient_cli.api.client import connect
     from gradient_cli.workspace.job_spec import parse_duration
 
     timeout = None if args.timeout is None else parse_duration("timeout", args.timeout)
     api = connect(args)
-    job_id = resolve_job_id(args.id, api.url)
+    ids = [resolve_job_id(one, api) for one in args.ids or [None]]
+    jobs: list[dict[str, Any]] = []
     try:
-        job = follow.wait(api, job_id, timeout)
+        for job in follow.wait(api, list(dict.fromkeys(ids)), timeout):
+            jobs.append(job)
+            if not args.json:
+                if len(ids) > 1:
+                    terminal.print_message(terminal.style(f"job {job['id']}", "bold", sys.stderr))
+                follow.print_summary(api, job)
     except KeyboardInterrupt:
-        return follow.detach(job_id)
+        return follow.detach(*ids[len(jobs) :])
     if args.json:
-        print_json(job)
-    else:
-        follow.print_summary(api, job)
+        print_json(jobs[0] if len(ids) == 1 else {"jobs": jobs})
     sys.stdout.flush()
-    return follow.exit_code(job)
+    return max(map(follow.exit_code, jobs))

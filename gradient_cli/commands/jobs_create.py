@@ -44,6 +44,7 @@ def add_create(parser: argparse.ArgumentParser) -> None:
 def add_clone(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs clone`."""
     add_job_id(parser)
+    specs.add_change_options(parser)
     add_option(parser, "--pinImage", action="store_true", help="use the exact image digest of the original job")
     _add_follow_options(parser)
     add_connection(parser)
@@ -52,7 +53,7 @@ def add_clone(parser: argparse.ArgumentParser) -> None:
 
 def _add_follow_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--detach", action="store_true", help="print the job's id and return, instead of following the job"
+        "-d", "--detach", action="store_true", help="print the job's id and return, instead of following the job"
     )
     parser.add_argument("--raw", action="store_true", help="do not strip terminal escape sequences from the log")
     add_json(parser, "print the job as one JSON object; implies --detach")
@@ -62,12 +63,23 @@ def create(args: argparse.Namespace) -> int:
     """Submit a job from flags, project file and folder."""
     from gradient_cli.api.client import connect
 
+    if args.program:
+        args.command = _join_program(args.command, args.program)
     spec, workspace = specs.resolve(args)
     try:
         return _create(args, connect(args), spec, workspace)
     except KeyboardInterrupt:  # before the job's id was known; afterwards Ctrl-C detaches
         terminal.print_message("\ninterrupted; `gradient-cli jobs list` shows whether the job was created")
         return INTERRUPTED
+
+
+def _join_program(command: str | None, program: list[str]) -> str:
+    """Return the words after `--` as a command for the job's shell, which expands nothing in them."""
+    import shlex
+
+    if command is not None:
+        raise UsageError("command: given both as --command and after --", hint="Give one of them.")
+    return shlex.join(program)
 
 
 def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace: str) -> int:
@@ -90,8 +102,12 @@ def clone(args: argparse.Namespace) -> int:
     """Submit an existing job again."""
     from gradient_cli.api.client import connect
 
+    if args.program:
+        args.command = _join_program(args.command, args.program)
+    changes = specs.changes(args)
     api = connect(args)
-    return _follow_or_detach(args, api, api.clone_job(resolve_job_id(args.id, api.url), pin_image=args.pinImage))
+    job = api.clone_job(resolve_job_id(args.id, api), changes, pin_image=args.pinImage)
+    return _follow_or_detach(args, api, job)
 
 
 def _read_folder(path: str, large: float) -> WorkspaceFolder | None:
@@ -169,7 +185,7 @@ def _follow_or_detach(args: argparse.Namespace, api: Api, job: dict[str, Any]) -
     terminal.print_message(
         f"job {terminal.style(job_id, 'bold', sys.stderr)}  {terminal.sanitize(job.get('url') or '')}"
     )
-    return attach(api, job_id, LogPrinter(raw=args.raw))
+    return attach(api, job, LogPrinter(raw=args.raw))
 
 
 def _remember_job(url: str, job_id: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import describe_removed
-from gradient_cli.options import add_connection, add_job_id, resolve_job_id
+from gradient_cli.options import add_connection, add_job_id, parse_moment, resolve_job_id
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -22,15 +24,18 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs logs`."""
     add_job_id(parser)
     parser.add_argument(
-        "--follow",
         "-f",
+        "--follow",
         action="store_true",
         help="follow the log until the job has ended, and exit with its exit code",
     )
     parser.add_argument("--line", type=int, metavar="N", help="print only the lines after line N (default: 0)")
-    parser.add_argument("--tail", type=int, metavar="N", help="print only the last N lines")
+    parser.add_argument("-n", "--tail", type=int, metavar="N", help="print only the last N lines")
+    parser.add_argument("--since", metavar="TIME", help="print only lines since then: 10m, 2h or 1d ago, or a time")
+    parser.add_argument("--until", metavar="TIME", help="print only lines until then")
+    parser.add_argument("--search", metavar="TEXT", help="print only lines with this text, in any case")
     parser.add_argument("--raw", action="store_true", help="do not strip terminal escape sequences")
-    parser.add_argument("--timestamps", action="store_true", help="prefix each line with its time")
+    parser.add_argument("-t", "--timestamps", action="store_true", help="prefix each line with its time")
     parser.add_argument("--json", action="store_true", help="print each line as a JSON object")
     add_connection(parser)
     parser.set_defaults(run=logs)
@@ -41,26 +46,52 @@ def logs(args: argparse.Namespace) -> int:
     from gradient_cli.api.client import connect
     from gradient_cli.follow import JsonPrinter, LogPrinter, attach
 
-    if args.line is not None and args.tail is not None:
-        raise UsageError("line and tail: cannot be combined", hint="Give one of them.")
-    for name in ("line", "tail"):
-        if (getattr(args, name) or 0) < 0:
-            raise UsageError(f"{name}: must not be negative", hint=f"For example --{name} 100.")
+    _check(args)
+    since, until = (getattr(args, name) and parse_moment(name, getattr(args, name)) for name in ("since", "until"))
     api = connect(args)
-    job_id = resolve_job_id(args.id, api.url)
-    printer = JsonPrinter() if args.json else LogPrinter(raw=args.raw, timestamps=args.timestamps)
-    seen = args.line or 0
-    if args.follow and args.tail is None:
-        api.job(job_id)  # fail at once on an unknown job or an unreachable server, which following would retry
-    else:
+    job_id = resolve_job_id(args.id, api)
+    printer = (JsonPrinter if args.json else LogPrinter)(
+        raw=args.raw, timestamps=args.timestamps, search=args.search or ""
+    )
+    # Fails at once on an unknown job or an unreachable server, which following would retry.
+    job = api.job(job_id) if args.follow else {}
+    start = seen = _first_line_since(api, job_id, since) if since else args.line or 0
+    if not args.follow or args.tail is not None:
         for row in _pages(api, job_id, seen, args.tail):
+            if until and datetime.fromisoformat(row["timestamp"]) > until:
+                return OK
             printer.line(row)
             seen = int(row["line"])
     if args.follow:
-        return attach(api, job_id, printer, line=seen)
-    if seen == (args.line or 0):
-        _print_no_lines(api.logs(job_id, line=seen, limit=1), more=bool(args.line))
+        return attach(api, job, printer, line=seen)
+    if seen == start:
+        _print_no_lines(api.logs(job_id, line=seen, limit=1), more=bool(start))
+    elif not printer.printed:
+        terminal.print_message(f"no line contains {args.search!r}")
     return OK
+
+
+def _check(args: argparse.Namespace) -> None:
+    for one, other in (("line", "tail"), ("line", "since"), ("tail", "since"), ("follow", "until")):
+        if getattr(args, one) not in {None, False} and getattr(args, other) is not None:
+            raise UsageError(f"{one} and {other}: cannot be combined", hint="Give one of them.")
+    for name in ("line", "tail"):
+        if (getattr(args, name) or 0) < 0:
+            raise UsageError(f"{name}: must not be negative", hint=f"For example --{name} 100.")
+
+
+def _first_line_since(api: Api, job_id: str, since: datetime) -> int:
+    """Return the number of the last line before a time; 0 if there is none. Searches by halves: times only increase."""
+    last = api.logs(job_id, tail=1)["lines"]
+    low, high = 0, int(last[-1]["line"]) if last else 0
+    while low < high:
+        middle = (low + high) // 2
+        row = api.logs(job_id, line=middle, limit=1)["lines"][0]
+        if datetime.fromisoformat(row["timestamp"]) < since:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def _print_no_lines(page: dict[str, Any], *, more: bool) -> None:

@@ -34,7 +34,12 @@ def login(args: argparse.Namespace) -> int:
     from gradient_cli.api.transport import Transport
 
     url = getattr(args, "url", None) or os.environ.get("GRADIENT_URL") or _prompt("url", "Server: ")
-    key = getattr(args, "apiKey", None) or os.environ.get("GRADIENT_API_KEY") or _prompt("apiKey", "API key: ")
+    key = getattr(args, "apiKey", None) or os.environ.get("GRADIENT_API_KEY")
+    if not key:
+        server = Api(Transport(url.strip().rstrip("/"), ""))
+        if _can_prompt():
+            server.health()  # a wrong address is found before the prompt
+        key = _prompt("apiKey", "API key: ")
     settings = config.Settings(url.strip(), config.strip_key(key), "login")
     Api(Transport(settings.url, settings.key)).projects()
     _warn_if_unencrypted(settings.url)
@@ -52,8 +57,12 @@ def login(args: argparse.Namespace) -> int:
     return OK
 
 
+def _can_prompt() -> bool:
+    return terminal.is_tty(sys.stdin) and terminal.is_tty(sys.stderr)
+
+
 def _prompt(name: str, prompt: str) -> str:
-    if not (terminal.is_tty(sys.stdin) and terminal.is_tty(sys.stderr)):
+    if not _can_prompt():
         raise UsageError(f"{name}: required to log in", hint=f"Give --{name} VALUE: there is no terminal for a prompt.")
     if name == "apiKey":
         import getpass

@@ -1,4 +1,4 @@
-"""`projects init`, `create`, `list`, `show` and `update`."""
+"""`projects init`, `create`, `list`, `show`, `update` and `delete`."""
 
 from __future__ import annotations
 
@@ -74,6 +74,14 @@ def add_update(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=update)
+
+
+def add_delete(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `projects delete`."""
+    _add_project(parser)
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=delete)
 
 
 def _add_project(parser: argparse.ArgumentParser) -> None:
@@ -162,6 +170,21 @@ def update(args: argparse.Namespace) -> int:
         raise UsageError("nothing to change", hint="For example --maxRunning 4, or --keepArtifactsDays 90.")
     api = connect(args)
     _print_project(args, api.update_project(find_project(api, args.project)["id"], changes))
+    return OK
+
+
+def delete(args: argparse.Namespace) -> int:
+    """Delete a project with its jobs; the server refuses it while jobs wait or run."""
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    project = find_project(api, args.project)
+    api.delete_project(project["id"])
+    if args.json:
+        print_json({"id": project["id"], "deleted": True})
+    else:
+        jobs = format_count(project.get("jobCount") or 0, "job")
+        terminal.print_message(f"deleted {terminal.sanitize(project['name'])} with {jobs}")
     return OK
 
 

@@ -13,6 +13,7 @@ from gradient_cli.progress import Progress
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, BinaryIO
 
     from gradient_cli.api.client import Api
@@ -31,6 +32,20 @@ class DownloadFolder:
     def __init__(self, root: str) -> None:
         self.root = root
 
+    def refuse_overwriting(self, files: Sequence[dict[str, Any]]) -> None:
+        """Refuse the download if one of these files is there with other contents.
+
+        Raises:
+            ClientError: One is, or its path leads out of the folder.
+        """
+        for file in files:
+            path = self._local_path(str(file["path"]))
+            if os.path.exists(path) and not os.path.islink(path) and not _is_same(path, file.get("sha256")):
+                raise ClientError(
+                    f"{terminal.sanitize(path)} exists with other contents; nothing was downloaded",
+                    hint="Choose another folder with --to, or overwrite such files with --force.",
+                )
+
     def fetch(self, api: Api, job_id: str, file: dict[str, Any]) -> bool:
         """Download one file; return False if the same file was there already.
 
@@ -40,7 +55,7 @@ class DownloadFolder:
         path = self._local_path(str(file["path"]))
         digest = file.get("sha256")
         try:
-            if digest and os.path.isfile(path) and not os.path.islink(path) and _digest(path) == digest:
+            if _is_same(path, digest):
                 return False
             os.makedirs(os.path.dirname(path), exist_ok=True)
             self._check_inside(path, str(file["path"]))
@@ -129,6 +144,11 @@ class _Download:
         except BaseException:
             self._api.close()  # the rest of this response must not be read as the next one
             raise
+
+
+def _is_same(path: str, digest: str | None) -> bool:
+    """Return whether a regular file with this digest is there."""
+    return bool(digest) and os.path.isfile(path) and not os.path.islink(path) and _digest(path) == digest
 
 
 def _digest(path: str) -> str:

@@ -23,7 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a job."""
     for name, (_, metavar, text) in _FIELDS.items():
-        add_option(parser, f"--{name}", metavar=metavar, help=text)
+        add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=text)
     for name, text in _FLAGS.items():
         add_option(parser, f"--{name}", action="store_true", default=None, help=text)
     add_option(
@@ -33,13 +33,54 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder, archive (.zip, .tar.gz) or git URL with the job's files, or none (default: the folder of the "
         "project file, else the current folder)",
     )
+    _add_list_options(parser)
+    add_option(
+        parser,
+        "--registryPassword",
+        metavar="-",
+        help="password of --registryUsername: - reads it from standard input (default: prompt)",
+    )
+
+
+def add_change_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that the clone of a job may have instead of those of the job."""
+    for name, (_, metavar, text) in _FIELDS.items():
+        if name not in _NOT_CHANGED:
+            shown = re.sub(r" \((required|default: [^)]*)\)", "", text)
+            add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=shown)
+    _add_list_options(parser)
+
+
+def changes(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the given options of a clone by their API names, without a project file's.
+
+    Raises:
+        UsageError: A value has the wrong form.
+    """
+    found: dict[str, Any] = {}
+    for name, (convert, _, _) in _FIELDS.items():
+        value = getattr(args, name, None)
+        if value is not None:
+            found[_SENT_AS.get(name, name)] = convert(name, value)
+    return found | _given_lists(args)
+
+
+def _add_list_options(parser: argparse.ArgumentParser) -> None:
     add_option(
         parser,
         "--envVars",
+        "-e",
         metavar="NAME=VALUE",
         action="append",
         help="environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET "
         "passes a stored secret; repeatable",
+    )
+    parser.add_argument(
+        "--env-file",
+        dest="envFile",
+        metavar="FILE",
+        action="append",
+        help="file of environment variables, NAME=VALUE on each line; --envVars takes precedence; repeatable",
     )
     add_option(
         parser,
@@ -49,13 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="port to publish: EXTERNAL of the host, INTERNAL of the job; INTERNAL alone: any free port of the host; "
         "append :https for an https link; comma separated or repeatable",
     )
-    add_option(
-        parser,
-        "--registryPassword",
-        metavar="-",
-        help="password of --registryUsername: - reads it from standard input (default: prompt)",
-    )
-    add_option(parser, "--tag", metavar="TAG", action="append", help="label of the job; repeatable")
+    add_option(parser, "--tag", "-t", metavar="TAG", action="append", help="label of the job; repeatable")
 
 
 def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -82,18 +117,36 @@ def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         if _boolean(name, filed.get(name), path) if given is None else given:
             spec[name] = True
     _resolve_project(spec, args, path)
-    variables = {**_filed_variables(filed.get("envVars"), path), **_variables(args.envVars)}
-    if variables:
-        spec["envVars"] = variables
-    tags = args.tag or _text_list("tags", filed.get("tags"))
-    if tags:
-        spec["tags"] = tags
-    ports = args.ports or _filed_ports(filed.get("ports"))
-    if ports:
-        spec["ports"] = ports
+    lists: dict[str, Any] = {"tags": _text_list("tags", filed.get("tags")), "ports": _filed_ports(filed.get("ports"))}
+    given = _given_lists(args)
+    variables = {**_filed_variables(filed.get("envVars"), path), **given.pop("envVars", {})}
+    lists = {"envVars": variables, **lists, **given}
+    spec |= {name: value for name, value in lists.items() if value}
     _add_password(spec, args.registryPassword)
     _check_required(spec)
     return spec, _workspace(args.workspace, filed.get("workspace"), path)
+
+
+def resolve_workspace(args: argparse.Namespace) -> str:
+    """Return the workspace that `resolve` returns.
+
+    Raises:
+        UsageError: It has the wrong form, or the project file cannot be read.
+    """
+    path = project_file.find()
+    return _workspace(args.workspace, project_file.read(path).get("workspace") if path else None, path)
+
+
+def _given_lists(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that may be given several times, without empty ones."""
+    variables: dict[str, str] = {}
+    for path in args.envFile or []:
+        from gradient_cli.workspace import env_file
+
+        variables |= env_file.read(path)
+    variables |= _variables(args.envVars)
+    lists = {"envVars": variables, "tags": args.tag, "ports": args.ports}
+    return {name: value for name, value in lists.items() if value}
 
 
 def _filed_ports(filed: object) -> list[str]:
@@ -351,4 +404,6 @@ _FIELDS = {
     ),
     "user": (_user, "UID[:GID]", "user to run as: numeric ids, or root (default: the host's setting)"),
 }
+_SHORT = {"machineType": "-m", "container": "-c", "name": "-n", "project": "-p"}
+_NOT_CHANGED = {"project", "projectId", "registryUsername"}
 _SENT_AS = {"workingDirectory": "workingDir"}

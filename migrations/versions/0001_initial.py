@@ -247,8 +247,8 @@ def upgrade() -> None:
     )
     op.create_index("ix_jobs_key_queue", "jobs", ["submitted_by"], **_where("state = 'queued'"))
     op.create_index("ix_jobs_owned", "jobs", ["host"], **_where("state IN ('starting', 'running', 'finishing')"))
-    op.create_index("ix_jobs_project_id_seq", "jobs", ["project_id", "seq"])
-    op.create_index("ix_jobs_state_seq", "jobs", ["state", "seq"])
+    for column in ("project_id", "state", "submitted_by"):
+        op.create_index(f"ix_jobs_{column}_seq", "jobs", [column, "seq"])
     op.create_index("uq_jobs_idempotency", "jobs", ["submitted_by", "idempotency_key"], unique=True)
     op.create_table(
         "sessions",

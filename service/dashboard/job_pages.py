@@ -19,7 +19,8 @@ from service.dashboard.timeline import phase_spans
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.presenters.jobs import PUBLIC_STATES, job_view
 from service.routes import artifacts, jobs, logs, projects
-from service.schemas.jobs import EventView, ListJobs, LogPage
+from service.schemas.job_list import ListJobs
+from service.schemas.jobs import EventView, LogPage
 from service.submission import create
 from service.submission.create import RequestOrigin
 
@@ -66,7 +67,7 @@ def show_jobs(
 ) -> Response:
     """Show the list of jobs, newest first."""
     wanted = ListJobs(state=state or None, project=project or None, limit=PAGE_JOBS, after=after or None)
-    found = jobs.list_jobs(session, app_state, wanted)
+    found = jobs.list_jobs(session, app_state, caller, wanted)
     return render_page(
         "jobs.html",
         caller=caller,

@@ -15,16 +15,20 @@ from service.schemas.jobs import parse_request
 R = TypeVar("R", bound=Shape)
 
 
-def json_body_schema(model: type[BaseModel]) -> dict[str, Any]:
+def json_body_schema(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """Describe an operation's body, for `openapi_extra`."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
+    schema = model.model_json_schema()
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
 
 
-def parse_json_body(model: type[R]) -> Callable[[Request, AppStateDep, Caller], Awaitable[R]]:
-    """Build a dependency that reads and validates the body."""
+def parse_json_body(
+    model: type[R], *, may_be_empty: bool = False
+) -> Callable[[Request, AppStateDep, Caller], Awaitable[R]]:
+    """Build a dependency that reads and validates the body; an empty one, if it may be, as an object without fields."""
 
     async def read(request: Request, app_state: AppStateDep, _caller: Caller) -> R:
         allow_json(request, app_state.settings.api)
-        return parse_request(model, await request.body())
+        body = await request.body()
+        return parse_request(model, b"{}" if may_be_empty and not body else body)
 
     return read

@@ -25,7 +25,8 @@ from core.storage.retention import OutputKind, RecordedRemoval
 from service.deps import AppState
 from service.presenters.ports import port_views
 from service.presenters.removed import removed_view
-from service.schemas.jobs import EventView, GpuView, JobTpu, JobView, ListJobs, MachineTypeView, ResolvedJob, UsageView
+from service.schemas.job_list import ListJobs
+from service.schemas.jobs import EventView, GpuView, JobTpu, JobView, MachineTypeView, ResolvedJob, UsageView
 from service.schemas.projects import ProjectView
 
 _PUBLIC_STATES = {
@@ -49,7 +50,7 @@ def public_state(state: JobState, exit_code: int | None) -> str:
 
 
 def job_filter(query: ListJobs, catalogue: Catalogue) -> JobFilter:
-    """Build the filter of a list of jobs.
+    """Build the filter of a list of jobs, except for `mine`, which depends on the caller.
 
     Raises:
         SpecInvalid: A state is unknown.
@@ -71,6 +72,10 @@ def job_filter(query: ListJobs, catalogue: Catalogue) -> JobFilter:
         project_id=query.project_id,
         machine_type=catalogue.get(query.machine_type).name if query.machine_type else None,
         name=query.name,
+        id_prefix=query.id_prefix,
+        tags=[tag.strip() for tag in (query.tag or "").split(",") if tag.strip()],
+        text=query.query,
+        since=query.since,
     )
 
 

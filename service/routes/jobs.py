@@ -1,6 +1,7 @@
 """Jobs: submit, list, show, stop, clone and delete them, and list the events of one."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -8,13 +9,16 @@ from starlette.concurrency import run_in_threadpool
 
 from core.db.database import on_commit
 from core.errors import StoreUnavailable
-from core.jobs import lifecycle, queries
+from core.jobs import lifecycle, queries, tags
 from service.auth.authentication import Caller, PageCaller
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_upload
+from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters import openapi_links
 from service.presenters.jobs import event_view, job_filter, job_view, job_views
-from service.schemas.jobs import DryRun, ErrorView, Events, JobsPage, JobView, ListJobs, SubmitJob, parse_request
+from service.schemas.job_changes import ChangeTags, CloneJob
+from service.schemas.job_list import ListJobs
+from service.schemas.jobs import DryRun, ErrorView, Events, JobsPage, JobView, SubmitJob, parse_request
 from service.submission import create
 from service.submission.body import SPEC, WORKSPACE, SubmissionBody, read_submission, run_submission
 from service.submission.create import RequestOrigin, Submitted
@@ -26,7 +30,7 @@ IdempotencyKey = Annotated[
     Header(alias="Idempotency-Key", description="a repeated request with the same key returns the first job"),
 ]
 
-_UNINDEXED_FILTERS = frozenset({"name", "machineType"})
+_UNINDEXED_FILTERS = frozenset({"name", "machineType", "tag", "query", "since"})
 _SPEC_SCHEMA = SubmitJob.model_json_schema()
 _FORM_SCHEMA = {
     "type": "object",
@@ -130,9 +134,12 @@ async def _acquire_list_slot(request: Request, app_state: AppStateDep, caller: P
     responses={200: {"links": openapi_links.LINKS_FROM_JOB_LIST}},
     dependencies=[Depends(_acquire_list_slot, scope="function")],
 )
-def list_jobs(session: ReadSession, app_state: AppStateDep, wanted: Annotated[ListJobs, Query()]) -> JobsPage:
+def list_jobs(
+    session: ReadSession, app_state: AppStateDep, caller: PageCaller, wanted: Annotated[ListJobs, Query()]
+) -> JobsPage:
     """List jobs, newest first."""
-    page = queries.page(session, job_filter(wanted, app_state.catalogue), limit=wanted.limit, after=wanted.after)
+    matches = replace(job_filter(wanted, app_state.catalogue), submitted_by=caller.id if wanted.mine else None)
+    page = queries.page(session, matches, limit=wanted.limit, after=wanted.after)
     return JobsPage(jobs=job_views(session, app_state, page.jobs), next=page.next_cursor)
 
 
@@ -150,23 +157,41 @@ def stop_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, job
     return job_view(session, app_state, job)
 
 
-@router.post("/{job_id}/clone", status_code=201, responses=_CLONE_RESPONSES)
+def _origin(caller: Caller, request_id: RequestId, idempotency_key: IdempotencyKey = None) -> RequestOrigin:
+    return RequestOrigin(caller.id, request_id, idempotency_key)
+
+
+@router.post(
+    "/{job_id}/clone",
+    status_code=201,
+    responses=_CLONE_RESPONSES,
+    openapi_extra=json_body_schema(CloneJob, required=False),
+)
 def clone_job(
     response: Response,
     app_state: AppStateDep,
-    caller: Caller,
-    request_id: RequestId,
+    origin: Annotated[RequestOrigin, Depends(_origin)],
     job_id: str,
-    idempotency_key: IdempotencyKey = None,
+    changes: Annotated[CloneJob, Depends(parse_json_body(CloneJob, may_be_empty=True))],
     pin_image: Annotated[bool, Query(alias="pinImage", description="use the image digest of the original job")] = False,  # noqa: FBT002 - a query parameter
 ) -> JobView:
-    """Submit the same job again, with the same workspace."""
-    app_state.limits.submissions.acquire(caller.id)
-    origin = RequestOrigin(caller.id, request_id, idempotency_key)
+    """Submit the same job again, with the same workspace, and with changes if the body has some."""
+    app_state.limits.submissions.acquire(origin.key_id)
     with app_state.service_metrics.time_submission():
-        submitted = create.clone(app_state, origin, job_id, pin_image=pin_image)
+        submitted = create.clone(app_state, origin, job_id, changes, pin_image=pin_image)
     response.status_code = 201 if submitted.created else 200
     return submitted.view
+
+
+@router.patch("/{job_id}/tags", openapi_extra=json_body_schema(ChangeTags))
+def change_tags(
+    session: WriteSession,
+    app_state: AppStateDep,
+    job_id: str,
+    body: Annotated[ChangeTags, Depends(parse_json_body(ChangeTags))],
+) -> JobView:
+    """Add tags to a job, and remove some from it."""
+    return job_view(session, app_state, tags.change(session, job_id, add=body.add, remove=body.remove))
 
 
 @router.delete("/{job_id}", status_code=204)

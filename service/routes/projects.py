@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Project
 from core.jobs import projects, queries
 from core.jobs.projects import ActiveCounts
+from service.auth.authentication import Caller
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters import openapi_links
@@ -67,6 +68,12 @@ def update_project(
     """Change a project's limits and retention policies."""
     given = body.model_dump(include=body.model_fields_set)
     return _project_view(session, app_state, projects.update_limits(session, project_id, given))
+
+
+@router.delete("/{project_id}", status_code=204)
+def delete_project(session: WriteSession, _caller: Caller, project_id: str) -> None:
+    """Delete a project with all its jobs, of which none may be waiting or running."""
+    projects.delete(session, project_id)
 
 
 def _project_view(session: Session, app_state: AppState, project: Project) -> ProjectView:

@@ -122,20 +122,6 @@ class QueryModel(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
 
 
-class ListJobs(QueryModel):
-    """Filters of a list of jobs."""
-
-    state: str | None = Field(
-        None, description="states, comma separated: Pending, Running, Stopped, Failed, Error, Cancelled"
-    )
-    project: str | None = Field(None, description="name of the project")
-    project_id: str | None = None
-    machine_type: str | None = None
-    name: str | None = Field(None, description="exact name of the job")
-    limit: int = Field(50, ge=1, le=500)
-    after: str | None = Field(None, description="`next` of the previous page")
-
-
 class ReadLog(QueryModel):
     """The lines of a log to read."""
 

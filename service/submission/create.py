@@ -26,6 +26,7 @@ from core.system.egress import Egress
 from core.system.failpoints import failpoint
 from service.deps import AppState
 from service.presenters.jobs import machine_type_view, resolved_view, submitted_view
+from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import DryRun, JobView, SubmitJob
 from service.submission.image import choose_image, with_pinned_image
 
@@ -124,28 +125,34 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> DryRu
     )
 
 
-def clone(app_state: AppState, origin: RequestOrigin, job_id: str, *, pin_image: bool = False) -> Submitted:
+def clone(
+    app_state: AppState, origin: RequestOrigin, job_id: str, changes: CloneJob | None = None, *, pin_image: bool = False
+) -> Submitted:
     """Create a job with the spec, workspace and project of another.
 
     Args:
         app_state: The application's state.
         origin: The client and its request.
         job_id: The other job.
+        changes: Options that differ from it.
         pin_image: Use the exact image digest of the other job, even if its image's name has moved on.
 
     Raises:
         JobNotFound: There is no job of this id.
+        SpecInvalid: A changed option is not valid, or the job cannot be run here.
         WorkspaceNotFound: The upload it ran on is no longer stored.
         MachineTypeUnknown: Its machine type is no longer offered.
         IdempotencyMismatch: The Idempotency-Key was used with another request before.
         LimitReached: Its key or project has too many queued jobs.
     """
     check_idempotency_key(origin.idempotency_key)
+    changes = changes or CloneJob()
     with tracing.span("submit"):
-        valid = _validate_clone(app_state, job_id, pin_image=pin_image)
+        valid = _validate_clone(app_state, job_id, changes, pin_image=pin_image)
         with app_state.database.write() as session:
             cloned = queries.get(session, job_id)
-            digest = lifecycle.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image))
+            requested = json.dumps(changes.model_dump(mode="json", exclude_none=True), sort_keys=True).encode()
+            digest = lifecycle.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image), requested)
             project = queries.project(session, cloned.project_id)
             job, created = _insert_job(session, app_state, origin, valid, project, digest, parent_id=cloned.id)
             if created:
@@ -154,10 +161,11 @@ def clone(app_state: AppState, origin: RequestOrigin, job_id: str, *, pin_image:
     return _present(app_state, job, project.name, created=created)
 
 
-def _validate_clone(app_state: AppState, job_id: str, *, pin_image: bool) -> _ValidatedJob:
+def _validate_clone(app_state: AppState, job_id: str, changes: CloneJob, *, pin_image: bool) -> _ValidatedJob:
     with app_state.database.read() as session:
         cloned = queries.get(session, job_id)
-        spec = with_pinned_image(cloned) if pin_image else cloned.spec
+        machine = app_state.catalogue.get(changes.machine_type or cloned.machine_type)
+        spec = changes.changed(with_pinned_image(cloned) if pin_image else cloned.spec, machine.name)
         credentials.check_secrets_exist(session, spec, cloned.project_id)
     if spec.registry_username is not None:
         raise SpecInvalid(
@@ -165,7 +173,8 @@ def _validate_clone(app_state: AppState, job_id: str, *, pin_image: bool) -> _Va
             "with the password, or store it for all jobs with `gradient-cli registries set`.",
             field="registryPassword",
         )
-    valid = _validate_spec(app_state, spec, app_state.catalogue.get(spec.machine_type), uploaded=False)
+    check_not_reserved(spec.parsed_ports(), app_state.settings.own_ports)
+    valid = _validate_spec(app_state, spec, machine, uploaded=False)
     if spec.workspace_sha256 is not None and not app_state.workspaces.mark_used(spec.workspace_sha256):
         raise WorkspaceNotFound(
             f"The workspace that job {job_id} ran on is no longer stored here, so it cannot be cloned. Submit the "

@@ -188,3 +188,18 @@ def test_artifacts_that_could_not_all_be_kept_are_a_failure(cli, protocol, left)
     assert got.returncode == 1
     assert (cli.folder / "out" / "a").read_bytes() == b"x"
     assert "some could not be stored" in got.stderr
+
+
+def test_a_file_of_other_contents_is_overwritten_only_by_force(cli, protocol, left):
+    left({"a": b"theirs", "b": b"new"})
+    out = cli.folder / "out"
+    out.mkdir()
+    (out / "a").write_text("mine")
+    get = ["jobs", "artifacts", "get", protocol.id, "-o", "out"]
+    refused = cli(*get)
+    assert refused.returncode == 1
+    assert "out/a exists with other contents" in refused.stderr
+    assert [file.name for file in out.iterdir()] == ["a"], "nothing was downloaded"
+    assert cli(*get, "--force").returncode == 0
+    assert (out / "a").read_text() == "theirs"
+    assert cli(*get).returncode == 0, "the same contents are no conflict"

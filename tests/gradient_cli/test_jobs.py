@@ -148,11 +148,19 @@ def test_the_last_job_of_the_folder_is_meant_when_none_is_named(cli, server, pro
 
 
 def test_stop_tells_what_happens(cli, server, protocol):
-    server.on("POST", f"/jobs/{protocol.id}/stop", protocol.job(stopRequested=True), protocol.ended())
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job(state="Running"), protocol.ended(), protocol.job())
+    server.on(
+        "POST",
+        f"/jobs/{protocol.id}/stop",
+        protocol.job(stopRequested=True),
+        protocol.ended(),
+        {**protocol.ended(None, "Cancelled"), "message": "Ended by a stop request."},
+    )
     shown = cli("jobs", "stop", protocol.id)
     assert (shown.returncode, shown.stdout) == (0, "")
     assert "the job has 1m 00s to save its work" in shown.stderr
     assert "the job had already ended: Stopped" in cli("jobs", "stop", protocol.id).stderr
+    assert cli("jobs", "stop", protocol.id).stderr == "Cancelled: Ended by a stop request.\n"
 
 
 def test_delete_wants_a_name(cli, server, protocol):
@@ -188,7 +196,7 @@ def test_wait_takes_over_the_exit_code(cli, server, protocol):
 def test_wait_gives_up_in_time(cli, server, protocol):
     server.on("GET", f"/jobs/{protocol.id}", protocol.job())
     shown = cli("jobs", "wait", protocol.id, "--timeout", "0.5s")
-    assert shown.returncode == 1
+    assert shown.returncode == 124
     assert "has not ended within" in shown.stderr
     assert cli("jobs", "wait", protocol.id, "--timeout", "x").returncode == 2
 

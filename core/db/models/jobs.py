@@ -202,6 +202,7 @@ class Job(Base):
         Index("ix_jobs_owned", "host", sqlite_where=_OWNED, postgresql_where=_OWNED),
         Index("ix_jobs_project_id_seq", "project_id", "seq"),
         Index("ix_jobs_state_seq", "state", "seq"),
+        Index("ix_jobs_submitted_by_seq", "submitted_by", "seq"),
         Index("ix_jobs_finished_at", "finished_at", sqlite_where=_ENDED, postgresql_where=_ENDED),
         Index(
             "ix_jobs_kept_logs",

@@ -18,7 +18,7 @@ from service.original.error_messages import OriginalRoute
 from service.original.params import OriginalParams, Params, check_count, openapi_params
 from service.original.presenters import PREEMPTED, job_shapes
 from service.presenters.jobs import job_filter
-from service.schemas.jobs import ListJobs
+from service.schemas.job_list import ListJobs
 
 router = APIRouter(route_class=OriginalRoute)
 

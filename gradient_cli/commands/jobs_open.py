@@ -1,0 +1,46 @@
+"""`jobs open`: print the link to a job's page, and open it in a browser."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK
+from gradient_cli.formatting import print_json
+from gradient_cli.options import add_connection, add_job_id, add_json, resolve_job_id
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_open(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs open`."""
+    add_job_id(parser)
+    add_json(parser, "print the link as one JSON object, and open no browser")
+    add_connection(parser)
+    parser.set_defaults(run=open_page)
+
+
+def open_page(args: argparse.Namespace) -> int:
+    """Print the link to a job's page; on a desktop, open it, too."""
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    job = api.job(resolve_job_id(args.id, api))
+    link = terminal.sanitize(job.get("url") or "")
+    if args.json:
+        print_json({"id": job["id"], "url": link})
+        return OK
+    print(link)
+    if _has_browser() and link.startswith(("http://", "https://")):
+        import webbrowser
+
+        webbrowser.open(link)
+    return OK
+
+
+def _has_browser() -> bool:
+    """Return whether to open a browser: never one that would take over the terminal."""
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

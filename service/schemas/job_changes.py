@@ -1,0 +1,49 @@
+"""Schemas of changes: to the clone of a job, and to a job's tags."""
+
+from dataclasses import replace
+
+from pydantic import Field
+
+from core.errors import SpecInvalid
+from core.jobs.spec.job_spec import JobSpec
+from service.schemas.job_options import RequestOptions
+from service.schemas.jobs import Ports, RequestModel
+
+_KEPT = ("workspace", "workspace_sha256", "registry_username")
+
+
+class CloneJob(RequestOptions, RequestModel):
+    """Changes to the cloned job; options left out stay as they are."""
+
+    machine_type: str | None = Field(None, max_length=200, description="name or alias from GET /machine-types")
+    command: str | None = Field(None, description="command, run by the container's shell")
+    ports: Ports = Field(None, description="ports to publish instead, as in a submission")
+
+    def changed(self, spec: JobSpec, machine_type: str) -> JobSpec:
+        """Return the specification of the clone; environment variables are added to those of the job.
+
+        Args:
+            spec: The specification of the job.
+            machine_type: The name of the clone's machine type; the request may have an alias.
+
+        Raises:
+            SpecInvalid: A value is not valid, or an option cannot be changed.
+        """
+        given = self.model_dump(exclude_none=True)
+        for name in _KEPT:
+            if name in given:
+                alias = type(self).model_fields[name].alias
+                raise SpecInvalid("A clone has that of its job. Leave it out, or submit a new job.", field=alias)
+        if "ports" in given:
+            given["ports"] = (self.ports,) if isinstance(self.ports, str) else tuple(self.ports or ())
+        if "tags" in given:
+            given["tags"] = tuple(given["tags"])
+        variables = {**spec.env_vars, **given.get("env_vars", {})}
+        return replace(spec, **given | {"machine_type": machine_type, "env_vars": variables})
+
+
+class ChangeTags(RequestModel):
+    """Tags to add to a job, and to remove from it."""
+
+    add: list[str] = Field([], description="tags to add; those that the job has already change nothing")
+    remove: list[str] = Field([], description="tags to remove; those that the job does not have change nothing")

@@ -1,0 +1,38 @@
+"""The filters of a list of jobs."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import AfterValidator, AwareDatetime, Field
+
+from service.schemas.jobs import QueryModel
+
+
+def _to_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("must be in the years 1 to 9999 in UTC") from None
+
+
+class ListJobs(QueryModel):
+    """Filters of a list of jobs."""
+
+    state: str | None = Field(
+        None, description="states, comma separated: Pending, Running, Stopped, Failed, Error, Cancelled"
+    )
+    project: str | None = Field(None, description="name of the project")
+    project_id: str | None = None
+    machine_type: str | None = None
+    name: str | None = Field(None, description="exact name of the job")
+    id_prefix: str | None = Field(None, pattern="^j[a-z0-9]{0,13}$", description="beginning of the job's id")
+    tag: str | None = Field(None, description="tags, comma separated: jobs with any of them")
+    query: str | None = Field(
+        None, min_length=1, max_length=200, description="text in the job's name or command, in any case"
+    )
+    since: Annotated[AwareDatetime, AfterValidator(_to_utc)] | None = Field(
+        None, description="jobs created at this time or later"
+    )
+    mine: bool = Field(default=False, description="only jobs that were submitted with the key of this request")
+    limit: int = Field(50, ge=1, le=500)
+    after: str | None = Field(None, description="`next` of the previous page")

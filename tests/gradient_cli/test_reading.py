@@ -1,0 +1,200 @@
+"""Metrics, running jobs, differences, links, and searches in lists and logs."""
+
+import json
+import os
+import pty
+import signal
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from gradient_cli.commands.jobs_metrics import sparkline
+
+OTHER = "jzzzzzzz000000"
+
+
+def series(name, values, source="job", seconds=10):
+    points = [
+        {
+            "step": None if source == "system" else at * 10,
+            "time": f"2024-05-01T10:00:{at * seconds:02}.000Z",
+            "value": x,
+        }
+        for at, x in enumerate(values)
+    ]
+    return {"name": name, "source": source, "points": points, "last": values[-1], "min": min(values),
+            "max": max(values)}  # fmt: skip
+
+
+METRICS = {
+    "series": [
+        series("loss", [2.0, 1.0, 0.5]),
+        series("cpu_percent", [90.0, 180.0], "system"),
+        series("memory_bytes", [1e9, 2.5e9], "system"),
+    ],
+    "leftOut": None,
+}
+
+
+def test_metrics_as_a_table_with_curves(cli, server, protocol):
+    server.on("GET", f"/jobs/{protocol.id}/metrics", METRICS)
+    head, loss, _cpu, memory = cli("jobs", "metrics", protocol.id).stdout.splitlines()
+    assert head.split() == ["METRIC", "LAST", "MIN", "MAX", "STEP", "CURVE"]
+    assert loss.split() == ["loss", "0.5", "0.5", "2", "20", "█▃▁"]
+    assert memory.split()[:3] == ["memory_bytes", "2.5", "GB"]
+    assert "CURVE" not in cli("jobs", "metrics", protocol.id, env={"PYTHONIOENCODING": "latin-1"}).stdout
+
+
+def test_metrics_for_programs(cli, server, protocol):
+    server.on("GET", f"/jobs/{protocol.id}/metrics", METRICS)
+    assert json.loads(cli("jobs", "metrics", protocol.id, "--json").stdout) == METRICS
+    table = cli("jobs", "metrics", protocol.id, "--csv", "--name", "loss", "--points", "50").stdout.splitlines()
+    assert table[:2] == ["name,source,step,time,value", "loss,job,0,2024-05-01T10:00:00.000Z,2.0"]
+    assert server.requests[-1].query == {"name": "loss", "maxPoints": "50"}
+    assert cli("jobs", "metrics", protocol.id, "--csv", "--json").returncode == 2
+
+
+def test_a_job_without_metrics_says_how_to_write_them(cli, server, protocol):
+    server.on("GET", f"/jobs/{protocol.id}/metrics", {"series": [], "leftOut": "values above the limit"})
+    shown = cli("jobs", "metrics", protocol.id)
+    assert "$GRADIENT_METRICS_FILE" in shown.stderr
+    assert "values above the limit" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "curve"),
+    [([], ""), ([1.0], "▁"), ([3.0, 3.0], "▁▁"), ([0.0, None, 7.0], "▁ █"), ([None], " "), (range(48), None)],
+)
+def test_a_curve_has_a_bar_for_each_group_of_values(values, curve):
+    drawn = sparkline(list(values))
+    assert drawn == curve if curve is not None else (len(drawn), drawn[0], drawn[-1]) == (24, "▁", "█")
+
+
+def test_top_shows_the_running_jobs_once_in_a_pipe(cli, server, protocol):
+    running = protocol.job(state="Running", durationSeconds=65.0, cost=0.5)
+    server.on("GET", "/jobs", {"jobs": [running, protocol.job(id=OTHER, state="Running")], "next": None})
+    server.on("GET", f"/jobs/{protocol.id}/metrics", METRICS)  # the other one is deleted meanwhile: 404
+    head, first, second = cli("jobs", "top").stdout.splitlines()
+    names = ["ID", "NAME", "MACHINE", "CPU", "MEMORY", "GPU", "METRIC", "STEP", "STEP/S", "RAN", "COST"]
+    assert head.split() == names
+    values = [protocol.id, "mnist", "CPU", "180%", "2.5", "GB", "loss", "0.5", "20", "1", "1m", "05s", "$0.5000"]
+    assert first.split() == values
+    assert second.split() == [OTHER, "mnist", "CPU"]
+    assert server.requests[0].query["state"] == "Running"
+    found = json.loads(cli("jobs", "top", "--json").stdout)["jobs"][0]
+    assert found["metric"] == {"name": "loss", "value": 0.5, "step": 20, "stepsPerSecond": 1.0}
+    server.on("GET", "/jobs", {"jobs": [], "next": None})
+    assert "no running jobs" in cli("jobs", "top").stderr
+
+
+def test_top_is_redrawn_on_a_terminal_until_interrupted(cli, server, protocol):
+    server.on("GET", "/jobs", {"jobs": [protocol.job(state="Running")], "next": None})
+    main, side = pty.openpty()
+    with cli.start("jobs", "top", "--interval", "1", stdout=side, env={"NO_COLOR": "1"}) as process:
+        shown = ""
+        while shown.count("\x1b[H") < 2:
+            shown += os.read(main, 65536).decode()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+    assert shown.count(protocol.id) >= 1
+    os.close(main)
+    os.close(side)
+
+
+def test_the_difference_of_two_jobs(cli, server, protocol):
+    hidden = "••••••"
+    first = protocol.job(envVars={"LR": "0.1", "API_KEY": hidden, "A": "1"}, tags=["x"], timeLimit=None)
+    changed = {"machineType": "V100", "timeLimit": 60, "tags": ["x"]}
+    second = protocol.job(id=OTHER, envVars={"LR": "0.2", "API_KEY": hidden}, **changed)
+    server.on("GET", f"/jobs/{protocol.id}", first)
+    server.on("GET", f"/jobs/{OTHER}", second)
+    shown = cli("jobs", "diff", protocol.id, OTHER)
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    expected = [["machineType", "CPU", "V100"], ["timeLimit", "-", "60"], ["envVars.A", "1", "-"]]
+    assert rows == [["OPTION", protocol.id, OTHER], *expected, ["envVars.LR", "0.1", "0.2"]]
+    assert "may differ: envVars.API_KEY" in shown.stderr
+    found = json.loads(cli("jobs", "diff", protocol.id, OTHER, "--json").stdout)
+    assert found["differences"]["machineType"] == {"first": "CPU", "second": "V100"}
+    assert found["hidden"] == ["envVars.API_KEY"]
+    assert "no option differs" in cli("jobs", "diff", protocol.id, protocol.id).stderr
+
+
+def test_open_prints_the_link_and_starts_the_browser_of_a_desktop(cli, server, protocol):
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job())
+    opened = cli.folder / "opened"
+    browser = cli.folder / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    browser.chmod(0o755)
+    link = f"http://x/ui/jobs/{protocol.id}"
+    assert cli("jobs", "open", protocol.id).stdout == f"{link}\n"
+    assert not opened.exists()
+    assert cli("jobs", "open", protocol.id, env={"BROWSER": f"{browser} %s"}).stdout == f"{link}\n"
+    assert opened.read_text() == f"{link}\n"
+
+
+def test_filters_of_the_list(cli, server, protocol):
+    server.on("GET", "/jobs", {"jobs": [protocol.job()], "next": None})
+    assert cli("jobs", "list", "--tag", "a,b", "-q", "resnet", "--mine", "--since", "10m").returncode == 0
+    asked = server.requests[-1].query
+    since = datetime.fromisoformat(asked.pop("since"))
+    assert asked == {"tag": "a,b", "query": "resnet", "mine": "true", "limit": "50"}
+    assert timedelta(minutes=10) <= datetime.now(UTC) - since < timedelta(minutes=11)
+    assert cli("jobs", "list", "--since", "2026-01-31T09:00Z").returncode == 0
+    assert server.requests[-1].query["since"] == "2026-01-31T09:00:00+00:00"
+    refused = cli("jobs", "list", "--since", "yesterday")
+    assert refused.returncode == 2
+    assert "since: 'yesterday' is not a time" in refused.stderr
+
+
+class LogServer:
+    """Answers for a log of 100 lines, one a second."""
+
+    def __init__(self, server, protocol):
+        self.asked = []
+        self._fallback, self._protocol = server.answer, protocol
+        server.answer = self.answer
+
+    def answer(self, request):
+        if not request.path.endswith("/logs"):
+            return self._fallback(request)
+        query = {name: int(value) for name, value in request.query.items()}
+        self.asked.append(query)
+        after = 100 - query["tail"] if "tail" in query else query.get("line", 0)
+        rows = [
+            {"line": n, "timestamp": f"2024-05-01T10:{n // 60:02}:{n % 60:02}.000Z", "message": f"Step {n}"}
+            for n in range(after + 1, min(100, after + query["limit"]) + 1)
+        ]
+        return self._protocol.Reply({"lines": rows, "complete": True})
+
+
+@pytest.fixture
+def log(cli, server, protocol):
+    answers = LogServer(server, protocol)
+
+    def read(*args):
+        shown = cli("jobs", "logs", protocol.id, *args)
+        assert shown.returncode == 0, shown.stderr
+        return shown.stdout.splitlines(), shown.stderr
+
+    read.asked = answers.asked
+    return read
+
+
+def test_lines_of_a_time(log):
+    found, _ = log("--since", "2024-05-01T10:01:30Z", "--until", "2024-05-01T10:01:32Z")
+    assert found == ["Step 90", "Step 91", "Step 92"]
+    assert len(log.asked) < 12, "a search by halves, not of the whole log"
+    assert log("--since", "2024-05-01T09:00Z")[0][0] == "Step 1"
+    assert log("--since", "1m") == ([], "no more lines\n")
+
+
+def test_lines_with_a_text(log):
+    assert log("--search", "STEP 10")[0] == ["Step 10", "Step 100"]
+    found, _ = log("--search", "step 7", "--since", "2024-05-01T10:01:00Z", "--json")
+    assert [json.loads(line)["line"] for line in found] == list(range(70, 80))
+    assert log("--search", "nosuch") == ([], "no line contains 'nosuch'\n")
+
+
+@pytest.mark.parametrize("args", [["--since", "x"], ["--tail", "1", "--since", "1m"], ["-f", "--until", "1m"]])
+def test_options_of_logs_that_exclude_each_other(cli, protocol, args):
+    assert cli("jobs", "logs", protocol.id, *args).returncode == 2
