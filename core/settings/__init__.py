@@ -14,6 +14,7 @@ from core.settings.api import ApiSettings, LimitSettings, MetricSettings, SignIn
 from core.settings.cloud import ArtifactSettings, BucketSettings, GcsSettings, TpuSettings
 from core.settings.database import DatabaseSettings, QueueSettings, SecretSettings
 from core.settings.docker import DockerSettings, EgressSettings, ImageSettings, PortSettings
+from core.settings.environments import EnvironmentSettings
 from core.settings.group import SettingsGroup
 from core.settings.retention import RetentionSettings
 from core.settings.worker import (
@@ -59,6 +60,7 @@ class Settings(BaseSettings):
     machines: MachineSettings = MachineSettings()
     docker: DockerSettings = DockerSettings()
     images: ImageSettings = ImageSettings()
+    environments: EnvironmentSettings = EnvironmentSettings()
     egress: EgressSettings = EgressSettings()
     ports: PortSettings = PortSettings()
     secrets: SecretSettings = SecretSettings()

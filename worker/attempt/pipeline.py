@@ -35,8 +35,9 @@ from worker.attempt.outputs.missing_artifacts import read_missing
 from worker.attempt.scratch import Scratch
 from worker.attempt.spans import AttemptSpans
 from worker.backends import base
-from worker.backends.base import Exit, Handle, ImageBackend, ImageBuild, LaunchError, LaunchSpec, PortForward
+from worker.backends.base import Exit, Handle, ImageBackend, ImageBuild, JobPython, LaunchError, LaunchSpec, PortForward
 from worker.context import WorkerContext
+from worker.environments.prepare import prepare_python
 
 logger = logging.getLogger(__name__)
 
@@ -283,7 +284,7 @@ class AttemptRun:
     def _launch_spec(self) -> LaunchSpec:
         spec, scratch, gpus = self.job.spec, self._scratch, self._gpus()
         secrets = LaunchSecrets(self._context.settings, self._context.database, self.job)
-        ports = secrets.ports()
+        ports, working_dir = secrets.ports(), self._working_dir()
         storage = self._context.storage.project_folder(self.job.project_id, mounted=self._backend.capabilities.mounts)
         return LaunchSpec(
             name=scratch.name,
@@ -304,7 +305,7 @@ class AttemptRun:
             memory_bytes=spec.memory_mb * MIB if spec.memory_mb is not None else None,
             stop_grace=spec.stop_grace,
             shared_mem_bytes=spec.shared_mem_mb * MIB if spec.shared_mem_mb is not None else None,
-            working_dir=self._working_dir(),
+            working_dir=working_dir,
             user=spec.user,
             pull_policy=spec.image_pull_policy,
             build=ImageBuild(spec.rel_dockerfile_path or DOCKERFILE, spec.registry_target)
@@ -312,7 +313,11 @@ class AttemptRun:
             else None,
             ports=ports,
             login=secrets.login,
+            python=self._prepare_python(Path(working_dir or scratch.workspace)),
         )
+
+    def _prepare_python(self, folder: Path) -> JobPython | None:
+        return prepare_python(self._context, self.job, self._scratch, folder, self._check, self._report_progress)
 
     def _working_dir(self) -> str | None:
         """Return the folder that the command starts in, as the job sees it; None if it is the workspace itself."""
