@@ -120,9 +120,9 @@ def test_two_jobs_at_once_install_once(service, index):
     finally:
         index.opened.set()
     assert [service.wait_ended(one)["state"] for one in ids] == ["Stopped", "Stopped"]
-    told = [event["detail"] for one in ids for event in service.events(one) if event.get("detail")]
-    assert sum("1 package installed in" in detail for detail in told) == 1
-    assert sum("another job is installing" in detail for detail in told) == 1
+    told = [event["message"] or "" for one in ids for event in service.events(one)]
+    assert sum("1 package installed in" in message for message in told) == 1
+    assert sum("another job is installing" in message for message in told) == 1
 
 
 @pytest.mark.parametrize(
