@@ -305,6 +305,13 @@ def backend_of(path):
     return inside and inside[1]
 
 
+def test_the_locked_uv_is_the_one_that_installs():
+    """Another would replace it in .venv, and be replaced the next time."""
+    lock = tomllib.loads((ROOT / "uv.lock").read_text())
+    [version] = [package["version"] for package in lock["package"] if package["name"] == "uv"]
+    assert f"\nuv=={version} " in (ROOT / ".ci" / "uv.txt").read_text()
+
+
 def test_the_supported_versions_of_python_are_said_alike_everywhere():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     lock = tomllib.loads((ROOT / "uv.lock").read_text())

@@ -29,6 +29,7 @@ from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
 from worker.backends.base import Backend, ImageBackend
 from worker.cloud_resource_log import DatabaseResourceLog
+from worker.environments.cache import EnvironmentCache
 from worker.project_folders import SharedStorage
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,11 @@ class WorkerContext(Stores):
                 extra={"why": fetcher.sandbox_problem},
             )
         return fetcher
+
+    @cached_property
+    def environments(self) -> EnvironmentCache:
+        """The Python environments of jobs without containers."""
+        return EnvironmentCache(self.settings)
 
     @property
     def enabled_backends(self) -> list[str]:

@@ -191,6 +191,11 @@ _ALL = (
         "{detail}",
         retry=True,
     ),
+    Reason("requirements_invalid", S.FAILED, FaultOwner.USER, "The job's requirements cannot be used. {detail}"),
+    Reason(
+        "requirements_install", S.FAILED, FaultOwner.USER, "Requirements could not be installed. {detail}", retry=True
+    ),
+    Reason("python_unavailable", S.FAILED, FaultOwner.USER, "There is no such Python here. {detail}", retry=True),
     Reason(
         "image_pull",
         S.FAILED,

@@ -17,6 +17,7 @@ from core.settings.database import DatabaseSettings
 from core.settings.disk import DiskSettings, LogSettings
 from core.settings.docker import DockerSettings, ImageSettings
 from core.settings.encryption import SecretSettings
+from core.settings.environments import EnvironmentSettings
 from core.settings.group import SettingsGroup
 from core.settings.limits import LimitSettings, MetricSettings
 from core.settings.network import EgressSettings, PortSettings
@@ -57,6 +58,7 @@ class Settings(BaseSettings):
     machines: MachineSettings = MachineSettings()
     docker: DockerSettings = DockerSettings()
     images: ImageSettings = ImageSettings()
+    environments: EnvironmentSettings = EnvironmentSettings()
     egress: EgressSettings = EgressSettings()
     ports: PortSettings = PortSettings()
     secrets: SecretSettings = SecretSettings()

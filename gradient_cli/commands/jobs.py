@@ -231,6 +231,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         **_image_fields(job),
         "command": str(job.get("command") or ""),
         "working directory": str(job.get("workingDir") or ""),
+        "python": str(job.get("python") or ""),
         "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
         "environment": ", ".join(f"{name}={value}" for name, value in (job.get("envVars") or {}).items()),
         "ports": ", ".join(describe_port(port) for port in job.get("ports") or []),

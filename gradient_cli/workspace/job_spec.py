@@ -403,6 +403,11 @@ _FIELDS = {
         "folder to start the command in: of the workspace, or absolute in the container (default: the workspace)",
     ),
     "user": (_user, "UID[:GID]", "user to run as: numeric ids, or root (default: the host's setting)"),
+    "python": (
+        _text,
+        "VERSION",
+        "version of Python, such as 3.12, where jobs run without containers (default: the service's)",
+    ),
 }
 _SHORT = {"machineType": "-m", "container": "-c", "name": "-n", "project": "-p"}
 _NOT_CHANGED = {"project", "projectId", "registryUsername"}

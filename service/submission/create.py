@@ -274,6 +274,12 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
     """Refuse a priority over the limit, and options that a simulated machine would ignore."""
     _check_priority(app_state, spec)
     if capabilities_of(app_state.backend_for(machine)).containers:
+        if spec.python is not None:
+            raise SpecInvalid(
+                f"{machine.name} runs jobs in containers, whose image has their Python. Leave python out, and name an "
+                "image, such as python:3.12-slim.",
+                field="python",
+            )
         return
     simulated = "Machine types are simulated on this server: jobs run as processes of the server's own user."
     if spec.user is not None:

@@ -34,8 +34,9 @@ from worker.attempt.outputs.missing_artifacts import read_missing
 from worker.attempt.scratch import Scratch
 from worker.attempt.spans import AttemptSpans
 from worker.backends import base
-from worker.backends.base import Exit, Handle, ImageBackend, ImageBuild, LaunchError, LaunchSpec, PortForward
+from worker.backends.base import Exit, Handle, ImageBackend, ImageBuild, JobPython, LaunchError, LaunchSpec, PortForward
 from worker.context import WorkerContext
+from worker.environments.prepare import prepare_python
 
 logger = logging.getLogger(__name__)
 
@@ -282,7 +283,7 @@ class AttemptRun:
     def _launch_spec(self) -> LaunchSpec:
         spec, scratch, gpus = self.job.spec, self._scratch, self._gpus()
         secrets = LaunchSecrets(self._context.settings, self._context.database, self.job)
-        ports = secrets.ports()
+        ports, working_dir = secrets.ports(), self._working_dir()
         storage = self._context.storage.project_folder(self.job.project_id, mounted=self._backend.capabilities.mounts)
         return LaunchSpec(
             name=scratch.name,
@@ -299,13 +300,17 @@ class AttemptRun:
             datasets=self._context.storage.datasets,
             control=scratch.control,
             gpus=gpus,
-            working_dir=self._working_dir(),
+            working_dir=working_dir,
             build=ImageBuild(spec.rel_dockerfile_path or DOCKERFILE, spec.registry_target)
             if spec.use_dockerfile
             else None,
             ports=ports,
             login=secrets.login,
+            python=self._prepare_python(Path(working_dir or scratch.workspace)),
         )
+
+    def _prepare_python(self, folder: Path) -> JobPython | None:
+        return prepare_python(self._context, self.job, self._scratch, folder, self._check, self._report_progress)
 
     def _working_dir(self) -> str | None:
         """Return the folder that the command starts in, as the job sees it; None if it is the workspace itself."""

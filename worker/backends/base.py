@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import stat
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +92,27 @@ class ImageBuild:
     target: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class JobPython:
+    """The Python of a job that runs without a container.
+
+    Attributes:
+        folder: Virtual environment of this attempt alone, in its scratch folder: the only one that the job may write.
+        shared: Virtual environment of the requirements, which jobs share and none may write; None: the service's own
+            packages.
+        interpreter: The interpreter of both.
+    """
+
+    folder: Path
+    shared: Path | None
+    interpreter: Path
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that activate it; PATH lacks the folders of the system."""
+        programs = self.shared / "bin" if self.shared else Path(sys.executable).parent
+        return {"PATH": f"{self.folder / 'bin'}{os.pathsep}{programs}", "VIRTUAL_ENV": str(self.folder)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
     """Everything a backend needs to start one attempt; plain values.
@@ -112,6 +134,7 @@ class LaunchSpec:
         ports: Ports of the host reserved for the job. In a container they are forwarded to the job's own ports; other
             jobs listen on them directly, at the ports in `GRADIENT_PORT_<internal>`.
         login: Finds the login for the registry of its image.
+        python: Its Python, if it runs without a container; None: it was started before.
     """
 
     name: str
@@ -132,6 +155,7 @@ class LaunchSpec:
     build: ImageBuild | None = None
     ports: tuple[PortForward, ...] = ()
     login: FindLogin = _no_login
+    python: JobPython | None = None
 
     @property
     def memory_bytes(self) -> int | None:

@@ -33,6 +33,7 @@ from worker.backends.base import (
     Backend,
     Exit,
     Handle,
+    JobPython,
     LaunchError,
     LaunchSpec,
     Progress,
@@ -180,7 +181,7 @@ class MockBackend(Backend):
             child = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
                 [str(WRAPPER), str(spec.control)],
                 cwd=spec.working_dir or spec.workspace,
-                env=_inherited_environment() | spec.env,
+                env=_inherited_environment(spec.python) | spec.env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -257,11 +258,11 @@ def _age(handle: Handle) -> float:
     return time.monotonic() - launched
 
 
-def _inherited_environment() -> dict[str, str]:
-    """Select the job's part of the worker's environment: no keys or addresses; the worker's Python first on PATH."""
+def _inherited_environment(python: JobPython | None) -> dict[str, str]:
+    """Select the job's part of the worker's environment: no keys or addresses; the job's Python first on PATH."""
     env = {name: os.environ[name] for name in _INHERITED_NAMES if name in os.environ}
-    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
-    return env
+    own = python.environment() if python else {"PATH": str(Path(sys.executable).parent)}
+    return env | own | {"PATH": os.pathsep.join([own["PATH"], env.get("PATH", os.defpath)])}
 
 
 def _seconds(text: str | None) -> float | None:

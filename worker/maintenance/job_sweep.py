@@ -23,6 +23,7 @@ from worker.attempt.spans import AttemptSpans
 from worker.backends.base import Backend, Handle, LaunchError
 from worker.context import WorkerContext
 from worker.maintenance.cloud import CloudSweep
+from worker.maintenance.environments import EnvironmentSweep
 from worker.maintenance.images import ImageSweep
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Sweep:
         self._context = context
         self._cloud_sweep = CloudSweep(context)
         self._image_sweep = ImageSweep(context)
+        self._environment_sweep = EnvironmentSweep(context)
         self._lost_after = context.settings.worker.lost_after_seconds
         self._renotify_seconds = context.settings.worker.renotify_seconds
         self._lost_detection_at = time.monotonic() + self._lost_after
@@ -72,6 +74,7 @@ class Sweep:
             "scratch": self._remove_scratch(held),
             "strays": self._destroy_orphans(held),
             "images": self._image_sweep.prune(),
+            "environments": self._environment_sweep.run(),
             "uploads": self._context.workspaces.sweep_temporary(UPLOAD_LEFTOVER_SECONDS),
         }
         repaired |= self._cloud_sweep.run()

@@ -34,6 +34,7 @@ REDACTED = "••••••"
 SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}\Z")
 SECRET_PREFIX = "secret:"  # noqa: S105 - what the name of one follows
 """Prefix of an environment variable's value that names a secret."""
+_PYTHON_VERSION = re.compile(r"3\.[0-9]{1,2}(\.[0-9]{1,3})?\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _RESERVED = ("GRADIENT_", "PS_")
 _MOCK_PREFIX = "MOCK_"
@@ -77,6 +78,9 @@ class JobSpec:
         str | None, "where the command starts: a folder of the workspace, or an absolute path in the container"
     ] = None
     user: Annotated[str | None, "UID, UID:GID or root; default: the host's setting"] = None
+    python: Annotated[
+        str | None, "version of Python, such as 3.12, where jobs run without containers; default: the service's"
+    ] = None
     tags: Annotated[tuple[str, ...], "tags for finding the job again"] = ()
     ports: Annotated[tuple[str, ...], "ports to expose: `external:internal:scheme`; external 0: the host chooses"] = ()
     registry_username: Annotated[str | None, "user name for the container's registry, for this job only"] = None
@@ -107,6 +111,10 @@ class JobSpec:
             check_working_dir(self.working_dir)
         if self.user is not None:
             check_user(self.user)
+        if self.python is not None and not _PYTHON_VERSION.match(self.python):
+            raise SpecInvalid(
+                f"{quoted(self.python)} is not a version of Python. Give it as 3.12 or 3.12.4.", field="python"
+            )
         check_tags(self.tags)
         if self.code_commit is not None:
             check_label(self.code_commit, "codeCommit", MAX_TAG)

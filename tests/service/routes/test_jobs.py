@@ -359,6 +359,8 @@ def test_without_simulation_each_machine_has_its_backend(settings, database, api
         asked = {"user": "1000", "workingDir": "/opt/app", "sharedMemMb": 64}
         given = client.post("/jobs", json=make_job_body(machineType="V100", **asked)).json()
         assert {name: given[name] for name in asked} == asked
+        refused = client.post("/jobs", json=make_job_body(machineType="V100", python="3.12"))
+        assert (refused.status_code, refused.json()["error"]["field"]) == (400, "python")
         settings.machines.simulate = True
         clone = client.post(f"/jobs/{given['id']}/clone")
         assert (clone.status_code, clone.json()["error"]["field"]) == (400, "user"), "what it cannot have is said"
@@ -375,6 +377,9 @@ def test_what_a_simulated_machine_cannot_give_is_refused(client, database, asked
         assert (answer.status_code, error["field"]) == (400, field)
         assert "Machine types are simulated on this server" in error["message"]
     assert count_jobs(database) == 0
+    wrong = client.post("/jobs", json=make_job_body(python="pypy"))
+    assert (wrong.status_code, wrong.json()["error"]["field"]) == (400, "python")
+    assert client.post("/jobs", json=make_job_body(python="3.12")).json()["python"] == "3.12"
     taken = client.post("/jobs", json=make_job_body(workingDir="src", sharedMemMb=64)).json()
     assert (taken["workingDir"], taken["sharedMemMb"], taken["user"]) == ("src", 64, None)
 

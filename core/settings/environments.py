@@ -1,0 +1,33 @@
+"""Settings of the Python environments of jobs that run without a container."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from core.settings.group import SettingsGroup
+
+
+class EnvironmentSettings(SettingsGroup):
+    """Python environments of jobs without containers (docs/jobs.md)."""
+
+    default: list[str] | Literal["trainer"] = Field(
+        default=[],
+        description="requirements of jobs whose folder names none, as a JSON list, or trainer (numpy, pandas, "
+        "scikit-learn, matplotlib, tqdm and TensorFlow); default: none, such jobs use the packages of the service",
+    )
+    builds: bool = Field(
+        default=False,
+        description="install packages that have no wheel, too; this runs their code as the worker's own user",
+    )
+    install_seconds: float = Field(
+        default=1800.0, gt=0, description="seconds that installing the requirements of a job may take"
+    )
+    unused_days: int = Field(
+        default=30, ge=0, description="days since its last use after which an environment is removed; 0: never"
+    )
+    max_mb: int = Field(
+        default=20_480,
+        ge=0,
+        description="MiB that all environments and downloaded packages may use together; above it, those that no job "
+        "uses are removed, the least recently used first; 0: no limit",
+    )

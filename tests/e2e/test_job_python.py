@@ -1,0 +1,182 @@
+"""The Python of a job: its requirements are installed before it starts, and what it installs ends with it."""
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import time
+
+import pytest
+from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.package_index import PackageIndex
+
+MAIN = "import tiny, sys\nprint('tiny', tiny.VERSION)\n"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    served = PackageIndex(tmp_path_factory.mktemp("packages") / "index")
+    yield served
+    served.close()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory, index):
+    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
+    deployment.start_up(UV_DEFAULT_INDEX=index.url, UV_PYTHON_DOWNLOADS="never", GRADIENT_WORKER__SLOTS="2")
+    yield deployment
+    deployment.stop()
+
+
+def submit(service, files, command="python main.py", **spec):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    upload = {"workspace": ("w.tar.gz", packed.getvalue())}
+    made = service.request("POST", "/jobs", files=upload, data={"spec": spec_json(command, spec)})
+    assert made.status_code == 201, made.text
+    return made.json()["id"]
+
+
+def spec_json(command, spec):
+    return json.dumps({"machineType": "CPU", "command": command} | spec)
+
+
+def run(service, files, command="python main.py", **spec):
+    job_id = submit(service, files, command, **spec)
+    return service.wait_ended(job_id), service.raw_log(job_id).decode()
+
+
+def phases(service, job_id):
+    return [event.get("phase") for event in service.events(job_id)]
+
+
+def test_a_folder_brings_its_requirements_and_the_second_job_starts_at_once(service, index, tmp_path):
+    index.add_wheel("tiny", requires=("inner",))
+    index.add_wheel("inner")
+    (tmp_path / "requirements.txt").write_text("tiny==1.0  # the newest\n")
+    (tmp_path / "main.py").write_text(MAIN)
+    words = [str(CLI_PROGRAM), "jobs", "create", "--machineType", "CPU", "--command", "python main.py && tiny"]
+
+    def create():
+        env = service.environment(HOME=str(tmp_path.parent))
+        return subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+
+    first = create()
+    assert "tiny 1.0\n" in first.stdout
+    assert "installing: 2 packages for requirements.txt" in first.stderr
+    assert "2 packages installed in " in first.stderr
+    requested = len(index.requests)
+    second = create()
+    assert "tiny 1.0\n" in second.stdout
+    assert "install" not in second.stderr
+    assert len(index.requests) == requested
+
+
+@pytest.mark.parametrize(
+    ("files", "command"),
+    [
+        (
+            {"pyproject.toml": '[project]\nname = "p"\nversion = "1"\ndependencies = ["project_file"]\n'},
+            "python main.py",
+        ),
+        ({"main.py": '# /// script\n# dependencies = ["inline"]\n# ///\n'}, "python main.py"),
+        ({"src/requirements.txt": "in_folder\n"}, "python ../main.py"),
+    ],
+)
+def test_every_place_of_requirements_is_read(service, index, files, command):
+    name = next(one for one in ("project_file", "inline", "in_folder") if one in str(files))
+    index.add_wheel(name)
+    main = f"import {name}\nprint({name}.VERSION)\n"
+    spec = {"workingDir": "src"} if "src/requirements.txt" in files else {}
+    job, log = run(service, {**files, "main.py": files.get("main.py", "") + main}, command, **spec)
+    assert (job["state"], log) == ("Stopped", "1.0\n")
+
+
+def test_a_lock_file_decides_the_versions(service, index, tmp_path):
+    index.add_wheel("locked")
+    project = '[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = ["locked"]\n'
+    (tmp_path / "pyproject.toml").write_text(project)
+    env = service.environment(UV_DEFAULT_INDEX=index.url, UV_CACHE_DIR=str(tmp_path / "cache"))
+    words = [sys.executable, "-m", "uv", "lock", "--quiet", "--python", sys.executable]
+    subprocess.run(words, cwd=tmp_path, env=env, check=True)
+    index.add_wheel("locked", "2.0")
+    files = {name: (tmp_path / name).read_text() for name in ("pyproject.toml", "uv.lock")}
+    job, log = run(service, {**files, "main.py": "import locked\nprint(locked.VERSION)\n"})
+    assert (job["state"], log) == ("Stopped", "1.0\n")
+
+
+def test_two_jobs_at_once_install_once(service, index):
+    index.add_wheel("shared")
+    files = {"requirements.txt": "shared\n", "main.py": "import shared\n"}
+    index.opened.clear()
+    try:
+        ids = [submit(service, files), submit(service, files)]
+        wait_until(lambda: all("installing" in phases(service, one) for one in ids), "both to want the packages")
+    finally:
+        index.opened.set()
+    assert [service.wait_ended(one)["state"] for one in ids] == ["Stopped", "Stopped"]
+    told = [event["message"] or "" for one in ids for event in service.events(one)]
+    assert sum("1 package installed in" in message for message in told) == 1
+    assert sum("another job is installing" in message for message in told) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "reason", "says", "log_says"),
+    [
+        ({"requirements.txt": "absent>=3\n"}, "requirements_install", "absent", "absent"),
+        ({"requirements.txt": "-e .\n"}, "requirements_invalid", "pip install -e .", ""),
+        ({"environment.yml": "dependencies: [numpy]\n"}, "requirements_invalid", "requirements.txt", ""),
+    ],
+)
+def test_requirements_that_cannot_be_installed_say_why(service, files, reason, says, log_says):
+    job, log = run(service, {**files, "main.py": "print('ran')\n"})
+    assert (job["state"], job["exitCode"], job["reason"]) == ("Error", None, reason)
+    assert says in job["message"]
+    assert log_says in log
+    assert "ran" not in log
+
+
+def test_what_a_job_installs_ends_with_it(service, index):
+    wheel = index.add_wheel("passing")
+    look = "import passing; print(passing.__file__)"
+    install = f"pip install --quiet --no-index --find-links '{wheel.parent}' passing && python -c '{look}'"
+    job, log = run(service, {}, install)
+    assert job["state"] == "Stopped", log
+    assert f"{job['id']}-1/python/" in log
+    again, log = run(service, {}, f"python -c '{look}'")
+    assert (again["state"], "ModuleNotFoundError" in log) == ("Failed", True)
+    assert subprocess.run([sys.executable, "-c", look], capture_output=True, check=False).returncode == 1
+
+
+def test_a_folder_that_asks_for_nothing_has_the_packages_of_the_service(service):
+    job, log = run(service, {}, "python -c 'import pydantic, sys; print(sys.version_info[:2])'")
+    assert (job["state"], log) == ("Stopped", f"{sys.version_info[:2]}\n")
+
+
+def test_the_version_of_python_is_the_services_or_one_that_is_found(service):
+    wanted = "{}.{}".format(*sys.version_info[:2])
+    job, log = run(service, {}, "python -V", python=wanted)
+    assert (job["state"], job["python"], log.startswith(f"Python {wanted}.")) == ("Stopped", wanted, True)
+    job, _ = run(service, {}, "python -V", python="3.99")
+    assert (job["state"], job["reason"]) == ("Error", "python_unavailable")
+    assert "3.99" in job["message"]
+
+
+def test_a_job_stopped_during_the_installation_ends(service, index):
+    index.add_wheel("slow")
+    index.opened.clear()
+    try:
+        job_id = submit(service, {"requirements.txt": "slow\n", "main.py": ""})
+        wait_until(lambda: "installing" in phases(service, job_id), "the installation")
+        began = time.monotonic()
+        service.request("POST", f"/jobs/{job_id}/stop")
+        job = service.wait_ended(job_id)
+    finally:
+        index.opened.set()
+    assert (job["state"], job["reason"]) == ("Cancelled", "stopped_by_user")
+    assert time.monotonic() - began < 30

@@ -1,0 +1,94 @@
+"""A package index on this machine, with packages that a test makes."""
+
+import hashlib
+import io
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+class PackageIndex:
+    """Serves the files of a folder by the simple API.
+
+    Attributes:
+        url: Address for UV_DEFAULT_INDEX.
+        requests: Methods and paths that were requested.
+        opened: Requests wait for it; set at first.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.requests: list[str] = []
+        self.opened = threading.Event()
+        self.opened.set()
+        index = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                index.requests.append(f"{self.command} {self.path}")
+                index.opened.wait(60)
+                body = index.respond(self.path)
+                self.send_response(200 if body is not None else 404)
+                self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/zip")
+                self.send_header("Content-Length", str(len(body or b"")))
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body or b"")
+
+            do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
+
+            def log_message(self, *args):
+                del args
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}/simple"
+
+    def respond(self, path: str) -> bytes | None:
+        *_, project, name = path.split("/")
+        if name:
+            file = self.folder / name
+            return file.read_bytes() if file.is_file() else None
+        files = [file for file in self.folder.iterdir() if file.name.startswith(f"{project.replace('-', '_')}-")]
+        links = (f'<a href="/files/{file.name}#sha256={_sha256(file)}">{file.name}</a>' for file in files)
+        return f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode() if files else None
+
+    def add_wheel(self, name: str, version: str = "1.0", *, requires: tuple[str, ...] = ()) -> Path:
+        """Add a module that has `VERSION`, with a program of its name that prints it."""
+        info = f"{name}-{version}.dist-info"
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        files = {
+            f"{name}.py": f"VERSION = {version!r}\ndef main():\n    import sys\n    print(VERSION, sys.prefix)\n",
+            f"{info}/METADATA": metadata + "".join(f"Requires-Dist: {one}\n" for one in requires),
+            f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {name}:main\n",
+        }
+        files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD"))
+        wheel = self.folder / f"{name}-{version}-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for path, text in files.items():
+                archive.writestr(path, text)
+        return wheel
+
+    def add_source(self, name: str, version: str = "1.0") -> None:
+        """Add a package that has to be built, and so to run its code."""
+        content = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+        with tarfile.open(self.folder / f"{name}-{version}.tar.gz", "w:gz") as archive:
+            for path, data in (("PKG-INFO", content), ("setup.py", b"raise SystemExit('built')\n")):
+                entry = tarfile.TarInfo(f"{name}-{version}/{path}")
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+
+    def close(self) -> None:
+        self.opened.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,0 +1,20 @@
+"""A package index and an empty cache of environments."""
+
+import pytest
+from support.package_index import PackageIndex
+
+from core.settings import Settings
+from worker.environments.cache import EnvironmentCache
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    served = PackageIndex(tmp_path / "index")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", served.url)
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return EnvironmentCache(Settings(home=tmp_path / "home"))

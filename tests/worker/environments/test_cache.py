@@ -1,0 +1,175 @@
+"""Shared environments, installed by the real uv from an index on this machine."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.deployment import wait_until
+
+from core.settings import Settings
+from worker.backends.base import LaunchError
+from worker.environments.cache import EnvironmentCache, Wanted, site_packages
+from worker.environments.installer import UvError, explain
+from worker.environments.job_layer import create_layer
+
+pytestmark = pytest.mark.integration
+
+DAY = 24 * 3600
+PYTHON = Path(sys.executable).resolve()
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    """Make the scratch folder of an attempt."""
+
+    def make(name="j1-1"):
+        folder = tmp_path / "home" / "attempts" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    return make
+
+
+def use(cache, scratch, *lines, announce=lambda _: None, check=lambda: None):
+    return cache.use(Wanted(PYTHON, lines), scratch, announce, lambda _: None, check)
+
+
+def environments(cache):
+    return sorted(one.name for one in cache.root.iterdir() if len(one.name) == 32)
+
+
+def age(cache, digest, days):
+    then = time.time() - days * DAY
+    os.utime(cache.root / f"{digest}.lock", (then, then))
+
+
+def test_requirements_are_installed_once_and_nothing_is_left_beside(index, cache, attempt):
+    index.add_wheel("tiny", requires=("other",))
+    index.add_wheel("other")
+    folder, made = use(cache, attempt(), "tiny")
+    assert made
+    assert {"tiny.py", "other.py", "pip"} <= {one.name for one in site_packages(folder).iterdir()}
+    asked = len(index.requests)
+    assert use(cache, attempt("j2-1"), "tiny") == (folder, False)
+    assert len(index.requests) == asked
+    assert sorted(one.name for one in cache.root.glob("*.*")) == [f"{folder.name}.lock"]
+    assert folder.stat().st_mode & 0o222 == 0, "jobs share it"
+    assert (site_packages(folder) / "tiny.py").stat().st_mode & 0o222 == 0
+
+
+def test_two_at_once_install_once(index, cache, attempt):
+    index.add_wheel("tiny")
+    index.opened.clear()
+    announced, results = [], []
+
+    def run(name):
+        results.append(use(cache, attempt(name), "tiny", announce=announced.append))
+
+    threads = [threading.Thread(target=run, args=(f"j{number}-1",)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(announced) == 2 and index.requests, "one to install and one to wait")
+    index.opened.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(announced) == [False, True]
+    assert sorted(made for _, made in results) == [False, True]
+    assert len({folder for folder, _ in results}) == 1
+
+
+def test_a_stop_ends_the_installation_and_leaves_nothing(index, cache, attempt):
+    index.add_wheel("tiny")
+    index.opened.clear()
+
+    def stop():
+        if index.requests:
+            raise LaunchError("stopped_by_user", "now")
+
+    with pytest.raises(LaunchError, match="stopped_by_user"):
+        use(cache, attempt(), "tiny", check=stop)
+    assert list(cache.root.glob("*.new")) == environments(cache) == []
+
+
+def test_a_package_that_has_to_be_built_runs_no_code_and_says_the_way_out(index, cache, attempt):
+    index.add_source("built")
+    with pytest.raises(UvError) as failed:
+        use(cache, attempt(), "built")
+    assert "GRADIENT_ENVIRONMENTS__BUILDS" in explain(failed.value)
+    assert "pip install" in explain(failed.value)
+
+
+def test_a_layer_is_writable_and_above_the_shared_packages(index, cache, attempt, tmp_path):
+    index.add_wheel("tiny")
+    folder, _ = use(cache, attempt(), "tiny")
+    newer = index.add_wheel("tiny", "2.0")
+    for scratch, shared in (attempt("j2-1"), folder), (attempt("j3-1"), None):
+        layer = create_layer(scratch, shared)
+        environment = {"PATH": os.defpath} | layer.environment()
+        environment["PATH"] += f":{os.defpath}"
+
+        def run(command, environment=environment):
+            done = subprocess.run(
+                ["sh", "-ec", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            return done.stdout.split()
+
+        if shared:
+            assert run("tiny") == ["1.0", str(layer.folder)], "programs of packages run in the layer"
+        run(f"pip install --quiet --no-index '{newer}'")
+        assert run("tiny; python3 -c 'import tiny; print(tiny.VERSION)'") == ["2.0", str(layer.folder), "2.0"]
+    assert "VERSION = '1.0'" in (site_packages(folder) / "tiny.py").read_text()
+    service = subprocess.run([sys.executable, "-c", "import tiny"], capture_output=True, check=False)
+    assert service.returncode == 1
+
+
+def test_unused_environments_go_and_used_ones_stay(index, cache, attempt):
+    for name in ("old", "used", "fresh"):
+        index.add_wheel(name)
+    old, used, fresh = (use(cache, attempt(f"{name}-1"), name)[0].name for name in ("old", "used", "fresh"))
+    (attempt("old-1") / "environment").unlink()
+    (attempt("fresh-1") / "environment").unlink()
+    age(cache, old, 31)
+    age(cache, used, 31)
+    assert cache.evict(lambda _: 0) == 1
+    assert environments(cache) == sorted([used, fresh])
+    assert not (cache.root / f"{old}.lock").exists()
+    assert use(cache, attempt("old-1"), "old")[1], "it is installed again"
+
+
+def test_over_the_limit_downloads_go_first_then_the_least_recently_used(index, cache, attempt):
+    for name in ("first", "second", "third"):
+        index.add_wheel(name)
+    first, second, third = (use(cache, attempt(f"{name}-1"), name)[0].name for name in ("first", "second", "third"))
+    for name, days in ((first, 3), (second, 2), (third, 1)):
+        age(cache, name, days)
+    (attempt("second-1") / "environment").unlink()
+    (attempt("third-1") / "environment").unlink()
+    over = 10**12
+    sizes = iter([over, over, over, 0])
+    assert cache.evict(lambda _: next(sizes)) == 1
+    assert environments(cache) == sorted([first, third]), "the first is in use"
+    assert not any(path.suffix == ".whl" for path in cache.installer.cache.rglob("*"))
+    sizes = iter([over, 0])
+    assert cache.evict(lambda _: next(sizes)) == 0, "without the downloads, it fits"
+
+
+def test_what_a_dead_worker_left_is_replaced(index, cache, attempt):
+    index.add_wheel("tiny")
+    digest = Wanted(PYTHON, ("tiny",)).digest
+    (cache.root / f"{digest}.new" / "bin").mkdir(parents=True)
+    folder, made = use(cache, attempt(), "tiny")
+    assert made
+    assert folder.name == digest
+    assert not (cache.root / f"{digest}.new").exists()
+
+
+def test_a_full_disk_ends_the_installation(index, tmp_path, attempt):
+    index.add_wheel("tiny")
+    cache = EnvironmentCache(Settings(home=tmp_path / "home", disk={"min_free_mb": 10**9}))
+    with pytest.raises(LaunchError, match="disk_full"):
+        use(cache, attempt(), "tiny")

@@ -1,0 +1,247 @@
+"""Environments that jobs share: each made once, locked by file, and removed when unused.
+
+Everything is below `GRADIENT_HOME/environments`: `DIGEST/` is an environment, `DIGEST.new/` one that is being made,
+`DIGEST.lock` its lock, whose time of change is the time of the last use. An attempt that uses an environment has a link
+to it in its scratch folder, so that every worker on this folder knows of it.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.formatting import MIB
+from core.settings import Settings
+from core.system.filesystem import remove_tree
+from worker.environments.installer import Check, Installer, OnLine, UvError
+
+LINK = "environment"
+"""Name of the link in a scratch folder."""
+_FORMAT = 1
+"""Part of every digest: raise it when environments are made differently."""
+_LOCK_PAUSE_SECONDS = 0.2
+_DAY_SECONDS = 24 * 3600
+# A script of a package is run by the job's own interpreter, which has the job's own packages, too.
+_SCRIPT_HEADER = b"#!/bin/sh\n'''exec' \"$VIRTUAL_ENV/bin/python\" \"$0\" \"$@\"\n' '''\n"
+
+
+class _InUse(Exception):
+    """Another process or thread has locked an environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Contents of an environment: the interpreter, and the lines of its requirements and constraints files."""
+
+    python: Path
+    lines: tuple[str, ...]
+    constraints: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Name of the environment."""
+        machine = [platform.machine(), *platform.libc_ver()]
+        contents = [_FORMAT, str(self.python), machine, self.lines, self.constraints]
+        return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:32]
+
+
+class EnvironmentCache:
+    """The environments below one root."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._attempts = settings.root / "attempts"
+        self.root = settings.root / "environments"
+        self.installer = Installer(self.root, settings)
+
+    def use(
+        self, wanted: Wanted, scratch: Path, announce: Callable[[bool], None], on_line: OnLine, check: Check
+    ) -> tuple[Path, bool]:
+        """Return an environment, installed if it is not here; it stays at least as long as the attempt's folder.
+
+        Args:
+            wanted: Its contents.
+            scratch: The attempt's folder.
+            announce: Called before it is installed here (False), or before waiting for another that does so (True).
+            on_line: Called with each line that the installer prints.
+            check: Called periodically; an exception ends the installation, or the wait for another one.
+
+        Returns:
+            Its folder, and whether it was installed now.
+
+        Raises:
+            UvError: It could not be installed.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        folder = self.root / wanted.digest
+        with self._locked(wanted.digest, lambda: announce(True), check) as lock:  # noqa: FBT003 - see its description
+            missing = not folder.is_dir()
+            if missing:
+                announce(False)  # noqa: FBT003 - see its description
+                self._make(folder, wanted, on_line, check, lock)
+            os.utime(lock)
+            link = scratch / LINK
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder)
+        return folder, missing
+
+    def evict(self, measure: Callable[[Path], int | None]) -> int:
+        """Remove environments that were unused for long, or do not fit, and return how many.
+
+        Args:
+            measure: Returns the disk space of a folder; None if it is unknown.
+        """
+        if not self.root.is_dir():
+            return 0
+        settings = self._settings.environments
+        locks = sorted(self.root.glob("*.lock"), key=lambda lock: lock.stat().st_mtime)
+        oldest = time.time() - settings.unused_days * _DAY_SECONDS if settings.unused_days else 0.0
+        removed = sum(self._remove(lock.stem) for lock in locks if lock.stat().st_mtime < oldest)
+        limit = settings.max_mb * MIB
+        if not limit or (measure(self.root) or 0) <= limit:
+            return removed
+        with contextlib.suppress(UvError):  # an installation uses it
+            self.installer.clean_cache()
+        for lock in locks:
+            if (measure(self.root) or 0) <= limit:
+                break
+            removed += self._remove(lock.stem)
+        return removed
+
+    def _make(self, folder: Path, wanted: Wanted, on_line: OnLine, check: Check, lock: int) -> None:
+        """Make an environment under another name, then rename it: what has its name is complete."""
+        making = folder.with_suffix(".new")
+        _remove_read_only(making)
+        making.mkdir()
+        try:
+            for name, lines in (("requirements.txt", wanted.lines), ("constraints.txt", wanted.constraints)):
+                if lines or name == "requirements.txt":
+                    (making / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            self.installer.install(making, wanted.python, on_line, check, lock)
+            _copy_pip(making)
+            for script in (making / "bin").iterdir():
+                _use_interpreter_of_job(script)
+            _make_read_only(making)
+            making.rename(folder)
+        except BaseException:
+            _remove_read_only(making)
+            raise
+
+    def _remove(self, digest: str) -> bool:
+        """Remove an environment, unless it is in use or being made."""
+        try:
+            with self._locked(digest, _refuse, lambda: None):
+                # Under the lock, so that no attempt begins to use it.
+                links = self._attempts.glob(f"*/{LINK}")
+                if any(_target(link) == digest for link in links):
+                    return False
+                folder = self.root / digest
+                removed = folder.is_dir()
+                if removed:
+                    folder.rename(folder.with_suffix(".new"))  # a half of an environment must not have its name
+                _remove_read_only(folder.with_suffix(".new"))
+                (self.root / f"{digest}.lock").unlink()
+                return removed
+        except _InUse:
+            return False
+
+    @contextlib.contextmanager
+    def _locked(self, digest: str, on_wait: Callable[[], None], check: Check) -> Iterator[int]:
+        """Hold the lock of an environment; yields its descriptor."""
+        path, waited = self.root / f"{digest}.lock", False
+        while (descriptor := _try_lock(path)) is None:
+            if not waited:
+                waited = True
+                on_wait()
+            check()
+            time.sleep(_LOCK_PAUSE_SECONDS)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def site_packages(environment: Path) -> Path:
+    """Return the folder of an environment's packages."""
+    return next((environment / "lib").glob("python*/site-packages"))
+
+
+def _try_lock(path: Path) -> int | None:
+    """Lock a file and return its descriptor; None if another process or thread has locked it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_same(path, descriptor):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        os.close(descriptor)  # the file was removed before it was locked
+
+
+def _is_same(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _refuse() -> None:
+    raise _InUse
+
+
+def _target(link: Path) -> str:
+    try:
+        return link.readlink().name
+    except OSError:  # the attempt's folder was removed meanwhile
+        return ""
+
+
+def _copy_pip(environment: Path) -> None:
+    """Give an environment the service's own pip, so that `pip install` works in its jobs; no index is needed."""
+    target = site_packages(environment)
+    if (target / "pip").exists():
+        return
+    distribution = importlib.metadata.distribution("pip")
+    folders = {file.parts[0] for file in distribution.files or () if file.parts[0].startswith("pip")}
+    for name in folders:
+        shutil.copytree(str(distribution.locate_file(name)), target / name)
+
+
+def _use_interpreter_of_job(script: Path) -> None:
+    """Have a Python script run by the interpreter of the job that calls it."""
+    if script.is_symlink() or not script.is_file():
+        return
+    data = script.read_bytes()
+    first, _, rest = data.partition(b"\n")
+    if first == b"#!/bin/sh" and rest.startswith(b"'''exec'"):  # long paths do not fit on the first line
+        rest = rest.split(b"\n", 2)[2]
+    elif not (first.startswith(b"#!") and b"python" in first):
+        return
+    mode = script.stat().st_mode
+    script.unlink()  # it may be a link to the download
+    script.write_bytes(_SCRIPT_HEADER + rest)
+    script.chmod(mode)
+
+
+def _make_read_only(folder: Path) -> None:
+    for inner, _, files in os.walk(folder):
+        for path in (Path(inner), *(Path(inner, name) for name in files)):
+            if not path.is_symlink():
+                path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
+
+
+def _remove_read_only(folder: Path) -> None:
+    for inner, _, _ in os.walk(folder):
+        Path(inner).chmod(0o700)
+    remove_tree(folder)

@@ -1,0 +1,53 @@
+"""Finds the script that a command runs, and the metadata in its comments (PEP 723)."""
+
+import re
+import shlex
+import tomllib
+from typing import Any
+
+from worker.environments.requirements_file import invalid
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?\Z")
+_FLAGS_WITHOUT_VALUE = re.compile(r"-[bBdEiIOPqsSuvx]+\Z")
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+# As PEP 723 has it.
+_BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+
+
+def script_of(command: str) -> str | None:
+    """Return the path of the script if the command begins with `python SCRIPT.py`; else None."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    try:
+        words = iter(lexer)
+        word = next(words, "")
+        while _ASSIGNMENT.match(word):
+            word = next(words, "")
+        if not _PYTHON.match(word):
+            return None
+        word = next(words, "")
+        while _FLAGS_WITHOUT_VALUE.match(word):
+            word = next(words, "")
+    except ValueError:  # a quotation that is not closed
+        return None
+    return word if word.endswith(".py") else None
+
+
+def read_metadata(text: str, source: str) -> dict[str, Any] | None:
+    """Return the metadata of a script; None if it has none.
+
+    Raises:
+        LaunchError: The metadata is not valid TOML, or there are two blocks of it.
+    """
+    blocks = list(_BLOCK.finditer(text.replace("\r\n", "\n")))
+    if not blocks:
+        return None
+    if len(blocks) > 1:
+        raise invalid(source, "more than one block of metadata (# /// script). Leave one.")
+    lines = blocks[0]["content"].splitlines()
+    content = "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
+    try:
+        return tomllib.loads(content)
+    except tomllib.TOMLDecodeError as error:
+        raise invalid(source, f"its metadata (# /// script) is not valid TOML: {error}.") from error

@@ -1,0 +1,184 @@
+"""Reads requirements, and refuses those that would install anything but packages of an index.
+
+The installer runs as the worker's user, outside of the job: a folder must not make it read other files of this machine,
+or run code. So each line is checked here, and included files are read here, within the workspace.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from core.errors import EgressRefused
+from core.system.egress import Egress
+from worker.backends.base import LaunchError
+
+_MAX_BYTES = 16 * 1024**2
+"""A large uv.lock has a few."""
+_MAX_LINES = 10_000
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_OPTION = re.compile(r"(--?[A-Za-z][a-z-]*)(?:\s*=\s*|\s+|$)(.*)\Z")
+_INCLUDES = {"-r": "lines", "--requirement": "lines", "-c": "constraints", "--constraint": "constraints"}
+_INDEXES = {
+    "-i": "--index-url",
+    "--index-url": "--index-url",
+    "--extra-index-url": "--extra-index-url",
+    "-f": "--find-links",
+    "--find-links": "--find-links",
+}
+_WITHOUT_EFFECT = {"--prefer-binary", "--only-binary"}
+"""Options that ask for what is done anyway."""
+_LOCAL = re.compile(r"(-e |\.{0,2}/|\.\Z|\.\[|~|[A-Za-z0-9_.-]+/|file:|.*\.(whl|zip|tar\.gz)\Z)")
+
+
+def invalid(where: str, problem: str) -> LaunchError:
+    """Return the error for a requirement that is refused."""
+    return LaunchError("requirements_invalid", f"{where}: {problem}")
+
+
+class RequirementsReader:
+    """Reads the requirements of one workspace.
+
+    Args:
+        workspace: The folder that everything read must be in, with links resolved.
+        egress: The policy for addresses that requirements name.
+
+    Attributes:
+        lines: Requirements and options of the index, checked, as a requirements file has them.
+        constraints: Checked constraints.
+    """
+
+    def __init__(self, workspace: Path, egress: Egress) -> None:
+        self._workspace = workspace.resolve()
+        self._egress = egress
+        self._seen: set[tuple[Path, str]] = set()
+        self.lines: list[str] = []
+        self.constraints: list[str] = []
+
+    def read_text(self, path: Path) -> str:
+        """Read a small file of the workspace.
+
+        Raises:
+            LaunchError: The file is outside, too large, not a file or not UTF-8.
+        """
+        found = path.resolve()
+        if not found.is_relative_to(self._workspace):
+            raise invalid(path.name, "this file is outside of the workspace. Put it into the folder of the job.")
+        try:
+            with found.open("rb") as file:
+                data = file.read(_MAX_BYTES + 1)
+        except OSError as error:
+            raise invalid(path.name, f"this file cannot be read: {error.strerror}.") from error
+        if len(data) > _MAX_BYTES:
+            raise invalid(path.name, f"this file has more than {_MAX_BYTES:,} bytes.")
+        try:
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise invalid(path.name, "this file is not UTF-8 text. Save it as UTF-8.") from error
+
+    def add_file(self, path: Path, kind: str = "lines") -> None:
+        """Add the requirements of a file, with the files that it includes.
+
+        Raises:
+            LaunchError: A line is refused.
+        """
+        if (path.resolve(), kind) in self._seen:
+            return
+        self._seen.add((path.resolve(), kind))
+        for number, line in _logical_lines(self.read_text(path)):
+            where = f"{path.name}, line {number}"
+            if line.startswith("-"):
+                self._add_option(line, where, path, kind)
+            else:
+                self._add(line, where, kind)
+
+    def add_lines(self, lines: Iterable[str], source: str) -> None:
+        """Add requirements without options, for example from pyproject.toml.
+
+        Raises:
+            LaunchError: A requirement is refused.
+        """
+        for line in lines:
+            self._add(line.strip(), source, "lines")
+
+    def add_index(self, url: str, source: str) -> None:
+        """Add an index to search.
+
+        Raises:
+            LaunchError: The index may not be connected to.
+        """
+        self._check_url(url, source)
+        self._append(f"--extra-index-url {url}", source, "lines")
+
+    def _add_option(self, line: str, where: str, path: Path, kind: str) -> None:
+        matched = _OPTION.match(line)
+        name, value = (matched[1], matched[2].strip()) if matched else (line, "")
+        if name in _INCLUDES and value:
+            self.add_file(path.parent / value, "constraints" if kind == "constraints" else _INCLUDES[name])
+        elif name in _INDEXES and value:
+            self._check_url(value, where)
+            self._append(f"{_INDEXES[name]} {value}", where, kind)
+        elif name == "--require-hashes":
+            self._append(name, where, kind)
+        elif name in {"-e", "--editable"}:
+            raise invalid(where, _explain_local(line))
+        elif name not in _WITHOUT_EFFECT:
+            raise invalid(where, f"the option {name} is not supported. Remove it.")
+
+    def _add(self, line: str, where: str, kind: str) -> None:
+        plain, _, hashes = line.partition(" --")
+        if hashes and not all(one.startswith("hash=") for one in hashes.split(" --")):
+            raise invalid(where, f"the option --{hashes.split('=')[0].split()[0]} is not supported. Remove it.")
+        try:
+            requirement = Requirement(plain)
+        except InvalidRequirement as error:
+            if _LOCAL.match(plain):
+                raise invalid(where, _explain_local(plain)) from error
+            reason = str(error).splitlines()[0]
+            raise invalid(where, f"{plain[:200]!r} is not a requirement such as numpy>=2: {reason}.") from error
+        if requirement.url is not None:
+            self._check_url(requirement.url, where)
+        self._append(line, where, kind)
+
+    def _check_url(self, url: str, where: str) -> None:
+        scheme = urlsplit(url).scheme if "${" not in url else "a variable"
+        if scheme not in {"https", "http"}:
+            raise invalid(
+                where,
+                f"{url[:200]!r} is not an https address of an index or a wheel. Install it in the job's command: "
+                f"pip install '{url[:200]}' && …",
+            )
+        try:
+            self._egress.check_url(url, where)
+        except EgressRefused as error:
+            raise invalid(where, error.message) from error
+
+    def _append(self, line: str, where: str, kind: str) -> None:
+        added: list[str] = getattr(self, kind)
+        added.append(line)
+        if len(added) > _MAX_LINES:
+            raise invalid(where, f"more than {_MAX_LINES:,} requirements.")
+
+
+def _explain_local(line: str) -> str:
+    return (
+        f"{line[:200]!r} is a folder or file, and only packages of an index are installed before the command. Install "
+        f"it in the command: pip install {line[:200]} && …"
+    )
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines with the number of their first part: without comments, continued lines joined."""
+    joined, first = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        first = first if joined else number
+        continued = line.endswith("\\")
+        joined += line.removesuffix("\\").strip() + " "
+        if not continued:
+            if plain := _COMMENT.sub("", joined).strip():
+                yield first, plain
+            joined = ""
+    if plain := _COMMENT.sub("", joined).strip():
+        yield first, plain
