@@ -21,6 +21,7 @@ from core.settings.worker import (
     DiskSettings,
     LogSettings,
     MachineSettings,
+    ProcessSettings,
     StatsdSettings,
     WorkerSettings,
 )
@@ -56,6 +57,7 @@ class Settings(BaseSettings):
     logs: LogSettings = LogSettings()
     disk: DiskSettings = DiskSettings()
     worker: WorkerSettings = WorkerSettings()
+    process: ProcessSettings = ProcessSettings()
     machines: MachineSettings = MachineSettings()
     docker: DockerSettings = DockerSettings()
     images: ImageSettings = ImageSettings()
