@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 from support.browser import find_chromium
-from support.deployment import Deployment
+from support.deployment import PLAIN_JOBS, Deployment
 from support.docker_server import DockerServer, missing_docker_requirements, running_engine
 from support.faults import table
 from support.faults.proxy import Proxy
@@ -93,6 +93,7 @@ def _missing_requirements() -> dict[str, str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.update(PLAIN_JOBS)  # for workers within the test process
     config.pluginmanager.register(table, "faults-table")
 
 
