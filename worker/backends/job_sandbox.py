@@ -39,7 +39,8 @@ _CONFIGURATION = tuple(
 _HARDWARE = "/sys/devices/system"
 _PROC_FILES = ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime", "version")
 """Files of /proc about the machine, for a sandbox that cannot have a /proc of its own."""
-_OWN_PROC = ("--proc", "/proc")
+_PROC_CONTROLS = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+"""Parts of /proc that change the machine, for a user that the kernel takes for root."""
 _TRAINER = "gradient_trainer"
 """A package that the examples run; an editable installation has it outside of the interpreter's folders."""
 
@@ -57,14 +58,19 @@ class SandboxSupport:
     limitation: str | None = None
 
 
-@cache
-def sandbox_support() -> SandboxSupport:
+def sandbox_support(settings: Settings) -> SandboxSupport:
     """Try a sandbox; without a /proc of its own if the kernel refuses one, as it does in most containers."""
+    return _try_sandbox(settings.docker.first_uid if os.geteuid() == 0 else -1)
+
+
+@cache
+def _try_sandbox(uid: int) -> SandboxSupport:
     words = [*begin_command(), *bind_system(), "--dev", "/dev"]
-    problem = run_check([*words, *_OWN_PROC, "--", "/usr/bin/env", "true"])
+    program = ["--", *entry_command(ENTRY_INSIDE, uid=uid, folder="/", limits="CORE=0"), "/usr/bin/env", "true"]
+    problem = run_check([*words, *_own_proc(), *program])
     if problem is None:
         return SandboxSupport(None)
-    if run_check([*words, *_machine_files(), "--", "/usr/bin/env", "true"]) is None:
+    if run_check([*words, *_machine_files(), *program]) is None:
         return SandboxSupport(None, f"jobs have no /proc with their processes ({problem})")
     return SandboxSupport(problem)
 
@@ -117,7 +123,7 @@ class JobSandbox:
         """
         home, temporary = _private_folders(spec)
         words = [*begin_command(), *bind_system(readable_paths(self.settings), os.path.realpath(self.settings.root))]
-        words += [*(_machine_files() if sandbox_support().limitation else _OWN_PROC), "--dev", "/dev"]
+        words += [*(_machine_files() if sandbox_support(self.settings).limitation else _own_proc()), "--dev", "/dev"]
         if spec.shared_mem_bytes is not None:
             words += ["--size", str(spec.shared_mem_bytes)]
         words += ["--perms", "1777", "--tmpfs", _SHARED_MEMORY]
@@ -164,6 +170,11 @@ class JobSandbox:
 def _private_folders(spec: LaunchSpec) -> tuple[Path, Path]:
     """Return the folders behind the job's home and /tmp: on disk, within the attempt's quota, deleted with it."""
     return spec.control.parent / "home", spec.control.parent / "tmp"
+
+
+def _own_proc() -> list[str]:
+    controls = [f"/proc/{name}" for name in _PROC_CONTROLS]
+    return ["--proc", "/proc", *(word for path in controls for word in ("--ro-bind-try", path, path))]
 
 
 def _machine_files() -> list[str]:

@@ -13,6 +13,7 @@ Two variables of the job's environment script it, to try a pipeline out:
 Its limits are softer than a container's: CPUs are bound by affinity, memory is measured about twice a second.
 """
 
+import logging
 import math
 import os
 import signal
@@ -47,6 +48,9 @@ from worker.backends.job_processes import JobProcesses, boot_id
 from worker.backends.job_sandbox import JobSandbox, sandbox_support
 from worker.backends.port_check import check_ports_free
 from worker.backends.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox
+from worker.sandbox.namespaces import PATH
+
+logger = logging.getLogger(__name__)
 
 EXIT_REFUSED = 97
 """Exit code of a wrapper that found the attempt already started, or its control folder deleted."""
@@ -72,7 +76,7 @@ class MockBackend(Backend):
         self._sandbox = _make_sandbox(settings)
         mounts = self._sandbox is not None
         self.capabilities = replace(BACKENDS["mock"].capabilities, mounts=mounts)
-        self._required = settings.process.sandbox == "require"
+        self._settings = settings
         self._attempts = settings.root / "attempts"
         self._bind = settings.ports.bind
         self._lock = threading.Lock()
@@ -84,8 +88,9 @@ class MockBackend(Backend):
 
     def unavailable_reason(self) -> str | None:
         """See `Backend.unavailable_reason`."""
-        if self._required and self._sandbox is None:
-            return f"jobs have no sandbox here, and GRADIENT_PROCESS__SANDBOX=require: {sandbox_support().problem}"
+        if self._settings.process.sandbox == "require" and self._sandbox is None:
+            why = sandbox_support(self._settings).problem
+            return f"jobs have no sandbox here, and GRADIENT_PROCESS__SANDBOX=require: {why}"
         return None
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
@@ -263,8 +268,19 @@ class MockBackend(Backend):
 
 def _make_sandbox(settings: Settings) -> JobSandbox | None:
     """Return the sandbox of jobs; None if they run without one."""
-    off = settings.process.sandbox == "off"
-    return None if off or sandbox_support().problem is not None else JobSandbox(settings)
+    mode, support = settings.process.sandbox, sandbox_support(settings)
+    why = "GRADIENT_PROCESS__SANDBOX=off" if mode == "off" else support.problem
+    if why is None:
+        if support.limitation is not None:
+            logger.warning("job_sandbox_limited", extra={"why": support.limitation})
+        return JobSandbox(settings)
+    if mode == "auto":
+        logger.warning(
+            "jobs_not_contained: jobs run as plain processes of the worker's user and can read this machine's files. "
+            "Install bubblewrap, or set GRADIENT_PROCESS__SANDBOX=off to have it so.",
+            extra={"why": why},
+        )
+    return None
 
 
 def _start_plain(spec: LaunchSpec) -> "subprocess.Popen[bytes]":
@@ -290,7 +306,7 @@ def _start_sandboxed(spec: LaunchSpec, sandbox: JobSandbox) -> "subprocess.Popen
         return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
             sandbox.command(spec, uid, variables.fileno()),
             cwd="/",
-            env={"PATH": os.environ.get("PATH", os.defpath)} | names,
+            env={"PATH": PATH} | names,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
