@@ -148,8 +148,8 @@ class ProcessSettings(SettingsGroup):
 
     sandbox: Literal["auto", "require", "off"] = Field(
         default="auto",
-        description="run such jobs in a sandbox of their own (bubblewrap): auto (without one where none is available, "
-        "with a warning), require (no jobs without one) or off",
+        description="run such jobs in a sandbox (bubblewrap): auto (without one where none is available, with a "
+        "warning), require or off",
     )
     readable: list[Path] = Field(
         default=[],

@@ -11,6 +11,13 @@ CANARY = "canary-5e1f"
 # The user of a namespace of its own, who may do nothing that root may: the rest of the machine is as it is.
 ORDINARY = ("bwrap", "--dev-bind", "/", "/", "--unshare-user", "--uid", "12345", "--gid", "12345", "--")
 
+# Where parts of /proc are covered, as in containers, the kernel mounts no other /proc in a user's namespace.
+COVERED = (
+    *("unshare", "--mount", "sh", "-c"),
+    'mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec "$0" "$@"',
+    *ORDINARY,
+)
+
 PROBE = """
 import glob, json, os, pathlib, signal, sys
 
@@ -81,7 +88,14 @@ def probe(deployment, pids):
     return job, json.loads(log.partition("FOUND")[2])
 
 
-@pytest.mark.parametrize("inside", [(), ORDINARY], ids=["worker-as-it-is", "worker-of-another-user"])
+@pytest.mark.parametrize(
+    "inside",
+    [
+        pytest.param((), id="worker-as-it-is"),
+        pytest.param(ORDINARY, id="worker-of-another-user"),
+        pytest.param(COVERED, id="no-proc", marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")),
+    ],
+)
 def test_a_job_reaches_nothing_but_its_own(deployment, inside):
     worker, neighbour = started(deployment, inside, GRADIENT_PROCESS__SANDBOX="require")
     theirs = [process.pid for process in deployment.find_job_processes(neighbour)]
