@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from sqlalchemy import make_url
 from support.browser import find_chromium
-from support.deployment import Deployment
+from support.deployment import PLAIN_JOBS, Deployment
 from support.docker_server import DockerServer, missing_docker_requirements, running_engine
 from support.faults import table
 from support.faults.proxy import Proxy
@@ -30,6 +30,7 @@ from core.jobs import lifecycle, projects
 from core.jobs.lifecycle import NewJob
 from core.jobs.spec.job_spec import JobSpec
 from gradient_server.simulator.gcs.server import GcsSimulator
+from worker.sandbox.bubblewrap import unavailable
 
 # A busy machine takes longer than Hypothesis allows an example by default.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -72,6 +73,10 @@ REQUIREMENTS = {
         lambda: not missing_docker_requirements(),
         f"no containers: {missing_docker_requirements()} (as root: apt-get install docker.io busybox-static iptables)",
     ),
+    "bubblewrap": (
+        lambda: unavailable() is None,
+        f"no sandbox: {unavailable()} (apt-get install bubblewrap; this user must be allowed to create namespaces)",
+    ),
     "browser": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
     "original_clients": (
         find_original_clients,
@@ -80,14 +85,14 @@ REQUIREMENTS = {
 }
 """Requirements of tests, by the fixture that provides them: a function that finds one, and the message if missing."""
 
-NEEDS_PRIVILEGES = {"docker_server", "small_disk"}
+NEEDS_PRIVILEGES = {"docker_server", "small_disk", "bubblewrap"}
 """Requirements that need rights on the machine: a missing one is reported everywhere, and is never an error."""
 _LEVELS = dict.fromkeys(("chaos", "deploy", "e2e", "original", "soak"), "e2e")
 _LEVELS |= dict.fromkeys(("bench", "images", "migrations"), "integration")
 """Levels of the tests of a whole folder."""
 _PROCESSES = {"cli", "deployment", "gcs_simulator", "fuzz_target", "live_server", "make_deployment", "proxy", "service"}
 """Fixtures that start servers or processes, besides those in `NEEDS`."""
-_FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker"}
+_FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bubblewrap": "sandbox"}
 """Test parameters that stand for a fixture, by fixture."""
 
 _not_run: dict[str, str] = {}
@@ -98,6 +103,7 @@ def _missing_requirements() -> dict[str, str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.update(PLAIN_JOBS)  # for workers within the test process
     config.pluginmanager.register(table, "faults-table")
 
 
@@ -223,6 +229,11 @@ def original_clients() -> Path:
     found = find_original_clients()
     assert found is not None
     return found
+
+
+@pytest.fixture(scope="session")
+def bubblewrap() -> None:
+    """A machine on which sandboxes work."""
 
 
 @pytest.fixture(scope="session")

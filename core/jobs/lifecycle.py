@@ -191,7 +191,8 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
 def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
     """Record that the command runs: `starting → running`, with the handle by which it is found again.
 
-    The image, GPUs and TPU in the handle (`image`, `gpus`, `tpu`) are stored with the attempt.
+    The image, GPUs and TPU in the handle (`image`, `gpus`, `tpu`) are stored with the attempt, and the event reports a
+    job that runs without a sandbox (`sandboxed` is False).
 
     Raises:
         LeaseLost: The caller no longer holds the job.
@@ -215,7 +216,9 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
         gpus=handle.get("gpus"),
         tpu=handle.get("tpu"),
     )
-    add_event(session, moved, "started", from_state=source, to_state=moved.state)
+    plain = handle.get("sandboxed") is False
+    detail = "without a sandbox: as a process of the server's own user" if plain else None
+    add_event(session, moved, "started", from_state=source, to_state=moved.state, detail=detail)
     return moved
 
 

@@ -22,7 +22,7 @@ from core.settings.group import SettingsGroup
 from core.settings.limits import LimitSettings, MetricSettings
 from core.settings.network import EgressSettings, PortSettings
 from core.settings.retention import RetentionSettings
-from core.settings.worker import MOCK_BACKEND, MachineSettings, StatsdSettings, WorkerSettings
+from core.settings.worker import MOCK_BACKEND, MachineSettings, ProcessSettings, StatsdSettings, WorkerSettings
 from core.system.canonical_host import EVERY_ADDRESS, canonical_host
 
 _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672}
@@ -55,6 +55,7 @@ class Settings(BaseSettings):
     logs: LogSettings = LogSettings()
     disk: DiskSettings = DiskSettings()
     worker: WorkerSettings = WorkerSettings()
+    process: ProcessSettings = ProcessSettings()
     machines: MachineSettings = MachineSettings()
     docker: DockerSettings = DockerSettings()
     images: ImageSettings = ImageSettings()

@@ -93,6 +93,20 @@ class WorkerSettings(SettingsGroup):
         return self.lost_after_seconds - min(_FENCE_SECONDS, self.lost_after_seconds / 4)
 
 
+class ProcessSettings(SettingsGroup):
+    """Jobs that run as processes of this host, on simulated machines."""
+
+    sandbox: Literal["auto", "require", "off"] = Field(
+        default="auto",
+        description="run such jobs in a sandbox (bubblewrap): auto (without one where none is available, with a "
+        "warning), require or off",
+    )
+    readable: list[Path] = Field(
+        default=[],
+        description="folders of this host that jobs in a sandbox can read, at the same paths, as a JSON list",
+    )
+
+
 class MachineSettings(SettingsGroup):
     """The catalogue of machine types, and simulation."""
 

@@ -226,6 +226,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "stopping": "requested" if job.get("stopRequested") and not job.get("finishedAt") else "",
         "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
         "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
+        "sandbox": "none: it runs as the server's own user" if job.get("sandboxed") is False else "",
         **_machine_fields(job),
         "user": str(job.get("user") or ""),
         **_image_fields(job),

@@ -16,6 +16,7 @@ from core.system.canonical_host import canonical_host
 from core.system.inotify import FileWatcher
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from gradient_server.port_address_check import are_ports_at_dashboard
+from worker.backends.job_sandbox import sandbox_support
 from worker.sandbox.bubblewrap import unavailable
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -33,6 +34,8 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield python()
     yield git()
     yield sandbox(settings.worker.sandbox)
+    if settings.machines.simulate:
+        yield job_sandbox(settings)
     yield home(settings.root)
     yield disk(settings.root, settings.disk.min_free_mb * MIB)
     yield folders(settings.root)
@@ -75,6 +78,24 @@ def sandbox(mode: str) -> Finding:
     if mode == "require":
         return problem("sandbox", f"Jobs whose workspace is a git URL fail: {why}.", fix)
     return warning("sandbox", message, "Unset GRADIENT_WORKER__SANDBOX." if mode == "off" else fix)
+
+
+def job_sandbox(settings: Settings) -> Finding:
+    """Check that jobs that are processes of this host run in a sandbox."""
+    mode, support = settings.process.sandbox, sandbox_support(settings)
+    fix = "Install the package `bubblewrap`, and allow this user to create namespaces."
+    if mode == "off":
+        fix = "Unset GRADIENT_PROCESS__SANDBOX."
+    why = "GRADIENT_PROCESS__SANDBOX=off" if mode == "off" else support.problem
+    if why is not None and mode == "require":
+        return problem("jobs", f"Workers here run no jobs of simulated machines: {why}.", fix)
+    if why is not None:
+        return warning("jobs", f"Jobs of simulated machines can read this machine's files: {why}.", fix)
+    if support.limitation is not None:
+        return warning(
+            "jobs", f"Jobs run in a sandbox, but {support.limitation}.", "Run the worker on the host itself."
+        )
+    return ok("jobs", "Jobs of simulated machines run in a sandbox.")
 
 
 def home(root: Path) -> Finding:

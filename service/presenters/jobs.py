@@ -148,6 +148,7 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         image_digest=job.image_digest,
         backend=job.backend,
         simulated=job.simulated,
+        sandboxed=(job.handle or {}).get("sandboxed"),
         attempt=job.attempt,
         parent_job_id=job.parent_id,
         created_at=job.created_at,

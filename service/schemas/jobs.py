@@ -210,6 +210,9 @@ class JobView(ViewOptions, View):
     machine_type: str
     backend: str
     simulated: bool = Field(description="whether a stand-in runs the job instead of the requested machine")
+    sandboxed: bool | None = Field(
+        description="whether it runs in a sandbox as a process on the server's machine; null unless it runs there now"
+    )
     image: str | None = Field(description=_IMAGE)
     image_digest: str | None = Field(
         description="the image of this attempt: repository@sha256:…, or the image's id if it is in no registry; "

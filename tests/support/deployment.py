@@ -43,6 +43,10 @@ def wait_until(condition: Callable[[], Any], description: str, seconds: float = 
         pause = min(pause * 1.2, 0.1)  # most of what is waited for costs the service a request each time
 
 
+# Jobs of most tests read and write files of the test; tests/worker/backends/test_job_sandbox.py is about sandboxes.
+PLAIN_JOBS = {"GRADIENT_PROCESS__SANDBOX": "off"}
+
+
 class Process:
     """One process of the service; its output is kept in a file.
 
@@ -109,7 +113,7 @@ class Deployment:
     def environment(self, **settings: str) -> dict[str, str]:
         """Return the environment of the service's processes."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
-        return env | {"GRADIENT_HOME": str(self.home)} | _LOCAL_EGRESS | self._settings | settings
+        return env | {"GRADIENT_HOME": str(self.home)} | _LOCAL_EGRESS | PLAIN_JOBS | self._settings | settings
 
     @property
     def database_url(self) -> str:

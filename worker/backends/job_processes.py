@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 
-_GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, ProcessLookupError, PermissionError)
+GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, ProcessLookupError, PermissionError)
+"""Errors of psutil and the kernel about a process that has ended, or that is not ours."""
 _KILL_ROUNDS = 50
 
 
@@ -43,8 +44,8 @@ class JobProcesses:
             return False
         try:
             process = psutil.Process(self.leader)
-            return process.status() != psutil.STATUS_ZOMBIE and self._has_job_environment(process)
-        except _GONE:
+            return process.status() != psutil.STATUS_ZOMBIE and has_job_environment(process, self.job_id, self.attempt)
+        except GONE:
             return False
 
     def signal(self, number: signal.Signals, *, spare_leader: bool) -> int:
@@ -53,7 +54,7 @@ class JobProcesses:
         for process in self.all():
             if spare_leader and process.pid == self.leader:
                 continue
-            with contextlib.suppress(*_GONE):
+            with contextlib.suppress(*GONE):
                 process.send_signal(number)
                 count += 1
         return count
@@ -68,7 +69,7 @@ class JobProcesses:
         """Return the CPU seconds used so far, the resident bytes now, and the number of processes."""
         cpu, memory, count = 0.0, 0, 0
         for process in self.all():
-            with contextlib.suppress(*_GONE), process.oneshot():
+            with contextlib.suppress(*GONE), process.oneshot():
                 times = process.cpu_times()
                 cpu += times.user + times.system + times.children_user + times.children_system
                 memory += process.memory_info().rss
@@ -79,13 +80,17 @@ class JobProcesses:
         try:
             if process.status() == psutil.STATUS_ZOMBIE:
                 return False
-            return self._has_job_environment(process) or (session is not None and os.getsid(process.pid) == session)
-        except _GONE:
+            return has_job_environment(process, self.job_id, self.attempt) or (
+                session is not None and os.getsid(process.pid) == session
+            )
+        except GONE:
             return False
 
-    def _has_job_environment(self, process: psutil.Process) -> bool:
-        env = process.environ()
-        return env.get("GRADIENT_JOB_ID") == self.job_id and env.get("GRADIENT_ATTEMPT") == str(self.attempt)
+
+def has_job_environment(process: psutil.Process, job_id: str, attempt: int) -> bool:
+    """Return whether a process has the environment of this attempt."""
+    env = process.environ()
+    return env.get("GRADIENT_JOB_ID") == job_id and env.get("GRADIENT_ATTEMPT") == str(attempt)
 
 
 def boot_id() -> str:

@@ -1,8 +1,9 @@
 """The mock backend: really runs the command, as a process on this machine's CPU.
 
 It simulates any machine type, and its jobs are marked as simulated. The job has the environment, folders, limits and
-signals of the other backends; its folders are not mounted at `/`, the environment names them. It runs in a session of
-its own that outlives the worker.
+signals of the other backends. It runs in a sandbox (`job_sandbox.py`) and a session of its own that outlive the worker.
+Without a sandbox it is a plain process of the worker's user; its folders are not mounted at `/`, and the environment
+names them.
 
 Two variables of the job's environment script it, to try a pipeline out:
 
@@ -12,6 +13,7 @@ Two variables of the job's environment script it, to try a pipeline out:
 Its limits are softer than a container's: CPUs are bound by affinity, memory is measured about twice a second.
 """
 
+import logging
 import math
 import os
 import signal
@@ -20,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from core.catalogue.backends import BACKENDS
@@ -44,7 +46,12 @@ from worker.backends.base import (
     write_control_file,
 )
 from worker.backends.job_processes import JobProcesses, boot_id
+from worker.backends.job_sandbox import JobSandbox, sandbox_support
 from worker.backends.port_check import check_ports_free
+from worker.backends.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox
+from worker.sandbox.namespaces import PATH
+
+logger = logging.getLogger(__name__)
 
 EXIT_REFUSED = 97
 """Exit code of a wrapper that found the attempt already started, or its control folder deleted."""
@@ -52,6 +59,8 @@ EXIT_REFUSED = 97
 _INHERITED_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
 _NEVER_STARTED_SECONDS = 15.0
 _MEMORY_CHECK_SECONDS = 0.5
+_START_PAUSE_SECONDS = 0.005
+_SIGNALLED = 128
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - nothing is put there
 
 
@@ -64,23 +73,36 @@ class _Usage:
 class MockBackend(Backend):
     """See the module. One instance serves all attempt threads of a worker."""
 
-    capabilities = BACKENDS["mock"].capabilities
-
     def __init__(self, settings: Settings) -> None:
+        self._sandbox = _make_sandbox(settings)
+        mounts = self._sandbox is not None
+        self.capabilities = replace(BACKENDS["mock"].capabilities, mounts=mounts)
+        self._settings = settings
         self._attempts = settings.root / "attempts"
         self._bind = settings.ports.bind
         self._lock = threading.Lock()
         self._children: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._usage: dict[str, _Usage] = {}
         self._memory_checked: dict[str, float] = {}
+        self._sandboxes: dict[str, int] = {}
         self._next_cpu = 0
+
+    def unavailable_reason(self) -> str | None:
+        """See `Backend.unavailable_reason`."""
+        if self._settings.process.sandbox == "require" and self._sandbox is None:
+            why = sandbox_support(self._settings).problem
+            return f"jobs have no sandbox here, and GRADIENT_PROCESS__SANDBOX=require: {why}"
+        return None
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """Start the wrapper in a session of its own; see `Backend.launch`."""
         del progress  # the start takes no time
+        missing = self.unavailable_reason()
+        if missing is not None:
+            raise LaunchError("launch_failed", missing)
         if "MOCK_START_FAILURE" in spec.env:
             raise LaunchError("launch_failed", spec.env["MOCK_START_FAILURE"] or "as MOCK_START_FAILURE asks")
-        _reject_unsupported(spec)
+        _reject_unsupported(spec, sandboxed=self._sandbox is not None)
         failpoint("created")
         confirm()
         failpoint("confirmed")
@@ -88,6 +110,9 @@ class MockBackend(Backend):
             check_ports_free(self._bind, spec.ports)
             write_command(spec)
             self._start(spec)
+            sandboxed = self._sandbox is not None
+        else:  # by another worker, perhaps with other settings
+            sandboxed = find_sandbox(spec.job_id, spec.attempt) is not None
         preempt = _seconds(spec.env.get("MOCK_PREEMPT_AFTER"))
         return {
             **base_handle(spec.job_id, spec.attempt, spec.control),
@@ -98,6 +123,7 @@ class MockBackend(Backend):
             "memory_bytes": spec.memory_bytes,
             "preempt_after": preempt,
             "stop_grace": spec.job_spec.stop_grace,
+            "sandboxed": sandboxed,
         }
 
     def poll(self, handle: Handle) -> Exit | None:
@@ -106,7 +132,7 @@ class MockBackend(Backend):
         returned = self._wrapper_exit_code(handle["name"])
         code = read_exit_code(control)
         if code is None and handle["boot_id"] == boot_id():
-            members = _job_processes(handle)
+            members = self._processes(handle)
             if members.leader_alive():
                 self._watch_limits(handle, members, control)
                 return None
@@ -115,15 +141,17 @@ class MockBackend(Backend):
                 return self._exit_without_file(handle, members, returned)
         if code is None:
             return Exit(None, "host_restarted")
-        if read_control(control, STOPPING_FILE) is not None and any(_job_processes(handle).all()):
+        if read_control(control, STOPPING_FILE) is not None and any(self._processes(handle).all()):
             return None  # the shell ends at once; the training may still be saving, until its grace period is over
         return Exit(code, *_marked(control))
 
     def _exit_without_file(self, handle: Handle, members: JobProcesses, returned: int | None) -> Exit | None:
         """Handle a missing wrapper without exit file: the disk was full, all was killed, or it has not begun yet."""
-        if returned is not None and returned >= 0:
+        # bubblewrap reports a wrapper that a signal ended as 128 and the signal.
+        most = _SIGNALLED if handle["sandboxed"] else math.inf
+        if returned is not None and 0 <= returned <= most:
             return Exit(returned, *_marked(Path(handle["control"])))
-        if members.leader is not None:
+        if read_control(Path(handle["control"]), "started") is not None:
             return Exit(None, "process_lost")
         if _age(handle) < _NEVER_STARTED_SECONDS or any(members.all()):
             return None
@@ -131,7 +159,7 @@ class MockBackend(Backend):
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
         """See `Backend.stop`; the wrapper is spared, so that it can record the exit code."""
-        members = _job_processes(handle)
+        members = self._processes(handle)
         if grace:
             write_control_file(Path(handle["control"]), STOPPING_FILE, "asked to end")
             members.signal(signal.SIGTERM, spare_leader=True)
@@ -140,7 +168,7 @@ class MockBackend(Backend):
 
     def sample(self, handle: Handle) -> dict[str, float]:
         """See `Backend.sample`."""
-        cpu_seconds, memory, count = _job_processes(handle).usage()
+        cpu_seconds, memory, count = self._processes(handle).usage()
         now = time.monotonic()
         before = self._usage.get(handle["name"])
         self._usage[handle["name"]] = _Usage(now, cpu_seconds)
@@ -152,12 +180,13 @@ class MockBackend(Backend):
     def destroy(self, handle: Handle) -> None:
         """Kill all remaining processes of the job; see `Backend.destroy`."""
         name = handle["name"]
-        _job_processes(handle).kill(spare_leader=False)
+        self._processes(handle).kill(spare_leader=False)
         with self._lock:
             children = self._children.pop(name, [])
         for child in children:
             child.wait()
         self._usage.pop(name, None)
+        self._sandboxes.pop(name, None)
         self._memory_checked.pop(name, None)
 
     def list_owned(self) -> list[Handle]:
@@ -168,7 +197,7 @@ class MockBackend(Backend):
             if not job_id or not attempt.isdecimal():
                 continue
             handle = base_handle(job_id, int(attempt), folder / "control")
-            if any(_job_processes(handle).all()):
+            if any(self._processes(handle).all()):
                 owned.append(handle)
         return owned
 
@@ -178,15 +207,7 @@ class MockBackend(Backend):
             # Affects this thread only; the child inherits it before it can run anything.
             os.sched_setaffinity(0, self._cpus(spec.job_spec.cpus))
         try:
-            child = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-                [str(WRAPPER), str(spec.control)],
-                cwd=spec.working_dir or spec.workspace,
-                env=_inherited_environment(spec.python) | spec.env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            child = _start_plain(spec) if self._sandbox is None else _start_sandboxed(spec, self._sandbox)
         except OSError as error:
             raise LaunchError("launch_failed", str(error)) from error
         finally:
@@ -194,7 +215,22 @@ class MockBackend(Backend):
         with self._lock:
             # After a second launch, the wrapper that was refused must not hide the one that runs.
             self._children.setdefault(spec.name, []).append(child)
+        if self._sandbox is not None:
+            _wait_for_wrapper(spec, child)
         failpoint("launched")
+
+    def _processes(self, handle: Handle) -> JobProcesses:
+        """Return the processes of the job, in its sandbox or without one; a handle by name alone does not tell."""
+        job_id, attempt = handle["job_id"], handle["attempt"]
+        if handle.get("sandboxed", True):
+            first = self._sandboxes.get(handle["name"])
+            if first is None or not is_sandbox(first, job_id, attempt):
+                first = find_sandbox(job_id, attempt)
+            if first is not None:
+                self._sandboxes[handle["name"]] = first
+                return SandboxProcesses.of(job_id, attempt, first)
+        leader = read_control(Path(handle["control"]), "started")
+        return JobProcesses(job_id, attempt, int(leader) if leader and leader.isdecimal() else None)
 
     def _cpus(self, wanted: float) -> set[int]:
         """Choose the next CPUs in turn, so that small jobs do not all share the first ones."""
@@ -231,11 +267,81 @@ class MockBackend(Backend):
             members.signal(signal.SIGTERM, spare_leader=True)
 
 
-def _reject_unsupported(spec: LaunchSpec) -> None:
+def _make_sandbox(settings: Settings) -> JobSandbox | None:
+    """Return the sandbox of jobs; None if they run without one."""
+    mode, support = settings.process.sandbox, sandbox_support(settings)
+    why = "GRADIENT_PROCESS__SANDBOX=off" if mode == "off" else support.problem
+    if why is None:
+        if support.limitation is not None:
+            logger.warning("job_sandbox_limited", extra={"why": support.limitation})
+        return JobSandbox(settings)
+    if mode == "auto":
+        logger.warning(
+            "jobs_not_contained: jobs run as plain processes of the worker's user and can read this machine's files. "
+            "Install bubblewrap, or set GRADIENT_PROCESS__SANDBOX=off to have it so.",
+            extra={"why": why},
+        )
+    return None
+
+
+def _start_plain(spec: LaunchSpec) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
+        [str(WRAPPER), str(spec.control)],
+        cwd=spec.working_dir or spec.workspace,
+        env=_inherited_environment(spec.python) | spec.env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _start_sandboxed(spec: LaunchSpec, sandbox: JobSandbox) -> "subprocess.Popen[bytes]":
+    """Start bubblewrap, whose own environment only names the attempt; the job's is a file in memory."""
+    uid = sandbox.prepare(spec)
+    names = {"GRADIENT_JOB_ID": spec.job_id, "GRADIENT_ATTEMPT": str(spec.attempt)}
+    with os.fdopen(os.memfd_create("environment"), "w+b") as variables:
+        for name, value in sandbox.environment(_inherited_environment(spec.python), spec).items():
+            variables.write(os.fsencode(f"{name}={value}\0"))
+        variables.seek(0)
+        return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
+            sandbox.command(spec, uid, variables.fileno()),
+            cwd="/",
+            env={"PATH": PATH} | names,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(variables.fileno(),),
+            start_new_session=True,
+        )
+
+
+def _wait_for_wrapper(spec: LaunchSpec, child: "subprocess.Popen[bytes]") -> None:
+    """Wait until the wrapper runs in its sandbox.
+
+    Raises:
+        LaunchError: The sandbox could not be made.
+    """
+    if child.stderr is None:
+        return
+    deadline = time.monotonic() + _NEVER_STARTED_SECONDS
+    with child.stderr as errors:
+        while time.monotonic() < deadline:
+            code = child.poll()
+            if code == EXIT_REFUSED or any((spec.control / name).exists() for name in ("start.lock", "log")):
+                return
+            if code is not None:
+                os.set_blocking(errors.fileno(), False)
+                words = (errors.read() or b"").decode(errors="replace").split()
+                raise LaunchError("launch_failed", f"its sandbox could not be made: {' '.join(words)[:300]}")
+            time.sleep(_START_PAUSE_SECONDS)
+
+
+def _reject_unsupported(spec: LaunchSpec, *, sandboxed: bool) -> None:
     """Refuse options that a process cannot have, for example those of a submission that did not know of simulation."""
     if spec.job_spec.user is not None:
         raise LaunchError("option_refused", "machine types are simulated here, by processes of the worker's own user")
-    if spec.shared_mem_bytes is not None:
+    if spec.shared_mem_bytes is not None and not sandboxed:
         here = os.statvfs(_SHARED_MEMORY)
         size = here.f_blocks * here.f_frsize
         if size < spec.shared_mem_bytes:
@@ -244,12 +350,6 @@ def _reject_unsupported(spec: LaunchSpec) -> None:
                 f"this computer has {size // MIB:,} MiB of shared memory ({_SHARED_MEMORY}), and the job asks for "
                 f"{spec.shared_mem_bytes // MIB:,}",
             )
-
-
-def _job_processes(handle: Handle) -> JobProcesses:
-    leader = read_control(Path(handle["control"]), "started")
-    pid = int(leader) if leader and leader.isdecimal() else None
-    return JobProcesses(handle["job_id"], handle["attempt"], pid)
 
 
 def _age(handle: Handle) -> float:

@@ -12,7 +12,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,22 +20,27 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple
 
+from worker.sandbox.namespaces import (
+    ENTRY,
+    ENTRY_INSIDE,
+    PATH,
+    START_SECONDS,
+    TUNNEL_PORT,
+    begin_command,
+    bind_system,
+    entry_command,
+    run_check,
+)
 from worker.sandbox.tunnel import Tunnel
 
 FOLDER = "/workspace"
 """Path of the folder inside the sandbox."""
 
 _NOBODY = 65534
-_PORT = 1080
-_PATH = "/usr/local/bin:/usr/bin:/bin"
-_ENTRY = Path(__file__).with_name("entry.py")
 _CHECK_SECONDS = 0.5
 _MEASURE_SHARE = 20
 """The folder is measured again after this multiple of the time that measuring took: a large one less often."""
-_START_SECONDS = 30.0
 _MAX_OUTPUT_BYTES = 64 * 1024
-_SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin")
-_CONFIGURATION = ("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/alternatives", "/etc/ld.so.cache")
 
 
 class SandboxError(Exception):
@@ -108,7 +112,7 @@ class Sandbox:
         """
         if self.problem and self._required:
             raise SandboxError(f"there is no sandbox, and GRADIENT_WORKER__SANDBOX=require: {self.problem}")
-        given = {"PATH": _PATH, "HOME": "/nonexistent", "LC_ALL": "C"} | dict(env or {})
+        given = {"PATH": PATH, "HOME": "/nonexistent", "LC_ALL": "C"} | dict(env or {})
         if self.problem:
             return self._run_plain(command, folder, limits, given, tunnel, check)
         return self._run_sandboxed(command, folder, limits, given, tunnel, check)
@@ -126,7 +130,7 @@ class Sandbox:
             listener = socket.create_server(("127.0.0.1", 0))
             env["ALL_PROXY"] = f"socks5h://127.0.0.1:{listener.getsockname()[1]}"
             tunnel.serve(listener)
-        words = [*_entry_command(str(_ENTRY), -1, -1, ".", limits), *command]
+        words = [*_entry_command(str(ENTRY), -1, -1, ".", limits), *command]
         with _start_process(words, env, folder) as process:
             return _wait(process, folder, limits, check)
 
@@ -143,8 +147,8 @@ class Sandbox:
         out = theirs.fileno() if tunnel is not None else -1
         uid = _NOBODY if os.geteuid() == 0 else -1
         if tunnel is not None:
-            env["ALL_PROXY"] = f"socks5h://127.0.0.1:{_PORT}"
-        words = [*_bubblewrap_command(folder), *_entry_command("/run/entry.py", out, uid, FOLDER, limits), *command]
+            env["ALL_PROXY"] = f"socks5h://127.0.0.1:{TUNNEL_PORT}"
+        words = [*_bubblewrap_command(folder), *_entry_command(ENTRY_INSIDE, out, uid, FOLDER, limits), *command]
         _chown_tree(folder, uid)
         try:
             with ours, _start_process(words, env, folder, (theirs.fileno(),)) as process:
@@ -160,46 +164,12 @@ class Sandbox:
 @cache
 def unavailable() -> str | None:
     """Return the reason that the sandbox does not work here; None if it works."""
-    words = [*_bubblewrap_command(None), "/usr/bin/env", "true"]
-    try:
-        done = subprocess.run(  # noqa: S603 - words of ours
-            words,
-            env={"PATH": _PATH},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_START_SECONDS,
-            check=False,
-        )
-    except FileNotFoundError:
-        return "bubblewrap is not installed (apt-get install bubblewrap)"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"bubblewrap does not work: {error}"
-    return None if done.returncode == 0 else f"bubblewrap does not work: {' '.join(done.stderr.split())[:300]}"
+    return run_check([*_bubblewrap_command(None), "/usr/bin/env", "true"])
 
 
 def _bubblewrap_command(folder: Path | None) -> list[str]:
     """Return the bubblewrap part of a sandboxed command."""
-    words = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-    words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    if os.geteuid() == 0:
-        # The entry program drops them, together with root, once its limits are set and its listening socket is made.
-        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    else:
-        words += ["--unshare-user"]
-    for name in _SYSTEM:
-        path = Path(name)
-        if path.is_symlink():
-            words += ["--symlink", str(path.readlink()), name]
-        elif path.is_dir():
-            words += ["--ro-bind", name, name]
-    prefix = os.path.realpath(sys.base_prefix)
-    readable = [*_CONFIGURATION, *([] if prefix.startswith("/usr") else [prefix])]
-    for name in filter(os.path.exists, readable):
-        for parent in reversed(Path(name).parents[:-1]):
-            words += ["--perms", "0755", "--dir", str(parent)]
-        words += ["--ro-bind", name, name]
-    words += ["--perms", "0755", "--dir", "/run", "--ro-bind", str(_ENTRY), "/run/entry.py"]
+    words = [*begin_command(), "--unshare-net", "--die-with-parent", *bind_system()]
     # No /proc: git needs none, and the kernel mounts none where parts of the host's are covered, as systemd does.
     words += ["--dev", "/dev"]
     if folder is not None:
@@ -209,8 +179,7 @@ def _bubblewrap_command(folder: Path | None) -> list[str]:
 
 def _entry_command(program: str, out: int, uid: int, folder: str, limits: Limits) -> list[str]:
     most = f"CORE=0,FSIZE={limits.folder_bytes},DATA={limits.memory_bytes},CPU={int(limits.seconds) + 1}"
-    python = os.path.realpath(sys.executable)
-    return [python, "-I", "-S", program, str(out), str(_PORT), str(uid), folder, most]
+    return entry_command(program, out=out, uid=uid, folder=folder, limits=most)
 
 
 def _start_process(
@@ -233,7 +202,7 @@ def _start_process(
 
 def _receive_listener(ours: socket.socket, process: "subprocess.Popen[bytes]") -> socket.socket:
     """Receive the listening socket that was created inside the sandbox."""
-    ours.settimeout(_START_SECONDS)
+    ours.settimeout(START_SECONDS)
     try:
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     except OSError:
@@ -270,7 +239,7 @@ def _wait(process: "subprocess.Popen[bytes]", folder: Path, limits: Limits, chec
             if now >= measure_at:
                 _check_size(folder, limits)
                 measure_at = time.monotonic() + _MEASURE_SHARE * (time.monotonic() - now)
-        code = process.wait(_START_SECONDS)
+        code = process.wait(START_SECONDS)
     finally:
         _kill(process)
         while os.read(pipe, _MAX_OUTPUT_BYTES):  # whatever has it open is being killed

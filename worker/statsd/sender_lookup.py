@@ -2,11 +2,11 @@
 
 A process is found by its socket: the kernel lists which socket has the address, and which processes hold it; the job is
 in the environment that they inherited. A socket that was closed before the lookup is identified by its address for two
-seconds after it was last seen, as long as no other socket has that address; later datagrams are dropped. Jobs of the
-mock backend run as one user of this machine, who may do anything to all of them anyway: for them this prevents
-mistakes, not attacks. A container is found by the address that the engine gave it, which it cannot forge: it has no
-right to raw sockets. The network is inspected, not the list of containers: that has a container only when its start is
-complete, which on a busy machine is seconds after its first process has begun to send.
+seconds after it was last seen, as long as no other socket has that address; later datagrams are dropped. The
+environment is the job's own to change: among jobs of the mock backend this prevents mistakes, not attacks. A container
+is found by the address that the engine gave it, which it cannot forge: it has no right to raw sockets. The network is
+inspected, not the list of containers: that has a container only when its start is complete, which on a busy machine is
+seconds after its first process has begun to send.
 """
 
 import contextlib
@@ -18,6 +18,8 @@ from collections.abc import Collection
 from typing import Any, Protocol
 
 from core.catalogue.backends import capabilities_of
+from core.errors import JobNotFound
+from core.ids import checked_job_id
 from core.settings import Settings
 from worker.backends.docker.container.config import container_name
 from worker.backends.docker.engine.client import Engine, EngineError
@@ -32,6 +34,7 @@ _CACHE_SECONDS = 0.2
 """Shorter than any container's start, so that a reused address is not taken for its previous owner's."""
 _MAX_SOCKETS = 4096
 _CONTAINER = re.compile(re.escape(container_name("")) + r"(.+)-(\d+)\Z")
+_NAMES = (b"GRADIENT_JOB_ID=", b"GRADIENT_ATTEMPT=")
 _SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
 
 
@@ -49,7 +52,7 @@ class ProcessSenderLookup:
     """Jobs that are processes of this host."""
 
     def __init__(self, settings: Settings) -> None:
-        self._environ_prefix = f"GRADIENT_STORAGE_DIR={settings.root / 'storage'}/".encode()
+        self._attempts = settings.root / "attempts"
         self._by_inode: dict[int, Sender] = {}
         self._seen: dict[Address, tuple[float, Sender]] = {}
         self._scan_at = 0.0
@@ -76,7 +79,7 @@ class ProcessSenderLookup:
         found: dict[int, Sender] = {}
         for name in os.listdir("/proc"):  # noqa: PTH208 - no objects for thousands of names
             if name.isdecimal() and len(found) < _MAX_SOCKETS:
-                with contextlib.suppress(OSError, KeyError, ValueError):
+                with contextlib.suppress(OSError, KeyError, ValueError, JobNotFound):
                     sender = self._sender_of(name)
                     if sender is not None:
                         found |= dict.fromkeys(_sockets_of(name), sender)
@@ -84,13 +87,12 @@ class ProcessSenderLookup:
         self._scan_at = time.monotonic() + _SCAN_INTERVAL_SECONDS
 
     def _sender_of(self, pid: str) -> Sender | None:
-        """Return the attempt that a process belongs to; None if it is not a job's."""
+        """Return the attempt that a process belongs to; None if it is not a job's of this server."""
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - read for every process at once
-            environment = file.read().split(b"\0")
-        if not any(one.startswith(self._environ_prefix) for one in environment):
-            return None
-        env = dict(one.decode().split("=", 1) for one in environment if one.startswith((b"GRADIENT_J", b"GRADIENT_A")))
-        return Sender(env["GRADIENT_JOB_ID"], int(env["GRADIENT_ATTEMPT"]))
+            env = dict(one.decode().split("=", 1) for one in file.read().split(b"\0") if one.startswith(_NAMES))
+        sender = Sender(checked_job_id(env["GRADIENT_JOB_ID"]), int(env["GRADIENT_ATTEMPT"]))
+        # Another server's jobs run on this host too.
+        return sender if (self._attempts / f"{sender.job_id}-{sender.attempt}").is_dir() else None
 
 
 class ContainerSenderLookup:

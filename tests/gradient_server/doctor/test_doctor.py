@@ -26,7 +26,7 @@ from core.security.encryption import Vault
 from core.settings import Settings
 from core.settings.broker import QueueSettings
 from core.settings.database import DatabaseSettings
-from core.settings.worker import MachineSettings, WorkerSettings
+from core.settings.worker import MachineSettings, ProcessSettings, WorkerSettings
 from gradient_server.checks import database as database_checks
 from gradient_server.checks import host
 from gradient_server.checks.finding import Status, format_duration
@@ -51,7 +51,7 @@ def settings(database, tmp_path):
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     home.chmod(0o700)
-    settings = Settings(home=home, database=DatabaseSettings(url=database.url))
+    settings = Settings(home=home, database=DatabaseSettings(url=database.url), process=ProcessSettings())
     ensure_local_key(home / "cli.json", settings.public_url, database)
     return settings
 

@@ -14,6 +14,7 @@ from support.deployment import wait_until
 from support.fake_clouds import MemoryResourceLog, running_simulator, tpu_settings
 
 from core.catalogue.backends import BACKENDS
+from core.settings.worker import ProcessSettings
 from worker.attempt.scratch import Scratch
 from worker.backends.base import CONTROL, STORAGE, WRAPPER, LaunchError
 
@@ -21,16 +22,19 @@ pytestmark = pytest.mark.integration
 
 
 # The simulator's is the TPU backend under another name; here that one talks to the simulator anyhow.
-@pytest.fixture(params=[name for name, backend in BACKENDS.items() if backend.selectable])
+@pytest.fixture(params=[*(name for name, backend in BACKENDS.items() if backend.selectable), "sandbox"])
 def place(request, tmp_path):
     with contextlib.ExitStack() as stack:
-        options = {}
+        name, options = request.param, {}
+        if request.param == "sandbox":
+            request.getfixturevalue("bubblewrap")
+            name, options["process"] = "mock", ProcessSettings(sandbox="require")
         if request.param == "docker":
             options["docker"] = request.getfixturevalue("docker_server").settings()
         if request.param == "tpu":
             tpu = tpu_settings(stack.enter_context(running_simulator()))
             options |= {"tpu": tpu, "resource_log": MemoryResourceLog(), "machine_type": "TPU"}
-        place = BackendHarness(request.param, tmp_path, **options)
+        place = BackendHarness(name, tmp_path, **options)
         yield place
         place.clear()
 

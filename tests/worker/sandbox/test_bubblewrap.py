@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.deployment import wait_until
 
-from worker.sandbox import bubblewrap
+from worker.sandbox import bubblewrap, namespaces
 from worker.sandbox.bubblewrap import Limits, Sandbox, SandboxError
 
 pytestmark = pytest.mark.integration
@@ -161,7 +161,7 @@ def test_a_program_that_leaves_processes_behind_leaves_none(place):
 
 
 def test_without_bubblewrap_nothing_runs_where_a_sandbox_is_required(place, monkeypatch):
-    monkeypatch.setattr(bubblewrap, "_PATH", "/nonexistent")
+    monkeypatch.setattr(namespaces, "PATH", "/nonexistent")
     bubblewrap.unavailable.cache_clear()
     try:
         required = Sandbox("require")

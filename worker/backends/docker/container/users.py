@@ -40,15 +40,20 @@ class ContainerUser:
 
 
 def default_user(settings: DockerSettings, project_id: str) -> tuple[int, int]:
-    """Return user and group of a project's jobs that name none.
-
-    A worker that runs as root derives the user from the project's id, in a range that nothing else on the host uses.
-    """
+    """Return user and group of a project's jobs that name none."""
     if settings.user is not None:
         uid, _, gid = settings.user.partition(":")
         return int(uid), int(gid)
     if os.getuid() != 0:
         return os.getuid(), os.getgid()
+    return project_user(settings, project_id)
+
+
+def project_user(settings: DockerSettings, project_id: str) -> tuple[int, int]:
+    """Return user and group that a worker that is root derives from a project's id.
+
+    They are in a range that nothing else on the host uses.
+    """
     number = int.from_bytes(hashlib.sha256(project_id.encode()).digest()[:8], "big")
     own = settings.first_uid + number % (settings.last_uid - settings.first_uid + 1)
     return own, own

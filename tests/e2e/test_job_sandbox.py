@@ -1,0 +1,146 @@
+"""A job that sets out to read and change what is not its own, from a worker that is root and from one that is not."""
+
+import json
+import os
+import shutil
+
+import pytest
+from support.deployment import wait_until
+
+CANARY = "canary-5e1f"
+# The user of a namespace of its own, who may do nothing that root may: the rest of the machine is as it is.
+ORDINARY = ("bwrap", "--dev-bind", "/", "/", "--unshare-user", "--uid", "12345", "--gid", "12345", "--")
+
+# Where parts of /proc are covered, as in containers, the kernel mounts no other /proc in a user's namespace.
+COVERED = (
+    *("unshare", "--mount", "sh", "-c"),
+    'mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec "$0" "$@"',
+    *ORDINARY,
+)
+
+PROBE = """
+import glob, json, os, pathlib, signal, sys
+
+home, pids = sys.argv[1], [int(pid) for pid in sys.argv[2:]]
+
+
+def works(action, *arguments):
+    try:
+        action(*arguments)
+    except OSError:
+        return False
+    return True
+
+
+def readable(pattern):
+    return [path for path in glob.glob(pattern, recursive=True) if works(open, path)]
+
+
+def environments():
+    for path in glob.glob("/proc/[0-9]*/environ"):
+        try:
+            yield pathlib.Path(path).read_text(errors="replace")
+        except OSError:
+            pass
+
+
+packages = os.path.join(sys.prefix, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+print("FOUND" + json.dumps({
+    "service": readable(f"{home}/*"),
+    "attempts": [path for path in glob.glob(f"{home}/attempts/*") if os.environ["GRADIENT_JOB_ID"] not in path],
+    "projects": glob.glob(f"{home}/storage/projects/*"),
+    "homes": [path for path in ("/root/.ssh", "/var/log", "/etc/shadow") if os.path.exists(path)],
+    "environment": sorted(name for name, value in os.environ.items() if "canary-5e1f" in value),
+    "environments": sum("canary-5e1f" in text for text in environments()),
+    "signalled": [pid for pid in pids if works(os.kill, pid, 0)],
+    "written": [path for path in (f"{packages}/canary.py", "/usr/canary", "/etc/canary", "/canary",
+                                  "/storage/datasets/canary", "/.gradient/run.sh", "/proc/sys/kernel/core_pattern",
+                                  "/sys/devices/system/cpu/canary", f"{sys.prefix}/bin/pip")
+                if works(open, path, "a")],
+    "root": os.geteuid() == 0 or works(os.setuid, 0),
+    "folders": sorted(path for path in ("/paperspace/w", "/artifacts/a", "/storage/s", "/tmp/t", "/dev/shm/m",
+                                        os.path.expanduser("~/h")) if works(open, path, "w")),
+}))
+"""
+FOLDERS = ["/artifacts/a", "/dev/shm/m", "/home/gradient/h", "/paperspace/w", "/storage/s", "/tmp/t"]
+
+pytestmark = pytest.mark.usefixtures("bubblewrap")
+
+
+def started(deployment, inside, **settings):
+    deployment.start_api()
+    worker = deployment.start_worker(inside=inside, GRADIENT_WORKER_TOKEN=CANARY, **settings)
+    neighbour = deployment.submit(
+        'echo "$SECRET" >secret; cp secret "$GRADIENT_STORAGE_DIR"; echo up; exec sleep 600',
+        project="theirs",
+        envVars={"SECRET": CANARY},
+    )
+    wait_until(lambda: b"up" in deployment.raw_log(neighbour), "the neighbour to run")
+    return worker, neighbour
+
+
+def probe(deployment, pids):
+    words = " ".join(map(str, pids))
+    job = deployment.submit(f"python - {deployment.home} {words} <<'END'\n{PROBE}\nEND\n", project="mine")
+    ended = deployment.wait_ended(job)
+    log = deployment.raw_log(job).decode()
+    assert ended["exitCode"] == 0, log
+    return job, json.loads(log.partition("FOUND")[2])
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        pytest.param((), id="worker-as-it-is"),
+        pytest.param(ORDINARY, id="worker-of-another-user"),
+        pytest.param(COVERED, id="no-proc", marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")),
+    ],
+)
+def test_a_job_reaches_nothing_but_its_own(deployment, inside):
+    worker, neighbour = started(deployment, inside, GRADIENT_PROCESS__SANDBOX="require")
+    theirs = [process.pid for process in deployment.find_job_processes(neighbour)]
+    job, found = probe(deployment, [worker.pid, os.getpid(), *theirs])
+    assert found.pop("folders") == FOLDERS
+    assert {name: value for name, value in found.items() if value} == {}
+    assert [file["path"] for file in deployment.artifacts(job)["files"]] == ["a"]
+    assert deployment.job(neighbour)["sandboxed"] is True
+    assert deployment.job(neighbour)["state"] == "Running"
+    wait_until(lambda: not any(name.startswith(job) for name in deployment.scratch()), "its folders to be removed")
+
+
+def test_without_a_sandbox_a_job_reaches_them_and_everyone_is_told(deployment):
+    worker, neighbour = started(deployment, (), GRADIENT_PROCESS__SANDBOX="off")
+    _job, found = probe(deployment, [worker.pid])
+    assert str(deployment.home / "gradient.db") in found["service"]
+    assert found["environments"] >= 1
+    assert deployment.job(neighbour)["sandboxed"] is False
+    assert "without a sandbox" in str(deployment.events(neighbour))
+    doctor = deployment.start("doctor", GRADIENT_PROCESS__SANDBOX="off")
+    doctor.wait()
+    assert "can read this machine's files" in doctor.read_log()
+
+
+def test_where_a_sandbox_is_required_and_missing_no_job_runs(deployment):
+    missing = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", "/dev/null", shutil.which("bwrap"), "--"]
+    deployment.start_api()
+    worker = deployment.start_worker(inside=missing, GRADIENT_PROCESS__SANDBOX="require")
+    job = deployment.submit("true")
+    wait_until(lambda: "GRADIENT_PROCESS__SANDBOX=require" in worker.read_log(), "the worker to say so")
+    assert deployment.job(job)["state"] == "Pending"
+
+
+def test_a_job_outlives_its_worker_and_the_next_one_stops_it(deployment):
+    deployment.start_api()
+    sandboxed = {"GRADIENT_PROCESS__SANDBOX": "require", "GRADIENT_WORKER__LEASE_SECONDS": "1"}
+    worker = deployment.start_worker(**sandboxed)
+    job = deployment.submit(
+        "trap 'echo saved >$GRADIENT_ARTIFACTS_DIR/model; exit 5' TERM; echo up; while :; do sleep 0.1; done"
+    )
+    wait_until(lambda: b"up" in deployment.raw_log(job), "the job to run")
+    worker.kill()
+    deployment.start_worker("w2", **sandboxed)
+    wait_until(lambda: "adopted" in {event["kind"] for event in deployment.events(job)}, "the adoption")
+    deployment.request("POST", f"/jobs/{job}/stop")
+    ended = deployment.wait_ended(job)
+    assert (ended["state"], ended["attempt"]) == ("Cancelled", 1)
+    assert deployment.artifact(job, "model") == b"saved\n"

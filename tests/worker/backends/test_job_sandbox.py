@@ -1,0 +1,50 @@
+"""Jobs in a sandbox that try to escape their limits; `test_contract.py` asks the rest of them as of every backend."""
+
+import shutil
+
+import pytest
+from support.backend_harness import BackendHarness
+from support.deployment import wait_until
+
+from core.formatting import MIB
+from core.settings.worker import ProcessSettings
+from worker.backends.base import LaunchError
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.usefixtures("bubblewrap"),
+]
+
+
+@pytest.fixture
+def place(tmp_path):
+    place = BackendHarness("mock", tmp_path, process=ProcessSettings(sandbox="require"))
+    yield place
+    place.clear()
+
+
+def test_a_process_that_forgets_its_environment_and_session_ends_with_the_job(place):
+    spec, handle = place.running("(env -i setsid sleep 600 &) ; echo up; sleep 600")
+    wait_until(lambda: place.backend.sample(handle).get("processes", 0) >= 4, "all of its processes")
+    place.backend.destroy(handle)
+    assert place.backend.list_owned() == []
+    assert place.output(spec) == b"up\n"
+
+
+def test_a_job_over_its_memory_is_ended_although_it_hides(place):
+    hog = "python -c \"import time; x = b'x' * 200_000_000; time.sleep(600)\""
+    handle = place.launch(place.spec(f"env -i PATH=$PATH setsid {hog}", memory_bytes=100 * MIB))
+    assert place.wait(handle).reason == "out_of_memory"
+
+
+def test_a_sandbox_that_cannot_be_made_fails_the_start(place):
+    spec = place.spec("true")
+    shutil.rmtree(spec.datasets)
+    with pytest.raises(LaunchError, match="its sandbox could not be made: bwrap"):
+        place.launch(spec)
+
+
+def test_shared_memory_has_the_size_that_the_job_asks_for(place):
+    spec = place.spec("df --output=size -B1 /dev/shm | tail -1", shared_mem_bytes=64 * MIB)
+    assert place.wait(place.launch(spec)).code == 0
+    assert int(place.output(spec)) == 64 * MIB

@@ -1,0 +1,195 @@
+"""The environment of a job that runs as a process of this host: a bubblewrap sandbox with the paths of a container.
+
+The job sees its folders at the paths of `base.py`, the system's programs read-only, a private /tmp, /dev/shm and home
+folder, its own processes, and the host's network. It has no capabilities; a worker that is root runs it as its
+project's user. The sandbox outlives the worker.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from core.settings import Settings
+from worker.backends import base
+from worker.backends.base import WRAPPER, JobPython, LaunchSpec
+from worker.backends.docker.container.users import ContainerUser, chown_folders, project_user
+from worker.sandbox.namespaces import ENTRY_INSIDE, PATH, begin_command, bind_system, entry_command, run_check
+
+HOME = "/home/gradient"
+"""The job's home folder."""
+
+_WRAPPER_INSIDE = "/.gradient/run.sh"
+_USER_NAME = "gradient"
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount point
+_TEMPORARY = "/tmp"  # noqa: S108 - a mount point
+# Not all of /etc, which may have passwords that the worker's user may read, such as the service's settings.
+_CONFIGURATION = tuple(
+    f"/etc/{name}"
+    for name in (
+        *("OpenCL", "bash.bashrc", "debian_version", "fonts", "gai.conf", "group", "host.conf", "hosts", "inputrc"),
+        *("java", "ld.so.conf", "ld.so.conf.d", "localtime", "login.defs", "lsb-release", "magic", "mime.types"),
+        *("nsswitch.conf", "os-release", "passwd", "perl", "pip.conf", "profile", "protocols", "python3"),
+        *("redhat-release", "resolv.conf", "rpc", "services", "shells", "terminfo", "timezone", "vulkan"),
+    )
+)
+_HARDWARE = "/sys/devices/system"
+_PROC_FILES = ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime", "version")
+"""Files of /proc about the machine, for a sandbox that cannot have a /proc of its own."""
+_PROC_CONTROLS = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+"""Parts of /proc that change the machine, for a user that the kernel takes for root."""
+_TRAINER = "gradient_trainer"
+"""A package that the examples run; an editable installation has it outside of the interpreter's folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSupport:
+    """Support for job sandboxes on this host.
+
+    Attributes:
+        problem: Reason that there are none; None if there are.
+        limitation: Something that they lack here, or None.
+    """
+
+    problem: str | None
+    limitation: str | None = None
+
+
+def sandbox_support(settings: Settings) -> SandboxSupport:
+    """Try a sandbox; without a /proc of its own if the kernel refuses one, as it does in most containers."""
+    return _try_sandbox(settings.docker.first_uid if os.geteuid() == 0 else -1)
+
+
+@cache
+def _try_sandbox(uid: int) -> SandboxSupport:
+    words = [*begin_command(), *bind_system(), "--dev", "/dev"]
+    program = ["--", *entry_command(ENTRY_INSIDE, uid=uid, folder="/", limits="CORE=0"), "/usr/bin/env", "true"]
+    problem = run_check([*words, *_own_proc(), *program])
+    if problem is None:
+        return SandboxSupport(None)
+    if run_check([*words, *_machine_files(), *program]) is None:
+        return SandboxSupport(None, f"jobs have no /proc with their processes ({problem})")
+    return SandboxSupport(problem)
+
+
+def readable_paths(settings: Settings, python: JobPython | None) -> list[str]:
+    """Return what a sandboxed job sees of this host read-only, at the same paths, besides /usr and the like."""
+    trainer = find_spec(_TRAINER)
+    packages = trainer.submodule_search_locations if trainer is not None else None
+    certificates = os.environ.get("SSL_CERT_FILE")
+    return [
+        *_CONFIGURATION,
+        _HARDWARE,
+        sys.prefix,
+        *(packages or ()),
+        *([certificates] if certificates else []),
+        *map(str, settings.process.readable),
+        *([str(python.interpreter.parent.parent)] if python else []),
+        *([str(python.shared)] if python and python.shared else []),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSandbox:
+    """Builds the command that starts a job in a sandbox.
+
+    Attributes:
+        settings: The service's.
+    """
+
+    settings: Settings
+
+    def prepare(self, spec: LaunchSpec) -> int:
+        """Create the job's private folders, and give all of its folders to its user; return the user's id, -1: ours."""
+        private = _private_folders(spec)
+        for folder in private:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if os.geteuid() != 0:
+            return -1
+        own = project_user(self.settings.docker, spec.project_id)
+        chown_folders(spec, ContainerUser(*own, own))
+        for folder in private:
+            os.chown(folder, *own)
+        if spec.python is not None:
+            _chown_tree(spec.python.folder, *own)
+        return own[0]
+
+    def command(self, spec: LaunchSpec, uid: int, environment: int) -> list[str]:
+        """Return the command.
+
+        Args:
+            spec: The job.
+            uid: The user that `prepare` returned.
+            environment: Descriptor of the job's variables, each ended by a zero byte.
+        """
+        home, temporary = _private_folders(spec)
+        readable = readable_paths(self.settings, spec.python)
+        words = [*begin_command(), *bind_system(readable, os.path.realpath(self.settings.root))]
+        words += [*(_machine_files() if sandbox_support(self.settings).limitation else _own_proc()), "--dev", "/dev"]
+        if spec.shared_mem_bytes is not None:
+            words += ["--size", str(spec.shared_mem_bytes)]
+        words += ["--perms", "1777", "--tmpfs", _SHARED_MEMORY]
+        folders = [Path(HOME), Path(base.CONTROL), *([spec.python.folder] if spec.python else [])]
+        for parent in (parent for folder in folders for parent in reversed(folder.parents[:-1])):
+            words += ["--perms", "0755", "--dir", str(parent)]
+        for source, target in (
+            (temporary, _TEMPORARY),
+            (home, HOME),
+            (spec.workspace, base.WORKSPACE),
+            (spec.artifacts, base.ARTIFACTS),
+            (spec.storage, base.STORAGE),
+            (spec.control, base.CONTROL),
+            *([(spec.python.folder, spec.python.folder)] if spec.python else []),
+        ):
+            words += ["--bind", str(source), str(target)]
+        words += ["--ro-bind", str(spec.datasets), base.DATASETS, "--ro-bind", str(WRAPPER), _WRAPPER_INSIDE]
+        words += ["--remount-ro", "/dev", "--remount-ro", "/", "--"]
+        words += entry_command(
+            ENTRY_INSIDE,
+            uid=uid,
+            folder=spec.working_dir or base.WORKSPACE,
+            limits="CORE=0",
+            environment=environment,
+        )
+        # bubblewrap's own errors go to the worker, the wrapper's to nobody.
+        return [*words, "/bin/sh", "-c", 'exec "$0" "$@" 2>/dev/null', "/bin/sh", _WRAPPER_INSIDE, base.CONTROL]
+
+    def environment(self, inherited: Mapping[str, str], spec: LaunchSpec) -> dict[str, str]:
+        """Return the job's variables.
+
+        Args:
+            inherited: The part of the worker's environment that jobs have.
+            spec: The job, whose own variables are used in place of others.
+        """
+        own_python = [spec.python.folder] if spec.python else []
+        visible = [*map(Path, (*readable_paths(self.settings, spec.python), "/usr", "/bin", "/sbin")), *own_python]
+        programs = [
+            folder
+            for folder in inherited.get("PATH", PATH).split(os.pathsep)
+            if any(Path(folder).is_relative_to(path) for path in visible)
+        ]
+        own = {"PATH": os.pathsep.join(programs), "HOME": HOME, "LOGNAME": _USER_NAME, "USER": _USER_NAME}
+        return {name: value for name, value in inherited.items() if name != "TMPDIR"} | own | spec.env
+
+
+def _private_folders(spec: LaunchSpec) -> tuple[Path, Path]:
+    """Return the folders behind the job's home and /tmp: on disk, within the attempt's quota, deleted with it."""
+    return spec.control.parent / "home", spec.control.parent / "tmp"
+
+
+def _chown_tree(folder: Path, uid: int, gid: int) -> None:
+    for inner, folders, files in os.walk(folder):
+        for name in (".", *folders, *files):
+            os.chown(Path(inner, name), uid, gid, follow_symlinks=False)
+
+
+def _own_proc() -> list[str]:
+    controls = [f"/proc/{name}" for name in _PROC_CONTROLS]
+    return ["--proc", "/proc", *(word for path in controls for word in ("--ro-bind-try", path, path))]
+
+
+def _machine_files() -> list[str]:
+    return [word for name in _PROC_FILES for word in ("--ro-bind", f"/proc/{name}", f"/proc/{name}")]

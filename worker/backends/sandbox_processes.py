@@ -1,0 +1,102 @@
+"""The processes of one attempt in a sandbox: all descendants of the sandbox's first process, whatever they become.
+
+The pids that a job sees and writes to files are of its own process table and mean nothing on the host.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from worker.backends.job_processes import GONE, JobProcesses, has_job_environment
+
+_FIRST, _WRAPPER = 1, 2
+"""Pids inside the sandbox: bubblewrap's process that reaps orphans, and the wrapper."""
+_DIRECT_LEVELS = 2
+"""Process tables that a sandbox's processes are in: the worker's and their own. A job's own sandboxes are deeper."""
+_KILL_ROUNDS = 50
+_KILL_PAUSE_SECONDS = 0.01
+
+
+def find_sandbox(job_id: str, attempt: int) -> int | None:
+    """Return the pid of the first process of an attempt's sandbox; None if there is none."""
+    return next((pid for pid in psutil.pids() if is_sandbox(pid, job_id, attempt)), None)
+
+
+def is_sandbox(pid: int, job_id: str, attempt: int) -> bool:
+    """Return whether this is the first process of the attempt's sandbox.
+
+    bubblewrap's environment names the attempt. No job can start such a process, because none is in the worker's
+    process table.
+    """
+    if _pid_inside(pid) != _FIRST:
+        return False
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and has_job_environment(process, job_id, attempt)
+    except GONE:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxProcesses(JobProcesses):
+    """Finds the processes of one attempt in a sandbox.
+
+    Attributes:
+        first: Pid of the sandbox's first process.
+    """
+
+    first: int
+
+    @classmethod
+    def of(cls, job_id: str, attempt: int, first: int) -> "SandboxProcesses":
+        """Return the processes of the sandbox with this first process, of which the wrapper is a child."""
+        return cls(job_id, attempt, _find_wrapper(first), first)
+
+    def all(self) -> Iterator[psutil.Process]:
+        """Yield every living process of the sandbox except the first."""
+        try:
+            members = psutil.Process(self.first).children(recursive=True)
+        except GONE:
+            return
+        for process in members:
+            with contextlib.suppress(*GONE):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+
+    def kill(self, *, spare_leader: bool) -> None:
+        """Send SIGKILL until no process is left; with the sandbox's first process the kernel ends all others."""
+        if spare_leader:
+            JobProcesses.kill(self, spare_leader=True)
+            return
+        for _ in range(_KILL_ROUNDS):
+            first = find_sandbox(self.job_id, self.attempt)
+            if first is None:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(first, signal.SIGKILL)
+            time.sleep(_KILL_PAUSE_SECONDS)
+
+
+def _find_wrapper(first: int) -> int | None:
+    try:
+        children = psutil.Process(first).children()
+    except GONE:
+        return None
+    return next((child.pid for child in children if _pid_inside(child.pid) == _WRAPPER), None)
+
+
+def _pid_inside(pid: int) -> int | None:
+    """Return the pid that a process of a sandbox has inside it; None for other processes."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    line = next((line for line in status.splitlines() if line.startswith("NSpid:")), "")
+    pids = line.split()[1:]
+    return int(pids[-1]) if len(pids) == _DIRECT_LEVELS else None

@@ -1,0 +1,87 @@
+"""The parts of a bubblewrap command that all sandboxes share, and the check that bubblewrap works here."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ENTRY = Path(__file__).with_name("entry.py")
+"""The first program inside a sandbox."""
+ENTRY_INSIDE = "/run/entry.py"
+"""Its path there."""
+
+TUNNEL_PORT = 1080
+"""Port of the tunnel inside a sandbox that has one."""
+PATH = "/usr/local/bin:/usr/bin:/bin"
+START_SECONDS = 30.0
+"""Longest start of a sandbox."""
+
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin")
+_CONFIGURATION = ("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/alternatives", "/etc/ld.so.cache")
+
+
+def begin_command() -> list[str]:
+    """Return the first words: namespaces of its own except the network's, and no capabilities."""
+    words = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--new-session"]
+    words += ["--cap-drop", "ALL"]
+    if os.geteuid() == 0:
+        # The entry program drops them, together with root, once its limits are set and its listening socket is made.
+        return [*words, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    return [*words, "--unshare-user"]
+
+
+def bind_system(readable: Iterable[str] = (), hidden: str | None = None) -> list[str]:
+    """Return the words that mount the system's programs, the interpreter and the entry program, read-only.
+
+    Args:
+        readable: More files and folders; those that do not exist are left out.
+        hidden: A folder that is empty inside, also if it lies in one of them.
+    """
+    words: list[str] = []
+    for name in _SYSTEM:
+        path = Path(name)
+        if path.is_symlink():
+            words += ["--symlink", str(path.readlink()), name]
+        elif path.is_dir():
+            words += ["--ro-bind", name, name]
+    shown = list(filter(Path.is_dir, map(Path, _SYSTEM)))
+    names = {*_CONFIGURATION, sys.base_prefix, os.path.realpath(sys.base_prefix), *readable}
+    for path in sorted({*map(Path, filter(os.path.exists, names)), *([Path(hidden)] if hidden else [])}):
+        covered = any(path.is_relative_to(folder) for folder in shown)
+        if str(path) == hidden:
+            words += ["--tmpfs", hidden] if covered else []
+            shown = [folder for folder in shown if not path.is_relative_to(folder)]
+        elif not covered:
+            for parent in reversed(path.parents[:-1]):
+                words += ["--perms", "0755", "--dir", str(parent)]
+            words += ["--ro-bind", str(path), str(path)]
+            shown.append(path)
+    return [*words, "--perms", "0755", "--dir", "/run", "--ro-bind", str(ENTRY), ENTRY_INSIDE]
+
+
+def run_check(words: Sequence[str]) -> str | None:
+    """Run a bubblewrap command that only has to succeed; return the reason that it does not, or None."""
+    try:
+        done = subprocess.run(  # noqa: S603 - words of ours
+            words,
+            env={"PATH": PATH},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=START_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError:
+        return "bubblewrap is not installed (apt-get install bubblewrap)"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bubblewrap does not work: {error}"
+    return None if done.returncode == 0 else f"bubblewrap does not work: {' '.join(done.stderr.split())[:300]}"
+
+
+def entry_command(
+    program: str, *, uid: int, folder: str, limits: str, out: int = -1, environment: int = -1
+) -> list[str]:
+    """Return the words that start the entry program; see `entry.py` for the arguments."""
+    numbers = [str(number) for number in (out, TUNNEL_PORT, environment, uid)]
+    return [os.path.realpath(sys.executable), "-I", "-S", program, *numbers, folder, limits]
