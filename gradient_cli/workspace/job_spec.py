@@ -35,6 +35,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_option(
         parser,
+        "--include",
+        metavar="PATTERN",
+        action="append",
+        help="files of the workspace to upload although they are excluded, as a pattern of a .gitignore; repeatable",
+    )
+    add_option(
+        parser,
         "--envVars",
         metavar="NAME=VALUE",
         action="append",
@@ -58,11 +65,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--tag", metavar="TAG", action="append", help="label of the job; repeatable")
 
 
-def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str, list[str]]:
     """Merge flags over the project file into the job's fields and its workspace.
 
     Returns:
-        The fields by their API names, without the workspace; and the workspace: a path, a URL or `none`.
+        The fields by their API names, without the workspace; the workspace: a path, a URL or `none`; and the patterns
+        of excluded files to upload.
 
     Raises:
         UsageError: A value has the wrong form, an option is unknown, or a required one is missing.
@@ -93,7 +101,8 @@ def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         spec["ports"] = ports
     _add_password(spec, args.registryPassword)
     _check_required(spec)
-    return spec, _workspace(args.workspace, filed.get("workspace"), path)
+    include = args.include or _text_list("include", filed.get("include"))
+    return spec, _workspace(args.workspace, filed.get("workspace"), path), include
 
 
 def _filed_ports(filed: object) -> list[str]:
@@ -150,7 +159,7 @@ def is_url(text: str) -> bool:
 
 
 def _refuse_unknown(filed: dict[str, Any], path: str) -> None:
-    known = [*_FIELDS, *_FLAGS, "workspace", "envVars", "tags", "ports"]
+    known = [*_FIELDS, *_FLAGS, "workspace", "include", "envVars", "tags", "ports"]
     for name in filed:
         if name in known:
             continue

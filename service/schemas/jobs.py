@@ -310,6 +310,7 @@ class DryRun(View):
     job: ResolvedJob
     machine_type: MachineTypeView
     price_per_hour: float
+    max_workspace_files: int = Field(description="most files, folders and links in the archive of a workspace")
     notes: list[str]
 
 
