@@ -53,12 +53,17 @@ def logs(args: argparse.Namespace) -> int:
     if args.follow and args.tail is None:
         api.job(job_id)  # fail at once on an unknown job or an unreachable server, which following would retry
     else:
-        for row in _pages(api, job_id, seen, args.tail):
-            printer.line(row)
-            seen = int(row["line"])
+        partial = ""
+        for page in _pages(api, job_id, seen, args.tail):
+            for row in page["lines"]:
+                printer.line(row)
+                seen = int(row["line"])
+            partial = page.get("partial") or ""
     if args.follow:
         return attach(api, job_id, printer, line=seen)
-    if seen == (args.line or 0):
+    if partial:
+        printer.unfinished(partial)
+    elif seen == (args.line or 0):
         _print_no_lines(api.logs(job_id, line=seen, limit=1), more=bool(args.line))
     return OK
 
@@ -73,8 +78,7 @@ def _print_no_lines(page: dict[str, Any], *, more: bool) -> None:
 
 def _pages(api: Api, job_id: str, line: int, tail: int | None) -> Iterator[dict[str, Any]]:
     page = api.logs(job_id, line=line, tail=tail, limit=_PAGE)
-    while rows := page["lines"]:
-        yield from rows
-        if tail is not None:
-            return
+    yield page
+    while tail is None and (rows := page["lines"]):
         page = api.logs(job_id, line=int(rows[-1]["line"]), limit=_PAGE)
+        yield page

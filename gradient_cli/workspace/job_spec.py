@@ -62,6 +62,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="-",
         help="password of --registryUsername: - reads it from standard input (default: prompt)",
     )
+    add_option(
+        parser,
+        "--outputs",
+        metavar="GLOB",
+        action="append",
+        help="files of the working directory to keep as artifacts at the end: 'outputs/**', '*.pt'; a folder stands "
+        "for all of it; repeatable",
+    )
     add_option(parser, "--tag", metavar="TAG", action="append", help="label of the job; repeatable")
 
 
@@ -96,6 +104,9 @@ def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str, list[str]]:
     tags = args.tag or _text_list("tags", filed.get("tags"))
     if tags:
         spec["tags"] = tags
+    outputs = args.outputs or _text_list("outputs", filed.get("outputs"))
+    if outputs:
+        spec["outputs"] = outputs
     ports = args.ports or _filed_ports(filed.get("ports"))
     if ports:
         spec["ports"] = ports
@@ -159,7 +170,7 @@ def is_url(text: str) -> bool:
 
 
 def _refuse_unknown(filed: dict[str, Any], path: str) -> None:
-    known = [*_FIELDS, *_FLAGS, "workspace", "include", "envVars", "tags", "ports"]
+    known = [*_FIELDS, *_FLAGS, "workspace", "include", "envVars", "tags", "ports", "outputs"]
     for name in filed:
         if name in known:
             continue

@@ -76,6 +76,7 @@ def template(values: dict[str, str]) -> str:
         '# include = ["conf/ca.pem"]  # files to upload although they are excluded',
         '# timeLimit = "2h"  # limit of running time; default: no limit',
         "# maxAttempts = 1  # more than 1: retry after failures",
+        '# outputs = ["outputs/**"]  # files of the workspace to keep as artifacts',
         "",
         "# [envVars]",
         '# EPOCHS = "2"',

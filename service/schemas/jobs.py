@@ -255,6 +255,7 @@ class JobView(ViewOptions, View):
     tpu: JobTpu | None = Field(description="TPU of this attempt; null until it starts")
     usage: UsageView | None = Field(description="usage of this attempt; null before the first sample")
     artifacts_state: str
+    notes: list[str] = Field(description="facts about the last attempt, such as files that were not kept")
     removed: list[RemovedView] = Field(description="logs and artifacts of the job that policies deleted")
     stop_requested: bool
     url: str = Field(description="address of the job's page")
@@ -347,6 +348,9 @@ class LogPage(View):
 
     lines: list[LogRow]
     complete: bool = Field(description="whether the job has ended and no more lines follow")
+    partial: str | None = Field(
+        None, description="text so far of the unfinished line after these, such as a progress bar; null: there is none"
+    )
     removed: RemovedView | None = Field(
         None, description="when and by which policy the log was deleted; null: it was not"
     )

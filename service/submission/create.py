@@ -263,9 +263,16 @@ def _check_egress(app_state: AppState, spec: JobSpec, image: str | None) -> None
 
 
 def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: MachineType) -> None:
-    """Refuse a priority over the limit, and options that a simulated machine would ignore."""
+    """Refuse a priority over the limit, and options that the machine would ignore."""
     _check_priority(app_state, spec)
-    if capabilities_of(app_state.backend_for(machine)).containers:
+    capabilities = capabilities_of(app_state.backend_for(machine))
+    if spec.outputs and not capabilities.local_workspace:
+        raise SpecInvalid(
+            f"A job on {machine.name} works on another machine, whose working directory is not fetched. Leave outputs "
+            "out and write to $GRADIENT_ARTIFACTS_DIR.",
+            field="outputs",
+        )
+    if capabilities.containers:
         return
     simulated = "Machine types are simulated on this server: jobs run as processes of the server's own user."
     if spec.user is not None:

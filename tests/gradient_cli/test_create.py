@@ -123,6 +123,16 @@ def test_what_is_left_out_is_named_and_can_be_included(cli, server):
     assert "left out" not in shown.stderr
 
 
+def test_outputs_come_from_flags_or_the_project_file(cli, server, protocol):
+    server.on("POST", "/jobs", protocol.job())
+    base = ("jobs", "create", *BASICS, "--workspace", "none", "--detach")
+    cli(*base, "--outputs", "outputs/**", "--outputs", "*.pt")
+    assert spec_of(server)["outputs"] == ["outputs/**", "*.pt"]
+    (cli.folder / ".gradient.toml").write_text('outputs = ["runs"]\n')
+    cli(*base)
+    assert spec_of(server)["outputs"] == ["runs"]
+
+
 def test_include_needs_a_folder(cli, server):
     refused = cli("jobs", "create", *BASICS, "--workspace", "none", "--include", ".env")
     assert refused.returncode == 2
