@@ -101,10 +101,11 @@ def test_pages_are_gapless_and_know_when_they_are_complete(client, job_id, runni
 
 
 def test_a_job_that_printed_nothing_has_an_empty_log(client, job_id):
-    assert client.get(f"/jobs/{job_id}/logs").json() == {"lines": [], "complete": False, "partial": None, "removed": None}
+    nothing = {"lines": [], "partial": None, "removed": None}
+    assert client.get(f"/jobs/{job_id}/logs").json() == nothing | {"complete": False}
     assert client.get(f"/jobs/{job_id}/logs/raw").content == b""
     client.post(f"/jobs/{job_id}/stop")
-    assert client.get(f"/jobs/{job_id}/logs").json() == {"lines": [], "complete": True, "partial": None, "removed": None}
+    assert client.get(f"/jobs/{job_id}/logs").json() == nothing | {"complete": True}
     with follow(client, job_id) as response:
         events = list(events_in(response))
     assert [name for name, _, _ in events] == ["phase", "end"]
