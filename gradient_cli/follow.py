@@ -261,8 +261,8 @@ def print_summary(api: Api, job: dict[str, Any]) -> None:
     ]
     if any(facts):
         terminal.print_message(terminal.sanitize(", ".join(fact for fact in facts if fact)))
-    for note in job.get("notes") or []:
-        terminal.print_message(terminal.sanitize(f"note: {note}"))
+    for text in job.get("notes") or []:
+        terminal.print_message(terminal.sanitize(f"note: {text}"))
     left = api.artifacts(job_id, limit=1)
     if left.get("totalFiles"):
         terminal.print_message(

@@ -33,44 +33,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder, archive (.zip, .tar.gz) or git URL with the job's files, or none (default: the folder of the "
         "project file, else the current folder)",
     )
-    add_option(
-        parser,
-        "--include",
-        metavar="PATTERN",
-        action="append",
-        help="files of the workspace to upload although they are excluded, as a pattern of a .gitignore; repeatable",
-    )
-    add_option(
-        parser,
-        "--envVars",
-        metavar="NAME=VALUE",
-        action="append",
-        help="environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET "
-        "passes a stored secret; repeatable",
-    )
-    add_option(
-        parser,
-        "--ports",
-        metavar="EXTERNAL:INTERNAL",
-        action="append",
-        help="port to publish: EXTERNAL of the host, INTERNAL of the job; INTERNAL alone: any free port of the host; "
-        "append :https for an https link; comma separated or repeatable",
-    )
+    for name, (metavar, text) in _LISTS.items():
+        add_option(parser, f"--{name}", metavar=metavar, action="append", help=text)
     add_option(
         parser,
         "--registryPassword",
         metavar="-",
         help="password of --registryUsername: - reads it from standard input (default: prompt)",
     )
-    add_option(
-        parser,
-        "--outputs",
-        metavar="GLOB",
-        action="append",
-        help="files of the working directory to keep as artifacts at the end: 'outputs/**', '*.pt'; a folder stands "
-        "for all of it; repeatable",
-    )
-    add_option(parser, "--tag", metavar="TAG", action="append", help="label of the job; repeatable")
 
 
 def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str, list[str]]:
@@ -101,15 +71,12 @@ def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str, list[str]]:
     variables = {**_filed_variables(filed.get("envVars"), path), **_variables(args.envVars)}
     if variables:
         spec["envVars"] = variables
-    tags = args.tag or _text_list("tags", filed.get("tags"))
-    if tags:
-        spec["tags"] = tags
-    outputs = args.outputs or _text_list("outputs", filed.get("outputs"))
-    if outputs:
-        spec["outputs"] = outputs
-    ports = args.ports or _filed_ports(filed.get("ports"))
-    if ports:
-        spec["ports"] = ports
+    lists = {
+        "tags": args.tag or _text_list("tags", filed.get("tags")),
+        "outputs": args.outputs or _text_list("outputs", filed.get("outputs")),
+        "ports": args.ports or _filed_ports(filed.get("ports")),
+    }
+    spec |= {name: values for name, values in lists.items() if values}
     _add_password(spec, args.registryPassword)
     _check_required(spec)
     include = args.include or _text_list("include", filed.get("include"))
@@ -318,6 +285,30 @@ def parse_duration(name: str, value: object) -> int:
         raise UsageError(f"{name}: {value!r} is not a duration", hint="Write 90m, 1h30m, 2d, or seconds.")
     return round(sum(float(part) * _SECONDS[unit] for part, unit in re.findall(r"([\d.]+)([dhms])", text)))
 
+
+# Every option that may be repeated, with its placeholder and help text.
+_LISTS = {
+    "include": (
+        "PATTERN",
+        "files of the workspace to upload although they are excluded, as a pattern of a .gitignore; repeatable",
+    ),
+    "envVars": (
+        "NAME=VALUE",
+        "environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET "
+        "passes a stored secret; repeatable",
+    ),
+    "ports": (
+        "EXTERNAL:INTERNAL",
+        "port to publish: EXTERNAL of the host, INTERNAL of the job; INTERNAL alone: any free port of the host; "
+        "append :https for an https link; comma separated or repeatable",
+    ),
+    "outputs": (
+        "GLOB",
+        "files of the working directory to keep as artifacts at the end: 'outputs/**', '*.pt'; a folder stands for all "
+        "of it; repeatable",
+    ),
+    "tag": ("TAG", "label of the job; repeatable"),
+}
 
 # Every boolean option of a job, with its help text.
 _FLAGS = {
