@@ -294,18 +294,24 @@ _LISTS = {
     ),
     "envVars": (
         "NAME=VALUE",
-        "environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET "
-        "passes a stored secret; repeatable",
+        (
+            "environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET "
+            "passes a stored secret; repeatable"
+        ),
     ),
     "ports": (
         "EXTERNAL:INTERNAL",
-        "port to publish: EXTERNAL of the host, INTERNAL of the job; INTERNAL alone: any free port of the host; "
-        "append :https for an https link; comma separated or repeatable",
+        (
+            "port to publish: EXTERNAL of the host, INTERNAL of the job; INTERNAL alone: any free port of the host; "
+            "append :https for an https link; comma separated or repeatable"
+        ),
     ),
     "outputs": (
         "GLOB",
-        "files of the working directory to keep as artifacts at the end: 'outputs/**', '*.pt'; a folder stands for all "
-        "of it; repeatable",
+        (
+            "files of the working directory to keep as artifacts at the end: 'outputs/**', '*.pt'; a folder stands for all "
+            "of it; repeatable"
+        ),
     ),
     "tag": ("TAG", "label of the job; repeatable"),
 }
