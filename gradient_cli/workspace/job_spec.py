@@ -309,8 +309,8 @@ _LISTS = {
     "outputs": (
         "GLOB",
         (
-            "files of the working directory to keep as artifacts at the end: 'outputs/**', '*.pt'; a folder stands for all "
-            "of it; repeatable"
+            "files of the working directory to keep as artifacts at the end: 'outputs/**', '*.pt'; a folder stands for "
+            "all of it; repeatable"
         ),
     ),
     "tag": ("TAG", "label of the job; repeatable"),
