@@ -35,6 +35,7 @@ _MIN_POLL_SECONDS = 0.2
 _MAX_POLL_SECONDS = 2.0
 _SAME_REASON_SECONDS = 10.0
 _NEAR = 3
+_PARTIAL_SECONDS = 10.0
 
 
 class LogPrinter:
@@ -54,6 +55,7 @@ class LogPrinter:
         self._tty = terminal.is_tty(sys.stdout)
         self._colours = terminal.supports_colour(sys.stdout)
         self._drawn = False
+        self._partial_at = -_PARTIAL_SECONDS
         self._phase = ""
         self._reason: tuple[object, object] = (None, None)
         self._last_status = 0.0
@@ -67,14 +69,33 @@ class LogPrinter:
             self.printed = True
 
     def partial(self, row: dict[str, Any]) -> None:
-        """Show a line that is still being written, such as a progress bar; redrawn in place, on a terminal only."""
-        if not self._tty or self._search:
+        """Show a line that is still being written, such as a progress bar.
+
+        On a terminal it is redrawn in place; else its latest text is printed now and then.
+        """
+        if self._search:
+            return
+        if not self._tty:
+            if self._is_partial_due(row):
+                self._print_partial(row)
             return
         # Without colours: their codes would count as width, and a cut line would stay coloured.
         text = terminal.sanitize_line(str(row.get("message", "")), colours=False)
         sys.stdout.write(f"\r\x1b[K{terminal.truncate(text, terminal.width() - 1)}")
         sys.stdout.flush()
         self._drawn = True
+
+    def _is_partial_due(self, row: dict[str, Any]) -> bool:
+        now = time.monotonic()
+        if not row.get("message") or now - self._partial_at < _PARTIAL_SECONDS:
+            return False
+        self._partial_at = now
+        return True
+
+    def _print_partial(self, row: dict[str, Any]) -> None:
+        # To stderr: stdout gets each line once, as the job finished it.
+        text = terminal.sanitize_line(str(row["message"]), colours=False)
+        terminal.print_message(terminal.style(f"… {text}", "dim", sys.stderr))
 
     def phase(self, row: dict[str, Any]) -> None:
         """Print the job's phase if it has changed; the server repeats it after each reconnection.
@@ -106,6 +127,10 @@ class LogPrinter:
         self._reason, self._last_status = reason, now
         return False
 
+    def unfinished(self, message: str) -> None:
+        """Print the text of the unfinished last line, at the end of a log that is not followed."""
+        print(message if self._raw else terminal.sanitize_line(message, colours=self._colours))
+
     def removed(self, row: dict[str, Any]) -> None:
         """Print that the log was deleted, and by which policy."""
         self.clear()
@@ -131,7 +156,13 @@ class JsonPrinter(LogPrinter):
         return json.dumps(row, ensure_ascii=False)
 
     def partial(self, row: dict[str, Any]) -> None:
-        """Print nothing: only finished lines are part of the output."""
+        """Print the latest text of an unfinished line now and then, marked with `partial`."""
+        if self._is_partial_due(row):
+            self.unfinished(row["message"])
+
+    def unfinished(self, message: str) -> None:
+        """Print the text of the unfinished last line."""
+        print(json.dumps({"line": None, "timestamp": None, "message": message, "partial": True}, ensure_ascii=False))
 
 
 def attach(api: Api, job: Mapping[str, Any], printer: LogPrinter, *, line: int = 0) -> int:
@@ -257,6 +288,8 @@ def print_summary(api: Api, job: dict[str, Any]) -> None:
     ]
     if any(facts):
         terminal.print_message(terminal.sanitize(", ".join(fact for fact in facts if fact)))
+    for text in job.get("notes") or []:
+        terminal.print_message(terminal.sanitize(f"note: {text}"))
     left = api.artifacts(job_id, limit=1)
     if left.get("totalFiles"):
         terminal.print_message(

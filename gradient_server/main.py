@@ -123,6 +123,12 @@ def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     )
     prune.add_argument("--dry-run", action="store_true", help="list what would be deleted, but delete nothing")
     prune.add_argument("--json", action="store_true", help="print JSON")
+    disk = commands.add_parser(
+        "disk",
+        help="show what holds the disk space",
+        description="Show the disk space below GRADIENT_HOME by what holds it, and the ten largest jobs.",
+    )
+    disk.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_migrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -237,8 +243,8 @@ def _run_command(parsed: argparse.Namespace, settings: Settings) -> int:
         from gradient_server.commands import doctor
 
         return doctor.run(settings, as_json=parsed.json, tpu=parsed.tpu)
-    if parsed.command == "prune":
-        return _run_prune(parsed, settings)
+    if parsed.command in {"disk", "prune"}:
+        return _run_storage(parsed, settings)
     if parsed.command == "alive":
         from gradient_server.commands import worker_health
 
@@ -246,7 +252,11 @@ def _run_command(parsed: argparse.Namespace, settings: Settings) -> int:
     return _run_process(parsed, settings)
 
 
-def _run_prune(parsed: argparse.Namespace, settings: Settings) -> int:
+def _run_storage(parsed: argparse.Namespace, settings: Settings) -> int:
+    if parsed.command == "disk":
+        from gradient_server.commands import disk
+
+        return disk.run(settings, as_json=parsed.json)
     if parsed.images:
         from gradient_server.commands import prune_images
 

@@ -22,6 +22,8 @@ class Capabilities:
     """Builds images, and stores images on the worker's host."""
     sends_metrics: bool = False
     """Jobs run on the worker's host, and can send metrics to the worker with gradient-statsd."""
+    local_workspace: bool = False
+    """The job works in the workspace on the worker's disk, so that its files can be read after the end."""
     billed: bool = False
     """Creates a machine for each job, which costs money until it is deleted."""
 
@@ -55,12 +57,14 @@ _TPU = BackendType(
 BACKENDS: dict[str, BackendType] = {
     MOCK_BACKEND: BackendType(
         path="worker.backends.mock:MockBackend",
-        capabilities=Capabilities(sends_metrics=True),
+        capabilities=Capabilities(sends_metrics=True, local_workspace=True),
         enabled=lambda settings: settings.machines.simulate,
     ),
     "docker": BackendType(
         path="worker.backends.docker.backend:DockerBackend",
-        capabilities=Capabilities(containers=True, mounts=True, builds_images=True, sends_metrics=True),
+        capabilities=Capabilities(
+            containers=True, mounts=True, builds_images=True, sends_metrics=True, local_workspace=True
+        ),
         enabled=lambda settings: not settings.machines.simulate,
     ),
     "tpu": _TPU,

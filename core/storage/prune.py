@@ -1,4 +1,4 @@
-"""Deletes outputs of ended jobs, expired or on request, and workspace archives that no job needs.
+"""Deletes outputs of ended jobs, expired or on request, and workspace archives that no job needs or names.
 
 Safe to run in any process, repeatedly and concurrently.
 """
@@ -19,11 +19,14 @@ from core.security import sessions
 from core.storage import retention
 from core.storage.retention import DAY_SECONDS, DueRemoval, OutputKind, Policy
 from core.storage.stores import Stores
+from core.storage.workspaces import ArchiveUsage
 
 logger = logging.getLogger(__name__)
 
 BATCH = 100
 """Jobs updated in one transaction."""
+FREED_AFTER_SECONDS = 600.0
+"""Time that the archive of deleted jobs is kept after its last use: a submission may be about to name it again."""
 
 
 @dataclass(slots=True)
@@ -59,7 +62,7 @@ class PruneReport:
 
     Attributes:
         projects: Projects with at least one finite policy.
-        workspaces_days: Days that archives are kept which no job needs; 0: forever.
+        workspaces_days: Days that archives are kept which no job needs; 0: until their jobs are deleted.
         workspaces: Deletions of archives.
         unfinished: Deletions of earlier runs whose files still existed.
         failed: Deletions that failed; the next run retries them.
@@ -145,6 +148,7 @@ class _Run:
         self._until = until
         self._progress = progress
         self._settings = stores.settings.retention
+        self._discarded: set[str] = set()
         self.report = PruneReport(workspaces_days=self._settings.workspaces_days)
 
     def run(self) -> None:
@@ -163,6 +167,7 @@ class _Run:
                 self.report.projects.append(tally)
                 for kind in ending:
                     self._expire(tally, kind)
+        self._free_workspaces()
         if self._settings.workspaces_days:
             self._discard_workspaces(self._settings.workspaces_days)
 
@@ -237,6 +242,28 @@ class _Run:
         with self._stores.database.write() as session:
             retention.clear_pending(session, gone)
 
+    def _free_workspaces(self) -> None:
+        """Delete archives that only deleted jobs name."""
+        unused_since = time.time() - FREED_AFTER_SECONDS
+        # Listed before the database query, as below.
+        unused = {one.sha256: one for one in self._stores.workspaces.archives() if one.used_at < unused_since}
+        if not unused or self._time_is_up():
+            return
+        with self._stores.database.read() as session:
+            freed = sorted(unused.keys() & retention.workspaces_of_deleted_jobs(session))
+        for start in range(0, len(freed), BATCH):
+            batch = freed[start : start + BATCH]
+            with self._stores.database.read() as session:
+                named = retention.workspaces_still_named(session, batch)
+            for sha256 in batch:
+                if sha256 not in named:
+                    self._count_discarded(unused[sha256], unused_since)
+
+    def _count_discarded(self, archive: ArchiveUsage, unused_since: float) -> None:
+        if archive.sha256 not in self._discarded and (self._dry or self._discard(archive.sha256, unused_since)):
+            self._discarded.add(archive.sha256)
+            self.report.workspaces.add(archive.size, datetime.fromtimestamp(archive.used_at, UTC))
+
     def _discard_workspaces(self, days: int) -> None:
         unused_since = time.time() - days * DAY_SECONDS
         # Listed before the database query: a job submitted later marks its archive as used, which protects it.
@@ -246,10 +273,8 @@ class _Run:
         with self._stores.database.read() as session:
             needed = retention.needed_workspaces(session, days)
         for archive in unused:
-            if archive.sha256 in needed:
-                continue
-            if self._dry or self._discard(archive.sha256, unused_since):
-                self.report.workspaces.add(archive.size, datetime.fromtimestamp(archive.used_at, UTC))
+            if archive.sha256 not in needed:
+                self._count_discarded(archive, unused_since)
         self._progress(self.report)
 
     def _discard(self, sha256: str, unused_since: float) -> bool:

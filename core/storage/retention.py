@@ -40,6 +40,8 @@ _NAMES = {OutputKind.LOGS: "log", OutputKind.ARTIFACTS: "artifacts"}
 _VERBS = {OutputKind.LOGS: "was", OutputKind.ARTIFACTS: "were"}
 _ACTIVE_STATES = [state for state in JobState if state not in TERMINAL]
 
+_DELETED_AND_ENDED = Job.deleted_at.is_not(None) & Job.state.in_(TERMINAL)
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -191,6 +193,19 @@ def recorded_removals(session: Session, jobs: Collection[Job]) -> dict[str, list
                 RecordedRemoval(kinds[event.reason], event.at, event.detail or "")
             )
     return found
+
+
+def workspaces_of_deleted_jobs(session: Session) -> set[str]:
+    """Return digests of archives that a deleted job names; other jobs may name them, too."""
+    named = Job.spec_text("workspace_sha256")
+    found = session.scalars(select(named).where(_DELETED_AND_ENDED).distinct())
+    return {sha256 for sha256 in found if sha256 is not None}
+
+
+def workspaces_still_named(session: Session, candidates: Sequence[str]) -> set[str]:
+    """Return those of these digests that a job names which is not deleted, or has not ended."""
+    named = Job.spec_text("workspace_sha256")
+    return set(session.scalars(select(named).where(named.in_(candidates), ~_DELETED_AND_ENDED).distinct()))
 
 
 def needed_workspaces(session: Session, days: int) -> set[str]:

@@ -82,7 +82,8 @@ def get(args: argparse.Namespace) -> int:
         clone = f"`gradient-cli jobs clone {terminal.sanitize(job_id)}` runs the job again."
         raise ClientError(describe_removed(found["removed"]), hint=clone)
     files = _select(found["files"], args.patterns)
-    target = DownloadFolder(args.to or f"artifacts-{job_id}")
+    # The folder's usual name is known to `jobs create`, which does not upload it; another one is marked.
+    target = DownloadFolder(args.to or f"artifacts-{job_id}", mark=bool(args.to))
     if args.to and not args.force:
         target.refuse_overwriting(files)
     got, kept = [], 0

@@ -237,11 +237,13 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "environment": ", ".join(f"{name}={value}" for name, value in (job.get("envVars") or {}).items()),
         "ports": ", ".join(describe_port(port) for port in job.get("ports") or []),
         "tags": ", ".join(job.get("tags") or []),
+        "outputs": ", ".join(job.get("outputs") or []),
         "attempt": f"{job.get('attempt')} of {job.get('maxAttempts')}" if job.get("attempt") else "",
         "time limit": format_duration(job.get("timeLimit")),
         "clone of": str(job.get("parentJobId") or ""),
     }
     gone = {one["what"]: f"{one['message']} {_format_moment(one['at'])}" for one in job.get("removed") or []}
+    exact |= {"note": " ".join(job.get("notes") or [])}
     exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
     times = {name: _format_moment(job.get(f"{name}At")) for name in ("created", "started", "finished")}
     cost = " at ".join(part for part in (format_money(job.get("cost")), format_price(job)) if part)

@@ -65,9 +65,9 @@ def create(args: argparse.Namespace) -> int:
 
     if args.program:
         args.command = _join_program(args.command, args.program)
-    spec, workspace = specs.resolve(args)
+    spec, workspace, include = specs.resolve(args)
     try:
-        return _create(args, connect(args), spec, workspace)
+        return _create(args, connect(args), spec, workspace, include)
     except KeyboardInterrupt:  # before the job's id was known; afterwards Ctrl-C detaches
         terminal.print_message("\ninterrupted; `gradient-cli jobs list` shows whether the job was created")
         return INTERRUPTED
@@ -82,20 +82,67 @@ def _join_program(command: str | None, program: list[str]) -> str:
     return shlex.join(program)
 
 
-def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace: str) -> int:
+def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace: str, include: list[str]) -> int:
     if workspace == "none" or specs.is_url(workspace):
+        _check_no_include(args)
         spec["workspace"] = workspace
         if args.dry_run:
             return _show_plan(args, api.resolve_job(spec), None, None)
         return _follow_or_detach(args, api, api.create_job(spec))
     # Without a limit in a dry run: it lists the largest files anyway.
-    folder = _read_folder(workspace, math.inf if args.dry_run else args.largeWorkspace)
-    with _create_archive(workspace, folder) as archive:
+    folder = _read_folder(workspace, math.inf if args.dry_run else args.largeWorkspace, include)
+    if folder is None:
+        _check_no_include(args)
+    job = None
+    if packed := _find_packed(api, folder):
         if args.dry_run:
-            known = api.has_workspace(archive.sha256)
-            plan = api.resolve_job({**spec, "workspaceSha256": archive.sha256} if known else spec)
-            return _show_plan(args, plan, _upload_plan(archive, folder, known=known), folder)
-        return _follow_or_detach(args, api, _submit(api, spec, archive))
+            return _dry_run(args, api, spec, packed, folder, known=True)
+        job = _submit_stored(api, spec, packed)
+    if job is None:
+        with _create_archive(workspace, folder) as archive:
+            if args.dry_run:
+                return _dry_run(args, api, spec, archive, folder, known=api.has_workspace(archive.sha256))
+            job = _submit(api, spec, archive, folder)
+    return _follow_or_detach(args, api, job)
+
+
+def _check_no_include(args: argparse.Namespace) -> None:
+    if args.include:
+        raise UsageError("include: only possible with a folder as workspace", hint="Leave out --include.")
+
+
+def _find_packed(api: Api, folder: WorkspaceFolder | None) -> Archive | None:
+    """Return the archive of an unchanged folder that was packed before, if the server still has it."""
+    if folder is None:
+        return None
+    from gradient_cli.workspace import pack_cache
+
+    packed = pack_cache.find(folder)
+    return packed if packed and api.has_workspace(packed.sha256) else None
+
+
+def _dry_run(
+    args: argparse.Namespace,
+    api: Api,
+    spec: dict[str, Any],
+    archive: Archive,
+    folder: WorkspaceFolder | None,
+    *,
+    known: bool,
+) -> int:
+    plan = api.resolve_job({**spec, "workspaceSha256": archive.sha256} if known else spec)
+    _check_file_count(plan, folder)
+    return _show_plan(args, plan, _upload_plan(archive, folder, known=known), folder)
+
+
+def _check_file_count(plan: dict[str, Any], folder: WorkspaceFolder | None) -> None:
+    most = plan.get("maxWorkspaceFiles")
+    if folder and most and len(folder.entries) > most:
+        raise UsageError(
+            f"workspace: {folder.root} has {len(folder.entries):,} files and folders, more than the {most:,} that the "
+            "server accepts",
+            hint="Exclude some with a .gradientignore, or put data sets in the project's storage.",
+        )
 
 
 def clone(args: argparse.Namespace) -> int:
@@ -110,7 +157,7 @@ def clone(args: argparse.Namespace) -> int:
     return _follow_or_detach(args, api, job)
 
 
-def _read_folder(path: str, large: float) -> WorkspaceFolder | None:
+def _read_folder(path: str, large: float, include: list[str]) -> WorkspaceFolder | None:
     if not os.path.isdir(path):
         if not os.path.exists(path):
             raise UsageError(
@@ -120,7 +167,7 @@ def _read_folder(path: str, large: float) -> WorkspaceFolder | None:
         return None
     from gradient_cli.workspace import archive as packing
 
-    folder = packing.WorkspaceFolder(path)
+    folder = packing.WorkspaceFolder(path, include)
     for line in packing.describe_skipped(folder):
         terminal.print_message(f"workspace: {terminal.sanitize(line)}")
     if not folder.files:
@@ -138,25 +185,34 @@ def _create_archive(path: str, folder: WorkspaceFolder | None) -> Archive:
 
     if folder is None:
         return packing.open_archive(path)
+    from gradient_cli.workspace import pack_cache
+
     progress = Progress("packing", folder.size)
     try:
-        return packing.create_archive(folder, progress.update)
+        archive = packing.create_archive(folder, progress.update)
     finally:
         progress.close()
+    pack_cache.remember(folder, archive)
+    return archive
 
 
-def _submit(api: Api, spec: dict[str, Any], archive: Archive) -> dict[str, Any]:
-    if api.has_workspace(archive.sha256):
-        try:
-            job = api.create_job({**spec, "workspaceSha256": archive.sha256})
-        except ServerError as error:
-            if error.field != "workspaceSha256":
-                raise
-            # The archive was deleted between the check and the submission: upload it.
-        else:
-            terminal.print_message(f"workspace unchanged, not uploaded ({format_size(archive.size)})")
-            return job
-    api.resolve_job(spec)  # an invalid spec is refused now rather than after the upload
+def _submit_stored(api: Api, spec: dict[str, Any], archive: Archive) -> dict[str, Any] | None:
+    """Submit a job with an archive that the server has; None if it was deleted meanwhile."""
+    try:
+        job = api.create_job({**spec, "workspaceSha256": archive.sha256})
+    except ServerError as error:
+        if error.field != "workspaceSha256":
+            raise
+        return None
+    terminal.print_message(f"workspace unchanged, not uploaded ({format_size(archive.size)})")
+    return job
+
+
+def _submit(api: Api, spec: dict[str, Any], archive: Archive, folder: WorkspaceFolder | None) -> dict[str, Any]:
+    if api.has_workspace(archive.sha256) and (stored := _submit_stored(api, spec, archive)):
+        return stored
+    # An invalid spec or too many files are refused now rather than after the upload.
+    _check_file_count(api.resolve_job(spec), folder)
     progress = Progress("uploading", archive.size)
     try:
         job = api.create_job_with_archive(spec, archive.path, progress.update)
@@ -207,6 +263,7 @@ def _upload_plan(archive: Archive, folder: WorkspaceFolder | None, *, known: boo
         "files": len(folder.files) if folder else None,
         "bytes": folder.size if folder else None,
         "largest": [{"path": entry.path, "size": entry.size} for entry in folder.largest()] if folder else [],
+        "leftOut": folder.left_out if folder else [],
     }
 
 

@@ -56,15 +56,20 @@ def logs(args: argparse.Namespace) -> int:
     # Fails at once on an unknown job or an unreachable server, which following would retry.
     job = api.job(job_id) if args.follow else {}
     start = seen = _first_line_since(api, job_id, since) if since else args.line or 0
+    partial = ""
     if not args.follow or args.tail is not None:
-        for row in _pages(api, job_id, seen, args.tail):
-            if until and datetime.fromisoformat(row["timestamp"]) > until:
-                return OK
-            printer.line(row)
-            seen = int(row["line"])
+        for page in _pages(api, job_id, seen, args.tail):
+            for row in page["lines"]:
+                if until and datetime.fromisoformat(row["timestamp"]) > until:
+                    return OK
+                printer.line(row)
+                seen = int(row["line"])
+            partial = page.get("partial") or ""
     if args.follow:
         return attach(api, job, printer, line=seen)
-    if seen == start:
+    if partial and not args.search:
+        printer.unfinished(partial)
+    elif seen == start:
         _print_no_lines(api.logs(job_id, line=seen, limit=1), more=bool(start))
     elif not printer.printed:
         terminal.print_message(f"no line contains {args.search!r}")
@@ -104,8 +109,7 @@ def _print_no_lines(page: dict[str, Any], *, more: bool) -> None:
 
 def _pages(api: Api, job_id: str, line: int, tail: int | None) -> Iterator[dict[str, Any]]:
     page = api.logs(job_id, line=line, tail=tail, limit=_PAGE)
-    while rows := page["lines"]:
-        yield from rows
-        if tail is not None:
-            return
+    yield page
+    while tail is None and (rows := page["lines"]):
         page = api.logs(job_id, line=int(rows[-1]["line"]), limit=_PAGE)
+        yield page

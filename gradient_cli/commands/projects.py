@@ -89,7 +89,7 @@ def _add_project(parser: argparse.ArgumentParser) -> None:
 
 
 def init(args: argparse.Namespace) -> int:
-    """Write a project file into this folder, never overwriting one."""
+    """Write a project file, and a .gradientignore if there is none, into this folder; never overwrite one."""
     path = os.path.join(os.getcwd(), project_file.FILE_NAME)
     values = {name: getattr(args, name) for name in _PREFILLED if getattr(args, name)}
     values.setdefault("project", os.path.basename(os.getcwd()) or "default")
@@ -98,9 +98,12 @@ def init(args: argparse.Namespace) -> int:
             file.write(project_file.template(values))
     except FileExistsError:
         raise ClientError(f"{path} already exists", hint="Edit it, or delete it first.") from None
+    ignore_file = project_file.write_ignore_file(os.getcwd())
     if args.json:
-        print_json({"path": path})
+        print_json({"path": path, "ignoreFile": ignore_file})
     else:
+        if ignore_file:
+            terminal.print_message(f"wrote {ignore_file}: files that are not uploaded")
         terminal.print_message(f"wrote {path}: edit it, then `gradient-cli jobs create` needs no flags in this folder")
     return OK
 

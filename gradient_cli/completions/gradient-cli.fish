@@ -51,7 +51,7 @@ function _shtab_gradient_cli_using
 end
 
 set -g _shtab_gradient_cli_commands jobs 'jobs create' 'jobs run' 'jobs list' 'jobs show' 'jobs logs' 'jobs metrics' 'jobs top' 'jobs open' 'jobs wait' 'jobs stop' 'jobs clone' 'jobs diff' 'jobs tags' 'jobs tags add' 'jobs tags remove' 'jobs delete' 'jobs artifacts' 'jobs artifacts list' 'jobs artifacts get' projects 'projects init' 'projects create' 'projects list' 'projects show' 'projects update' 'projects delete' images 'images list' secrets 'secrets set' 'secrets list' 'secrets delete' registries 'registries set' 'registries list' 'registries delete' machine-types tpus 'tpus list' completion login version
-set -g _shtab_gradient_cli_opts_with_value --apiKey --command --container --cpus --env-file --envVars --from-file --imagePullPolicy --interval --keepArtifactsDays --keepLogsDays --largeWorkspace --limit --line --machineType --maxAttempts --maxRunning --memoryMb --name --points --ports --priority --project --projectId --query --registryPassword --registryTarget --registryUsername --relDockerfilePath --search --sharedMemMb --since --state --stopGrace --tag --tail --timeLimit --timeout --to --until --url --user --username --workingDirectory --workspace -c -e -m -n -o -p -q -s -t
+set -g _shtab_gradient_cli_opts_with_value --apiKey --command --container --cpus --env-file --envVars --from-file --imagePullPolicy --include --interval --keepArtifactsDays --keepLogsDays --largeWorkspace --limit --line --machineType --maxAttempts --maxRunning --memoryMb --name --outputs --points --ports --priority --project --projectId --python --query --registryPassword --registryTarget --registryUsername --relDockerfilePath --search --sharedMemMb --since --state --stopGrace --tag --tail --timeLimit --timeout --to --until --url --user --username --workingDirectory --workspace -c -e -m -n -o -p -q -s -t
 
 complete -c gradient-cli -e
 complete -c gradient-cli -f
@@ -83,13 +83,16 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l memoryMb 
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l sharedMemMb -x -d 'size of /dev/shm in MiB, which is part of the job'"'"'s memory'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l workingDirectory -x -d 'folder to start the command in: of the workspace, or absolute in the container (default: the workspace)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l user -x -d 'user to run as: numeric ids, or root (default: the host'"'"'s setting)'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l python -x -d 'version of Python, such as 3.12, where jobs run without containers (default: the service'"'"'s)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l useDockerfile -d 'build the image from the workspace'"'"'s Dockerfile, and run in it'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l buildOnly -d 'with --useDockerfile: build and push the image, but run no command'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l workspace -xka "(__fish_complete_path (commandline -ct))" -d 'folder, archive (.zip, .tar.gz) or git URL with the job'"'"'s files, or none (default: the folder of the project file, else the current folder)'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l include -x -d 'files of the workspace to upload although they are excluded, as a pattern of a .gitignore; repeatable'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -s e -l envVars -x -d 'environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET passes a stored secret; repeatable'
-complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l env-file -xka "(__fish_complete_path (commandline -ct))" -d 'file of environment variables, NAME=VALUE on each line; --envVars takes precedence; repeatable'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l ports -x -d 'port to publish: EXTERNAL of the host, INTERNAL of the job; INTERNAL alone: any free port of the host; append :https for an https link; comma separated or repeatable'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l outputs -x -d 'files of the working directory to keep as artifacts at the end: '"'"'outputs/**'"'"', '"'"'*.pt'"'"'; a folder stands for all of it; repeatable'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -s t -l tag -x -d 'label of the job; repeatable'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l env-file -xka "(__fish_complete_path (commandline -ct))" -d 'file of environment variables, NAME=VALUE on each line; --envVars takes precedence; repeatable'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l registryPassword -x -d 'password of --registryUsername: - reads it from standard input (default: prompt)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -s d -l detach -d 'print the job'"'"'s id and return, instead of following the job'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l raw -d 'do not strip terminal escape sequences from the log'
@@ -119,13 +122,16 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l memoryMb -x 
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l sharedMemMb -x -d 'size of /dev/shm in MiB, which is part of the job'"'"'s memory'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l workingDirectory -x -d 'folder to start the command in: of the workspace, or absolute in the container (default: the workspace)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l user -x -d 'user to run as: numeric ids, or root (default: the host'"'"'s setting)'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l python -x -d 'version of Python, such as 3.12, where jobs run without containers (default: the service'"'"'s)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l useDockerfile -d 'build the image from the workspace'"'"'s Dockerfile, and run in it'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l buildOnly -d 'with --useDockerfile: build and push the image, but run no command'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l workspace -xka "(__fish_complete_path (commandline -ct))" -d 'folder, archive (.zip, .tar.gz) or git URL with the job'"'"'s files, or none (default: the folder of the project file, else the current folder)'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l include -x -d 'files of the workspace to upload although they are excluded, as a pattern of a .gitignore; repeatable'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -s e -l envVars -x -d 'environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET passes a stored secret; repeatable'
-complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l env-file -xka "(__fish_complete_path (commandline -ct))" -d 'file of environment variables, NAME=VALUE on each line; --envVars takes precedence; repeatable'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l ports -x -d 'port to publish: EXTERNAL of the host, INTERNAL of the job; INTERNAL alone: any free port of the host; append :https for an https link; comma separated or repeatable'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l outputs -x -d 'files of the working directory to keep as artifacts at the end: '"'"'outputs/**'"'"', '"'"'*.pt'"'"'; a folder stands for all of it; repeatable'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -s t -l tag -x -d 'label of the job; repeatable'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l env-file -xka "(__fish_complete_path (commandline -ct))" -d 'file of environment variables, NAME=VALUE on each line; --envVars takes precedence; repeatable'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l registryPassword -x -d 'password of --registryUsername: - reads it from standard input (default: prompt)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -s d -l detach -d 'print the job'"'"'s id and return, instead of following the job'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l raw -d 'do not strip terminal escape sequences from the log'
@@ -219,10 +225,12 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l memoryMb -
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l sharedMemMb -x -d 'size of /dev/shm in MiB, which is part of the job'"'"'s memory'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l workingDirectory -x -d 'folder to start the command in: of the workspace, or absolute in the container'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l user -x -d 'user to run as: numeric ids, or root'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l python -x -d 'version of Python, such as 3.12, where jobs run without containers'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -s e -l envVars -x -d 'environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET passes a stored secret; repeatable'
-complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l env-file -xka "(__fish_complete_path (commandline -ct))" -d 'file of environment variables, NAME=VALUE on each line; --envVars takes precedence; repeatable'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l ports -x -d 'port to publish: EXTERNAL of the host, INTERNAL of the job; INTERNAL alone: any free port of the host; append :https for an https link; comma separated or repeatable'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l outputs -x -d 'files of the working directory to keep as artifacts at the end: '"'"'outputs/**'"'"', '"'"'*.pt'"'"'; a folder stands for all of it; repeatable'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -s t -l tag -x -d 'label of the job; repeatable'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l env-file -xka "(__fish_complete_path (commandline -ct))" -d 'file of environment variables, NAME=VALUE on each line; --envVars takes precedence; repeatable'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l pinImage -d 'use the exact image digest of the original job'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -s d -l detach -d 'print the job'"'"'s id and return, instead of following the job'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l raw -d 'do not strip terminal escape sequences from the log'

@@ -8,14 +8,15 @@ import os
 import stat
 import tarfile
 import tempfile
+import time
 
 from gradient_cli.errors import ClientError
 from gradient_cli.formatting import format_count
-from gradient_cli.workspace.ignore import IgnoreRules
+from gradient_cli.workspace.ignore import BY_DEFAULT, NOT_EXCLUDED, IgnoreRules
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import BinaryIO, Self
 
 # Fast: most bytes of a workspace other than text do not compress, and the user waits.
@@ -34,9 +35,10 @@ class WorkspaceEntry:
         mode: Its permission bits.
         size: Bytes of a file, 0 for others.
         target: The target of a link, relative to the link.
+        version: Changes with the contents of a file: inode, and times of change in nanoseconds.
     """
 
-    __slots__ = ("kind", "mode", "path", "size", "target")
+    __slots__ = ("kind", "mode", "path", "size", "target", "version")
 
     def __init__(self, path: str, kind: str, mode: int, size: int = 0, target: str = "") -> None:
         self.path = path
@@ -44,25 +46,35 @@ class WorkspaceEntry:
         self.mode = mode
         self.size = size
         self.target = target
+        self.version = (0, 0, 0)
 
 
 class WorkspaceFolder:
     """The contents of a workspace folder.
 
+    Args:
+        root: The folder.
+        include: Patterns that bring back what is excluded.
+
     Attributes:
         root: The folder's absolute path.
         entries: The entries to pack, in the order of the archive.
         skipped: Paths that cannot be packed, each with the reason.
+        left_out: Paths that are excluded by default.
+        scanned_at: Unix time in nanoseconds of the start of the scan.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, include: Sequence[str] = ()) -> None:
         self.root = os.path.realpath(root)
         self.entries: list[WorkspaceEntry] = []
         self.skipped: list[tuple[str, str]] = []
-        unreadable: list[str] = []
-        self._scan(self.root, "", IgnoreRules.for_root(self.root), unreadable)
-        _raise_unreadable(unreadable)
+        self.left_out: list[str] = []
+        self.scanned_at = time.time_ns()
+        self._unreadable: list[str] = []
+        self._scan(self.root, "", IgnoreRules.for_root(self.root, include))
+        _raise_unreadable(self._unreadable)
         self.entries.sort(key=lambda entry: os.fsencode(entry.path))
+        self.left_out.sort()
 
     @property
     def files(self) -> list[WorkspaceEntry]:
@@ -78,35 +90,65 @@ class WorkspaceFolder:
         """Return the ten largest files, largest first."""
         return sorted(self.files, key=lambda entry: (-entry.size, entry.path))[:_MAX_NAMED]
 
-    def _scan(self, folder: str, prefix: str, rules: IgnoreRules, unreadable: list[str]) -> None:
+    def _scan(self, folder: str, prefix: str, rules: IgnoreRules) -> None:
+        for item in self._list(folder, prefix):
+            path, is_folder = prefix + item.name, item.is_dir(follow_symlinks=False)
+            excluded = rules.excluded_by(item.path, is_folder=is_folder)
+            if excluded == NOT_EXCLUDED:
+                self._add(item, path, rules)
+            elif not (is_folder and self._add_included_part(item, path, rules)) and excluded == BY_DEFAULT:
+                self.left_out.append(path)
+
+    def _list(self, folder: str, prefix: str) -> list[os.DirEntry[str]]:
         try:
             with os.scandir(folder) as found:
-                items = list(found)
+                return list(found)
         except OSError:
-            unreadable.append(prefix or folder)
+            self._unreadable.append(prefix or folder)
+            return []
+
+    def _add_included_part(self, folder: os.DirEntry[str], path: str, rules: IgnoreRules) -> bool:
+        """Add the part of an excluded folder that --include brings back; return whether there is one."""
+        inclusion = rules.inclusion
+        if inclusion is None or folder.name == ".git" or not inclusion.reaches_into(folder.path):
+            return False
+        before = len(self.entries)
+        for item in self._list(folder.path, f"{path}/"):
+            below, is_folder = f"{path}/{item.name}", item.is_dir(follow_symlinks=False)
+            if inclusion.matches(item.path, is_folder=is_folder):
+                self._add(item, below, rules)
+            elif is_folder:
+                self._add_included_part(item, below, rules)
+        if len(self.entries) == before:
+            return False
+        self.entries.append(WorkspaceEntry(path, "folder", stat.S_IMODE(folder.stat().st_mode) & 0o777))
+        return True
+
+    def _add(self, item: os.DirEntry[str], path: str, rules: IgnoreRules) -> None:
+        try:
+            status = item.stat(follow_symlinks=False)
+        except OSError:
+            self._unreadable.append(path)
             return
-        for item in items:
-            path = prefix + item.name
-            is_folder = item.is_dir(follow_symlinks=False)
-            if rules.ignores(item.path, is_folder=is_folder):
-                continue
-            try:
-                status = item.stat(follow_symlinks=False)
-            except OSError:
-                unreadable.append(path)
-                continue
-            mode = stat.S_IMODE(status.st_mode) & 0o777
-            if is_folder:
-                self.entries.append(WorkspaceEntry(path, "folder", mode))
-                self._scan(item.path, f"{path}/", IgnoreRules(item.path, rules), unreadable)
-            elif item.is_symlink():
-                self._add_link(item.path, path)
-            elif not stat.S_ISREG(status.st_mode):
-                self.skipped.append((path, "neither a file nor a folder"))
-            elif not os.access(item.path, os.R_OK):
-                unreadable.append(path)
-            else:
-                self.entries.append(WorkspaceEntry(path, "file", mode, status.st_size))
+        mode = stat.S_IMODE(status.st_mode) & 0o777
+        if stat.S_ISDIR(status.st_mode):
+            self._add_folder(item.path, WorkspaceEntry(path, "folder", mode), IgnoreRules(item.path, rules))
+        elif item.is_symlink():
+            self._add_link(item.path, path)
+        elif not stat.S_ISREG(status.st_mode):
+            self.skipped.append((path, "neither a file nor a folder"))
+        elif not os.access(item.path, os.R_OK):
+            self._unreadable.append(path)
+        else:
+            entry = WorkspaceEntry(path, "file", mode, status.st_size)
+            entry.version = status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+            self.entries.append(entry)
+
+    def _add_folder(self, full: str, entry: WorkspaceEntry, rules: IgnoreRules) -> None:
+        before = len(self.entries)
+        self._scan(full, f"{entry.path}/", rules)
+        if len(self.entries) > before or not rules.excludes_itself():
+            self.entries.append(entry)
 
     def _add_link(self, full: str, path: str) -> None:
         written = os.readlink(full)
@@ -267,8 +309,12 @@ def _raise_unreadable(unreadable: list[str]) -> None:
 
 
 def describe_skipped(folder: WorkspaceFolder) -> Iterator[str]:
-    """Yield a sentence for each skipped path."""
+    """Yield a sentence for each skipped path, and one for all that are left out by default."""
     for path, why in folder.skipped[:_MAX_NAMED]:
         yield f"left out {path}: {why}"
     if len(folder.skipped) > _MAX_NAMED:
         yield f"left out {len(folder.skipped) - _MAX_NAMED} more"
+    if folder.left_out:
+        named, more = ", ".join(folder.left_out[:_MAX_NAMED]), len(folder.left_out) - _MAX_NAMED
+        also = f" and {more} more" if more > 0 else ""
+        yield f"left out {named}{also} by default; --include PATTERN uploads such files"

@@ -27,10 +27,12 @@ class DownloadFolder:
 
     Args:
         root: The folder; created with the first file.
+        mark: Give the folder, if it does not exist yet, a `.gitignore` that keeps it out of git and of workspaces.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, mark: bool = False) -> None:
         self.root = root
+        self._mark = mark and not os.path.lexists(root)
 
     def refuse_overwriting(self, files: Sequence[dict[str, Any]]) -> None:
         """Refuse the download if one of these files is there with other contents.
@@ -58,6 +60,7 @@ class DownloadFolder:
             if _is_same(path, digest):
                 return False
             os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._write_mark()
             self._check_inside(path, str(file["path"]))
             # Named after the digest: if the file has changed meanwhile, a part of the old one is not continued.
             name = f".{digest[:32]}.part" if digest else f".{os.urandom(16).hex()}.part"
@@ -76,6 +79,12 @@ class DownloadFolder:
         if not path or "\0" in path or "\\" in path or any(part in {"", ".", ".."} for part in parts):
             raise _outside_error(path)
         return os.path.join(self.root, *parts)
+
+    def _write_mark(self) -> None:
+        if self._mark:
+            self._mark = False
+            with open(os.path.join(self.root, ".gitignore"), "x", encoding="utf-8") as file:
+                file.write("*\n")
 
     def _check_inside(self, place: str, path: str) -> None:
         root, folder = os.path.realpath(self.root), os.path.realpath(os.path.dirname(place))

@@ -12,7 +12,7 @@ from gradient_cli.workspace import project_file
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder, archive (.zip, .tar.gz) or git URL with the job's files, or none (default: the folder of the "
         "project file, else the current folder)",
     )
-    _add_list_options(parser)
+    _add_list_options(parser, _LISTS)
     add_option(
         parser,
         "--registryPassword",
@@ -48,7 +48,7 @@ def add_change_options(parser: argparse.ArgumentParser) -> None:
         if name not in _NOT_CHANGED:
             shown = re.sub(r" \((required|default: [^)]*)\)", "", text)
             add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=shown)
-    _add_list_options(parser)
+    _add_list_options(parser, [name for name in _LISTS if name not in _NOT_CHANGED])
 
 
 def changes(args: argparse.Namespace) -> dict[str, Any]:
@@ -65,16 +65,10 @@ def changes(args: argparse.Namespace) -> dict[str, Any]:
     return found | _given_lists(args)
 
 
-def _add_list_options(parser: argparse.ArgumentParser) -> None:
-    add_option(
-        parser,
-        "--envVars",
-        "-e",
-        metavar="NAME=VALUE",
-        action="append",
-        help="environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET "
-        "passes a stored secret; repeatable",
-    )
+def _add_list_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    for name in names:
+        metavar, text = _LISTS[name]
+        add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, action="append", help=text)
     parser.add_argument(
         "--env-file",
         dest="envFile",
@@ -82,22 +76,14 @@ def _add_list_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="file of environment variables, NAME=VALUE on each line; --envVars takes precedence; repeatable",
     )
-    add_option(
-        parser,
-        "--ports",
-        metavar="EXTERNAL:INTERNAL",
-        action="append",
-        help="port to publish: EXTERNAL of the host, INTERNAL of the job; INTERNAL alone: any free port of the host; "
-        "append :https for an https link; comma separated or repeatable",
-    )
-    add_option(parser, "--tag", "-t", metavar="TAG", action="append", help="label of the job; repeatable")
 
 
-def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str, list[str]]:
     """Merge flags over the project file into the job's fields and its workspace.
 
     Returns:
-        The fields by their API names, without the workspace; and the workspace: a path, a URL or `none`.
+        The fields by their API names, without the workspace; the workspace: a path, a URL or `none`; and the patterns
+        of excluded files to upload.
 
     Raises:
         UsageError: A value has the wrong form, an option is unknown, or a required one is missing.
@@ -117,14 +103,16 @@ def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         if _boolean(name, filed.get(name), path) if given is None else given:
             spec[name] = True
     _resolve_project(spec, args, path)
-    lists: dict[str, Any] = {"tags": _text_list("tags", filed.get("tags")), "ports": _filed_ports(filed.get("ports"))}
+    lists: dict[str, Any] = {name: _text_list(name, filed.get(name)) for name in ("tags", "outputs")}
+    lists["ports"] = _filed_ports(filed.get("ports"))
     given = _given_lists(args)
     variables = {**_filed_variables(filed.get("envVars"), path), **given.pop("envVars", {})}
     lists = {"envVars": variables, **lists, **given}
     spec |= {name: value for name, value in lists.items() if value}
     _add_password(spec, args.registryPassword)
     _check_required(spec)
-    return spec, _workspace(args.workspace, filed.get("workspace"), path)
+    include = args.include or _text_list("include", filed.get("include"))
+    return spec, _workspace(args.workspace, filed.get("workspace"), path), include
 
 
 def resolve_workspace(args: argparse.Namespace) -> str:
@@ -145,7 +133,7 @@ def _given_lists(args: argparse.Namespace) -> dict[str, Any]:
 
         variables |= env_file.read(path)
     variables |= _variables(args.envVars)
-    lists = {"envVars": variables, "tags": args.tag, "ports": args.ports}
+    lists = {"envVars": variables, "tags": args.tag, "outputs": args.outputs, "ports": args.ports}
     return {name: value for name, value in lists.items() if value}
 
 
@@ -203,7 +191,7 @@ def is_url(text: str) -> bool:
 
 
 def _refuse_unknown(filed: dict[str, Any], path: str) -> None:
-    known = [*_FIELDS, *_FLAGS, "workspace", "envVars", "tags", "ports"]
+    known = [*_FIELDS, *_FLAGS, "workspace", "include", "envVars", "tags", "ports", "outputs"]
     for name in filed:
         if name in known:
             continue
@@ -352,6 +340,36 @@ def parse_duration(name: str, value: object) -> int:
     return round(sum(float(part) * _SECONDS[unit] for part, unit in re.findall(r"([\d.]+)([dhms])", text)))
 
 
+# Every option that may be repeated, with its placeholder and help text.
+_LISTS = {
+    "include": (
+        "PATTERN",
+        "files of the workspace to upload although they are excluded, as a pattern of a .gitignore; repeatable",
+    ),
+    "envVars": (
+        "NAME=VALUE",
+        (
+            "environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET "
+            "passes a stored secret; repeatable"
+        ),
+    ),
+    "ports": (
+        "EXTERNAL:INTERNAL",
+        (
+            "port to publish: EXTERNAL of the host, INTERNAL of the job; INTERNAL alone: any free port of the host; "
+            "append :https for an https link; comma separated or repeatable"
+        ),
+    ),
+    "outputs": (
+        "GLOB",
+        (
+            "files of the working directory to keep as artifacts at the end: 'outputs/**', '*.pt'; a folder stands for "
+            "all of it; repeatable"
+        ),
+    ),
+    "tag": ("TAG", "label of the job; repeatable"),
+}
+
 # Every boolean option of a job, with its help text.
 _FLAGS = {
     "useDockerfile": "build the image from the workspace's Dockerfile, and run in it",
@@ -409,6 +427,6 @@ _FIELDS = {
         "version of Python, such as 3.12, where jobs run without containers (default: the service's)",
     ),
 }
-_SHORT = {"machineType": "-m", "container": "-c", "name": "-n", "project": "-p"}
-_NOT_CHANGED = {"project", "projectId", "registryUsername"}
+_SHORT = {"machineType": "-m", "container": "-c", "name": "-n", "project": "-p", "envVars": "-e", "tag": "-t"}
+_NOT_CHANGED = {"project", "projectId", "registryUsername", "include"}
 _SENT_AS = {"workingDirectory": "workingDir"}

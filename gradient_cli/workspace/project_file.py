@@ -50,6 +50,21 @@ def read(path: str) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="Fix its permissions.") from None
 
 
+def write_ignore_file(folder: str) -> str | None:
+    """Write a `.gradientignore` of comments into a folder that has none, and return its path.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path = os.path.join(folder, ".gradientignore")
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(_IGNORE_TEMPLATE)
+    except FileExistsError:
+        return None
+    return path
+
+
 def template(values: dict[str, str]) -> str:
     """Render a new project file: known values filled in, the other options as comments."""
     lines = ["# Options of `gradient-cli jobs create` in this folder; flags on the command line take precedence.", ""]
@@ -58,8 +73,10 @@ def template(values: dict[str, str]) -> str:
         assignment = f"{name} = {_quote(value or example)}"
         lines.append(f"{assignment if value else f'# {assignment}'}  # {text}")
     lines += [
+        '# include = ["conf/ca.pem"]  # files to upload although they are excluded',
         '# timeLimit = "2h"  # limit of running time; default: no limit',
         "# maxAttempts = 1  # more than 1: retry after failures",
+        '# outputs = ["outputs/**"]  # files of the workspace to keep as artifacts',
         "",
         "# [envVars]",
         '# EPOCHS = "2"',
@@ -75,6 +92,18 @@ _LINES = (
     ("command", "python main.py", "the command to run, in the workspace"),
     ("workspace", ".", "a folder, an archive, a git URL or none"),
 )
+
+
+_IGNORE_TEMPLATE = """\
+# Files that `gradient-cli jobs create` does not upload, in the syntax of a .gitignore, which it reads, too.
+# data/
+# *.ckpt
+#
+# Left out by default: .git, __pycache__, virtual environments, node_modules, wandb, mlruns, .ipynb_checkpoints,
+# downloaded artifacts (artifacts-ID), and credentials (.env, .env.*, *.pem, .netrc, .pypirc, .git-credentials,
+# id_rsa and other SSH keys, .ssh, .aws). A line with ! uploads such files nevertheless:
+# !.env
+"""
 
 
 def _quote(text: str) -> str:

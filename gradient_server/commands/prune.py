@@ -63,7 +63,7 @@ def _end_progress() -> None:
 
 def _report_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
     if not report.projects and not report.workspaces_days:
-        yield "No policy is set: everything is kept forever."
+        yield "No policy is set: everything is kept until its job is deleted."
         yield "Set one with GRADIENT_RETENTION__* or `gradient-cli projects update`."
     elif report.total.count:
         yield _ROW.format("PROJECT", "WHAT", "COUNT", "BYTES", "OLDEST (UTC)", "POLICY")
@@ -72,7 +72,8 @@ def _report_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
                 if project.removed[kind].count:
                     yield _row(project.name, kind.value, project.removed[kind], policy.describe)
         if report.workspaces.count:
-            kept = f"kept {report.workspaces_days} days after the last job on it"
+            days = report.workspaces_days
+            kept = f"kept {days} days after the last job on it" if days else "kept until its jobs are deleted"
             yield _row("(all)", "workspaces", report.workspaces, kept)
     yield from _summary_lines(report, dry_run=dry_run)
 

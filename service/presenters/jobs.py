@@ -10,7 +10,7 @@ from core.catalogue.backends import capabilities_of
 from core.catalogue.machine_types import Catalogue, MachineType
 from core.db.models.jobs import Attempt, Event, Job, PortAllocation, Project
 from core.errors import SpecInvalid
-from core.jobs import cloud_resources, queries, storage_quota
+from core.jobs import cloud_resources, notes, queries, storage_quota
 from core.jobs.projects import ActiveCounts
 from core.jobs.queries import JobFilter
 from core.jobs.reasons import REASONS, reason_message
@@ -99,6 +99,7 @@ def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> lis
     removed = retention.recorded_removals(session, jobs)
     attempts = queries.current_attempts(session, jobs)
     ports = ports_of_jobs(session, jobs)
+    texts = notes.notes_of(session, jobs)
     billed = cloud_resources.billed_seconds(session, [job for job in jobs if capabilities_of(job.backend).billed])
     settings, current = app_state.settings, datetime.now(UTC)
     return [
@@ -110,6 +111,7 @@ def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> lis
                 removed.get(job.id, ()),
                 ports.get(job.id, ()),
                 attempts.get(job.id),
+                texts.get(job.id, ()),
             ),
             settings,
             current,
@@ -126,6 +128,7 @@ class _JobContext(NamedTuple):
     removed: Sequence[RecordedRemoval] = ()
     ports: Sequence[PortAllocation] = ()
     attempt: Attempt | None = None
+    notes: Sequence[str] = ()
 
 
 def _job_view(job: Job, context: _JobContext, settings: Settings, current: datetime) -> JobView:
@@ -162,6 +165,7 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         silent_since=job.heartbeat_at if is_silent(job, current) else None,
         **_machine_fields(context.attempt),
         artifacts_state=job.artifacts_state,
+        notes=list(context.notes),
         removed=[removed_view(one) for one in context.removed],
         stop_requested=job.stop_requested_at is not None,
         url=f"{settings.public_url}/ui/jobs/{job.id}",

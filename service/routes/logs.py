@@ -82,7 +82,10 @@ def read_log_page(session: Session, app_state: AppState, job: Job, after: int, l
     lines = reader.lines(after, limit, final=job.ended)
     last = lines[-1].line if lines else after
     complete = job.ended and last >= reader.tail(0, final=True)
-    return LogPage(lines=[LogRow(**log_row(line)) for line in lines], complete=complete)
+    partial = "" if job.ended else reader.partial()
+    if reader.line_count != last:  # it does not belong after these lines
+        partial = ""
+    return LogPage(lines=[LogRow(**log_row(line)) for line in lines], complete=complete, partial=partial or None)
 
 
 def _start_line(app_state: AppState, job: Job, wanted: ReadLog) -> int:

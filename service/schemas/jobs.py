@@ -244,6 +244,7 @@ class JobView(ViewOptions, View):
     tpu: JobTpu | None = Field(description="TPU of this attempt; null until it starts")
     usage: UsageView | None = Field(description="usage of this attempt; null before the first sample")
     artifacts_state: str
+    notes: list[str] = Field(description="facts about the last attempt, such as files that were not kept")
     removed: list[RemovedView] = Field(description="logs and artifacts of the job that policies deleted")
     stop_requested: bool
     url: str = Field(description="address of the job's page")
@@ -299,6 +300,7 @@ class DryRun(View):
     job: ResolvedJob
     machine_type: MachineTypeView
     price_per_hour: float
+    max_workspace_files: int = Field(description="most files, folders and links in the archive of a workspace")
     notes: list[str]
 
 
@@ -335,6 +337,9 @@ class LogPage(View):
 
     lines: list[LogRow]
     complete: bool = Field(description="whether the job has ended and no more lines follow")
+    partial: str | None = Field(
+        None, description="text so far of the unfinished line after these, such as a progress bar; null: there is none"
+    )
     removed: RemovedView | None = Field(
         None, description="when and by which policy the log was deleted; null: it was not"
     )

@@ -121,6 +121,7 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> DryRu
         job=resolved_view(valid.spec, machine, backend, project, valid.image),
         machine_type=machine_type_view(machine, backend, offered),
         price_per_hour=machine.price_per_hour,
+        max_workspace_files=_archive_limits(app_state).max_files,
         notes=_dry_run_notes(machine, backend, offered, uploaded=uploaded),
     )
 
@@ -271,9 +272,16 @@ def _check_egress(app_state: AppState, spec: JobSpec, image: str | None) -> None
 
 
 def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: MachineType) -> None:
-    """Refuse a priority over the limit, and options that a simulated machine would ignore."""
+    """Refuse a priority over the limit, and options that the machine would ignore."""
     _check_priority(app_state, spec)
-    if capabilities_of(app_state.backend_for(machine)).containers:
+    capabilities = capabilities_of(app_state.backend_for(machine))
+    if spec.outputs and not capabilities.local_workspace:
+        raise SpecInvalid(
+            f"A job on {machine.name} works on another machine, whose working directory is not fetched. Leave outputs "
+            "out and write to $GRADIENT_ARTIFACTS_DIR.",
+            field="outputs",
+        )
+    if capabilities.containers:
         if spec.python is not None:
             raise SpecInvalid(
                 f"{machine.name} runs jobs in containers, whose image has their Python. Leave python out, and name an "
@@ -311,16 +319,19 @@ def _check_registry(request: SubmitJob) -> None:
         credentials.check_login(username, password, "registryUsername", "registryPassword")
 
 
+def _archive_limits(app_state: AppState) -> ArchiveLimits:
+    api = app_state.settings.api
+    return ArchiveLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_unpacked_bytes)
+
+
 def _store_workspace(app_state: AppState, upload: BinaryIO | None, expected: str | None) -> str | None:
     if upload is None:
         # Marked as used, so that it is not deleted before the job that refers to it is stored.
         if expected is not None and not app_state.workspaces.mark_used(expected):
             raise _workspace_not_stored()
         return expected
-    api = app_state.settings.api
-    limits = ArchiveLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_unpacked_bytes)
     try:
-        return app_state.workspaces.add(upload, limits, expected_sha256=expected).sha256
+        return app_state.workspaces.add(upload, _archive_limits(app_state), expected_sha256=expected).sha256
     except OSError as error:
         raise StoreUnavailable(f"The workspace could not be stored: {error.strerror}. Try again later.") from error
 

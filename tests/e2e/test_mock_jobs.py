@@ -5,7 +5,7 @@ import os
 import tarfile
 
 import pytest
-from support.deployment import Deployment
+from support.deployment import Deployment, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,38 @@ def test_every_exit_is_explained(service, command, state, code, reason, says):
     job, _ = run(service, command)
     assert (job["state"], job["exitCode"], job["reason"]) == (state, code, reason)
     assert says in job["message"]
+
+
+def test_files_left_in_the_working_directory_are_named(service):
+    job, _ = run(service, "echo weights > model.pt; mkdir -p outputs; echo x > outputs/a.png; exit 3")
+    note = (
+        "2 files of the working directory were not kept: model.pt 8 B, outputs/a.png 2 B. "
+        "Write to $GRADIENT_ARTIFACTS_DIR, or use --outputs model.pt."
+    )
+    assert job["notes"] == [note]
+    assert note in [event["message"] for event in service.events(job["id"])]
+    assert note in service.request("GET", f"/ui/jobs/{job['id']}", headers={"accept": "text/html"}).text
+    assert run(service, "echo x > $GRADIENT_ARTIFACTS_DIR/a")[0]["notes"] == []
+
+
+@pytest.mark.parametrize("end", ["exit 0", "exit 3", "sleep 60"])
+def test_outputs_become_artifacts_at_every_end(service, end):
+    command = f"mkdir -p outputs/deep; echo x > outputs/deep/a.png; echo y > b.txt; echo ready; {end}"
+    job_id = service.submit(command, outputs=["outputs/**"])
+    if end == "sleep 60":
+        wait_until(lambda: service.raw_log(job_id), "output")
+        service.request("POST", f"/jobs/{job_id}/stop")
+    job = service.wait_ended(job_id)
+    assert [file["path"] for file in service.artifacts(job_id)["files"]] == ["outputs/deep/a.png"]
+    assert job["outputs"] == ["outputs/**"]
+    assert "b.txt 2 B" in job["notes"][0]
+
+
+def test_invalid_outputs_are_refused(service):
+    body = {"machineType": "CPU", "command": "true", "outputs": ["/etc/passwd"]}
+    refused = service.request("POST", "/jobs", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["field"] == "outputs"
 
 
 def test_a_start_failure_is_an_error_with_its_reason(service):

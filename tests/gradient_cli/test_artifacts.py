@@ -63,10 +63,18 @@ def test_patterns_choose(cli, protocol, left):
         to = cli.folder / "-".join(patterns).replace("/", "_").replace("*", "_")
         shown = cli("jobs", "artifacts", "get", protocol.id, *patterns, "--to", to, "--json")
         assert {file["path"] for file in json.loads(shown.stdout)["files"]} == expected
-        assert {str(p.relative_to(to)) for p in to.rglob("*") if p.is_file()} == expected
+        assert {str(p.relative_to(to)) for p in to.rglob("*") if p.is_file()} == expected | {".gitignore"}
+        assert (to / ".gitignore").read_text() == "*\n"
     refused = cli("jobs", "artifacts", "get", protocol.id, "*.zip")
     assert refused.returncode == 1
     assert "no artifact matches '*.zip'" in refused.stderr
+
+
+def test_a_folder_that_was_there_is_not_marked(cli, protocol, left):
+    left({"a": b"1"})
+    (cli.folder / "mine").mkdir()
+    assert cli("jobs", "artifacts", "get", protocol.id, "--to", "mine").returncode == 0
+    assert [path.name for path in (cli.folder / "mine").iterdir()] == ["a"]
 
 
 def test_a_pattern_alone_is_for_the_last_job(cli, server, protocol, left):
@@ -74,7 +82,7 @@ def test_a_pattern_alone_is_for_the_last_job(cli, server, protocol, left):
     cli("jobs", "create", "--machineType", "CPU", "--command", "x", "--workspace", "none", "--detach")
     left({"a": b"1", "b": b"2"})
     assert cli("jobs", "artifacts", "get", "a", "--to", "out").returncode == 0
-    assert [path.name for path in (cli.folder / "out").iterdir()] == ["a"]
+    assert sorted(path.name for path in (cli.folder / "out").iterdir()) == [".gitignore", "a"]
 
 
 def test_a_download_that_breaks_off_is_continued(cli, server, protocol, left):
@@ -123,7 +131,7 @@ def test_a_damaged_file_never_gets_its_name(cli, server, protocol, left):
     got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
     assert got.returncode == 1
     assert "model arrived damaged twice" in got.stderr
-    assert list((cli.folder / "out").iterdir()) == []
+    assert [path.name for path in (cli.folder / "out").iterdir()] == [".gitignore"]
 
 
 def test_a_file_without_a_digest_is_taken_as_it_is(cli, protocol, left):

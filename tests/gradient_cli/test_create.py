@@ -6,6 +6,7 @@ import json
 import signal
 import tarfile
 import threading
+import time
 
 import pytest
 
@@ -56,6 +57,87 @@ def test_an_unchanged_folder_is_not_uploaded_again(cli, server, protocol):
     again = cli("jobs", "create", *BASICS, "--detach")
     assert "workspace unchanged, not uploaded" in again.stderr
     assert spec_of(server)["workspaceSha256"] == digest
+
+
+@pytest.fixture
+def packed_before(cli, server, protocol):
+    """Make the folder's archive known to this machine and to the server."""
+    server.on("POST", "/jobs", {"job": {}}, protocol.Reply(protocol.job(), 201))
+
+    def submit():
+        cli("jobs", "create", *BASICS, "--detach")
+        digest = server.requests[-3].path.rpartition("/")[2]
+        server.on("GET", f"/workspaces/{digest}", {"sha256": digest, "size": 1})
+        return digest
+
+    (cli.folder / "main.py").write_text("print('hello')\n")
+    settled(cli.folder / "main.py")
+    return submit()
+
+
+def settled(path):
+    """Wait until the file's last change is no longer so recent that its times are not trusted."""
+    while time.time_ns() - path.stat().st_ctime_ns < 2_100_000_000:
+        time.sleep(0.05)
+
+
+def test_an_unchanged_folder_is_not_even_packed_again(cli, server, packed_before, protocol):
+    server.on("POST", "/jobs", {"job": {}}, protocol.Reply(protocol.job(), 201))
+    for arguments in (("--dry-run", "--json"), ("--detach",)):
+        # Packing needs a folder for the archive.
+        again = cli("jobs", "create", *BASICS, *arguments, env={"TMPDIR": "/nowhere"})
+        assert again.returncode == 0, again.stderr
+    assert spec_of(server)["workspaceSha256"] == packed_before
+    assert "workspace unchanged, not uploaded" in again.stderr
+
+
+def test_a_known_folder_is_packed_if_the_server_has_it_no_more(cli, server, packed_before, protocol):
+    server.on("GET", f"/workspaces/{packed_before}", protocol.error(404, "no such workspace"))
+    server.on("POST", "/jobs", {"job": {}}, protocol.Reply(protocol.job(), 201))
+    assert "workspace uploaded" in cli("jobs", "create", *BASICS, "--detach").stderr
+
+
+@pytest.mark.parametrize("mode", ["--dry-run", "--detach"])
+def test_too_many_files_are_refused_before_the_upload(cli, server, protocol, mode):
+    for number in range(3):
+        (cli.folder / f"file{number}").touch()
+    server.on("POST", "/jobs", {"job": {}, "maxWorkspaceFiles": 2}, protocol.job())
+    refused = cli("jobs", "create", *BASICS, mode)
+    assert refused.returncode == 2
+    assert "has 3 files and folders, more than the 2 that the server accepts" in refused.stderr
+    assert [request.query for request in server.requests_to("POST", "/jobs")] == [{"dryRun": "true"}]
+
+
+def test_what_is_left_out_is_named_and_can_be_included(cli, server):
+    for name in ("main.py", ".env", "key.pem"):
+        (cli.folder / name).write_text("x")
+    server.on("POST", "/jobs", {"job": {}})
+    shown = cli("jobs", "create", *BASICS, "--dry-run", "--json", "--include", ".env")
+    assert "workspace: left out key.pem by default; --include PATTERN uploads such files" in shown.stderr
+    upload = json.loads(shown.stdout)["upload"]
+    assert upload["leftOut"] == ["key.pem"]
+    assert {entry["path"] for entry in upload["largest"]} == {"main.py", ".env"}
+    (cli.folder / ".gradient.toml").write_text('include = ["*.pem", ".env"]\n')
+    shown = cli("jobs", "create", *BASICS, "--dry-run", "--json")
+    assert json.loads(shown.stdout)["upload"]["leftOut"] == []
+    assert "left out" not in shown.stderr
+
+
+def test_outputs_come_from_flags_or_the_project_file(cli, server, protocol):
+    server.on("POST", "/jobs", protocol.job())
+    base = ("jobs", "create", *BASICS, "--workspace", "none", "--detach")
+    cli(*base, "--outputs", "outputs/**", "--outputs", "*.pt")
+    assert spec_of(server)["outputs"] == ["outputs/**", "*.pt"]
+    (cli.folder / ".gradient.toml").write_text('outputs = ["runs"]\n')
+    cli(*base)
+    assert spec_of(server)["outputs"] == ["runs"]
+
+
+def test_include_needs_a_folder(cli, server):
+    refused = cli("jobs", "create", *BASICS, "--workspace", "none", "--include", ".env")
+    assert refused.returncode == 2
+    assert "include: only possible with a folder" in refused.stderr
+    assert server.requests == []
 
 
 @pytest.mark.usefixtures("main_py")

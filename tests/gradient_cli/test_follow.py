@@ -189,6 +189,48 @@ def test_a_terminal_gets_progress_redrawn_and_colours(cli, protocol, followed):
     assert "\x1b[32m" not in on_a_terminal(cli, *BASICS, env={"NO_COLOR": "1"})
 
 
+def test_without_a_terminal_progress_goes_to_stderr_now_and_then(cli, protocol, followed):
+    bar = [protocol.event("partial", {"message": f"{percent}%"}) for percent in range(50)]
+    followed(protocol.Reply(stream=[*bar, protocol.line(1, "100%"), protocol.end()]))
+    made = cli(*BASICS)
+    assert made.stdout == "100%\n"
+    assert made.stderr.count("%") == 1, "the second would follow ten seconds later"
+    assert "… 0%\n" in made.stderr
+
+
+def test_json_marks_an_unfinished_line(cli, server, protocol, followed):
+    followed(
+        protocol.Reply(stream=[protocol.event("partial", {"message": "5%"}), protocol.line(1, "100%"), protocol.end()])
+    )
+    shown = cli("jobs", "logs", protocol.id, "--follow", "--json")
+    partial = {"line": None, "timestamp": None, "message": "5%", "partial": True}
+    rows = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert rows[0] == partial
+    assert [row["message"] for row in rows] == ["5%", "100%"]
+    server.on("GET", f"/jobs/{protocol.id}/logs", {"lines": [], "complete": False, "partial": "5%"})
+    assert json.loads(cli("jobs", "logs", protocol.id, "--json").stdout) == partial
+
+
+def test_logs_end_with_the_unfinished_line(cli, server, protocol):
+    rows = [json.loads(protocol.line(1, "one").split(b"data: ")[1])]
+    server.on(
+        "GET",
+        f"/jobs/{protocol.id}/logs",
+        {"lines": rows, "complete": False, "partial": "5%"},
+        {"lines": [], "complete": False, "partial": "\x1b[2K7%"},
+    )
+    shown = cli("jobs", "logs", protocol.id)
+    assert (shown.stdout, shown.stderr) == ("one\n7%\n", "")
+
+
+def test_notes_on_the_job_are_printed_at_its_end(cli, server, protocol, followed):
+    followed(protocol.Reply(stream=[protocol.end()]))
+    note = "1 file of the working directory was not kept: model.pt 8 B."
+    server.on("GET", f"/jobs/{protocol.id}", protocol.ended(notes=[note]))
+    assert f"note: {note}\n" in cli(*BASICS).stderr
+    assert note in cli("jobs", "show", protocol.id).stdout.replace("\n", " ")
+
+
 def test_logs_come_in_pages(cli, server, protocol):
     rows = [json.loads(protocol.line(number, f"text {number}").split(b"data: ")[1]) for number in range(1, 4)]
     server.on(

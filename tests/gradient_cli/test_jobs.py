@@ -232,6 +232,14 @@ def test_projects(cli, server):
 def test_init_writes_a_project_file_that_create_reads(cli, server, protocol):
     made = cli("projects", "init", "--machineType", "A100", "--command", 'python "my file.py"')
     assert made.returncode == 0
+    ignore_file = cli.folder / ".gradientignore"
+    assert all(line.startswith("#") for line in ignore_file.read_text().splitlines())
+    assert f"wrote {ignore_file}: files that are not uploaded" in made.stderr
+    (cli.folder / "sub").mkdir()
+    (cli.folder / "sub" / ".gradientignore").write_text("mine\n")
+    elsewhere = cli("projects", "init", "--json", cwd=cli.folder / "sub")
+    assert json.loads(elsewhere.stdout)["ignoreFile"] is None
+    assert (cli.folder / "sub" / ".gradientignore").read_text() == "mine\n"
     again = cli("projects", "init")
     assert again.returncode == 1
     assert "already exists" in again.stderr

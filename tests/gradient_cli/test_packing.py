@@ -9,6 +9,7 @@ import pytest
 
 from gradient_cli.errors import ClientError
 from gradient_cli.workspace import archive as packing
+from gradient_cli.workspace import pack_cache
 
 
 def paths(folder):
@@ -154,6 +155,180 @@ def test_the_repository_above_has_its_say(tmp_path):
         },
     )
     assert paths(tmp_path / "train") == ["b"]
+
+
+NOT_WANTED = (
+    ".venv/lib/x.py",
+    "envs/mine/pyvenv.cfg",
+    "envs/mine/bin/python",
+    "web/node_modules/a/index.js",
+    "wandb/run/log",
+    "mlruns/0/meta.yaml",
+    "nb/.ipynb_checkpoints/a.ipynb",
+    "artifacts-jabcdefgh12345/model.npz",
+    ".env",
+    "conf/.env.production",
+    "conf/server.pem",
+    ".netrc",
+    "id_ed25519",
+    ".aws/credentials",
+)
+
+
+def test_environments_runs_and_credentials_stay_out_and_are_named(tmp_path):
+    wanted = ("main.py", ".env.example", "venv.py", "env/settings.py", "artifacts-old/x", "id_rsa.pub")
+    write(tmp_path, dict.fromkeys((*NOT_WANTED, *wanted), "x"))
+    folder = packing.WorkspaceFolder(str(tmp_path))
+    assert {entry.path for entry in folder.files} == set(wanted)
+    assert {entry.path for entry in folder.entries if entry.kind == "folder"} == {
+        "env",
+        "envs",
+        "artifacts-old",
+        "conf",
+        "nb",
+        "web",
+    }
+    assert folder.left_out == sorted(
+        {
+            ".aws",
+            ".env",
+            ".netrc",
+            ".venv",
+            "artifacts-jabcdefgh12345",
+            "conf/.env.production",
+            "conf/server.pem",
+            "envs/mine",
+            "id_ed25519",
+            "mlruns",
+            "nb/.ipynb_checkpoints",
+            "wandb",
+            "web/node_modules",
+        }
+    )
+    said = list(packing.describe_skipped(folder))[-1]
+    assert said.startswith("left out .aws, .env, ")
+    assert said.endswith("mlruns and 3 more by default; --include PATTERN uploads such files")
+
+
+def test_a_negated_pattern_brings_back_what_is_left_out(tmp_path):
+    write(tmp_path, {".env": "x", "wandb/log": "x", "a.pem": "x", ".gradientignore": "!.env\n!wandb\n"})
+    folder = packing.WorkspaceFolder(str(tmp_path))
+    assert {entry.path for entry in folder.files} == {".env", "wandb/log", ".gradientignore"}
+    assert folder.left_out == ["a.pem"]
+
+
+@pytest.mark.parametrize(
+    ("include", "brought"),
+    [
+        ([".env"], {".env"}),
+        (["data"], {"data/a/big.bin", "data/b"}),
+        (["data/a"], {"data/a/big.bin"}),
+        (["*/*.pem", "/.env"], {"conf/x.pem", ".env"}),
+        (["node_modules/mine/**"], {"node_modules/mine/index.js"}),
+        ([".git"], set()),
+        (["absent"], set()),
+    ],
+)
+def test_include_brings_back_what_is_excluded(tmp_path, include, brought):
+    always = {"main.py", ".gitignore"}
+    write(
+        tmp_path,
+        {
+            ".gitignore": "data/\n",
+            **dict.fromkeys(
+                [
+                    "main.py",
+                    ".env",
+                    "conf/x.pem",
+                    "data/a/big.bin",
+                    "data/b",
+                    "node_modules/mine/index.js",
+                    "node_modules/other/.env",
+                    ".git/config",
+                ],
+                "x",
+            ),
+        },
+    )
+    folder = packing.WorkspaceFolder(str(tmp_path), include)
+    files = {entry.path for entry in folder.files}
+    assert files == always | brought
+    folders = {entry.path for entry in folder.entries if entry.kind == "folder"}
+    assert {str(Path(path).parent) for path in files} - {"."} <= folders
+    assert not brought & set(folder.left_out)
+
+
+def test_a_folder_marked_as_excluded_is_left_out_itself(tmp_path):
+    write(tmp_path, {"cache/.gitignore": "*\n", "cache/a": "x", "kept/.gitignore": "*.pt\n", "kept/a.pt": "x"})
+    assert paths(tmp_path) == ["kept", "kept/.gitignore"]
+
+
+def old(folder):
+    """Move a file's times to the past, as if it had not been touched for long."""
+    for path in folder.rglob("*"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+
+
+class TestPackCache:
+    @pytest.fixture(autouse=True)
+    def cache(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setattr(pack_cache, "_RACY_NS", 0)  # a file's ctime cannot be moved to the past
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        write(tmp_path / "work", {"main.py": "print(1)", "data/a": "x" * 1000})
+        return tmp_path / "work"
+
+    def remember(self, folder):
+        scanned = packing.WorkspaceFolder(str(folder))
+        with packing.create_archive(scanned, lambda _done: None) as archive:
+            pack_cache.remember(scanned, archive)
+            return archive.sha256, archive.size
+
+    def find(self, folder):
+        found = pack_cache.find(packing.WorkspaceFolder(str(folder)))
+        return found and (found.sha256, found.size)
+
+    def test_an_unchanged_folder_is_known(self, folder):
+        assert self.find(folder) is None
+        assert self.remember(folder) == self.find(folder)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda folder: (folder / "main.py").write_text("print(2)"),
+            lambda folder: (folder / "main.py").chmod(0o755),
+            lambda folder: (folder / "new").write_text(""),
+            lambda folder: (folder / "new").mkdir(),
+            lambda folder: (folder / "data" / "a").unlink(),
+            lambda folder: (folder / "data").rename(folder / "date"),
+            lambda folder: (folder / ".gradientignore").write_text("data\n"),
+            lambda folder: (folder / "new").symlink_to("main.py"),
+        ],
+    )
+    def test_any_change_is_seen(self, folder, change):
+        self.remember(folder)
+        change(folder)
+        assert self.find(folder) is None
+
+    def test_contents_of_the_same_size_and_time_are_not_trusted(self, folder):
+        old(folder)
+        self.remember(folder)
+        (folder / "main.py").write_text("print(3)")
+        old(folder)
+        assert self.find(folder) is None
+
+    def test_a_file_changed_just_before_the_scan_is_not_remembered(self, folder, monkeypatch):
+        monkeypatch.setattr(pack_cache, "_RACY_NS", 3600 * 10**9)
+        self.remember(folder)
+        assert self.find(folder) is None
+
+    def test_a_damaged_cache_is_ignored_and_replaced(self, folder, tmp_path):
+        (tmp_path / "cache" / "gradient").mkdir(parents=True)
+        (tmp_path / "cache" / "gradient" / "packed.json").write_text("no JSON")
+        assert self.find(folder) is None
+        assert self.remember(folder) == self.find(folder)
 
 
 def test_unreadable_files_are_all_named(tmp_path, monkeypatch):

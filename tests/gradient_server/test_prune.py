@@ -101,7 +101,7 @@ def test_without_a_policy_it_says_so(settings, capsys):
     plain = settings.model_copy(update={"retention": RetentionSettings(workspaces_days=0)})
     code, text = run(plain, capsys)
     assert code == 0
-    assert text.startswith("No policy is set: everything is kept forever.\n")
+    assert text.startswith("No policy is set: everything is kept until its job is deleted.\n")
     assert text.endswith("Removed: nothing.\n")
 
 

@@ -34,8 +34,8 @@ from service.main import create_app
 parser = argparse.ArgumentParser()
 flags.add_options(parser)
 line = ["--machineType", "CPU", "--command", "true", "--workspace", "none"]
-filed, _ = flags.resolve(parser.parse_args(line))
-asked, workspace = flags.resolve(parser.parse_args([*line, "--toyLevel", "7"]))
+filed, *_ = flags.resolve(parser.parse_args(line))
+asked, workspace, _ = flags.resolve(parser.parse_args([*line, "--toyLevel", "7"]))
 settings = Settings(home=sys.argv[1])
 database = Database(settings.database_url)
 with database.write() as session:
@@ -55,7 +55,7 @@ print(json.dumps([filed["toyLevel"], made["toyLevel"], shown["toyLevel"], launch
 def test_the_client_has_a_flag_for_every_option():
     named = {flags._SENT_AS.get(name, name) for name in [*flags._FIELDS, *flags._FLAGS]}
     of_the_service = {field.alias for field in SubmitJob.model_fields.values()}
-    assert named | {"workspace", "envVars", "tags", "ports", "registryPassword"} == of_the_service - {
+    assert named | {"workspace", "envVars", "tags", "ports", "outputs", "registryPassword"} == of_the_service - {
         "workspaceSha256",
         "codeCommit",
     }

@@ -8,7 +8,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -17,12 +17,13 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.errors import LeaseLost, StoreUnavailable
-from core.jobs import lifecycle, queries
+from core.jobs import lifecycle, notes, queries
 from core.jobs.guarded_updates import set_output_sizes
 from core.jobs.scheduling import claims
 from core.jobs.spec.container_options import is_in_workspace
 from core.jobs.spec.image_options import DOCKERFILE
 from core.jobs.states import JobState
+from core.storage.artifacts.scan import Skipped
 from core.system.failpoints import failpoint
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
@@ -50,11 +51,12 @@ _FAILURE_RESET_SECONDS = 300.0
 
 
 class _CollectedOutputs(NamedTuple):
-    """Stored output of an attempt: state of its artifacts, bytes of its job's log, bytes of its artifacts."""
+    """Stored output of an attempt: state of its artifacts, bytes of its job's log and of its artifacts, notes on it."""
 
     artifacts_state: str
     log_bytes: int | None = None
     artifact_bytes: int | None = None
+    notes: Sequence[str] = ()
 
 
 class AttemptRun:
@@ -206,6 +208,8 @@ class AttemptRun:
         def close(session: Session) -> Job:
             closed = lifecycle.finish(session, ended, artifacts_state=outputs.artifacts_state)
             set_output_sizes(session, closed, log_bytes=outputs.log_bytes, artifact_bytes=outputs.artifact_bytes)
+            for text in outputs.notes:
+                notes.add(session, ended, text)
             return closed
 
         with self._spans.step("finish"):
@@ -258,21 +262,22 @@ class AttemptRun:
         log_bytes = self._context.logs.reader(self.job.id).size
         started = base.read_control(self._scratch.control, "started") is not None
         if not (started or self._scratch.artifacts.is_dir()):
-            return _CollectedOutputs(
-                self.job.artifacts_state, log_bytes
-            )  # the command never started: artifacts of an earlier attempt are still the latest
+            # The command never started: artifacts of an earlier attempt are still the latest.
+            return _CollectedOutputs(self.job.artifacts_state, log_bytes)
         artifacts = self._scratch.artifacts
         max_bytes = limits.max_bytes()
+        skipped, texts = self._collect_workspace(max_bytes, limits) if started else ([], [])
         manifest = self._context.artifacts.close(
-            self.job.id,
-            self.job.attempt,
-            artifacts,
-            lost=read_missing(artifacts),
-            max_bytes=max_bytes,
-            stopped=limits.stopped,
+            self.job.id, self.job.attempt, artifacts, lost=skipped, max_bytes=max_bytes, stopped=limits.stopped
         )
         state = manifest.state if manifest.files or manifest.skipped else "none"
-        return _CollectedOutputs(state, log_bytes, manifest.bytes)
+        return _CollectedOutputs(state, log_bytes, manifest.bytes, texts)
+
+    def _collect_workspace(self, max_bytes: int | None, limits: CollectionLimits) -> tuple[list[Skipped], list[str]]:
+        if not self._backend.capabilities.local_workspace:
+            return read_missing(self._scratch.artifacts), []
+        files = self._scratch.workspace_files
+        return files.collect(self.job.spec.outputs, self._scratch.artifacts, max_bytes, limits.stopped)
 
     def _gpus(self) -> tuple[str, ...]:
         if not self.job.gpus:

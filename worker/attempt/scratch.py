@@ -14,6 +14,7 @@ from core.storage.artifacts.paths import parse_public_path
 from core.storage.artifacts.store import ArtifactFile, ArtifactStore
 from core.storage.workspaces import WorkspaceStore
 from core.system.filesystem import hoist_deep_folders
+from worker.attempt.outputs.workspace_files import WorkspaceFiles
 from worker.backends.base import RESERVED_FILES, LaunchError
 
 _COPY_BYTES = 1024**2
@@ -33,6 +34,7 @@ class Scratch:
         workspace: The folder that the job works in.
         artifacts: The job's outputs.
         control: The wrapper's files.
+        workspace_files: The files of the workspace, compared with those before the start.
     """
 
     def __init__(self, attempts: Path, job_id: str, attempt: int) -> None:
@@ -43,6 +45,8 @@ class Scratch:
         self.workspace = self.root / "workspace"
         self.artifacts = self.root / "artifacts"
         self.control = self.root / "control"
+        self._listing = self.root / "workspace.json"
+        self.workspace_files = WorkspaceFiles(self.workspace, self._listing)
 
     def make(self, store: ArtifactStore) -> None:
         """Create the folders; existing ones stay as they are.
@@ -121,6 +125,7 @@ class Scratch:
             commit = fetch(filling)
         else:
             filling.mkdir()
+        WorkspaceFiles(filling, self._listing).record()
         filling.rename(self.workspace)
         return commit
 

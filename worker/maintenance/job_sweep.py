@@ -16,7 +16,7 @@ from core.errors import LeaseLost
 from core.jobs import lifecycle, maintenance, metrics, queries
 from core.jobs.scheduling import port_allocations
 from core.jobs.states import OWNED, TERMINAL
-from core.storage.prune import prune
+from core.storage.prune import FREED_AFTER_SECONDS, prune
 from worker.attempt.disk_quota import measure_used_bytes
 from worker.attempt.scratch import Scratch, list_scratch_folders
 from worker.attempt.spans import AttemptSpans
@@ -199,6 +199,8 @@ class Sweep:
             self._context.artifacts.remove(job.id)
             metrics.remove(self._context.database, job.id)
             self._context.write(partial(lifecycle.mark_outputs_removed, job_id=job.id))
+        if jobs:  # their archives follow
+            self._prune_at = min(self._prune_at, time.monotonic() + FREED_AFTER_SECONDS)
         return len(jobs)
 
     def _prune(self) -> int:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 from core.errors import SpecInvalid
 from core.jobs.spec.container_options import check_shared_memory, check_user, check_working_dir
 from core.jobs.spec.image_options import ImageOptions, quoted
+from core.jobs.spec.outputs import check_outputs
 from core.jobs.spec.ports import PortMapping, parse_ports
 
 MAX_COMMAND_BYTES = 64 * 1024
@@ -84,6 +85,11 @@ class JobSpec:
     tags: Annotated[tuple[str, ...], "tags for finding the job again"] = ()
     ports: Annotated[tuple[str, ...], "ports to expose: `external:internal:scheme`; external 0: the host chooses"] = ()
     registry_username: Annotated[str | None, "user name for the container's registry, for this job only"] = None
+    outputs: Annotated[
+        tuple[str, ...],
+        "patterns of files of the workspace that are copied to the artifacts at the end: `outputs/**`, `*.pt`; a "
+        "folder stands for all of it",
+    ] = ()
     code_commit: Annotated[str | None, "git commit of the uploaded folder"] = None
 
     def __post_init__(self) -> None:
@@ -116,6 +122,7 @@ class JobSpec:
                 f"{quoted(self.python)} is not a version of Python. Give it as 3.12 or 3.12.4.", field="python"
             )
         check_tags(self.tags)
+        check_outputs(self.outputs)
         if self.code_commit is not None:
             check_label(self.code_commit, "codeCommit", MAX_TAG)
         object.__setattr__(self, "ports", tuple(str(port) for port in parse_ports(self.ports)))
@@ -131,6 +138,7 @@ class JobSpec:
         return {name: getattr(self, name) for name in self.__slots__} | {
             "tags": list(self.tags),
             "ports": list(self.ports),
+            "outputs": list(self.outputs),
         }
 
     @classmethod
@@ -145,6 +153,7 @@ class JobSpec:
             object.__setattr__(spec, one.name, stored.get(one.name, default))
         object.__setattr__(spec, "tags", tuple(spec.tags))
         object.__setattr__(spec, "ports", tuple(spec.ports))
+        object.__setattr__(spec, "outputs", tuple(spec.outputs))
         return spec
 
     def redacted_env(self) -> dict[str, str]:

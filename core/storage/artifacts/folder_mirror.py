@@ -57,10 +57,21 @@ class FolderMirror:
             only then renamed into the store: if the job swapped the name, the other file never becomes visible there.
         skips: Gets what cannot be read, and what is not copied because of a stop.
         stopped: Returns True once nothing more is to be copied.
+        link: Link files where that works; else copy all.
     """
 
-    def __init__(self, source: int, store: int, incoming: int, skips: SkipList, stopped: Stopped = never) -> None:
+    def __init__(
+        self,
+        source: int,
+        store: int,
+        incoming: int,
+        skips: SkipList,
+        stopped: Stopped = never,
+        *,
+        link: bool = True,
+    ) -> None:
         self._stopped = stopped
+        self._link = link
         self._source = source
         self._store = store
         self._incoming = incoming
@@ -126,6 +137,8 @@ class FolderMirror:
 
     def _link_or_copy(self, source: int, name: str, path: str, seen: FileStat, old: FileStat | None) -> bool:
         """Make the file in `incoming`; False if there is nothing to rename into the store."""
+        if not self._link:
+            return self._copy(source, name, path, seen)
         try:
             os.link(name, _TEMPORARY, src_dir_fd=source, dst_dir_fd=self._incoming, follow_symlinks=False)
         except FileNotFoundError:

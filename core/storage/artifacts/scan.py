@@ -102,15 +102,18 @@ class FolderScan:
     """Files that use far less disk than their size: they have holes, or the file system compresses."""
 
 
-def scan(folder: int, skips: SkipList, *, max_files: int | None = None) -> FolderScan:
+def scan(
+    folder: int, skips: SkipList, *, max_files: int | None = None, ignored: frozenset[str] = frozenset()
+) -> FolderScan:
     """Scan everything below an opened folder.
 
     Args:
         folder: Descriptor of the folder; stays open.
         skips: Gets what is not a regular file on the folder's own file system, and what exceeds a limit.
         max_files: Files past this number are only counted; the scan ends after ten times as many names.
+        ignored: Names of files and folders that are left out at any depth.
     """
-    walk = _Scanner(os.fstat(folder).st_dev, skips, max_files)
+    walk = _Scanner(os.fstat(folder).st_dev, skips, max_files, ignored)
     walk.visit(folder, "", 0)
     if walk.cut:
         skips.add(
@@ -196,10 +199,11 @@ def _hole_bytes(folder: int, path: str) -> int:
 
 
 class _Scanner:
-    def __init__(self, device: int, skips: SkipList, max_files: int | None) -> None:
+    def __init__(self, device: int, skips: SkipList, max_files: int | None, ignored: frozenset[str]) -> None:
         self._device = device
         self._skips = skips
         self._max_files = max_files
+        self._ignored = ignored
         self._names_left = None if max_files is None else _NAMES_PER_FILE * max_files
         self.found = FolderScan()
         self.uncounted = 0
@@ -213,6 +217,8 @@ class _Scanner:
                 self._names_left -= len(names)
                 self.cut = self.cut or (self._names_left == 0 and next(entries, None) is not None)
         for name in names:
+            if name in self._ignored:
+                continue
             path = prefix + name
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)

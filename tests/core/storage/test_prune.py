@@ -318,3 +318,25 @@ def test_an_archive_that_a_new_job_is_about_to_name_stays(stores, archive, monke
     monkeypatch.setattr(retention, "needed_workspaces", submitted_meanwhile)
     assert prune(stores).workspaces.count == 0
     assert stores.workspaces.has(sha256)
+
+
+def test_the_archive_of_deleted_jobs_is_freed_without_a_policy(stores, old_jobs, database):
+    stores.settings.retention = RetentionSettings(workspaces_days=0)
+    archives = {}
+    for name in ("deleted", "shared", "live", "unnamed", "recent"):
+        stored = stores.workspaces.add(io.BytesIO(make_zip({"main.py": name})), ArchiveLimits())
+        archives[name] = stored.sha256
+        at = time.time() - pruning.FREED_AFTER_SECONDS - 10
+        if name != "recent":
+            os.utime(stores.workspaces.path(stored.sha256), (at, at))
+    gone = [old_jobs.create_job(1, workspace_sha256=archives[name]) for name in ("deleted", "shared", "recent")]
+    old_jobs.create_job(1, workspace_sha256=archives["shared"])
+    stopping = old_jobs.create_job(0, state=JobState.RUNNING, workspace_sha256=archives["live"])
+    with database.write() as session:
+        for job in (*gone, stopping):
+            lifecycle.delete(session, job.id)
+    assert prune(stores, dry_run=True).workspaces.count == 1
+    assert stores.workspaces.has(archives["deleted"])
+    report = prune(stores)
+    assert (report.workspaces.count, report.failed) == (1, 0)
+    assert {one.sha256 for one in stores.workspaces.archives()} == set(archives.values()) - {archives["deleted"]}

@@ -97,14 +97,15 @@ def test_pages_are_gapless_and_know_when_they_are_complete(client, job_id, runni
     tail = client.get(f"/jobs/{job_id}/logs", params={"tail": 2}).json()
     assert [row["line"] for row in tail["lines"]] == [3, 4]
     past = client.get(f"/jobs/{job_id}/logs", params={"line": 99}).json()
-    assert past == {"lines": [], "complete": True, "removed": None}
+    assert past == {"lines": [], "complete": True, "partial": None, "removed": None}
 
 
 def test_a_job_that_printed_nothing_has_an_empty_log(client, job_id):
-    assert client.get(f"/jobs/{job_id}/logs").json() == {"lines": [], "complete": False, "removed": None}
+    nothing = {"lines": [], "partial": None, "removed": None}
+    assert client.get(f"/jobs/{job_id}/logs").json() == nothing | {"complete": False}
     assert client.get(f"/jobs/{job_id}/logs/raw").content == b""
     client.post(f"/jobs/{job_id}/stop")
-    assert client.get(f"/jobs/{job_id}/logs").json() == {"lines": [], "complete": True, "removed": None}
+    assert client.get(f"/jobs/{job_id}/logs").json() == nothing | {"complete": True}
     with follow(client, job_id) as response:
         events = list(events_in(response))
     assert [name for name, _, _ in events] == ["phase", "end"]
@@ -147,6 +148,24 @@ def test_raw_bytes_in_parts(client, job_id, stores):
     assert past.json()["error"]["name"] == "RangeNotSatisfiable"
     shown = client.get(f"/jobs/{job_id}/logs/raw?inline=1")
     assert shown.headers["content-type"] == "text/plain; charset=utf-8"
+
+
+def test_a_page_has_the_unfinished_line_after_its_lines(client, job_id, worker, stores):
+    job = worker.start()
+
+    def page(**query):
+        return client.get(f"/jobs/{job_id}/logs", params=query).json()
+
+    with stores.logs.open_writer(job_id, 1) as log:
+        log.append(b"\r 5%\r10%", 1)
+        assert (page()["lines"], page()["partial"]) == ([], "10%")
+        log.append(b"\r100%\nnext\n 7%", 2)
+    assert [row["message"] for row in page()["lines"]] == ["100%", "next"]
+    assert page()["partial"] == page(tail=1)["partial"] == page(line=2)["partial"] == " 7%"
+    assert page(limit=1)["partial"] is None, "it does not follow the first line"
+    worker.end(job, "completed", exit_code=0)
+    assert page()["partial"] is None
+    assert [row["message"] for row in page()["lines"]] == ["100%", "next", " 7%"]
 
 
 def test_a_log_is_followed_from_before_its_first_line_to_its_end(live_server, job_id, worker, stores):

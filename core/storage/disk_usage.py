@@ -1,0 +1,81 @@
+"""Measures the disk space below GRADIENT_HOME, by what holds it and by job."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from stat import S_ISDIR
+
+_JOB_ID = re.compile(r"(j[a-z0-9]{13})(?:-[0-9]+)?\Z")
+_JOB_DEPTH = 3
+"""A job's id is at most the third name of a path: `logs/jab/jabcdefgh12345`, `attempts/jabcdefgh12345-1`."""
+_STAT_BLOCK = 512
+
+
+@dataclass(slots=True)
+class FolderUsage:
+    """Disk space of one folder: bytes on disk, number of files, and Unix time of the oldest change of one."""
+
+    bytes: int = 0
+    count: int = 0
+    oldest: float | None = None
+
+    def add(self, status: os.stat_result) -> None:
+        """Count a file."""
+        self.bytes += status.st_blocks * _STAT_BLOCK
+        self.count += 1
+        self.oldest = status.st_mtime if self.oldest is None else min(self.oldest, status.st_mtime)
+
+
+@dataclass(slots=True)
+class DiskUsage:
+    """Disk space below a folder, by the folders and files in it, and of the logs, artifacts and scratch of each job."""
+
+    entries: dict[str, FolderUsage] = field(default_factory=dict)
+    jobs: Counter[str] = field(default_factory=Counter)
+    unreadable: int = 0
+    """Files and folders that could not be measured."""
+
+
+def measure(root: Path) -> DiskUsage:
+    """Measure everything below a folder; files with several hard links count once, links are not followed."""
+    usage = DiskUsage()
+    seen: set[tuple[int, int]] = set()
+    for names, status in _walk(root, usage):
+        identity = status.st_dev, status.st_ino
+        if status.st_nlink > 1 and identity in seen:
+            continue
+        seen.add(identity)
+        usage.entries.setdefault(names[0], FolderUsage()).add(status)
+        ids = (_JOB_ID.match(name) for name in names[1:_JOB_DEPTH])
+        if found := next((one for one in ids if one), None):
+            usage.jobs[found[1]] += status.st_blocks * _STAT_BLOCK
+    return usage
+
+
+def _walk(root: Path, usage: DiskUsage) -> Iterator[tuple[list[str], os.stat_result]]:
+    """Yield the names below the root, and the status, of everything that is not a folder."""
+    folders: list[list[str]] = [[]]
+    while folders:
+        above = folders.pop()
+        try:
+            names = [entry.name for entry in root.joinpath(*above).iterdir()]
+        except FileNotFoundError:
+            continue
+        except OSError:
+            usage.unreadable += 1
+            continue
+        for name in names:
+            try:
+                status = root.joinpath(*above, name).lstat()
+            except FileNotFoundError:
+                continue  # a running service deletes files meanwhile
+            except OSError:
+                usage.unreadable += 1
+                continue
+            if S_ISDIR(status.st_mode):
+                folders.append([*above, name])
+            else:
+                yield [*above, name], status

@@ -1,0 +1,146 @@
+import os
+import socket
+
+import pytest
+
+from worker.attempt.outputs import workspace_files
+from worker.attempt.outputs.workspace_files import WorkspaceFiles
+
+
+class Attempt:
+    """The folders of one attempt."""
+
+    def __init__(self, root):
+        self.root = root
+        self.workspace, self.artifacts = root / "workspace", root / "artifacts"
+        self.workspace.mkdir()
+        self.artifacts.mkdir()
+        self.files = WorkspaceFiles(self.workspace, root / "workspace.json")
+
+    def write(self, path, text="x"):
+        file = self.workspace / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def collect(self, *patterns, max_bytes=None):
+        return self.files.collect(patterns, self.artifacts, max_bytes)
+
+    @property
+    def kept(self):
+        return {str(file.relative_to(self.artifacts)) for file in self.artifacts.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    return Attempt(tmp_path)
+
+
+def test_new_and_changed_files_are_named_largest_first(attempt):
+    attempt.write("main.py")
+    os.utime(attempt.write("config.json"), (1, 1))
+    attempt.files.record()
+    attempt.write("model.pt", "m" * 12_000)
+    attempt.write("outputs/a.png", "p" * 3000)
+    attempt.write("config.json", "y")
+    attempt.write("__pycache__/main.pyc")
+    note = (
+        "3 files of the working directory were not kept: model.pt 12.0 kB, outputs/a.png 3.0 kB, config.json 1 B. "
+        "Write to $GRADIENT_ARTIFACTS_DIR, or use --outputs model.pt."
+    )
+    assert attempt.collect() == ([], [note])
+
+
+def test_a_long_list_is_cut_and_the_hint_names_the_folder(attempt):
+    attempt.files.record()
+    for number in range(7):
+        attempt.write(f"my runs/{number}.png", "x" * (10 + number))
+    (note,) = attempt.collect()[1]
+    assert note.startswith("7 files of the working directory were not kept: my runs/6.png 16 B, my runs/5.png 15 B, ")
+    assert note.endswith("my runs/2.png 12 B, …. Write to $GRADIENT_ARTIFACTS_DIR, or use --outputs 'my runs/**'.")
+
+
+def test_a_file_that_the_job_copied_itself_is_not_reported(attempt):
+    attempt.files.record()
+    attempt.write("model.pt", "weights")
+    (attempt.artifacts / "best").mkdir()
+    (attempt.artifacts / "best" / "model.pt").write_text("weights")
+    assert attempt.collect() == ([], [])
+
+
+def test_nothing_is_claimed_about_an_unknown_workspace(attempt, monkeypatch):
+    assert attempt.collect() == ([], []), "nothing was recorded"
+    attempt.write("a")
+    attempt.write("b")
+    monkeypatch.setattr(workspace_files, "_LIMITS", workspace_files.ArtifactLimits(max_files=1))
+    attempt.files.record()
+    attempt.write("c")
+    assert attempt.collect() == ([], []), "too many files to record"
+
+
+def test_outputs_are_copied_below_their_paths(attempt):
+    attempt.files.record()
+    attempt.write("outputs/a/b.png", "new")
+    attempt.write("model.pt")
+    attempt.write("other")
+    (attempt.artifacts / "outputs" / "a").mkdir(parents=True)
+    (attempt.artifacts / "outputs" / "a" / "b.png").write_text("of an earlier attempt")
+    for _ in range(2):  # after a crash in between it is repeated
+        skipped, notes = attempt.collect("outputs/**", "*.pt", "*.ckpt")
+        assert skipped == []
+        assert notes[0] == "No file of the working directory matches the output '*.ckpt'."
+        assert notes[1].startswith("1 file of the working directory was not kept: other 1 B.")
+        assert attempt.kept == {"outputs/a/b.png", "model.pt"}
+    assert (attempt.artifacts / "outputs" / "a" / "b.png").read_text() == "new"
+
+
+def test_hostile_files_are_refused_one_by_one(attempt, tmp_path, monkeypatch):
+    attempt.files.record()
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    attempt.write("out/good")
+    (attempt.workspace / "out" / "link").symlink_to(secret)
+    (attempt.workspace / "out" / "folder").symlink_to(outside)
+    os.mkfifo(attempt.workspace / "out" / "pipe")
+    attempt.write("out/" + os.fsdecode(b"bad\xff\n"))
+    attempt.write("taken/x")
+    attempt.write("link/x")
+    attempt.write("dir")
+    (attempt.artifacts / "taken").write_text("a file in the way")
+    (attempt.artifacts / "link").symlink_to(outside)
+    (attempt.artifacts / "dir").mkdir()
+    monkeypatch.chdir(attempt.workspace / "out")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+        skipped, _ = attempt.collect("**")
+    reasons = dict(skipped)
+    assert reasons.keys() == {"out/link", "out/folder", "out/pipe", "out/socket", "taken/x", "link/x", "dir"}
+    assert reasons["out/link"] == "a symbolic link is not followed"
+    assert reasons["taken/x"].startswith("cannot be copied to the artifacts: ")
+    assert list(outside.iterdir()) == []
+    assert (attempt.artifacts / "out" / "good").read_text() == "x"
+    assert len(list((attempt.artifacts / "out").iterdir())) == 2
+
+
+def test_the_quota_bounds_the_copies(attempt):
+    attempt.files.record()
+    attempt.write("a", "x" * 600)
+    attempt.write("b", "x" * 600)
+    attempt.write("c", "x" * 300)
+    skipped, _ = attempt.collect("**", max_bytes=1000)
+    assert [path for path, _ in skipped] == ["b"]
+    assert attempt.kept == {"a", "c"}
+
+
+def test_a_workspace_replaced_by_a_link_is_not_followed(attempt, tmp_path):
+    attempt.files.record()
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "a").write_text("x")
+    attempt.workspace.rmdir()
+    attempt.workspace.symlink_to(tmp_path / "etc")
+    skipped, notes = attempt.collect("**")
+    assert [path for path, _ in skipped] == ["."]
+    assert notes == ["No file of the working directory matches the output '**'."]
+    assert attempt.kept == set()

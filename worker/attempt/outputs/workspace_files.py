@@ -1,0 +1,162 @@
+"""Files that a job leaves in its workspace: copied to the artifacts if its outputs name them, else reported."""
+
+import glob
+import json
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from core.formatting import format_bytes
+from core.jobs.spec.outputs import matches
+from core.storage.artifacts.folder_mirror import FolderMirror, Stopped, never
+from core.storage.artifacts.paths import opened_folder, to_public_path
+from core.storage.artifacts.scan import (
+    ArtifactLimits,
+    FolderScan,
+    SkipList,
+    Skipped,
+    apply_hole_limit,
+    apply_size_limit,
+    scan,
+)
+from core.system.filesystem import write_atomically
+
+_IGNORED = frozenset(
+    {".git", ".venv", "__pycache__", ".cache", ".ipynb_checkpoints", ".pytest_cache", ".mypy_cache", "node_modules"}
+)
+_LIMITS = ArtifactLimits()
+_MAX_NAMED = 5
+
+
+class WorkspaceFiles:
+    """The files of one attempt's workspace.
+
+    Args:
+        workspace: The folder; once the job has started, nothing in it is trusted.
+        record: The file that lists its contents before the start.
+    """
+
+    def __init__(self, workspace: Path, record: Path) -> None:
+        self._workspace = workspace
+        self._record = record
+
+    def record(self) -> None:
+        """Record the contents, before the job starts. A workspace with too many files is recorded as unknown."""
+        found, skips = self._scan()
+        listing = None if skips.lost else {path: (seen.size, seen.mtime_ns) for path, seen in found.files.items()}
+        write_atomically(self._record, json.dumps(listing).encode(), durable=False)
+
+    def collect(
+        self, patterns: Sequence[str], artifacts: Path, max_bytes: int | None, stopped: Stopped = never
+    ) -> tuple[list[Skipped], list[str]]:
+        """Copy the files that match a pattern to the same paths below the artifacts folder, replacing what is there.
+
+        A repeat copies them again.
+
+        Args:
+            patterns: The outputs of the job.
+            artifacts: The attempt's artifacts folder, which the job may have changed in any way.
+            max_bytes: Most bytes to copy; None: only the limit of all artifacts.
+            stopped: Returns True once nothing more is to be copied.
+
+        Returns:
+            Matching files that were not copied, with the reasons; and notes on patterns that match nothing and on files
+            that are lost with the workspace.
+        """
+        skipped, notes = self._copy(patterns, artifacts, max_bytes, stopped) if patterns else ([], [])
+        unkept = self._describe_unkept(patterns, artifacts)
+        return skipped, [*notes, *([unkept] if unkept else [])]
+
+    def _copy(
+        self, patterns: Sequence[str], artifacts: Path, max_bytes: int | None, stopped: Stopped
+    ) -> tuple[list[Skipped], list[str]]:
+        found, seen_skips = self._scan()
+        wanted = FolderScan(
+            files={path: seen for path, seen in found.files.items() if _is_output(patterns, path)},
+            sparse=[path for path in found.sparse if _is_output(patterns, path)],
+        )
+        skips = SkipList()
+        self._copy_files(wanted, artifacts, _LIMITS.capped(max_bytes), skips, stopped)
+        left_out = [one for one in seen_skips.entries() if one.path == "…" or _is_output(patterns, one.path)]
+        unmatched = [one for one in patterns if not any(matches(one, path) for path in found.files)]
+        return [*skips.entries(), *left_out], [
+            f"No file of the working directory matches the output {pattern!r}." for pattern in unmatched
+        ]
+
+    def _copy_files(
+        self, wanted: FolderScan, artifacts: Path, limits: ArtifactLimits, skips: SkipList, stopped: Stopped
+    ) -> None:
+        incoming = artifacts.with_name("outputs.new")
+        incoming.mkdir(exist_ok=True)
+        try:
+            with (
+                opened_folder(self._workspace) as source,
+                opened_folder(artifacts) as target,
+                opened_folder(incoming) as arriving,
+            ):
+                apply_hole_limit(wanted, source, limits.max_hole_bytes, skips)
+                apply_size_limit(wanted, limits.max_bytes, skips)
+                mirror = FolderMirror(source, target, arriving, skips, stopped, link=False)
+                for path, seen in wanted.files.items():
+                    (incoming / "new").unlink(missing_ok=True)  # left by a copy that failed
+                    try:
+                        mirror.run(FolderScan(files={path: seen}), FolderScan())
+                    except OSError as error:  # a full disk, or the job put something else in the way
+                        skips.add(path, f"cannot be copied to the artifacts: {error.strerror}", lost=True)
+                for path in mirror.unsettled:
+                    skips.add(path, "changed or vanished while it was copied to the artifacts", lost=True)
+        except OSError as error:
+            skips.add(".", f"the outputs cannot be copied: {error.strerror}", lost=True)
+
+    def _describe_unkept(self, patterns: Sequence[str], artifacts: Path) -> str | None:
+        """Return a sentence about new or changed files that neither outputs nor artifacts contain; None: no files."""
+        try:
+            before = json.loads(self._record.read_text())
+        except (OSError, ValueError):
+            return None
+        if not isinstance(before, dict):
+            return None
+        found, _ = self._scan()
+        kept = _names_and_sizes(artifacts)
+        unkept = {
+            path: seen.size
+            for path, seen in found.files.items()
+            if before.get(path) != [seen.size, seen.mtime_ns]
+            and (path.rpartition("/")[2], seen.size) not in kept
+            and not _is_output(patterns, path)
+        }
+        return _describe(unkept) if unkept else None
+
+    def _scan(self) -> tuple[FolderScan, SkipList]:
+        skips = SkipList()
+        try:
+            with opened_folder(self._workspace) as folder:
+                return scan(folder, skips, max_files=_LIMITS.max_files, ignored=_IGNORED), skips
+        except OSError:  # the job removed or replaced the folder
+            return FolderScan(), skips
+
+
+def _is_output(patterns: Sequence[str], path: str) -> bool:
+    return any(matches(pattern, path) for pattern in patterns)
+
+
+def _names_and_sizes(artifacts: Path) -> set[tuple[str, int]]:
+    """Return name and size of each artifact: a file of the same was copied there by the job itself."""
+    with suppress(OSError), opened_folder(artifacts) as folder:
+        found = scan(folder, SkipList(), max_files=_LIMITS.max_files)
+        return {(path.rpartition("/")[2], seen.size) for path, seen in found.files.items()}
+    return set()
+
+
+def _describe(unkept: dict[str, int]) -> str:
+    largest = sorted(unkept, key=lambda path: (-unkept[path], path))
+    named = [f"{to_public_path(path)} {format_bytes(unkept[path])}" for path in largest[:_MAX_NAMED]]
+    count = len(unkept)
+    files = f"{count:,} file{'s' * (count != 1)} of the working directory {'was' if count == 1 else 'were'} not kept"
+    folder, slash, _ = to_public_path(largest[0]).partition("/")
+    pattern = glob.escape(folder) + ("/**" if slash else "")
+    return (
+        f"{files}: {', '.join(named)}{', …' if count > _MAX_NAMED else ''}. "
+        f"Write to $GRADIENT_ARTIFACTS_DIR, or use --outputs {shlex.quote(pattern)}."
+    )
