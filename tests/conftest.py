@@ -33,7 +33,7 @@ from gradient_server.simulator.gcs.server import GcsSimulator
 from worker.sandbox.bubblewrap import unavailable
 
 # A busy machine takes longer than Hypothesis allows an example by default.
-hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 
 

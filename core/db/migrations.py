@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _ADVISORY_LOCK = 0x6A6F_6273_0001  # a PostgreSQL advisory lock, held by a schema change until it commits
 # While a schema change waits for a table lock, all others queue behind it: so it times out, pauses, and retries.
 # Shorter than PostgreSQL's deadlock_timeout (1 s), so that the schema change gives way and not a request.
+_IDLE_SECONDS = 600
 _LOCK_SECONDS = 0.8
 _PAUSE_SECONDS = 1.0
 _TRIES = 60
@@ -135,6 +136,8 @@ def _on_postgres(engine: Engine) -> Iterator[Connection]:
         # An index over a large table takes longer than the usual timeouts, and so does waiting for another process.
         connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
         connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
+        # A step may compute for long between two statements; a process that hangs still gives its locks back.
+        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_SECONDS * 1000}")
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(_LOCK_SECONDS * 1000)}")
         yield connection

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 
 import pytest
 from sqlalchemy import select, text, update
@@ -169,6 +170,22 @@ def waiting(database, kind):
     with database.engine.connect() as connection:
         query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = :kind"
         return connection.scalar(text(query), {"kind": kind})
+
+
+def test_a_step_may_take_long_between_two_statements(postgres, monkeypatch):
+    monkeypatch.setattr("core.db.database._POSTGRES_OPTIONS", "-c idle_in_transaction_session_timeout=50ms")
+    record = migrations._record_oldest_compatible
+
+    def record_late(connection):
+        time.sleep(0.3)
+        record(connection)
+
+    monkeypatch.setattr(migrations, "_record_oldest_compatible", record_late)
+    database = Database(postgres.new_database())
+    try:
+        assert migrations.upgrade(database).found == HEAD_REVISION
+    finally:
+        database.close()
 
 
 def test_upgrades_at_once_take_turns(on_postgres):
