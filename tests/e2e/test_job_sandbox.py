@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 
 import pytest
 from support.deployment import wait_until
@@ -21,7 +22,7 @@ COVERED = (
 PROBE = """
 import glob, json, os, pathlib, signal, sys
 
-home, pids = sys.argv[1], [int(pid) for pid in sys.argv[2:]]
+home, service, pids = sys.argv[1], sys.argv[2], [int(pid) for pid in sys.argv[3:]]
 
 
 def works(action, *arguments):
@@ -44,7 +45,7 @@ def environments():
             pass
 
 
-packages = os.path.join(sys.prefix, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+packages = os.path.join(service, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
 print("FOUND" + json.dumps({
     "service": readable(f"{home}/*"),
     "attempts": [path for path in glob.glob(f"{home}/attempts/*") if os.environ["GRADIENT_JOB_ID"] not in path],
@@ -55,8 +56,8 @@ print("FOUND" + json.dumps({
     "signalled": [pid for pid in pids if works(os.kill, pid, 0)],
     "written": [path for path in (f"{packages}/canary.py", "/usr/canary", "/etc/canary", "/canary",
                                   "/storage/datasets/canary", "/.gradient/run.sh", "/proc/sys/kernel/core_pattern",
-                                  "/sys/devices/system/cpu/canary", f"{sys.prefix}/bin/pip")
-                if works(open, path, "a")],
+                                  "/sys/devices/system/cpu/canary", f"{service}/bin/pip")
+                if service != "-" and works(open, path, "a")],
     "root": os.geteuid() == 0 or works(os.setuid, 0),
     "folders": sorted(path for path in ("/paperspace/w", "/artifacts/a", "/storage/s", "/tmp/t", "/dev/shm/m",
                                         os.path.expanduser("~/h")) if works(open, path, "w")),
@@ -79,9 +80,10 @@ def started(deployment, inside, **settings):
     return worker, neighbour
 
 
-def probe(deployment, pids):
+def probe(deployment, pids, service=sys.prefix):
+    """Run PROBE; `service` is the service's environment, which it tries to change: `-` for a job that could."""
     words = " ".join(map(str, pids))
-    job = deployment.submit(f"python - {deployment.home} {words} <<'END'\n{PROBE}\nEND\n", project="mine")
+    job = deployment.submit(f"python - {deployment.home} {service} {words} <<'END'\n{PROBE}\nEND\n", project="mine")
     ended = deployment.wait_ended(job)
     log = deployment.raw_log(job).decode()
     assert ended["exitCode"] == 0, log
@@ -108,9 +110,22 @@ def test_a_job_reaches_nothing_but_its_own(deployment, inside):
     wait_until(lambda: not any(name.startswith(job) for name in deployment.scratch()), "its folders to be removed")
 
 
+@pytest.mark.parametrize("inside", [(), ORDINARY], ids=["worker-as-it-is", "worker-of-another-user"])
+def test_a_job_installs_packages_for_itself(deployment, inside):
+    deployment.start_api()
+    deployment.start_worker(inside=inside, GRADIENT_PROCESS__SANDBOX="require")
+    installed = (
+        "pip --version && (cd $VIRTUAL_ENV/lib/python*/site-packages && touch canary.py) && python -c 'import canary'"
+    )
+    job = deployment.submit(f"{installed} && python -c 'import numpy'")
+    assert deployment.wait_ended(job)["exitCode"] == 0, deployment.raw_log(job)
+    other = deployment.submit("python -c 'import canary'")
+    assert deployment.wait_ended(other)["exitCode"] == 1
+
+
 def test_without_a_sandbox_a_job_reaches_them_and_everyone_is_told(deployment):
     worker, neighbour = started(deployment, (), GRADIENT_PROCESS__SANDBOX="off")
-    _job, found = probe(deployment, [worker.pid])
+    _job, found = probe(deployment, [worker.pid], service="-")
     assert str(deployment.home / "gradient.db") in found["service"]
     assert found["environments"] >= 1
     assert deployment.job(neighbour)["sandboxed"] is False

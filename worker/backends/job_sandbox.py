@@ -127,7 +127,9 @@ class JobSandbox:
         """
         home, temporary = _private_folders(spec)
         readable = readable_paths(self.settings, spec.python)
-        words = [*begin_command(), *bind_system(readable, os.path.realpath(self.settings.root))]
+        # /tmp first: this installation may be in there.
+        words = [*begin_command(), "--bind", str(temporary), _TEMPORARY]
+        words += bind_system(readable, os.path.realpath(self.settings.root))
         words += [*(_machine_files() if sandbox_support(self.settings).limitation else _own_proc()), "--dev", "/dev"]
         if spec.shared_mem_bytes is not None:
             words += ["--size", str(spec.shared_mem_bytes)]
@@ -136,7 +138,6 @@ class JobSandbox:
         for parent in (parent for folder in folders for parent in reversed(folder.parents[:-1])):
             words += ["--perms", "0755", "--dir", str(parent)]
         for source, target in (
-            (temporary, _TEMPORARY),
             (home, HOME),
             (spec.workspace, base.WORKSPACE),
             (spec.artifacts, base.ARTIFACTS),

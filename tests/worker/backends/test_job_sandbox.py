@@ -33,7 +33,7 @@ def test_a_process_that_forgets_its_environment_and_session_ends_with_the_job(pl
 
 def test_a_job_over_its_memory_is_ended_although_it_hides(place):
     hog = "python -c \"import time; x = b'x' * 200_000_000; time.sleep(600)\""
-    handle = place.launch(place.spec(f"env -i PATH=$PATH setsid {hog}", memory_bytes=100 * MIB))
+    handle = place.launch(place.spec(f"env -i PATH=$PATH setsid {hog}", memory_mb=100))
     assert place.wait(handle).reason == "out_of_memory"
 
 
@@ -45,6 +45,6 @@ def test_a_sandbox_that_cannot_be_made_fails_the_start(place):
 
 
 def test_shared_memory_has_the_size_that_the_job_asks_for(place):
-    spec = place.spec("df --output=size -B1 /dev/shm | tail -1", shared_mem_bytes=64 * MIB)
+    spec = place.spec("df --output=size -B1 /dev/shm | tail -1", shared_mem_mb=64)
     assert place.wait(place.launch(spec)).code == 0
     assert int(place.output(spec)) == 64 * MIB

@@ -2,8 +2,8 @@
 
 import pytest
 
-from core.settings.docker import EgressSettings
 from core.settings.environments import EnvironmentSettings
+from core.settings.network import EgressSettings
 from core.system.egress import Egress
 from worker.backends.base import LaunchError
 from worker.environments.declared import Declared, find_declared

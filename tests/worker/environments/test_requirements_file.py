@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.settings.docker import EgressSettings
+from core.settings.network import EgressSettings
 from core.system.egress import Egress
 from worker.backends.base import LaunchError
 from worker.environments.requirements_file import RequirementsReader
