@@ -52,7 +52,7 @@ def up(settings: Settings, name: str | None) -> int:
     thread = threading.Thread(target=supervisor.run, name="supervisor")
     thread.start()
     try:
-        _serve(settings, database, listener)
+        _serve(settings, database, listener, _describe_machines(settings))
     finally:
         supervisor.stop()
         thread.join()
@@ -188,7 +188,8 @@ def _broker_publisher(settings: Settings) -> Callable[[Sequence[WakeMessage]], N
     return publish
 
 
-def _serve(settings: Settings, database: Database, listener: socket.socket) -> None:
+def _serve(settings: Settings, database: Database, listener: socket.socket, machines: str = "") -> None:
+    """Serve the API until a signal; `machines` are lines about this host's, to print when it is ready."""
     from core.notify.outbox_dispatcher import Dispatcher
     from service.http.server import Server
     from service.main import create_app
@@ -204,7 +205,7 @@ def _serve(settings: Settings, database: Database, listener: socket.socket) -> N
         signal.signal(number, server.handle_exit)
     with database.write() as session:
         ticket = one_time_tokens.issue(session, Purpose.TICKET, key_id)
-    _announce(settings, ticket)
+    _announce(settings, ticket, machines)
     try:
         server.run(sockets=[listener])
     finally:
@@ -251,19 +252,30 @@ def _with_port(settings: Settings, listener: socket.socket) -> Settings:
     return settings.model_copy(update={"api": settings.api.model_copy(update={"port": port})})
 
 
-def _announce(settings: Settings, ticket: str) -> None:
+def _describe_machines(settings: Settings) -> str:
+    """Return the lines about simulated machines of a server that runs a worker itself."""
+    from worker.backends.job_sandbox import reason_without_sandbox
+
+    lines = ""
+    if settings.machines.simulate:
+        lines += "\n  Machines   simulated: every machine type runs on this computer's CPU"
+        if reason_without_sandbox(settings) is None:
+            lines += ", each job in a sandbox"
+        else:
+            lines += ", as your user, without isolation;\n             submit only programs that you trust"
+    if settings.tpu.simulator_address is not None:
+        lines += "\n  TPUs       simulated: API, bucket and device"
+    return lines
+
+
+def _announce(settings: Settings, ticket: str, machines: str) -> None:
     url = settings.public_url
-    simulated = (
-        "\n  Machines   simulated: every machine type runs on this computer's CPU, as your user, without isolation;"
-        "\n             submit only programs that you trust"
-    ) * settings.machines.simulate
-    simulated += "\n  TPUs       simulated: API, bucket and device" * (settings.tpu.simulator_address is not None)
     _print(
         f"Gradient Jobs is ready.\n"
         f"  Dashboard  {url}/\n"
         f"  Sign in    {url}/ui/login?ticket={ticket} (once, within {one_time_tokens.TTL_SECONDS // 60} minutes)\n"
         f"  Submit     gradient-cli jobs create --machineType CPU --command 'python main.py'\n"
-        f"  Data       {settings.root}{simulated}\n"
+        f"  Data       {settings.root}{machines}\n"
         f"Ctrl-C stops the service; jobs keep running and are adopted at the next start."
     )
 

@@ -16,7 +16,7 @@ from core.system.canonical_host import canonical_host
 from core.system.inotify import FileWatcher
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from gradient_server.port_address_check import are_ports_at_dashboard
-from worker.backends.job_sandbox import sandbox_support
+from worker.backends.job_sandbox import reason_without_sandbox, sandbox_support
 from worker.sandbox.bubblewrap import unavailable
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -86,7 +86,7 @@ def job_sandbox(settings: Settings) -> Finding:
     fix = "Install the package `bubblewrap`, and allow this user to create namespaces."
     if mode == "off":
         fix = "Unset GRADIENT_PROCESS__SANDBOX."
-    why = "GRADIENT_PROCESS__SANDBOX=off" if mode == "off" else support.problem
+    why = reason_without_sandbox(settings)
     if why is not None and mode == "require":
         return problem("jobs", f"Workers here run no jobs of simulated machines: {why}.", fix)
     if why is not None:

@@ -12,7 +12,7 @@ from core.catalogue.machine_types import MachineType
 from core.db.database import on_commit
 from core.db.models.jobs import Job, Project
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
-from core.jobs import lifecycle, projects, queries, storage_quota
+from core.jobs import lifecycle, notes, projects, queries, storage_quota
 from core.jobs.lifecycle import NewJob
 from core.jobs.scheduling.capacity import LiveWorkers, live_workers
 from core.jobs.spec.container_options import is_in_workspace
@@ -122,7 +122,8 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> DryRu
         machine_type=machine_type_view(machine, backend, offered),
         price_per_hour=machine.price_per_hour,
         max_workspace_files=_archive_limits(app_state).max_files,
-        notes=_dry_run_notes(machine, backend, offered, uploaded=uploaded),
+        notes=_dry_run_notes(machine, backend, offered, uploaded=uploaded)
+        + notes.unused_container(backend, valid.spec.container),
     )
 
 

@@ -66,6 +66,15 @@ def test_files_left_in_the_working_directory_are_named(service):
     assert run(service, "echo x > $GRADIENT_ARTIFACTS_DIR/a")[0]["notes"] == []
 
 
+def test_a_container_that_is_not_used_is_said(service):
+    job_id = service.submit("true", container="org/image:tag")
+    [note] = service.wait_ended(job_id)["notes"]
+    assert "org/image:tag is not used" in note
+    body = {"machineType": "CPU", "command": "true", "container": "org/image:tag"}
+    plan = service.request("POST", "/jobs", params={"dryRun": "true"}, json=body).json()
+    assert note in plan["notes"]
+
+
 @pytest.mark.parametrize("end", ["exit 0", "exit 3", "sleep 60"])
 def test_outputs_become_artifacts_at_every_end(service, end):
     command = f"mkdir -p outputs/deep; echo x > outputs/deep/a.png; echo y > b.txt; echo ready; {end}"

@@ -17,11 +17,11 @@ pytestmark = pytest.mark.integration
 SIGNALLED_AT_ONCE = """
 import os, signal, sys
 from core.settings import Settings
-from gradient_server import processes
+from gradient_server import entrypoints
 
-say = processes._print
-processes._print = lambda text: (say(text), os.kill(os.getpid(), signal.SIGTERM))
-sys.exit(getattr(processes, sys.argv[1])(Settings(api={"port": 0}), *sys.argv[2:]))
+say = entrypoints._print
+entrypoints._print = lambda text: (say(text), os.kill(os.getpid(), signal.SIGTERM))
+sys.exit(getattr(entrypoints, sys.argv[1])(Settings(api={"port": 0}), *sys.argv[2:]))
 """
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - the case under test
 

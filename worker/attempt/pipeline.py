@@ -206,10 +206,10 @@ class AttemptRun:
         ended = self.job
 
         def close(session: Session) -> Job:
+            for text in (*notes.unused_container(ended.backend, ended.spec.container), *outputs.notes):
+                notes.add(session, ended, text)
             closed = lifecycle.finish(session, ended, artifacts_state=outputs.artifacts_state)
             set_output_sizes(session, closed, log_bytes=outputs.log_bytes, artifact_bytes=outputs.artifact_bytes)
-            for text in outputs.notes:
-                notes.add(session, ended, text)
             return closed
 
         with self._spans.step("finish"):

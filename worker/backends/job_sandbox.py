@@ -63,6 +63,11 @@ def sandbox_support(settings: Settings) -> SandboxSupport:
     return _try_sandbox(settings.docker.first_uid if os.geteuid() == 0 else -1)
 
 
+def reason_without_sandbox(settings: Settings) -> str | None:
+    """Return the reason that jobs run without a sandbox on this host; None if they run in one."""
+    return "GRADIENT_PROCESS__SANDBOX=off" if settings.process.sandbox == "off" else sandbox_support(settings).problem
+
+
 @cache
 def _try_sandbox(uid: int) -> SandboxSupport:
     words = [*begin_command(), *bind_system(), "--dev", "/dev"]

@@ -46,7 +46,7 @@ from worker.backends.base import (
     write_control_file,
 )
 from worker.backends.job_processes import JobProcesses, boot_id
-from worker.backends.job_sandbox import JobSandbox, sandbox_support
+from worker.backends.job_sandbox import JobSandbox, reason_without_sandbox, sandbox_support
 from worker.backends.port_check import check_ports_free
 from worker.backends.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox
 from worker.sandbox.namespaces import PATH
@@ -269,13 +269,12 @@ class MockBackend(Backend):
 
 def _make_sandbox(settings: Settings) -> JobSandbox | None:
     """Return the sandbox of jobs; None if they run without one."""
-    mode, support = settings.process.sandbox, sandbox_support(settings)
-    why = "GRADIENT_PROCESS__SANDBOX=off" if mode == "off" else support.problem
+    why = reason_without_sandbox(settings)
     if why is None:
-        if support.limitation is not None:
-            logger.warning("job_sandbox_limited", extra={"why": support.limitation})
+        if limitation := sandbox_support(settings).limitation:
+            logger.warning("job_sandbox_limited", extra={"why": limitation})
         return JobSandbox(settings)
-    if mode == "auto":
+    if settings.process.sandbox == "auto":
         logger.warning(
             "jobs_not_contained: jobs run as plain processes of the worker's user and can read this machine's files. "
             "Install bubblewrap, or set GRADIENT_PROCESS__SANDBOX=off to have it so.",
