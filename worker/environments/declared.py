@@ -48,8 +48,10 @@ def find_declared(reader: RequirementsReader, workspace: Path, folder: Path, com
         LaunchError: The declared requirements cannot be used.
     """
     script = script_of(command)
-    if script is not None and (folder / script).is_file():
-        found = _read_script(reader, folder / script)
+    path = (folder / script).resolve() if script is not None else workspace
+    # A script elsewhere, such as among the data sets, is the job's own affair.
+    if path.is_relative_to(workspace.resolve()) and path.is_file():
+        found = _read_script(reader, path)
         if found is not None:
             return found
     folders = dict.fromkeys((folder.resolve(), workspace.resolve()))

@@ -50,6 +50,15 @@ def test_the_script_of_a_command(command, script):
     assert script_of(command) == script
 
 
+def test_a_script_outside_of_the_workspace_declares_nothing(find, tmp_path):
+    outside = tmp_path.parent / f"{tmp_path.name}-main.py"
+    outside.write_text(SCRIPT)
+    assert find({}, command=f"python {outside}") == (None, [])
+    (tmp_path / "link.py").symlink_to(outside)
+    assert find({}, command="python link.py") == (None, [])
+    assert find({}, command="python ../other.py") == (None, [])
+
+
 def test_the_most_specific_place_counts(find):
     assert find({"main.py": "print(1)\n"}) == (None, [])
     assert find({"pyproject.toml": PROJECT}) == (Declared("pyproject.toml", ">=3.12"), ["project>=1"])
