@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import AfterValidator, AwareDatetime, Field
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
 
 from service.schemas.jobs import QueryModel
 
@@ -13,6 +13,15 @@ def _to_utc(moment: datetime) -> datetime:
         return moment.astimezone(UTC)
     except OverflowError:
         raise ValueError("must be in the years 1 to 9999 in UTC") from None
+
+
+def _refuse_number(value: object) -> object:
+    """Refuse what Pydantic would take for seconds since 1970."""
+    try:
+        float(str(value))
+    except ValueError:
+        return value
+    raise ValueError("must be a date and a time with its zone, such as 2026-01-31T12:00:00Z")
 
 
 class ListJobs(QueryModel):
@@ -30,7 +39,7 @@ class ListJobs(QueryModel):
     query: str | None = Field(
         None, min_length=1, max_length=200, description="text in the job's name or command, in any case"
     )
-    since: Annotated[AwareDatetime, AfterValidator(_to_utc)] | None = Field(
+    since: Annotated[AwareDatetime, BeforeValidator(_refuse_number), AfterValidator(_to_utc)] | None = Field(
         None, description="jobs created at this time or later"
     )
     mine: bool = Field(default=False, description="only jobs that were submitted with the key of this request")
