@@ -246,12 +246,7 @@ def deafened(redis_deployment, tmp_path):
     started = []
 
     def start(**settings):
-        env = (
-            {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
-            | redis_deployment._settings
-            | settings
-        )
-        env |= {"GRADIENT_HOME": str(redis_deployment.home)}
+        env = redis_deployment.environment(**settings)
         (tmp_path / "server.py").write_text(DEAFENED)
         with (tmp_path / "deaf.log").open("ab") as log:
             command = [sys.executable, tmp_path / "server.py", tmp_path / "deaf"]
