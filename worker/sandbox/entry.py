@@ -7,7 +7,6 @@ It runs by itself (`python -I -S`), with the standard library alone.
 
 import os
 import resource
-import socket
 import sys
 
 
@@ -19,6 +18,8 @@ def main() -> None:
     """
     out, port, environment, uid, folder, limits, *command = sys.argv[1:]
     if int(out) >= 0:
+        import socket  # noqa: PLC0415 - takes as long as the interpreter's start, and jobs need none
+
         # A socket keeps the network namespace that it was created in, whichever process accepts its connections.
         with socket.socket(fileno=int(out)) as sender, socket.create_server(("127.0.0.1", int(port))) as listener:
             socket.send_fds(sender, [b"."], [listener.fileno()])
