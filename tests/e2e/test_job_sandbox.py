@@ -10,7 +10,19 @@ from support.deployment import wait_until
 
 CANARY = "canary-5e1f"
 # The user of a namespace of its own, who may do nothing that root may: the rest of the machine is as it is.
-ORDINARY = ("bwrap", "--dev-bind", "/", "/", "--unshare-user", "--uid", "12345", "--gid", "12345", "--")
+ORDINARY = (
+    "bwrap",
+    "--die-with-parent",
+    "--dev-bind",
+    "/",
+    "/",
+    "--unshare-user",
+    "--uid",
+    "12345",
+    "--gid",
+    "12345",
+    "--",
+)
 
 # Where parts of /proc are covered, as in containers, the kernel mounts no other /proc in a user's namespace.
 COVERED = (
@@ -136,7 +148,17 @@ def test_without_a_sandbox_a_job_reaches_them_and_everyone_is_told(deployment):
 
 
 def test_where_a_sandbox_is_required_and_missing_no_job_runs(deployment):
-    missing = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", "/dev/null", shutil.which("bwrap"), "--"]
+    missing = [
+        "bwrap",
+        "--die-with-parent",
+        "--dev-bind",
+        "/",
+        "/",
+        "--ro-bind",
+        "/dev/null",
+        shutil.which("bwrap"),
+        "--",
+    ]
     deployment.start_api()
     worker = deployment.start_worker(inside=missing, GRADIENT_PROCESS__SANDBOX="require")
     job = deployment.submit("true")
