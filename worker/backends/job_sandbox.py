@@ -118,8 +118,6 @@ class JobSandbox:
         chown_folders(spec, ContainerUser(*own, own))
         for folder in private:
             os.chown(folder, *own)
-        if spec.python is not None:
-            _chown_tree(spec.python.folder, *own)
         return own[0]
 
     def command(self, spec: LaunchSpec, uid: int, environment: int) -> list[str]:
@@ -184,12 +182,6 @@ class JobSandbox:
 def _private_folders(spec: LaunchSpec) -> tuple[Path, Path]:
     """Return the folders behind the job's home and /tmp: on disk, within the attempt's quota, deleted with it."""
     return spec.control.parent / "home", spec.control.parent / "tmp"
-
-
-def _chown_tree(folder: Path, uid: int, gid: int) -> None:
-    for inner, folders, files in os.walk(folder):
-        for name in (".", *folders, *files):
-            os.chown(Path(inner, name), uid, gid, follow_symlinks=False)
 
 
 def _own_proc() -> list[str]:

@@ -89,7 +89,8 @@ def chown_folders(spec: LaunchSpec, user: ContainerUser) -> None:
     """If run as root, give the attempt's folders to the job's user, and the storage to the project's."""
     if os.getuid() != 0:
         return
-    for path in _walk(spec.workspace, spec.artifacts, spec.control):
+    own = [spec.python.folder] if spec.python else []
+    for path in _walk(spec.workspace, spec.artifacts, spec.control, *own):
         with suppress(FileNotFoundError):  # another start of the attempt writes its command
             os.chown(path, user.uid, user.gid, follow_symlinks=False)
     # Only the folder itself: its content belongs to the jobs.
