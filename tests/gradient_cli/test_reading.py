@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gradient_cli.commands.jobs_metrics import sparkline
+from gradient_cli.commands.jobs.metrics import sparkline
 
 OTHER = "jzzzzzzz000000"
 

@@ -58,7 +58,7 @@ def test_jobs_list_loads_no_packing(cli, server):
         "tarfile",
         "pathspec",
         "gradient_cli.workspace.archive",
-        "gradient_cli.commands.jobs_create",
+        "gradient_cli.commands.jobs.create",
     }
 
 

@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 
-from gradient_cli.commands import jobs_create
+from gradient_cli.commands.jobs import create
 from gradient_cli.errors import UsageError
 from gradient_cli.workspace import job_spec as specs
 
@@ -15,7 +15,7 @@ _PROGRAMS = {".py": "python", ".sh": "bash"}
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs run`."""
-    jobs_create.add_create(parser)
+    create.add_create(parser)
     parser.add_argument("file", metavar="FILE", help="script to run: .py with python, .sh with bash")
     parser.add_argument(
         "arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="everything after FILE, for the script"
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
             hint="Use `gradient-cli jobs create -- PROGRAM ARGUMENT...` for other programs.",
         )
     args.command = shlex.join([program, _path_in(specs.resolve_workspace(args), args.file), *args.arguments])
-    return jobs_create.create(args)
+    return create.create(args)
 
 
 def _path_in(workspace: str, file: str) -> str:

@@ -6,7 +6,7 @@ import sys
 import time
 
 from gradient_cli import terminal
-from gradient_cli.commands.jobs_metrics import format_value
+from gradient_cli.commands.jobs.metrics import format_value
 from gradient_cli.errors import OK, ClientError, UsageError
 from gradient_cli.formatting import format_duration, format_money, print_json, print_table
 from gradient_cli.options import add_connection, add_json, add_option
