@@ -257,10 +257,26 @@ def test_a_project_file_that_is_no_text_is_explained(cli, server):
     assert server.requests == []
 
 
+def test_a_job_without_a_machine_type_gets_the_servers_default_and_says_so(cli, server, protocol):
+    server.on("GET", "/machine-types", {"machineTypes": [], "default": "T4"})
+    server.on("POST", "/jobs", protocol.job())
+    words = ("jobs", "create", "--command", "x", "--workspace", "none", "--detach")
+    shown = cli(*words)
+    assert server.requests[-1].json["machineType"] == "T4"
+    assert "machine type: T4, the server's default; --machineType NAME selects another\n" in shown.stderr
+    cli(*words, "--machineType", "CPU")
+    assert (server.requests[-1].json["machineType"], len(server.requests)) == ("CPU", 3)
+
+
+def test_a_server_without_a_default_machine_type_needs_one(cli, server):
+    server.on("GET", "/machine-types", {"machineTypes": []})
+    refused = cli("jobs", "create", "--command", "x", "--workspace", "none")
+    assert (refused.returncode, "machineType: required" in refused.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--command", "x"], "machineType: required"),
         (["--machineType", "CPU"], "command: required"),
         ([*BASICS, "--envVars", "NOT_SET_HERE"], "export NOT_SET_HERE"),
         ([*BASICS, "--envVars", "1A=x"], "'1A' is not a valid variable name"),

@@ -166,6 +166,13 @@ def test_stop_tells_what_happens(cli, server, protocol):
     assert cli("jobs", "stop", protocol.id).stderr == "Cancelled: Ended by a stop request.\n"
 
 
+def test_stop_now_asks_for_no_grace_period(cli, server, protocol):
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job(state="Running", stopRequested=True))
+    server.on("POST", f"/jobs/{protocol.id}/stop", protocol.job(stopRequested=True))
+    assert cli("jobs", "stop", protocol.id, "--now").stderr.startswith("stopping at once\n")
+    assert server.requests[-1].query == {"now": "true"}
+
+
 def test_delete_wants_a_name(cli, server, protocol):
     server.on("POST", "/jobs", protocol.job())
     server.on("DELETE", f"/jobs/{protocol.id}", protocol.Reply(status=204))
@@ -206,7 +213,7 @@ def test_wait_gives_up_in_time(cli, server, protocol):
 
 def test_machine_types_are_shown_as_the_server_has_them(cli, server):
     kinds = [
-        {"name": "TPU", "aliases": ["v2"], "backend": "mock", "accelerator": "TPU v2", "count": 8, "memoryGb": 64,
+        {"name": "TPU", "aliases": ["v2"], "backend": "process", "accelerator": "TPU v2", "count": 8, "memoryGb": 64,
          "pricePerHour": 4.5, "simulated": True, "available": True},
         {"name": "X99", "aliases": [], "backend": "docker", "accelerator": None, "count": 0, "memoryGb": None,
          "pricePerHour": None, "simulated": False, "available": False},
@@ -214,7 +221,7 @@ def test_machine_types_are_shown_as_the_server_has_them(cli, server):
     server.on("GET", "/machine-types", {"machineTypes": kinds})
     shown = cli("machine-types")
     _, tpu, unknown = shown.stdout.splitlines()
-    assert tpu.split() == ["TPU", "8", "x", "TPU", "v2", "64", "GB", "$4.50/hour", "simulated", "mock", "v2"]
+    assert tpu.split() == ["TPU", "8", "x", "TPU", "v2", "64", "GB", "$4.50/hour", "simulated", "process", "v2"]
     assert unknown.split() == ["X99", "no", "docker"]
     assert "simulated: the job really runs" in shown.stderr
     assert json.loads(cli("machine-types", "--json").stdout)["machineTypes"] == kinds
@@ -253,3 +260,21 @@ def test_init_in_a_folder_that_cannot_be_written(cli):
     refused = cli("projects", "init", cwd="/proc")
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: /proc/.gradient.toml: ")
+
+
+def test_several_jobs_are_stopped_and_deleted_in_one_request(cli, server, protocol):
+    error = {"name": "JobNotFound", "status": 404, "message": "No such job: 'jgone0000000000'."}
+    stopped = {"id": protocol.id, "done": True, "job": protocol.job(state="Cancelled", message=None)}
+    server.on("POST", "/jobs/actions", {"results": [stopped, {"id": "jgone000000000", "done": False, "error": error}]})
+    shown = cli("jobs", "stop", protocol.id, "jgone000000000")
+    assert shown.returncode == 4
+    assert shown.stderr.splitlines() == [
+        f"{protocol.id}  Cancelled",
+        "jgone000000000  error: No such job: 'jgone0000000000'.",
+    ]
+    assert json.loads(server.requests[-1].body) == {"action": "stop", "ids": [protocol.id, "jgone000000000"]}
+    cli("jobs", "stop", "--now", protocol.id, "jgone000000000")
+    assert json.loads(server.requests[-1].body)["now"] is True
+    server.on("POST", "/jobs/actions", {"results": [{"id": protocol.id, "done": True, "job": None}]})
+    shown = cli("jobs", "delete", protocol.id, "jgone000000000", "--json")
+    assert (shown.returncode, json.loads(shown.stdout)["results"][0]["done"]) == (0, True)

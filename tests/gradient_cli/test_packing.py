@@ -340,6 +340,21 @@ def test_unreadable_files_are_all_named(tmp_path, monkeypatch):
     assert ".gradientignore" in failure.value.hint
 
 
+def test_a_folder_that_cannot_be_entered_is_named(tmp_path, monkeypatch):
+    (tmp_path / "locked").mkdir()
+    allowed = open
+
+    def open_unless_locked(path, **options):
+        if "/locked/" in path:
+            raise PermissionError(13, "Permission denied", path)
+        return allowed(path, **options)
+
+    monkeypatch.setattr("gradient_cli.workspace.ignore.open", open_unless_locked, raising=False)
+    with pytest.raises(ClientError, match=r"cannot read .*/locked: Permission denied") as failure:
+        packing.WorkspaceFolder(str(tmp_path))
+    assert ".gradientignore" in failure.value.hint
+
+
 def test_a_file_that_changes_meanwhile_is_refused_and_nothing_is_left(tmp_path, monkeypatch):
     source, scratch = tmp_path / "source", tmp_path / "scratch"
     write(source, {"log": "short"})

@@ -137,7 +137,7 @@ def test_filters_of_the_list(cli, server, protocol):
     assert cli("jobs", "list", "--tag", "a,b", "-q", "resnet", "--mine", "--since", "10m").returncode == 0
     asked = server.requests[-1].query
     since = datetime.fromisoformat(asked.pop("since"))
-    assert asked == {"tag": "a,b", "query": "resnet", "mine": "true", "limit": "50"}
+    assert asked == {"tag": "a,b", "q": "resnet", "mine": "true", "limit": "50"}
     assert timedelta(minutes=10) <= datetime.now(UTC) - since < timedelta(minutes=11)
     assert cli("jobs", "list", "--since", "2026-01-31T09:00Z").returncode == 0
     assert server.requests[-1].query["since"] == "2026-01-31T09:00:00+00:00"
@@ -193,6 +193,16 @@ def test_lines_with_a_text(log):
     found, _ = log("--search", "step 7", "--since", "2024-05-01T10:01:00Z", "--json")
     assert [json.loads(line)["line"] for line in found] == list(range(70, 80))
     assert log("--search", "nosuch") == ([], "no line contains 'nosuch'\n")
+
+
+def test_lines_of_one_host_of_a_slice(cli, server, protocol):
+    texts = ["preparing", "[1] up", "[10] up", "[0] up", "[1] down"]
+    rows = [{"line": n, "timestamp": "2024-05-01T10:00:00.000Z", "message": text} for n, text in enumerate(texts, 1)]
+    server.answer = lambda request: protocol.Reply({"lines": [] if request.query.get("line") == "5" else rows})
+    assert cli("jobs", "logs", protocol.id, "--rank", "1").stdout.splitlines() == ["up", "down"]
+    assert cli("jobs", "logs", protocol.id, "--rank", "1", "--search", "DO").stdout.splitlines() == ["down"]
+    assert cli("jobs", "logs", protocol.id, "--rank", "2").stderr == "no lines of host 2\n"
+    assert "rank: must not be negative" in cli("jobs", "logs", protocol.id, "--rank", "-1").stderr
 
 
 @pytest.mark.parametrize("args", [["--since", "x"], ["--tail", "1", "--since", "1m"], ["-f", "--until", "1m"]])

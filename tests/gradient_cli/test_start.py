@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import gradient_cli
 from gradient_cli.main import command_paths
 
 pytestmark = pytest.mark.integration
@@ -37,7 +38,7 @@ def test_help_loads_nothing_slow(args):
         "print('\\nLOADED', *sys.modules)"
     )
     # -S: the packages installed beside us load modules of their own at start.
-    env = {"PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "80"}
+    env = {"PYTHONPATH": str(Path(gradient_cli.__path__[0]).parent), "COLUMNS": "80"}
     shown = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, env=env, check=True)
     loaded = set(shown.stdout.rpartition("LOADED")[2].split())
     assert "gradient_cli.main" in loaded
@@ -52,7 +53,7 @@ def test_jobs_list_loads_no_packing(cli, server):
         capture_output=True,
         text=True,
         check=True,
-        env={**cli.env, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**cli.env, "PYTHONPATH": str(Path(gradient_cli.__path__[0]).parent)},
     )
     assert not set(shown.stdout.split()) & {
         "tarfile",

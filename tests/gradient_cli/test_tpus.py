@@ -16,7 +16,8 @@ def test_tpus_are_listed_with_whose_they_are_and_what_they_cost(cli, server):
 
 
 def test_no_tpu_is_said_in_words(cli, server):
-    server.on("GET", "/tpus", {"tpus": []})
+    server.on("GET", "/tpus", {"tpus": [], "recentCost": 0.0127})
     shown = cli("tpus", "list")
     assert (shown.stdout, shown.returncode) == ("", 0)
     assert "nothing is billed" in shown.stderr
+    assert "last 30 days cost $0.0127, those of deleted jobs included" in shown.stderr

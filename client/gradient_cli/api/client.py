@@ -1,0 +1,448 @@
+"""The server's endpoints, one method each. Field names are those of the HTTP API."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from gradient_cli import config
+from gradient_cli.api import sse
+from gradient_cli.api.transport import STREAM_SECONDS, UPLOAD_SECONDS, Transport, retry
+from gradient_cli.errors import ServerError
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    import http.client
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from typing import Any, BinaryIO
+
+    from websockets.sync.client import ClientConnection
+
+JOBS = "/jobs"
+"""The endpoint that creates a job."""
+COMPARISONS = "/comparisons"
+"""The endpoint that creates a comparison with its jobs."""
+_SUBMIT_DELAYS = (0.5, 1.0, 2.0, 4.0)
+_CHUNK_BYTES = 1 << 16
+_NOT_FOUND = 404
+_FILE_PAGE = 1000
+_JOBS_PAGE = 200
+_ACTION_JOBS = 200
+
+
+def connect(args: argparse.Namespace) -> Api:
+    """Return the API of the server that flags, environment or files name. Sends nothing yet.
+
+    Raises:
+        ClientError: No server is configured, or its address is invalid.
+    """
+    settings = config.resolve(getattr(args, "url", None), getattr(args, "apiKey", None))
+    return Api(Transport(settings.url, settings.key))
+
+
+class Api:
+    """A Gradient Jobs server.
+
+    Every method raises ServerError when the server answers with an error, and ConnectionFailed when it cannot be
+    reached.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self._transport.url
+
+    def resolve_job(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """Return the job that this spec would create, with its machine and price, without creating it (dry run)."""
+        return self._transport.json("POST", "/jobs", query={"dryRun": "true"}, body=spec, needs="job")
+
+    def create(self, spec: dict[str, Any], *, to: str = JOBS) -> dict[str, Any]:
+        """Submit a job, or a comparison, once, however often the connection breaks."""
+        key = {"Idempotency-Key": os.urandom(16).hex()}
+        return retry(lambda: self._transport.json("POST", to, body=spec, headers=key, needs="id"), _SUBMIT_DELAYS)
+
+    def create_with_archive(
+        self, spec: dict[str, Any], path: str, sent: Callable[[int], None], *, to: str = JOBS
+    ) -> dict[str, Any]:
+        """Submit a job, or a comparison, with the archive of its workspace, once, however often the connection breaks.
+
+        Args:
+            spec: What is submitted.
+            path: The archive, a zip or tar.gz file.
+            sent: Called with the number of bytes of the archive sent so far.
+            to: The endpoint.
+        """
+        idempotency, boundary = os.urandom(16).hex(), os.urandom(16).hex()
+        before, after = _multipart_body(spec, path, boundary)
+        headers = {
+            "Idempotency-Key": idempotency,
+            "Content-Type": f"multipart/form-data; boundary={boundary}",
+            "Content-Length": str(len(before) + os.path.getsize(path) + len(after)),
+        }
+
+        def attempt() -> dict[str, Any]:
+            body = _body_chunks(before, path, after, sent)
+            response = self._transport.open("POST", to, body=body, headers=headers, seconds=UPLOAD_SECONDS)
+            return self._transport.read_json(response, "id")
+
+        return retry(attempt, _SUBMIT_DELAYS)
+
+    def has_workspace(self, sha256: str) -> bool:
+        """Return whether the server already has the archive with this digest."""
+        try:
+            self._transport.json("GET", f"/workspaces/{sha256}")
+        except ServerError as error:
+            if error.status == _NOT_FOUND:
+                return False
+            raise
+        return True
+
+    def jobs(self, filters: dict[str, Any]) -> dict[str, Any]:
+        """Return one page of jobs, newest first."""
+        return self._transport.json("GET", "/jobs", query=filters, needs="jobs")
+
+    def newest_jobs(self, filters: dict[str, Any], limit: int | None) -> tuple[list[dict[str, Any]], str | None]:
+        """Return up to `limit` jobs (None: all), newest first, and the cursor of the next page if there are more."""
+        found: list[dict[str, Any]] = []
+        after: str | None = None
+        while True:
+            room = _JOBS_PAGE if limit is None else min(_JOBS_PAGE, limit - len(found))
+            page = self.jobs({**filters, "limit": room, "after": after})
+            found += page["jobs"]
+            after = page.get("next")
+            if not after or not page["jobs"] or (limit is not None and len(found) >= limit):
+                return found, after
+
+    def run_in_job(self, job_id: str) -> AbstractContextManager[ClientConnection]:
+        """Open an exec session; the first message must be the command, as JSON."""
+        return self._transport.websocket(f"{_job_path(job_id)}/exec")
+
+    def forward_port(self, job_id: str, port: int) -> AbstractContextManager[ClientConnection]:
+        """Open a port session of a running job."""
+        return self._transport.websocket(f"{_job_path(job_id)}/forward", {"port": port})
+
+    def connect_to_port(self, job_id: str, session_id: str) -> AbstractContextManager[ClientConnection]:
+        """Make a connection of a port session."""
+        return self._transport.websocket(f"{_job_path(job_id)}/forward/{session_id}")
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """Return one job."""
+        return self._transport.json("GET", _job_path(job_id), needs="id")
+
+    def stop_job(self, job_id: str, *, now: bool = False) -> dict[str, Any]:
+        """Ask a job to stop; without its grace period, if `now`."""
+        return self._transport.json(
+            "POST", f"{_job_path(job_id)}/stop", query={"now": "true"} if now else {}, needs="id"
+        )
+
+    def act_on_jobs(self, action: str, ids: list[str], *, now: bool = False) -> list[dict[str, Any]]:
+        """Stop or delete several jobs, and return a result for each; `now` stops them without their grace period."""
+        results: list[dict[str, Any]] = []
+        for start in range(0, len(ids), _ACTION_JOBS):
+            body = {"action": action, "ids": ids[start : start + _ACTION_JOBS]} | ({"now": True} if now else {})
+            results += self._transport.json("POST", "/jobs/actions", body=body, needs="results")["results"]
+        return results
+
+    def clone_job(self, job_id: str, changes: dict[str, Any], *, pin_image: bool = False) -> dict[str, Any]:
+        """Submit the same job again, with changes; if `pin_image`, with the exact image digest of the original job."""
+        query = {"pinImage": "true"} if pin_image else {}
+        return self._transport.json("POST", f"{_job_path(job_id)}/clone", query=query, body=changes, needs="id")
+
+    def change_tags(self, job_id: str, changes: dict[str, list[str]]) -> dict[str, Any]:
+        """Add tags to a job (`add`) or remove them (`remove`), and return the job."""
+        return self._transport.json("PATCH", f"{_job_path(job_id)}/tags", body=changes, needs="id")
+
+    def metrics(self, job_id: str, *, name: str | None = None, points: int) -> dict[str, Any]:
+        """Return a job's metrics, each with at most `points` values."""
+        query = {"name": name, "maxPoints": points}
+        return self._transport.json("GET", f"{_job_path(job_id)}/metrics", query=query, needs="series")
+
+    def predict(self, job_id: str, machine_types: str | None, precision: str | None = None) -> dict[str, Any]:
+        """Return estimates of a job on machine types, by default all, and what bounds it."""
+        query = {"machineType": machine_types, "precision": precision}
+        return self._transport.json("GET", f"{_job_path(job_id)}/prediction", query=query, needs="machines")
+
+    def delete_job(self, job_id: str) -> None:
+        """Delete a job, stopping it if it runs."""
+        self._transport.json("DELETE", _job_path(job_id))
+
+    def logs(self, job_id: str, *, line: int = 0, tail: int | None = None, limit: int = 2000) -> dict[str, Any]:
+        """Return one page of a job's log: the lines after `line`, or the last `tail` lines."""
+        query = {"limit": limit, **({"line": line} if tail is None else {"tail": tail})}
+        return self._transport.json("GET", f"{_job_path(job_id)}/logs", query=query, needs="lines")
+
+    def follow(self, job_id: str, line: int = 0) -> Iterator[sse.Event]:
+        """Stream a job's log lines and phase changes, from after `line` to the job's end."""
+
+        def stream(after: int) -> Iterator[bytes]:
+            response = self._transport.open(
+                "GET",
+                f"{_job_path(job_id)}/logs",
+                headers={"Accept": "text/event-stream", "Last-Event-ID": str(after), "Connection": "close"},
+                seconds=STREAM_SECONDS,
+                keep=False,
+            )
+            try:
+                yield from self._transport.chunks(response)
+            finally:
+                response.close()
+
+        return sse.follow(stream, line)
+
+    def artifacts(self, job_id: str, *, limit: int = _FILE_PAGE, after: str | None = None) -> dict[str, Any]:
+        """Return one page of a job's artifacts, ordered by path."""
+        query = {"limit": limit, "after": after}
+        return self._transport.json("GET", f"{_job_path(job_id)}/artifacts", query=query, needs="files")
+
+    def all_artifacts(self, job_id: str) -> dict[str, Any]:
+        """Return all pages of a job's artifacts as one."""
+        found = self.artifacts(job_id)
+        while found.get("next"):
+            page = self.artifacts(job_id, after=found["next"])
+            if not page["files"]:
+                break
+            found = {**page, "files": found["files"] + page["files"], "skipped": found.get("skipped")}
+        return {**found, "next": None}
+
+    def artifact(self, job_id: str, path: str, *, offset: int = 0, etag: str = "") -> http.client.HTTPResponse:
+        """Open one artifact and return the response, its body unread; from `offset` if the file still has this ETag."""
+        from urllib.parse import quote
+
+        headers = _range_headers(offset, etag)
+        return self._transport.open("GET", f"{_job_path(job_id)}/artifacts/file/{quote(path)}", headers=headers)
+
+    def chunks(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
+        """Yield the body of a response as it arrives."""
+        return self._transport.chunks(response)
+
+    def close(self) -> None:
+        """Close the connection, discarding any unread response."""
+        self._transport.close()
+
+    def compare_jobs(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Compare existing jobs, once, however often the connection breaks."""
+        return self.create(request, to=f"{COMPARISONS}/from-jobs")
+
+    def comparisons(self, query: dict[str, Any]) -> dict[str, Any]:
+        """Return one page of comparisons, newest first."""
+        return self._transport.json("GET", COMPARISONS, query=query, needs="comparisons")
+
+    def comparison(self, comparison_id: str) -> dict[str, Any]:
+        """Return a comparison with its table."""
+        return self._transport.json("GET", _comparison_path(comparison_id), needs="rows")
+
+    def delete_comparison(self, comparison_id: str) -> None:
+        """Delete a comparison; its jobs stay."""
+        self._transport.json("DELETE", _comparison_path(comparison_id))
+
+    def machine_types(self) -> dict[str, Any]:
+        """List the machine types."""
+        return self._transport.json("GET", "/machine-types", needs="machineTypes")
+
+    def workers(self) -> dict[str, Any]:
+        """List the workers."""
+        return self._transport.json("GET", "/workers", needs="workers")
+
+    def set_drained(self, worker: str, *, drained: bool) -> dict[str, Any]:
+        """Let a worker claim no more jobs, or claim jobs again, and return it."""
+        from urllib.parse import quote
+
+        path = f"/workers/{quote(worker, safe='')}/{'drain' if drained else 'resume'}"
+        return self._transport.json("POST", path, needs="name")
+
+    def images(self) -> dict[str, Any]:
+        """List the short names of container images."""
+        return self._transport.json("GET", "/images", needs="images")
+
+    def tpus(self) -> dict[str, Any]:
+        """List TPUs that are billed or about to be."""
+        return self._transport.json("GET", "/tpus", needs="tpus")
+
+    def projects(self) -> dict[str, Any]:
+        """List the projects."""
+        return self._transport.json("GET", "/projects", needs="projects")
+
+    def create_project(self, name: str) -> dict[str, Any]:
+        """Return the project of this name, creating it if missing."""
+        return self._transport.json("POST", "/projects", body={"name": name}, needs="id")
+
+    def update_project(self, project_id: str, changes: dict[str, Any]) -> dict[str, Any]:
+        """Change a project and return it."""
+        from urllib.parse import quote
+
+        path = f"/projects/{quote(project_id, safe='')}"
+        return self._transport.json("PATCH", path, body=changes, needs="id")
+
+    def delete_project(self, project_id: str) -> None:
+        """Delete a project with its jobs, of which none may be waiting or running."""
+        from urllib.parse import quote
+
+        self._transport.json("DELETE", f"/projects/{quote(project_id, safe='')}")
+
+    def storage(self, project_id: str, path: str, *, recursive: bool, after: str | None = None) -> dict[str, Any]:
+        """Return one page of a folder in a project's storage, or the entry of a file."""
+        query = {"path": path, "recursive": str(recursive).lower(), "limit": _FILE_PAGE, "after": after}
+        return self._transport.json("GET", _storage_path(project_id), query=query, needs="entries")
+
+    def stored_file(self, project_id: str, path: str, *, offset: int = 0, etag: str = "") -> http.client.HTTPResponse:
+        """Open a file in a project's storage, as `artifact` opens one of a job."""
+        return self._transport.open("GET", _storage_path(project_id, path), headers=_range_headers(offset, etag))
+
+    def store_file(
+        self,
+        project_id: str,
+        path: str,
+        file: BinaryIO,
+        sent: Callable[[int], None],
+        *,
+        size: int,
+        sha256: str,
+        modified: str,
+    ) -> dict[str, Any]:
+        """Store an open file in a project's storage, replacing one at this path.
+
+        Args:
+            project_id: The project.
+            path: The file's path in the storage.
+            file: The file.
+            sent: Called with the number of bytes sent so far.
+            size: Its bytes.
+            sha256: Its digest.
+            modified: Time of its last change.
+        """
+
+        def attempt() -> dict[str, Any]:
+            file.seek(0)
+            headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+            response = self._transport.open(
+                "PUT",
+                _storage_path(project_id, path),
+                query={"sha256": sha256, "modified": modified},
+                body=_file_chunks(file, size, sent),
+                headers=headers,
+                seconds=UPLOAD_SECONDS,
+            )
+            return self._transport.read_json(response, "path")
+
+        return retry(attempt, _SUBMIT_DELAYS)
+
+    def delete_stored(self, project_id: str, path: str, *, recursive: bool) -> None:
+        """Delete a file in a project's storage, or a folder."""
+        self._transport.json("DELETE", _storage_path(project_id, path), query={"recursive": str(recursive).lower()})
+
+    def keys(self) -> dict[str, Any]:
+        """List the API keys that the caller may see."""
+        return self._transport.json("GET", "/keys", needs="keys")
+
+    def create_key(self, name: str, days: int | None) -> dict[str, Any]:
+        """Create an API key."""
+        return self._transport.json("POST", "/keys", body={"name": name, "days": days}, needs="apiKey")
+
+    def revoke_key(self, key_id: str) -> None:
+        """Revoke an API key."""
+        from urllib.parse import quote
+
+        self._transport.json("DELETE", f"/keys/{quote(key_id, safe='')}")
+
+    def secrets(self, project_id: str | None) -> dict[str, Any]:
+        """List the names of a project's secrets, or of those shared by all projects."""
+        return self._transport.json("GET", _secrets_path(project_id), needs="secrets")
+
+    def set_secret(self, name: str, value: str, project_id: str | None) -> dict[str, Any]:
+        """Store a secret."""
+        return self._transport.json("PUT", _secrets_path(project_id, name), body={"value": value}, needs="name")
+
+    def delete_secret(self, name: str, project_id: str | None) -> None:
+        """Delete a secret."""
+        self._transport.json("DELETE", _secrets_path(project_id, name))
+
+    def registries(self, project_id: str | None) -> dict[str, Any]:
+        """List the registries that a project's jobs log in to, or those shared by all projects."""
+        return self._transport.json("GET", _registries_path(project_id), needs="registries")
+
+    def set_registry(
+        self, host: str, username: str, password: str, project_id: str | None, *, push: bool
+    ) -> dict[str, Any]:
+        """Store the login for a registry."""
+        body = {"username": username, "password": password, "push": push}
+        return self._transport.json("PUT", _registries_path(project_id, host), body=body, needs="host")
+
+    def delete_registry(self, host: str, project_id: str | None) -> None:
+        """Delete the login for a registry."""
+        self._transport.json("DELETE", _registries_path(project_id, host))
+
+    def health(self) -> dict[str, Any]:
+        """Return the server's status and version."""
+        return self._transport.json("GET", "/health", needs="status")
+
+
+def _job_path(job_id: str) -> str:
+    from urllib.parse import quote
+
+    return f"/jobs/{quote(job_id, safe='')}"
+
+
+def _storage_path(project_id: str, path: str | None = None) -> str:
+    from urllib.parse import quote
+
+    start = f"/projects/{quote(project_id, safe='')}/storage"
+    return start if path is None else f"{start}/{quote(path)}"
+
+
+def _range_headers(offset: int, etag: str) -> dict[str, str]:
+    headers = {"Range": f"bytes={offset}-", "If-Range": f'"{etag}"'} if offset else {}
+    return {"Accept": "*/*", "Accept-Encoding": "identity", **headers}
+
+
+def _comparison_path(comparison_id: str) -> str:
+    from urllib.parse import quote
+
+    return f"{COMPARISONS}/{quote(comparison_id, safe='')}"
+
+
+def _secrets_path(project_id: str | None, name: str | None = None) -> str:
+    from urllib.parse import quote
+
+    start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
+    return f"{start}/secrets" + ("" if name is None else f"/{quote(name, safe='')}")
+
+
+def _registries_path(project_id: str | None, host: str | None = None) -> str:
+    from urllib.parse import quote
+
+    start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
+    return f"{start}/registries" + ("" if host is None else f"/{quote(host, safe='')}")
+
+
+def _multipart_body(spec: dict[str, Any], path: str, boundary: str) -> tuple[bytes, bytes]:
+    with open(path, "rb") as file:
+        zipped = file.read(2) == b"PK"
+    name, kind = ("workspace.zip", "application/zip") if zipped else ("workspace.tar.gz", "application/gzip")
+    before = (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="spec"\r\n'
+        f"Content-Type: application/json\r\n\r\n{json.dumps(spec)}\r\n"
+        f'--{boundary}\r\nContent-Disposition: form-data; name="workspace"; filename="{name}"\r\n'
+        f"Content-Type: {kind}\r\n\r\n"
+    )
+    return before.encode(), f"\r\n--{boundary}--\r\n".encode()
+
+
+def _body_chunks(before: bytes, path: str, after: bytes, sent: Callable[[int], None]) -> Iterator[bytes]:
+    yield before
+    with open(path, "rb") as file:
+        yield from _file_chunks(file, os.path.getsize(path), sent)
+    yield after
+
+
+def _file_chunks(file: BinaryIO, size: int, sent: Callable[[int], None]) -> Iterator[bytes]:
+    """Yield a file's first `size` bytes: it may be growing."""
+    done = 0
+    while piece := file.read(min(_CHUNK_BYTES, size - done)):
+        yield piece
+        done += len(piece)
+        sent(done)

@@ -1,0 +1,77 @@
+"""The messages of an exec session, on the client's side of its WebSocket."""
+
+from __future__ import annotations
+
+import json
+
+from gradient_cli.errors import ConnectionFailed, ServerError
+from gradient_cli.terminal import sanitize
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from websockets.sync.client import ClientConnection
+
+CHUNK = 32_768
+_CONFLICT = 409
+
+
+class Session:
+    """An exec session. Any thread may send; one receives.
+
+    Args:
+        connection: Its WebSocket.
+        request: The first message to send; None: none.
+
+    Attributes:
+        id: Its id.
+        result: The last message, once `outputs` has ended: `exit` with the exit code, or `ended` with a reason.
+
+    Raises:
+        ServerError: It was refused.
+    """
+
+    def __init__(self, connection: ClientConnection, request: dict[str, Any] | None = None) -> None:
+        self._connection = connection
+        self.result: dict[str, Any] = {}
+        if request is not None:
+            self.send(request)
+        for _ in self.outputs():
+            break
+        if "refused" in self.result:
+            name = str(self.result.get("name", ""))
+            raise ServerError(sanitize(self.result["refused"]), status=_CONFLICT, name=name)
+        self.id = str(self.result.get("started"))
+
+    def send(self, message: dict[str, Any] | bytes) -> bool:
+        """Send a message, or input; return whether the session still takes it."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            self._connection.send(message if isinstance(message, bytes) else json.dumps(message))
+        except ConnectionClosed:
+            return False
+        return True
+
+    def outputs(self) -> Iterator[tuple[int, bytes]]:
+        """Yield stream number and data until the session ends, and (0, nothing) at its start.
+
+        Raises:
+            ConnectionFailed: The connection broke.
+        """
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            while True:
+                message = self._connection.recv()
+                if isinstance(message, bytes):
+                    yield message[0], message[1:]
+                    continue
+                self.result = json.loads(message)
+                if "started" not in self.result:
+                    return
+                yield 0, b""
+        except ConnectionClosed:
+            raise ConnectionFailed("the connection was lost, and with it the session", hint="Try again.") from None

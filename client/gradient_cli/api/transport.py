@@ -1,0 +1,416 @@
+"""One HTTP connection to the server. Imported only for the first request: http.client is slow to import."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import ssl
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from urllib.parse import urlencode, urlsplit
+
+from gradient_cli.errors import ClientError, ConnectionFailed, ServerError
+from gradient_cli.terminal import print_message, sanitize
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any, TypeVar
+    from urllib.parse import SplitResult
+
+    from websockets.sync.client import ClientConnection
+
+    T = TypeVar("T")
+
+CONNECT_SECONDS = 15.0
+RESPONSE_SECONDS = 60.0
+UPLOAD_SECONDS = 600.0  # the server unpacks and checks a workspace before it answers
+STREAM_SECONDS = 60.0  # a followed log sends a keep-alive at least every 15 s
+UNREAD_SECONDS = 300.0  # a server whose job reads no input answers no ping either
+MAX_RATE_LIMIT_SECONDS = 300.0  # longest total wait for a rate limit of the server
+CHUNK = 65536
+_ERROR_BYTES = 1_000_000
+_TOO_MANY_REQUESTS = 429
+_PAGE_BYTES = 256_000_000
+
+# The first matching row is used: a subclass stands before its base classes.
+# Columns: error types, message, hint, transient.
+_FAILURES: tuple[tuple[tuple[type[Exception], ...], str, str, bool], ...] = (
+    (
+        (ConnectionRefusedError,),
+        "nothing answers at {url}",
+        "Is the server running? `gradient-server up` starts one on this machine; --url selects another.",
+        True,
+    ),
+    ((socket.gaierror,), "the name {host} cannot be resolved", "Check the address and the network.", True),
+    ((TimeoutError,), "{url} did not answer in time", "Check the network, or try again later.", True),
+    (
+        (ssl.SSLCertVerificationError,),
+        "the certificate of {url} is not trusted: {detail}",
+        "Check the address; for a private certificate authority, set SSL_CERT_FILE to its certificate.",
+        False,
+    ),
+    ((ssl.SSLError,), "no TLS connection to {url}: {detail}", "If the server does not use TLS, use http://.", True),
+    ((http.client.RemoteDisconnected,), "{url} closed the connection without a response", "Try again.", True),
+    (
+        (http.client.BadStatusLine, http.client.LineTooLong),
+        "the server at {url} does not speak HTTP",
+        "Check scheme, host and port of the address.",
+        False,
+    ),
+    ((OSError, http.client.HTTPException), "connection to {url} lost: {detail}", "Try again.", True),
+)
+
+
+class Transport:
+    """An HTTP client for one server, over one persistent connection.
+
+    Args:
+        url: The server's address; its path is prefixed to every endpoint.
+        key: The API key, or empty.
+
+    Raises:
+        ConnectionFailed: The address is invalid.
+    """
+
+    def __init__(self, url: str, key: str) -> None:
+        self._kept: http.client.HTTPConnection | None = None
+        self.url = url
+        self._key = key
+        self._parts = _parse_url(url)
+
+    def json(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        needs: str = "",
+    ) -> dict[str, Any]:
+        """Send a request, and return the JSON object in the response; for 204, an empty object.
+
+        Args:
+            method: The HTTP method.
+            path: The endpoint, beginning with a slash.
+            query: Parameters; those that are None are left out.
+            body: The value to send as JSON.
+            headers: More headers.
+            needs: A field that the object must have to be a response of a Gradient Jobs server.
+
+        Raises:
+            ServerError: The server answered with an error.
+            ConnectionFailed: The server could not be reached, or is not a Gradient Jobs server.
+        """
+        payload = None if body is None else json.dumps(body).encode()
+        sent = {"Content-Type": "application/json"} if payload is not None else {}
+        response = self.open(method, path, query=query, body=payload, headers={**sent, **(headers or {})})
+        return self.read_json(response, needs)
+
+    def read_json(self, response: http.client.HTTPResponse, needs: str = "") -> dict[str, Any]:
+        """Return the JSON object in a response; for 204, an empty object."""
+        text = b"".join(self.chunks(response, limit=_PAGE_BYTES))
+        if not text and response.status == 204:  # noqa: PLR2004  no content
+            return {}
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict) or (needs and needs not in value):
+            raise self._not_our_server(response)
+        return value
+
+    def open(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: bytes | Iterator[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float = RESPONSE_SECONDS,
+        keep: bool = True,
+    ) -> http.client.HTTPResponse:
+        """Send a request, and return the response with its body unread.
+
+        Args:
+            method: The HTTP method.
+            path: The endpoint, beginning with a slash.
+            query: Parameters; those that are None are left out.
+            body: The bytes to send; an iterator needs a Content-Length header.
+            headers: More headers.
+            seconds: Timeout for each read of the response.
+            keep: Use the persistent connection; a followed log takes one of its own.
+
+        Raises:
+            ServerError: The server answered with an error.
+            ConnectionFailed: The server could not be reached.
+        """
+        target = self._parts.path.rstrip("/") + path + _encode_query(query)
+        sent = {"Accept": "application/json", "User-Agent": "gradient-cli", **(headers or {})}
+        if self._key:
+            sent["x-api-key"] = self._key
+
+        send = partial(self._send, method, target, body, sent, seconds, keep=keep)
+        send_repeatedly = partial(self._send_checked, send, repeat=keep and method == "GET")
+
+        if body is None or isinstance(body, bytes):
+            return self._retry_rate_limited(send_repeatedly)
+        return send_repeatedly()  # an iterator is consumed by it; only its caller can make another one
+
+    def _send_checked(self, send: Callable[[], http.client.HTTPResponse], *, repeat: bool) -> http.client.HTTPResponse:
+        """Return a successful response; with `repeat`, send again if the persistent connection was stale."""
+        reused = repeat and self._kept is not None
+        try:
+            response = send()
+        except ConnectionFailed as error:
+            if not (reused and error.transient):
+                raise
+            response = send()  # the persistent connection was stale
+        if not 200 <= response.status < 300:  # noqa: PLR2004  the range of success
+            raise self._error_of(response)
+        return response
+
+    def _retry_rate_limited(self, send: Callable[[], http.client.HTTPResponse]) -> http.client.HTTPResponse:
+        """Repeat a rate-limited request after its Retry-After, for a few minutes at most.
+
+        A rate-limited request had no effect, so any may be repeated.
+        """
+        until = time.monotonic() + MAX_RATE_LIMIT_SECONDS
+        while True:
+            try:
+                return send()
+            except ServerError as error:
+                if error.status != _TOO_MANY_REQUESTS or time.monotonic() + error.retry_after > until:
+                    raise
+                print_message(f"{error} Waiting {error.retry_after:.0f} s…")
+                time.sleep(error.retry_after)
+
+    def chunks(self, response: http.client.HTTPResponse, *, limit: int | None = None) -> Iterator[bytes]:
+        """Yield the body of a response as it arrives.
+
+        Raises:
+            ConnectionFailed: The connection broke, or more than `limit` bytes came.
+        """
+        total = 0
+        # A body of unknown length may be a stream: read what has arrived. read1 does not end a body of known length.
+        read = response.read1 if response.length is None else response.read
+        while True:
+            try:
+                chunk = read(CHUNK)
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                raise self._to_client_error(error) from None
+            if not chunk:
+                break
+            total += len(chunk)
+            if limit is not None and total > limit:
+                self.close()
+                raise ConnectionFailed(f"the response of {self.url} is too large", transient=False)
+            yield chunk
+        if response.length:
+            self.close()
+            raise ConnectionFailed(f"connection to {self.url} lost in the middle of a response", hint="Try again.")
+
+    def __del__(self) -> None:
+        self.close()
+
+    @contextmanager
+    def websocket(self, path: str, query: Mapping[str, object] | None = None) -> Iterator[ClientConnection]:
+        """Open a WebSocket at an endpoint.
+
+        Raises:
+            ServerError: The server answered with an error.
+            ConnectionFailed: The server could not be reached, or something on the way does not pass WebSockets on.
+        """
+        from websockets.exceptions import InvalidHandshake
+        from websockets.sync.client import connect
+
+        scheme = self._parts.scheme.replace("http", "ws")
+        target = f"{scheme}://{self._parts.netloc}{self._parts.path.rstrip('/')}{path}{_encode_query(query)}"
+        with ExitStack() as stack:
+            try:
+                opened = connect(
+                    target,
+                    additional_headers={"x-api-key": self._key} if self._key else {},
+                    user_agent_header="gradient-cli",
+                    compression=None,
+                    proxy=None,
+                    open_timeout=RESPONSE_SECONDS,
+                    ping_timeout=UNREAD_SECONDS,
+                    close_timeout=1,
+                )
+                connection = stack.enter_context(opened)
+            except (InvalidHandshake, OSError) as error:
+                raise self._websocket_error(error) from None
+            yield connection
+
+    def _websocket_error(self, error: Exception) -> ClientError:
+        from websockets.exceptions import InvalidHandshake, InvalidStatus
+
+        if isinstance(error, InvalidStatus):
+            answer = error.response
+            wait = answer.headers.get("Retry-After")
+            return self._server_error(answer.status_code, answer.reason_phrase, bytes(answer.body), wait)
+        if isinstance(error, InvalidHandshake):
+            return ConnectionFailed(
+                f"{self.url} opens no WebSocket: {sanitize(error)}",
+                hint="A proxy in front of the server must pass on `Upgrade: websocket`.",
+                transient=False,
+            )
+        return self._to_client_error(error)
+
+    def close(self) -> None:
+        """Close the persistent connection; the next request opens another."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    def _send(
+        self,
+        method: str,
+        target: str,
+        body: bytes | Iterator[bytes] | None,
+        headers: dict[str, str],
+        seconds: float,
+        *,
+        keep: bool,
+    ) -> http.client.HTTPResponse:
+        if method != "GET":
+            self.close()  # only a GET may be repeated after a stale connection
+        try:
+            connection = self._kept if keep and self._kept else self._connection()
+            if connection.sock is None:
+                connection.timeout = CONNECT_SECONDS
+                connection.connect()
+            connection.sock.settimeout(seconds)
+            if keep:
+                self._kept = connection
+            # A server that refuses an upload answers before it has read it all: its response is more useful than the
+            # broken pipe.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, target, body=body, headers=headers)
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._to_client_error(error) from None
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port)
+        return http.client.HTTPConnection(host, port)
+
+    def _error_of(self, response: http.client.HTTPResponse) -> ClientError:
+        if 300 <= response.status < 400:  # noqa: PLR2004  the range of redirections
+            self.close()
+            there = sanitize(response.getheader("Location") or "elsewhere")
+            return ConnectionFailed(
+                f"{self.url} redirects to {there}", hint="Use that address with --url.", transient=False
+            )
+        try:
+            text = b"".join(self.chunks(response, limit=_ERROR_BYTES))
+        except ConnectionFailed:
+            text = b""
+        return self._server_error(response.status, response.reason, text, response.getheader("Retry-After"))
+
+    def _server_error(self, status: int, reason: str, text: bytes, retry_after: str | None) -> ServerError:
+        try:
+            error = json.loads(text)["error"]
+            message, name, field = (sanitize(error.get(part) or "") for part in ("message", "name", "field"))
+        except (ValueError, LookupError, TypeError, AttributeError):
+            kind = "failed" if status >= 500 else "refused"  # noqa: PLR2004  the server's own failures
+            message, name, field = f"{self.url} {kind}: HTTP {status} {sanitize(reason)}", "", ""
+        hint = "" if name == "ExecDisabled" else _HINTS.get(status, "")
+        wait = _parse_retry_after(retry_after or "")
+        return ServerError(message or name, status=status, name=name, field=field, hint=hint, retry_after=wait)
+
+    def _not_our_server(self, response: http.client.HTTPResponse) -> ConnectionFailed:
+        kind = sanitize(response.getheader("Content-Type") or "no content type")
+        return ConnectionFailed(
+            f"{self.url} sent an unexpected response (HTTP {response.status}, {kind})",
+            hint="Check the address of the server; set it with --url or `gradient-cli login`.",
+            transient=False,
+        )
+
+    def _to_client_error(self, error: Exception) -> ConnectionFailed:
+        """Convert a connection failure to the error shown to the user.
+
+        Raises:
+            Exception: The error itself, if it is not a connection failure.
+        """
+        if isinstance(error, ConnectionFailed):
+            return error
+        texts = (getattr(error, name, "") for name in ("verify_message", "reason", "strerror"))
+        detail = next((text for text in texts if text), "connection closed")
+        for kinds, sentence, hint, transient in _FAILURES:
+            if isinstance(error, kinds):
+                message = sentence.format(url=self.url, host=self._parts.hostname or "", detail=detail)
+                return ConnectionFailed(message, hint=hint, transient=transient)
+        raise error
+
+
+_HINTS = {
+    401: "`gradient-cli login` saves a valid key; `gradient-server keys create` creates one.",
+    403: "Use a key that is allowed to do this.",
+    413: "Exclude files with a .gradientignore, or transfer data outside of the workspace.",
+    429: "Try again later, or ask the server's operator to raise the limit.",
+    500: "Try again; if it keeps failing, check the server's log.",
+    502: "A proxy could not reach the server: try again in a minute.",
+    503: "The server is starting or overloaded: try again in a minute.",
+    504: "The server is starting or overloaded: try again in a minute.",
+}
+
+
+def _parse_retry_after(retry_after: str) -> float:
+    """Parse Retry-After as seconds, at most a minute; 5 s if it is not a plain number."""
+    return min(float(retry_after), 60.0) if retry_after.isdecimal() and len(retry_after) < 9 else 5.0  # noqa: PLR2004
+
+
+def retry(action: Callable[[], T], delays: Sequence[float]) -> T:
+    """Call `action`; after a transient failure wait and call it again, once for each delay.
+
+    Raises:
+        ClientError: The last failure, or one that is not transient.
+    """
+    for delay in delays:
+        try:
+            return action()
+        except ClientError as error:
+            limited = isinstance(error, ServerError) and error.status == _TOO_MANY_REQUESTS
+            if not (error.transient or limited):
+                raise
+            print_message(f"{error}; trying again…")
+            time.sleep(max(jitter(delay), error.retry_after if isinstance(error, ServerError) and limited else 0.0))
+    return action()
+
+
+def jitter(delay: float) -> float:
+    """Change a delay by up to a fifth at random, so that disconnected clients do not all return at once."""
+    return delay * (0.8 + 0.4 * os.urandom(1)[0] / 255)
+
+
+def _encode_query(query: Mapping[str, object] | None) -> str:
+    given = {name: value for name, value in (query or {}).items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def _parse_url(url: str) -> SplitResult:
+    hint = "An address looks like http://127.0.0.1:8780 or https://host/path."
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConnectionFailed(f"url: {sanitize(url)!r}: {error}", hint=hint, transient=False) from None
+    clean = url.isascii() and url.isprintable() and " " not in url
+    if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0 or not clean:
+        raise ConnectionFailed(f"url: {sanitize(url)!r} is not the address of a server", hint=hint, transient=False)
+    if parts.query or parts.fragment or parts.username:
+        raise ConnectionFailed(
+            f"url: {sanitize(url)!r} contains more than scheme, host and path", hint=hint, transient=False
+        )
+    return parts

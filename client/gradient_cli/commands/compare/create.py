@@ -1,0 +1,119 @@
+"""`compare create` and `compare jobs`: make a comparison."""
+
+from __future__ import annotations
+
+from gradient_cli import terminal
+from gradient_cli.commands.compare.carry_over import add_carry_options, carry
+from gradient_cli.commands.jobs import create as jobs
+from gradient_cli.errors import INTERRUPTED, OK, UsageError
+from gradient_cli.formatting import format_count, print_json
+from gradient_cli.options import add_connection, add_job_ids, add_json, add_option, resolve_job_id
+from gradient_cli.workspace import job_spec as specs
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+    from gradient_cli.api.client import Api
+
+
+def add_create(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `compare create`."""
+    specs.add_options(parser)
+    specs.describe(parser, "machineType", "NAME,NAME,...", "machine types to run on (required)")
+    parser.add_argument(
+        "--repeats", metavar="N", type=int, default=1, help="jobs on each machine type, with SEED=1 to N (default: 1)"
+    )
+    _add_judgement(parser)
+    add_carry_options(parser, may_apply=False)
+    jobs.add_large_workspace(parser)
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=create)
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `compare jobs`."""
+    add_job_ids(parser)
+    parser.add_argument("--name", metavar="NAME", help="name of the comparison")
+    _add_judgement(parser)
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=compare_jobs)
+
+
+def _add_judgement(parser: argparse.ArgumentParser) -> None:
+    add_option(parser, "--metric", metavar="NAME", help="metric that tells how good the result is, e.g. val_accuracy")
+    add_option(parser, "--target", metavar="VALUE", type=float, help="measure time and cost until --metric reaches it")
+    add_option(
+        parser,
+        "--goal",
+        choices=("max", "min"),
+        default="max",
+        help="whether a larger value of --metric is better, or a smaller one (default: max)",
+    )
+
+
+def create(args: argparse.Namespace) -> int:
+    """Submit the jobs of a comparison from flags, project file and folder."""
+    from gradient_cli.api.client import connect
+
+    if args.program:
+        args.command = jobs.join_program(args.command, args.program)
+    job, workspace, include = specs.resolve(args)
+    if not job.get("machineType"):
+        raise UsageError(
+            "machineType: required", hint="Give --machineType NAME,NAME; `gradient-cli machine-types` lists them."
+        )
+    spec = {**job, "repeats": args.repeats, **_judgement(args)}
+    try:
+        api = connect(args)
+        carry(args, api, job["machineType"], job["command"])
+        return _report(args, _create(args, api, spec, job, workspace, include))
+    except KeyboardInterrupt:
+        terminal.print_message("\ninterrupted; `gradient-cli compare list` shows whether the comparison was created")
+        return INTERRUPTED
+
+
+def _create(
+    args: argparse.Namespace, api: Api, spec: dict[str, Any], job: dict[str, Any], workspace: str, include: list[str]
+) -> dict[str, Any]:
+    from gradient_cli.api.client import COMPARISONS
+    from gradient_cli.workspace import submission
+
+    if workspace == "none" or specs.is_url(workspace):
+        if include:
+            raise UsageError("include: only possible with a folder as workspace", hint="Leave out --include.")
+        return api.create({**spec, "workspace": workspace}, to=COMPARISONS)
+    folder = jobs.read_folder(args, workspace, include, args.largeWorkspace)
+    first = {**job, "machineType": job["machineType"].split(",")[0]}
+    return submission.submit(api, spec, workspace, folder, to=COMPARISONS, planned=first)
+
+
+def compare_jobs(args: argparse.Namespace) -> int:
+    """Make a comparison of jobs that exist already."""
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    ids = [resolve_job_id(job_id, api) for job_id in args.ids]
+    name = {} if args.name is None else {"name": args.name}
+    return _report(args, api.compare_jobs({"jobs": ids, **name, **_judgement(args)}))
+
+
+def _judgement(args: argparse.Namespace) -> dict[str, Any]:
+    given = {"metric": args.metric, "target": args.target, "goal": args.goal}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _report(args: argparse.Namespace, made: dict[str, Any]) -> int:
+    if args.json:
+        print_json(made)
+        return OK
+    print(made["id"])
+    terminal.print_message(
+        f"{terminal.sanitize(made.get('url') or '')}\n"
+        f"  {format_count(made['jobs'], 'job')} on {format_count(len(made['rows']), 'machine type')}\n"
+        f"  see it when all have ended  gradient-cli compare show {made['id']} --wait"
+    )
+    return OK

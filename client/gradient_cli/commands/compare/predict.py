@@ -1,0 +1,86 @@
+"""`predict`: judge what bounds a job, and estimate it on other machine types."""
+
+from __future__ import annotations
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK
+from gradient_cli.formatting import format_duration, format_money, format_size, print_json, print_table
+from gradient_cli.options import add_connection, add_job_id, add_json, add_option, resolve_job_id
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+
+def add_predict(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `predict`."""
+    add_job_id(parser)
+    add_option(parser, "--machineType", "-m", metavar="NAME,NAME,...", help="machine types (default: all)")
+    add_option(
+        parser,
+        "--precision",
+        choices=("float32", "mixed"),
+        help="precision of the estimated runs (default: that of the job)",
+    )
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=predict)
+
+
+def predict(args: argparse.Namespace) -> int:
+    """Print the judgement of a job, and its estimates."""
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    found = api.predict(resolve_job_id(args.id, api), args.machineType, args.precision)
+    if args.json:
+        print_json(found)
+        return OK
+    where = f"{found['machineType']}{' (simulated)' if found['simulated'] else ''}"
+    pace = "" if found["stepsPerSecond"] is None else f"{found['stepsPerSecond']:.4g} steps/s, "
+    ran = ", ".join([format_duration(found["seconds"]), format_money(found["cost"])])
+    print(f"measured on {terminal.sanitize(where)}: {pace}{ran}")
+    _print_bottleneck(found["bottleneck"])
+    if found["missing"]:
+        terminal.print_message(f"nothing can be estimated: the job has not reported {', '.join(found['missing'])}")
+        return OK
+    print()
+    heads = ("MACHINE", "ESTIMATED TIME", "INTERVAL", "ESTIMATED COST", "INTERVAL", "SPEED", "MEMORY", "CORRECTED BY")
+    print_table(heads, [_row(one) for one in found["machines"]])
+    for text in dict.fromkeys(text for one in found["machines"] for text in one["notes"]):
+        terminal.print_message(f"note: {terminal.sanitize(text)}")
+    terminal.print_message(terminal.sanitize(found["method"]))
+    return OK
+
+
+def _print_bottleneck(found: Mapping[str, Any]) -> None:
+    """Print a judgement, its figures and its advice."""
+    print(terminal.sanitize(found["summary"]))
+    for each in found["figures"]:
+        print(f"  {terminal.sanitize(each['text'])}")
+    for text in found["advice"]:
+        print(f"  advice: {terminal.sanitize(text)}")
+
+
+def _row(one: Mapping[str, Any]) -> list[str]:
+    if one["seconds"] is None:
+        return [one["machineType"], "no peak of this precision", *[""] * 6]
+    fits = {True: "fits", False: "too small", None: "not known"}[one["fits"]]
+    memory = "not measured" if one["memoryBytes"] is None else f"{fits} ({format_size(int(one['memoryBytes']))})"
+    corrected = one["correction"]
+    return [
+        one["machineType"],
+        format_duration(one["seconds"]["value"]),
+        _interval(one["seconds"], format_duration),
+        format_money(one["cost"]["value"]),
+        _interval(one["cost"], format_money),
+        f"{one['speedup']:.3g} x",
+        memory,
+        "" if corrected is None else f"{corrected['count']} measured, x {corrected['ratio']:.2f}",
+    ]
+
+
+def _interval(estimate: Mapping[str, float], form: Callable[[float], str]) -> str:
+    return f"{form(estimate['low'])} to {form(estimate['high'])}"

@@ -1,0 +1,245 @@
+"""`compare list`, `show`, `export` and `delete`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK
+from gradient_cli.formatting import format_duration, format_money, format_past, format_size, print_json, print_table
+from gradient_cli.options import add_connection, add_json, add_option, add_positional
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+    from typing import Any
+
+    from gradient_cli.api.client import Api
+
+_WAIT_SECONDS = 2.0
+_RANKS = {"fastest": "fastest", "cheapest": "cheapest", "mostAccurate": "most accurate"}
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `compare list`."""
+    add_option(parser, "--limit", metavar="N", type=int, default=20, help="number of comparisons (default: 20)")
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=list_comparisons)
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `compare show`."""
+    _add_id(parser)
+    parser.add_argument("--wait", action="store_true", help="first wait until all of its jobs have ended")
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=show)
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `compare export`."""
+    _add_id(parser)
+    add_option(
+        parser,
+        "--format",
+        choices=("csv", "json", "md"),
+        default="md",
+        help="form of the table (default: md: Markdown)",
+    )
+    add_connection(parser)
+    parser.set_defaults(run=export)
+
+
+def add_delete(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `compare delete`."""
+    _add_id(parser)
+    add_connection(parser)
+    parser.set_defaults(run=delete)
+
+
+def _add_id(parser: argparse.ArgumentParser) -> None:
+    add_positional(parser, "id", needed=True, metavar="COMPARISON", help="id of the comparison")
+
+
+def list_comparisons(args: argparse.Namespace) -> int:
+    """Print comparisons, newest first."""
+    from gradient_cli.api.client import connect
+
+    found = connect(args).comparisons({"limit": args.limit})
+    if args.json:
+        print_json(found)
+        return OK
+    rows = [
+        [each["id"], each["name"] or "", f"{each['ended']} of {each['jobs']} ended", format_past(each["createdAt"])]
+        for each in found["comparisons"]
+    ]
+    if not rows:
+        terminal.print_message("no comparisons; `gradient-cli compare create --help` tells how to make one")
+        return OK
+    print_table(("ID", "NAME", "JOBS", "CREATED"), rows)
+    return OK
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print the table of a comparison."""
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    found = _wait(api, args.id) if args.wait else api.comparison(args.id)
+    if args.json:
+        print_json(found)
+        return OK
+    heads, rows = _table(found)
+    print_table(heads, rows, spare=("PEAK GPU", "PEAK MEMORY", "$/H", "$/1000 STEPS", "BOUND BY"))
+    for each in found["differences"]:
+        values = "; ".join(f"{value or 'none'} ({', '.join(ids)})" for value, ids in each["values"].items())
+        terminal.print_message(f"differs: {terminal.sanitize(each['name'])}: {terminal.sanitize(values)}")
+    for text in found["notes"]:
+        terminal.print_message(f"note: {terminal.sanitize(text)}")
+    for line in _judgements(found):
+        terminal.print_message(line)
+    return OK
+
+
+def _wait(api: Api, comparison_id: str) -> dict[str, Any]:
+    ended = -1
+    while True:
+        found = api.comparison(comparison_id)
+        if found["ended"] != ended:
+            ended = found["ended"]
+            terminal.print_message(f"{ended} of {found['jobs']} jobs have ended")
+        if ended >= found["jobs"]:
+            return found
+        time.sleep(_WAIT_SECONDS)
+
+
+def export(args: argparse.Namespace) -> int:
+    """Print a comparison in a form for other programs or for a report."""
+    from gradient_cli.api.client import connect
+
+    found = connect(args).comparison(args.id)
+    if args.format == "json":
+        print_json(found)
+    elif args.format == "csv":
+        _print_csv(found)
+    else:
+        _print_markdown(found)
+    return OK
+
+
+def delete(args: argparse.Namespace) -> int:
+    """Delete a comparison."""
+    from gradient_cli.api.client import connect
+
+    connect(args).delete_comparison(args.id)
+    terminal.print_message(f"deleted {terminal.sanitize(args.id)}; its jobs stay")
+    return OK
+
+
+def _table(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Return the heads and the rows of the table, as text for people."""
+    metric, target = found["metric"] or "", found["target"]
+    heads = ["MACHINE", "JOBS", "STEPS/S", "PACE"]
+    heads += [metric.upper()] if metric else []
+    heads += [f"TO {target:g}", f"$ TO {target:g}"] if target is not None else ["RAN"]
+    heads += ["$/1000 STEPS", "$/H", "PEAK MEMORY", "PEAK GPU", "BOUND BY", "RANKED"]
+    return tuple(heads), [_row(row, metric, target) for row in found["rows"]]
+
+
+def _row(row: Mapping[str, Any], metric: str, target: float | None) -> list[str]:
+    cells = [
+        f"{row['machineType']} (simulated)" if row["simulated"] else row["machineType"],
+        f"{row['succeeded']} of {row['jobs']}" + (f", {row['failed']} failed" if row["failed"] else ""),
+        _spread(row["stepsPerSecond"]),
+        "" if row["speedup"] is None else f"{row['speedup']:.3g} x",
+    ]
+    cells += [_spread(row["best"])] if metric else []
+    if target is None:
+        cells.append(_median_duration(row["seconds"]))
+    else:
+        cells += [_median_duration(row["secondsToTarget"]), format_money(row["costToTarget"])]
+    ranks = [text if row[name] == 1 else "" for name, text in _RANKS.items()]
+    return [
+        *cells,
+        format_money(row["costPer1000Steps"]),
+        f"${row['pricePerHour']:,.2f}",
+        "" if row["peakMemoryBytes"] is None else format_size(row["peakMemoryBytes"]),
+        "" if row["peakGpuMemoryBytes"] is None else format_size(row["peakGpuMemoryBytes"]),
+        _bound(row),
+        ", ".join(rank for rank in ranks if rank),
+    ]
+
+
+def _bound(row: Mapping[str, Any]) -> str:
+    found = row.get("bottleneck")
+    return "" if found is None else found["kind"] or "not measured"
+
+
+def _judgements(found: Mapping[str, Any]) -> list[str]:
+    """Return for each machine type what bounds it, the figures, and the advice."""
+    lines = []
+    for row in found["rows"]:
+        judged = row.get("bottleneck")
+        if judged is not None:
+            lines.append(f"{row['machineType']}: {' '.join(_sentences({**judged, 'advice': []}))}")
+            lines += [f"  advice: {text}" for text in judged["advice"]]
+    return [terminal.sanitize(line) for line in lines]
+
+
+def _spread(spread: Mapping[str, float] | None) -> str:
+    if spread is None:
+        return ""
+    return f"{spread['median']:.4g} ({spread['low']:.4g}-{spread['high']:.4g})"
+
+
+def _median_duration(spread: Mapping[str, float] | None) -> str:
+    return "" if spread is None else format_duration(spread["median"])
+
+
+def _print_csv(found: Mapping[str, Any]) -> None:
+    import csv
+
+    writer = csv.writer(sys.stdout)
+    rows = [_flat(row) for row in found["rows"]]
+    if rows:
+        writer.writerow(rows[0])
+    writer.writerows(row.values() for row in rows)
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as columns, with a spread as three; every row of every comparison has the same."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in {"stepsPerSecond", "best", "seconds", "secondsToTarget"}:
+            spread = value or {"median": None, "low": None, "high": None}
+            flat |= {name: spread["median"], f"{name}Low": spread["low"], f"{name}High": spread["high"]}
+        elif name == "bottleneck":
+            flat |= {name: _bound(row), "bottleneckSummary": value and value["summary"]}
+        elif name != "members":
+            flat[name] = value
+    return flat
+
+
+def _print_markdown(found: Mapping[str, Any]) -> None:
+    heads, rows = _table(found)
+    print("| " + " | ".join(map(_escape, heads)) + " |")
+    print("|" + " --- |" * len(heads))
+    for row in rows:
+        print("| " + " | ".join(map(_escape, row)) + " |")
+    for row in found["rows"]:
+        if row.get("bottleneck"):
+            print(f"\n{_escape(row['machineType'])}: {_escape(' '.join(_sentences(row['bottleneck'])))}")
+    for text in found["notes"]:
+        print(f"\n{terminal.sanitize(text)}")
+
+
+def _sentences(judged: Mapping[str, Any]) -> list[str]:
+    figures = "; ".join(each["text"] for each in judged["figures"])
+    return [judged["summary"], *([f"({figures})"] if figures else []), *judged["advice"]]
+
+
+def _escape(cell: str) -> str:
+    return terminal.sanitize(cell).replace("\\", "\\\\").replace("|", "\\|")

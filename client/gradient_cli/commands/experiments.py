@@ -1,0 +1,218 @@
+"""`experiments list`, `show` and `run`: repeat published experiments, and report their figures beside the published."""
+
+from __future__ import annotations
+
+import os
+
+from gradient_cli import terminal
+from gradient_cli.errors import FAILED, INTERRUPTED, OK, UsageError
+from gradient_cli.formatting import format_count, print_fields, print_json, print_table
+from gradient_cli.options import add_connection, add_json, add_option, add_positional
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from gradient_cli.api.client import Api
+    from gradient_cli.experiments.recipe import Recipe
+    from gradient_cli.experiments.repetition import Run
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `experiments list`."""
+    add_json(parser)
+    parser.set_defaults(run=list_experiments)
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `experiments show`."""
+    _add_name(parser)
+    add_json(parser)
+    parser.set_defaults(run=show)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `experiments run`."""
+    _add_name(parser)
+    add_option(
+        parser,
+        "--machineType",
+        metavar="NAME,NAME,...",
+        help="machine types to run on (default: those of the publication that the server has)",
+    )
+    parser.add_argument("--full", action="store_true", help="run the full form, not the scaled-down one")
+    add_option(
+        parser,
+        "--repeats",
+        metavar="N",
+        type=int,
+        default=1,
+        help="jobs of each member on each machine type, with SEED=1 to N (default: 1)",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="NAME=OTHER",
+        action="append",
+        default=[],
+        help="train on another data set in place of one that `show` lists, e.g. cifar10=photos.zip; repeatable",
+    )
+    add_option(
+        parser, "--output", metavar="FOLDER", help="folder for the report (default: experiment-NAME in this folder)"
+    )
+    add_json(parser, "print the measured figures as one JSON object")
+    add_connection(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_name(parser: argparse.ArgumentParser) -> None:
+    add_positional(parser, "name", needed=True, metavar="NAME", help="name of the experiment, from `experiments list`")
+
+
+def list_experiments(args: argparse.Namespace) -> int:
+    """Print the experiments."""
+    from gradient_cli.experiments import recipe as recipes
+
+    found = [recipes.load(name) for name in recipes.names()]
+    if args.json:
+        print_json(
+            {
+                "experiments": [
+                    {"name": each.name, "title": each.title, "machineTypes": each.machine_types, "source": each.source}
+                    for each in found
+                ]
+            }
+        )
+        return OK
+    rows = [
+        [each.name, each.title, str(each.source["year"]), str(len(each.members)), ", ".join(each.machine_types)]
+        for each in found
+    ]
+    print_table(("NAME", "TITLE", "YEAR", "MEMBERS", "MACHINE TYPES"), rows, spare=("MACHINE TYPES",))
+    return OK
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print an experiment: its source, its published figures and its members."""
+    from gradient_cli.experiments import recipe as recipes
+
+    recipe = recipes.load(args.name)
+    if args.json:
+        from dataclasses import asdict
+
+        print_json(asdict(recipe))
+        return OK
+    source = recipe.source
+    print(f"{recipe.title}\n{recipe.summary}\n")
+    print_fields(
+        {
+            "source": f"{source['title']} ({source['author']}, {source['year']})",
+            "address": str(source.get("url", "")),
+            "machine types": ", ".join(recipe.machine_types),
+            "data sets": ", ".join(sorted(recipe.data_sets())),
+            "scaled down": recipe.scaled,
+            "--full": recipe.full,
+        }
+    )
+    if recipe.rows:
+        print("\nPublished:")
+        print_table([head.upper() for head in recipe.columns], recipe.rows)
+    for remark in recipe.notes:
+        print(remark)
+    print("\nMembers:")
+    rows = [[each.name, each.description, recipe.command_of(each, {}, full=False)] for each in recipe.members]
+    print_table(("NAME", "STANDS FOR", "COMMAND, SCALED DOWN"), rows)
+    return OK
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit the jobs of an experiment, wait for them, and write the report."""
+    from gradient_cli.api.client import connect
+    from gradient_cli.experiments import recipe as recipes
+    from gradient_cli.experiments import repetition
+
+    recipe = recipes.load(args.name)
+    data = _data_sets(recipe, args.data)
+    if args.repeats < 1:
+        raise UsageError(f"repeats: {args.repeats} must be at least 1", hint="Leave it out for one job each.")
+    folder = _free_folder(args.output, recipe.name)
+    api = connect(args)
+    machine_types = repetition.choose_machine_types(api, recipe, args.machineType)
+    repetition.check_count(recipe, machine_types, args.repeats)
+    os.makedirs(folder, exist_ok=True)
+    runs = repetition.submit(api, recipe, machine_types, data, full=args.full, repeats=args.repeats)
+    comparison_id = repetition.compare(api, recipe, runs)
+    try:
+        repetition.wait(api, runs)
+    except KeyboardInterrupt:
+        ids = " ".join(each.job["id"] for each in runs)
+        terminal.print_message(
+            f"\ninterrupted; the jobs go on. No report is written. To stop them: gradient-cli jobs stop {ids}"
+            + (f"\n  see them  gradient-cli compare show {comparison_id} --wait" if comparison_id else "")
+        )
+        return INTERRUPTED
+    return _report(args, api, recipe, runs, comparison_id, folder)
+
+
+def _report(
+    args: argparse.Namespace, api: Api, recipe: Recipe, runs: Sequence[Run], comparison_id: str | None, folder: str
+) -> int:
+    from gradient_cli.experiments import repetition, report
+
+    cells = repetition.measure(api, runs, comparison_id)
+    scale = f"full: {recipe.full}" if args.full else f"scaled down: {recipe.scaled}"
+    links = [f"Comparison: {api.comparison(comparison_id)['url']}"] if comparison_id else []
+    sections = report.build(recipe, cells, scale, links)
+    figures = report.as_json(recipe, cells, scale)
+    path = report.write(folder, sections, figures)
+    if args.json:
+        print_json(figures)
+    else:
+        for section in sections[1:]:
+            for part in section.parts:
+                if isinstance(part, report.Table) and section.heading.startswith("Measured"):
+                    print_table([head.upper() for head in part.heads], part.rows)
+        print(path)
+    failed = [each for each in runs if not each.succeeded]
+    if failed:
+        first = failed[0].job
+        terminal.print_message(
+            f"{format_count(len(failed), 'job')} of {len(runs)} did not succeed; their figures are not in the report. "
+            f"The first: gradient-cli jobs logs {first['id']}"
+        )
+    return FAILED if failed else OK
+
+
+def _data_sets(recipe: Recipe, given: Sequence[str]) -> dict[str, str]:
+    known, chosen = recipe.data_sets(), {}
+    for pair in given:
+        name, _, other = pair.partition("=")
+        if name not in known or not other:
+            raise UsageError(
+                f"data: {pair!r} replaces no data set of {recipe.name}",
+                hint=f"Write NAME=OTHER with a NAME of {', '.join(sorted(known)) or 'another experiment'}.",
+            )
+        chosen[name] = _quote(other)
+    return chosen
+
+
+def _quote(text: str) -> str:
+    import shlex
+
+    return shlex.quote(text)
+
+
+def _free_folder(given: str | None, name: str) -> str:
+    """Return the folder for the report, refused before any job is submitted if it contains one."""
+    folder = given or _unused(f"experiment-{name}")
+    if os.path.exists(os.path.join(folder, "report.md")):
+        raise UsageError(f"output: {folder} contains a report already", hint="Give another folder.")
+    return folder
+
+
+def _unused(name: str) -> str:
+    number, folder = 1, name
+    while os.path.exists(folder):
+        number += 1
+        folder = f"{name}-{number}"
+    return folder

@@ -1,0 +1,55 @@
+"""`images list`: the short names that `--container` takes."""
+
+from __future__ import annotations
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK
+from gradient_cli.formatting import print_json, print_table
+from gradient_cli.options import add_connection, add_json
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `images list`."""
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=list_images)
+
+
+def list_images(args: argparse.Namespace) -> int:
+    """Print the short names."""
+    from gradient_cli.api.client import connect
+
+    found = connect(args).images()
+    if args.json:
+        print_json(found)
+        return OK
+    names = found["images"]
+    if not names:
+        terminal.print_message("this server has no short names; --container takes image references")
+        return OK
+    rows = [_row(name) for name in names]
+    print_table(
+        ("NAME", "IMAGE", "ON GPU TYPES", "ON HOSTS", "WITHOUT DOCKER", "CONTENTS", "ALIASES"), rows, whole=("NAME",)
+    )
+    terminal.print_message(
+        "any other --container is an image reference, such as host/name:tag; a server without Docker takes only the "
+        "names marked here, and any tag of their images"
+    )
+    return OK
+
+
+def _row(name: dict[str, Any]) -> list[str]:
+    return [
+        str(name["name"]),
+        str(name.get("image") or ""),
+        str(name.get("gpuImage") or ""),
+        str(name.get("hosts") or ""),
+        "yes" if name.get("standIn") else "",
+        str(name.get("summary") or ""),
+        ", ".join(name.get("aliases") or []),
+    ]

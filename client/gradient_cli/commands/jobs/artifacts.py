@@ -1,0 +1,108 @@
+"""`jobs artifacts list` and `get`: list and download a job's artifacts."""
+
+from __future__ import annotations
+
+from gradient_cli import terminal
+from gradient_cli.errors import FAILED, OK
+from gradient_cli.formatting import describe_removed, format_count, format_past, format_size, print_json, print_table
+from gradient_cli.options import add_connection, add_job_id, add_json, add_positional, is_job_id, resolve_job_id
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+_SHOWN_DIGITS = 12
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs artifacts list`."""
+    add_job_id(parser)
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=list_files)
+
+
+def add_get(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs artifacts get`."""
+    add_job_id(parser)
+    add_positional(
+        parser,
+        "patterns",
+        nargs="*",
+        metavar="PATTERN",
+        help="files or folders to download; * and ? are wildcards (default: all). After @last, also names such as "
+        "json that could be the beginning of an id",
+    )
+    parser.add_argument("-o", "--to", metavar="DIR", help="folder to download to (default: artifacts-ID)")
+    parser.add_argument("--force", action="store_true", help="with --to: overwrite files that have other contents")
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=get)
+
+
+def list_files(args: argparse.Namespace) -> int:
+    """Print a job's files."""
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    job_id = resolve_job_id(args.id, api)
+    found = api.all_artifacts(job_id)
+    if args.json:
+        print_json(found)
+        return OK
+    rows = [
+        [file["path"], format_size(file["size"]), (file["sha256"] or "")[:_SHOWN_DIGITS], format_past(file["modified"])]
+        for file in found["files"]
+    ]
+    if rows:
+        print_table(("PATH", "SIZE", "SHA256", "CHANGED"), rows)
+    _print_state(found)
+    if rows:
+        terminal.print_message(f"  gradient-cli jobs artifacts get {terminal.sanitize(job_id)}")
+    return OK
+
+
+def get(args: argparse.Namespace) -> int:
+    """Download a job's files and verify their checksums."""
+    from gradient_cli.api.client import connect
+    from gradient_cli.workspace.download import download
+
+    if args.id and not is_job_id(args.id):
+        args.patterns.insert(0, args.id)
+        args.id = None
+    api = connect(args)
+    job_id = resolve_job_id(args.id, api)
+    found = api.all_artifacts(job_id)
+    files, got, root = download(api, job_id, found, args.patterns, to=args.to, force=args.force)
+    if args.json:
+        print_json({"to": root, "files": files})
+    else:
+        kept = len(files) - len(got)
+        have = f"; {kept} already downloaded" if kept else ""
+        total = sum(file["size"] for file in got)
+        if files:
+            terminal.print_message(
+                f"{format_count(len(got), 'file')} ({format_size(total)}) to {terminal.sanitize(root)}{have}"
+            )
+        _print_state(found)
+    return FAILED if found.get("state") == "failed" else OK
+
+
+def _print_state(found: dict[str, Any]) -> None:
+    if found.get("removed"):
+        terminal.print_message(describe_removed(found["removed"]))
+        return
+    for item in found.get("skipped") or []:
+        terminal.print_message(f"not stored: {terminal.sanitize(item['path'])}: {terminal.sanitize(item['why'])}")
+    words = {
+        "empty": "no artifacts",
+        "none": "no artifacts yet",
+        "partial": "more may come: the job has not ended or its artifacts are still being stored",
+        "failed": "some could not be stored: `gradient-cli jobs show` shows why",
+    }
+    state = found.get("state")
+    if state == "complete" and not found["files"]:
+        state = "empty"
+    if state in words:
+        terminal.print_message(words[state])

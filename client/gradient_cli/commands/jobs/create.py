@@ -1,0 +1,293 @@
+"""`jobs create` and `jobs clone`: submit a job, and follow it."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+from gradient_cli import terminal
+from gradient_cli.commands.compare.carry_over import add_carry_options, carry
+from gradient_cli.errors import INTERRUPTED, OK, UsageError
+from gradient_cli.formatting import describe_port, format_count, format_price, format_size, print_fields, print_json
+from gradient_cli.options import add_connection, add_job_id, add_json, add_option, current_folder, resolve_job_id
+from gradient_cli.workspace import job_spec as specs
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+    from typing import Any
+
+    from gradient_cli.api.client import Api
+    from gradient_cli.workspace.archive import Archive, WorkspaceFolder
+
+_MEGA = 1_000_000
+
+
+def add_create(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs create`."""
+    specs.add_options(parser)
+    add_carry_options(parser)
+    _add_follow_options(parser)
+    parser.add_argument("--dry-run", action="store_true", help="show the job and its upload, but submit nothing")
+    add_large_workspace(parser)
+    add_connection(parser)
+    parser.set_defaults(run=create, after=follow_or_detach)
+
+
+def add_clone(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs clone`."""
+    add_job_id(parser)
+    specs.add_change_options(parser)
+    add_carry_options(parser)
+    add_option(parser, "--pinImage", action="store_true", help="use the exact image digest of the original job")
+    _add_follow_options(parser)
+    add_connection(parser)
+    parser.set_defaults(run=clone)
+
+
+def add_large_workspace(parser: argparse.ArgumentParser) -> None:
+    """Add the size above which the files of a workspace are listed."""
+    add_option(
+        parser,
+        "--largeWorkspace",
+        metavar="MB",
+        type=float,
+        default=100.0,
+        help="list the largest files of a workspace above this size, in MB (default: 100)",
+    )
+
+
+def _add_follow_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-d", "--detach", action="store_true", help="print the job's id and return, instead of following the job"
+    )
+    parser.add_argument("--raw", action="store_true", help="do not strip terminal escape sequences from the log")
+    add_json(parser, "print the job as one JSON object; implies --detach")
+
+
+def create(args: argparse.Namespace) -> int:
+    """Submit a job from flags, project file and folder."""
+    from gradient_cli.api.client import connect
+    from gradient_cli.workspace import submission
+
+    if args.program:
+        args.command = join_program(args.command, args.program)
+    spec, workspace, include = specs.resolve(args)
+    try:
+        api = connect(args)
+        submission.choose_machine_type(api, spec, terminal.print_message)
+        spec["command"] = carry(args, api, spec["machineType"], spec["command"])
+        return _create(args, api, spec, workspace, include)
+    except KeyboardInterrupt:  # before the job's id was known; afterwards Ctrl-C detaches
+        terminal.print_message("\ninterrupted; `gradient-cli jobs list` shows whether the job was created")
+        return INTERRUPTED
+
+
+def join_program(command: str | None, program: list[str]) -> str:
+    """Return the words after `--` as a command for the job's shell, which expands nothing in them."""
+    import shlex
+
+    if command is not None:
+        raise UsageError("command: given both as --command and after --", hint="Give one of them.")
+    return shlex.join(program)
+
+
+def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace: str, include: list[str]) -> int:
+    from gradient_cli.workspace import submission
+
+    after: Callable[[argparse.Namespace, Api, dict[str, Any]], int] = args.after
+    if workspace == "none" or specs.is_url(workspace):
+        _check_no_include(args)
+        spec["workspace"] = workspace
+        if args.dry_run:
+            return _show_plan(args, api.resolve_job(spec), None, None)
+        return after(args, api, api.create(spec))
+    # Without a limit in a dry run: it lists the largest files anyway.
+    folder = read_folder(args, workspace, include, math.inf if args.dry_run else args.largeWorkspace)
+    if not args.dry_run:
+        return after(args, api, submission.submit(api, spec, workspace, folder))
+    if packed := submission.find_packed(api, folder):
+        return _dry_run(args, api, spec, packed, folder, known=True)
+    with submission.create_archive(workspace, folder) as archive:
+        return _dry_run(args, api, spec, archive, folder, known=api.has_workspace(archive.sha256))
+
+
+def _check_no_include(args: argparse.Namespace) -> None:
+    if args.include:
+        raise UsageError("include: only possible with a folder as workspace", hint="Leave out --include.")
+
+
+def _dry_run(
+    args: argparse.Namespace,
+    api: Api,
+    spec: dict[str, Any],
+    archive: Archive,
+    folder: WorkspaceFolder | None,
+    *,
+    known: bool,
+) -> int:
+    from gradient_cli.workspace.submission import check_file_count
+
+    plan = api.resolve_job({**spec, "workspaceSha256": archive.sha256} if known else spec)
+    check_file_count(plan, folder)
+    return _show_plan(args, plan, _upload_plan(archive, folder, known=known), folder)
+
+
+def clone(args: argparse.Namespace) -> int:
+    """Submit an existing job again."""
+    from gradient_cli.api.client import connect
+
+    if args.program:
+        args.command = join_program(args.command, args.program)
+    changes = specs.changes(args)
+    api = connect(args)
+    job_id = resolve_job_id(args.id, api)
+    _carry_to_clone(args, api, job_id, changes)
+    job = api.clone_job(job_id, changes, pin_image=args.pinImage)
+    return follow_or_detach(args, api, job)
+
+
+def _carry_to_clone(args: argparse.Namespace, api: Api, job_id: str, changes: dict[str, Any]) -> None:
+    if args.carryFrom is None and not args.applyCarry:
+        return
+    options = {**api.job(job_id), **changes}
+    command = carry(args, api, options["machineType"], options["command"])
+    if args.applyCarry:
+        changes["command"] = command
+
+
+def read_folder(args: argparse.Namespace, path: str, include: list[str], large: float) -> WorkspaceFolder | None:
+    """Read the folder of a workspace and print what is noteworthy; None if it is an archive.
+
+    Args:
+        args: The command line.
+        path: The workspace.
+        include: Patterns of excluded files to upload.
+        large: Size in MB above which the largest files are listed.
+
+    Raises:
+        UsageError: There is no such file or folder, or an archive is to include files.
+    """
+    from gradient_cli.workspace import submission
+
+    folder = submission.read_folder(path, include)
+    if folder is None:
+        _check_no_include(args)
+    else:
+        _describe_folder(folder, path, large)
+    return folder
+
+
+def _describe_folder(folder: WorkspaceFolder, path: str, large: float) -> None:
+    """Print the files left out, and the largest ones of a workspace above a size in MB."""
+    from gradient_cli.workspace.archive import describe_skipped
+
+    for line in describe_skipped(folder):
+        terminal.print_message(f"workspace: {terminal.sanitize(line)}")
+    if not folder.files:
+        terminal.print_message(f"workspace: {path} contains no files to upload; --workspace selects another folder")
+    if folder.size > large * _MEGA:
+        terminal.print_message(f"workspace: {path} is large ({format_size(folder.size)}); its largest files:")
+        for entry in folder.largest():
+            terminal.print_message(f"  {format_size(entry.size):>9}  {terminal.sanitize(entry.path)}")
+        terminal.print_message("  a .gradientignore excludes files; --largeWorkspace MB changes this limit")
+
+
+def follow_or_detach(args: argparse.Namespace, api: Api, job: dict[str, Any]) -> int:
+    """Follow a submitted job, or only print its id."""
+    job_id = str(job["id"])
+    _remember_job(api.url, job_id)
+    if args.json:
+        print_json(job)
+        return OK
+    from gradient_cli.follow import LogPrinter, attach, print_notes
+
+    if args.detach:
+        print(job_id)
+        print_notes(job)
+        terminal.print_message(
+            f"{terminal.sanitize(job.get('url') or '')}\n"
+            f"  follow it  gradient-cli jobs logs {job_id} --follow\n"
+            f"  stop it    gradient-cli jobs stop {job_id}"
+        )
+        return OK
+    terminal.print_message(
+        f"job {terminal.style(job_id, 'bold', sys.stderr)}  {terminal.sanitize(job.get('url') or '')}"
+    )
+    print_notes(job)
+    return attach(api, job, LogPrinter(raw=args.raw), shown_notes=job.get("notes") or [])
+
+
+def _remember_job(url: str, job_id: str) -> None:
+    from gradient_cli import config
+
+    try:
+        config.remember_job(current_folder(), url, job_id)
+    except OSError as error:
+        terminal.print_message(
+            f"cannot remember this job as the folder's last: {error.strerror}: {config.config_dir()}"
+        )
+
+
+def _upload_plan(archive: Archive, folder: WorkspaceFolder | None, *, known: bool) -> dict[str, Any]:
+    return {
+        "sha256": archive.sha256,
+        "size": archive.size,
+        "alreadyStored": known,
+        "files": len(folder.files) if folder else None,
+        "bytes": folder.size if folder else None,
+        "largest": [{"path": entry.path, "size": entry.size} for entry in folder.largest()] if folder else [],
+        "leftOut": folder.left_out if folder else [],
+    }
+
+
+def _show_plan(
+    args: argparse.Namespace, plan: dict[str, Any], upload: dict[str, Any] | None, folder: WorkspaceFolder | None
+) -> int:
+    if args.json:
+        print_json({**plan, "upload": upload})
+        return OK
+    from gradient_cli.follow import print_notes
+
+    shown = {
+        name: _format_value(value)
+        for name, value in plan["job"].items()
+        if name not in {"machineType", "workspaceSha256"}
+    }
+    shown["ports"] = ", ".join(describe_port(port) for port in plan["job"].get("ports") or [])
+    machine = plan.get("machineType")
+    kind = machine if isinstance(machine, dict) else {}
+    print_fields(
+        {
+            "machineType": " · ".join(part for part in (_format_value(kind.get("name")), format_price(plan)) if part),
+            **shown,
+            "upload": _describe_upload(upload),
+        }
+    )
+    for entry in folder.largest() if folder else []:
+        print(f"  {format_size(entry.size):>9}  {terminal.sanitize(entry.path)}")
+    print_notes(plan)
+    terminal.print_message("nothing was submitted; without --dry-run this job is submitted")
+    return OK
+
+
+def _describe_upload(upload: dict[str, Any] | None) -> str:
+    if upload is None:
+        return "nothing"
+    what = f"{format_size(upload['size'])} packed"
+    if upload["files"] is not None:
+        what = f"{format_count(upload['files'], 'file')}, {format_size(upload['bytes'])}, {what}"
+    return f"nothing: the server has it already ({what})" if upload["alreadyStored"] else what
+
+
+def _format_value(value: object) -> str:
+    if value is None or value in ([], {}):
+        return ""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={item}" for name, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return f"{value:g}" if isinstance(value, float) else str(value)

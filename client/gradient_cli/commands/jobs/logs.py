@@ -1,0 +1,118 @@
+"""`jobs logs`: print a job's output, and follow it."""
+
+from __future__ import annotations
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK, UsageError
+from gradient_cli.formatting import describe_removed, parse_time
+from gradient_cli.options import add_connection, add_job_id, parse_moment, resolve_job_id
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+    from datetime import datetime
+    from typing import Any
+
+    from gradient_cli.api.client import Api
+
+_PAGE = 2000
+
+
+def add_logs(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs logs`."""
+    add_job_id(parser)
+    parser.add_argument(
+        "-f",
+        "--follow",
+        action="store_true",
+        help="follow the log until the job has ended, and exit with its exit code",
+    )
+    parser.add_argument("--line", type=int, metavar="N", help="print only the lines after line N (default: 0)")
+    parser.add_argument("-n", "--tail", type=int, metavar="N", help="print only the last N lines")
+    parser.add_argument("--since", metavar="TIME", help="print only lines since then: 10m, 2h or 1d ago, or a time")
+    parser.add_argument("--until", metavar="TIME", help="print only lines until then")
+    parser.add_argument("--search", metavar="TEXT", help="print only lines with this text, in any case")
+    parser.add_argument(
+        "--rank", type=int, metavar="N", help="print only the lines of host N of a TPU slice, the first being 0"
+    )
+    parser.add_argument("--raw", action="store_true", help="do not strip terminal escape sequences")
+    parser.add_argument("-t", "--timestamps", action="store_true", help="prefix each line with its time")
+    parser.add_argument("--json", action="store_true", help="print each line as a JSON object")
+    add_connection(parser)
+    parser.set_defaults(run=logs)
+
+
+def logs(args: argparse.Namespace) -> int:
+    """Print a job's log; with `--follow`, until the job ends."""
+    from gradient_cli.api.client import connect
+    from gradient_cli.follow import JsonPrinter, LogPrinter, attach
+
+    _check(args)
+    since, until = (getattr(args, name) and parse_moment(name, getattr(args, name)) for name in ("since", "until"))
+    api = connect(args)
+    job_id = resolve_job_id(args.id, api)
+    printer = (JsonPrinter if args.json else LogPrinter)(
+        raw=args.raw, timestamps=args.timestamps, search=args.search or "", rank=args.rank
+    )
+    # Fails at once on an unknown job or an unreachable server, which following would retry.
+    job = api.job(job_id) if args.follow else {}
+    start = seen = _first_line_since(api, job_id, since) if since else args.line or 0
+    partial = ""
+    if not args.follow or args.tail is not None:
+        for page in _pages(api, job_id, seen, args.tail):
+            for row in page["lines"]:
+                if until and parse_time(row["timestamp"]) > until:
+                    return OK
+                printer.line(row)
+                seen = int(row["line"])
+            partial = page.get("partial") or ""
+    if args.follow:
+        return attach(api, job, printer, line=seen)
+    if partial and not args.search and args.rank is None:
+        printer.unfinished(partial)
+    elif seen == start:
+        _print_no_lines(api.logs(job_id, line=seen, limit=1), more=bool(start))
+    elif not printer.printed:
+        host = "" if args.rank is None else f" of host {args.rank}"
+        terminal.print_message(f"no line{host} contains {args.search!r}" if args.search else f"no lines{host}")
+    return OK
+
+
+def _check(args: argparse.Namespace) -> None:
+    for one, other in (("line", "tail"), ("line", "since"), ("tail", "since"), ("follow", "until")):
+        if getattr(args, one) not in {None, False} and getattr(args, other) is not None:
+            raise UsageError(f"{one} and {other}: cannot be combined", hint="Give one of them.")
+    for name in ("line", "tail", "rank"):
+        if (getattr(args, name) or 0) < 0:
+            raise UsageError(f"{name}: must not be negative", hint=f"For example --{name} 100.")
+
+
+def _first_line_since(api: Api, job_id: str, since: datetime) -> int:
+    """Return the number of the last line before a time; 0 if there is none. Searches by halves: times only increase."""
+    last = api.logs(job_id, tail=1)["lines"]
+    low, high = 0, int(last[-1]["line"]) if last else 0
+    while low < high:
+        middle = (low + high) // 2
+        row = api.logs(job_id, line=middle, limit=1)["lines"][0]
+        if parse_time(row["timestamp"]) < since:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _print_no_lines(page: dict[str, Any], *, more: bool) -> None:
+    """Print why there were no lines: none exist, none exist yet, or they were deleted."""
+    if page.get("removed"):
+        terminal.print_message(describe_removed(page["removed"]))
+    else:
+        terminal.print_message(f"no {'more ' if more else ''}lines{'' if page.get('complete') else ' yet'}")
+
+
+def _pages(api: Api, job_id: str, line: int, tail: int | None) -> Iterator[dict[str, Any]]:
+    page = api.logs(job_id, line=line, tail=tail, limit=_PAGE)
+    yield page
+    while tail is None and (rows := page["lines"]):
+        page = api.logs(job_id, line=int(rows[-1]["line"]), limit=_PAGE)
+        yield page

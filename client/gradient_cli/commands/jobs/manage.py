@@ -1,0 +1,373 @@
+"""`jobs list`, `show`, `stop`, `delete` and `wait`."""
+
+from __future__ import annotations
+
+import sys
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK, REFUSED, UsageError
+from gradient_cli.formatting import (
+    describe_gpus,
+    describe_port,
+    describe_tpu,
+    describe_usage,
+    format_duration,
+    format_future,
+    format_money,
+    format_ordinal,
+    format_past,
+    format_price,
+    format_start,
+    print_fields,
+    print_json,
+    print_table,
+)
+from gradient_cli.options import (
+    add_connection,
+    add_job_id,
+    add_job_ids,
+    add_json,
+    add_option,
+    add_positional,
+    current_folder,
+    parse_moment,
+    resolve_job_id,
+)
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+    from gradient_cli.api.client import Api
+
+_QUEUE_REASONS = ("behind_jobs", "waiting_for_machine")
+_FILTERS = {
+    "state": (
+        "STATE",
+        "only jobs in these states, separated by commas: Pending, Running, Stopped, Failed, Error, Cancelled",
+    ),
+    "project": ("NAME", "only jobs of this project"),
+    "projectId": ("ID", "only jobs of the project with this id"),
+    "machineType": ("NAME", "only jobs on this machine type"),
+    "name": ("TEXT", "only jobs with exactly this name"),
+    "query": ("QUERY", "only jobs that match, for example 'state:failed tag:a,b accuracy>0.9 created<2d text'"),
+    "sort": ("COLUMN", "name, state, machine, project, created, finished, duration, cost or a metric; =-COLUMN: down"),
+    "tag": ("TAG", "only jobs with one of these tags, separated by commas"),
+    "since": ("TIME", "only jobs created since then: 10m, 2h or 1d ago, or a date and time"),
+}
+_SHORT = {"state": "-s", "project": "-p", "machineType": "-m", "query": "-q", "tag": "-t"}
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs list`."""
+    for name, (metavar, text) in _FILTERS.items():
+        add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=text)
+    parser.add_argument("--mine", action="store_true", help="only jobs that were submitted with this API key")
+    parser.add_argument(
+        "-n", "--limit", type=int, default=50, metavar="N", help="largest number of jobs to list (default: 50)"
+    )
+    parser.add_argument("-a", "--all", action="store_true", help="list all jobs, without a limit")
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=list_jobs)
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs show`."""
+    _add_job_id(parser)
+    parser.set_defaults(run=show)
+
+
+def add_stop(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs stop`."""
+    add_job_ids(parser)
+    parser.add_argument(
+        "--now", action="store_true", help="kill them at once, without their grace period, even if they are stopping"
+    )
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=stop)
+
+
+def add_delete(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs delete`."""
+    add_positional(parser, "ids", needed=True, nargs="*", metavar="ID", help="ids of the jobs (required)")
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=delete)
+
+
+def add_wait(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs wait`."""
+    add_job_ids(parser)
+    parser.add_argument(
+        "--timeout", metavar="TIME", help="give up after this time: 90m, 2h, or seconds (default: no limit)"
+    )
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=wait)
+
+
+def _add_job_id(parser: argparse.ArgumentParser) -> None:
+    add_job_id(parser)
+    add_json(parser)
+    add_connection(parser)
+
+
+def list_jobs(args: argparse.Namespace) -> int:
+    """Print jobs, newest first."""
+    from gradient_cli.api.client import connect
+
+    if args.limit < 1:
+        raise UsageError(f"limit: must be at least 1, not {args.limit}", hint="For example --limit 50, or --all.")
+    api = connect(args)
+    filters: dict[str, Any] = {name: getattr(args, name) for name in _FILTERS}
+    filters["q"] = filters.pop("query")
+    if args.since:
+        filters["since"] = parse_moment("since", args.since).isoformat()
+    filters["mine"] = "true" if args.mine else None
+    found, after = api.newest_jobs(filters, None if args.all else args.limit)
+    if not found and (args.project or args.projectId):
+        from gradient_cli.commands.projects import find_project
+
+        find_project(api, args.project or args.projectId)  # refuses one that does not exist
+    if args.json:
+        print_json({"jobs": found, "next": after})
+        return OK
+    _print_jobs(found, filtered=any(filters.values()))
+    if after:
+        terminal.print_message(f"only the newest {len(found)}; --limit N or --all lists more")
+    return OK
+
+
+def _print_jobs(found: list[dict[str, Any]], *, filtered: bool) -> None:
+    if not found:
+        terminal.print_message(
+            "no matching jobs; `gradient-cli jobs list` lists all jobs"
+            if filtered
+            else "no jobs yet; `gradient-cli jobs create` submits one"
+        )
+        return
+    waits = [_describe_wait(job) for job in found]
+    shown = any(waits)  # no empty column if no job waits
+    heads = ["ID", "NAME", "STATE", *(["WAITS"] if shown else []), "MACHINE", "PROJECT", "CREATED", "RAN", "COST"]
+    rows = [_row(job, [why] if shown else []) for job, why in zip(found, waits)]
+    print_table(heads, rows, whole=("WAITS",), spare=("COST", "RAN", "PROJECT", "CREATED", "MACHINE"))
+
+
+def _describe_wait(job: dict[str, Any]) -> str:
+    """Return in few words why a job waits: `3rd, ~4m`, `no worker`, `silent, 5m`."""
+    if job.get("silentSince"):
+        return f"silent, {format_past(job['silentSince']).removesuffix(' ago')}"
+    position = job.get("queuePosition")
+    if position is None:
+        return ""
+    reason = str(job.get("reason") or "")
+    # If the job only waits its turn, its position says more than the name of the reason.
+    short = reason.removeprefix("waiting_for_").removeprefix("project_").replace("_", " ")
+    why = format_ordinal(position) if reason in _QUEUE_REASONS else short
+    return ", ".join(part for part in (why, format_future(job.get("estimatedStartAt"))) if part)
+
+
+def _row(job: dict[str, Any], waits: list[str]) -> list[str]:
+    phase, state = job.get("phase"), str(job.get("state"))
+    is_state_enough = not phase or phase.casefold() == state.casefold() or any(waits)
+    return [
+        str(job["id"]),
+        str(job.get("name") or ""),
+        state if is_state_enough else f"{state} ({phase})",
+        *waits,
+        str(job.get("machineType") or ""),
+        str(job.get("project") or ""),
+        format_past(job.get("createdAt")),
+        format_duration(job.get("durationSeconds")),
+        format_money(job.get("cost")),
+    ]
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print all details of a job."""
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    job = api.job(resolve_job_id(args.id, api))
+    if args.json:
+        print_json(job)
+        return OK
+    print_fields(_fields(job))
+    job_id = job["id"]
+    steps = [f"gradient-cli jobs logs {job_id}"]
+    if job.get("finishedAt"):
+        gone = {one["what"] for one in job.get("removed") or []}
+        steps = [] if "logs" in gone else steps
+        steps += [] if "artifacts" in gone else [f"gradient-cli jobs artifacts list {job_id}"]
+        steps += [f"gradient-cli jobs clone {job_id}"]
+    else:
+        steps = [f"{steps[0]} --follow", f"gradient-cli jobs stop {job_id}"]
+    terminal.print_message("\n".join(["next", *(f"  {step}" for step in steps)]))
+    return OK
+
+
+def _fields(job: dict[str, Any]) -> dict[str, str]:
+    from gradient_cli.follow import describe_state
+
+    position, starts_at = job.get("queuePosition"), job.get("estimatedStartAt")
+    phase = " · ".join(str(job[name]) for name in ("phase", "phaseDetail") if job.get(name))
+    exact = {
+        "id": str(job["id"]),
+        "name": str(job.get("name") or ""),
+        "project": str(job.get("project") or ""),
+        "state": describe_state(job),
+        "reason": str(job.get("reason") or ""),
+        "phase": phase,
+        "queue position": "" if position is None else str(position),
+        "starts": f"{format_start(starts_at)} ({starts_at}, an estimate from earlier jobs)" if starts_at else "",
+        "stopping": "requested" if job.get("stopRequested") and not job.get("finishedAt") else "",
+        "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
+        "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
+        "sandbox": "none: it runs as the server's own user" if job.get("sandboxed") is False else "",
+        **_machine_fields(job),
+        "user": str(job.get("user") or ""),
+        **_image_fields(job),
+        "command": str(job.get("command") or ""),
+        "working directory": str(job.get("workingDir") or ""),
+        "python": str(job.get("python") or ""),
+        "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
+        "environment": ", ".join(f"{name}={value}" for name, value in (job.get("envVars") or {}).items()),
+        "ports": ", ".join(describe_port(port) for port in job.get("ports") or []),
+        "tags": ", ".join(job.get("tags") or []),
+        "outputs": ", ".join(job.get("outputs") or []),
+        "attempt": f"{job.get('attempt')} of {job.get('maxAttempts')}" if job.get("attempt") else "",
+        "time limit": format_duration(job.get("timeLimit")),
+        "clone of": str(job.get("parentJobId") or ""),
+    }
+    gone = {one["what"]: f"{one['message']} {_format_moment(one['at'])}" for one in job.get("removed") or []}
+    exact |= {"note": " ".join(job.get("notes") or [])}
+    exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
+    times = {name: _format_moment(job.get(f"{name}At")) for name in ("created", "started", "finished")}
+    cost = " at ".join(part for part in (format_money(job.get("cost")), format_price(job)) if part)
+    ran = format_duration(job.get("durationSeconds"))
+    return {**exact, **times, "ran": ran, _cost_label(job): cost, "link": str(job.get("url") or "")}
+
+
+def _machine_fields(job: dict[str, Any]) -> dict[str, str]:
+    return {
+        "cpus": "" if job.get("cpus") is None else f"{job['cpus']:g}",
+        "memory": "" if job.get("memoryMb") is None else f"{job['memoryMb']:,} MiB",
+        "shared memory": "" if job.get("sharedMemMb") is None else f"{job['sharedMemMb']:,} MiB",
+        "gpus": describe_gpus(job),
+        "TPU": describe_tpu(job),
+        "used": describe_usage(job),
+    }
+
+
+def _image_fields(job: dict[str, Any]) -> dict[str, str]:
+    container, image = str(job.get("container") or ""), str(job.get("image") or "")
+    built = job.get("relDockerfilePath") or "Dockerfile"
+    return {
+        "container": container,
+        "image": image if image != container else "",
+        "image digest": str(job.get("imageDigest") or ""),
+        "pull": str(job.get("imagePullPolicy") or ""),
+        "built from": str(built) + (", build only" if job.get("buildOnly") else "") if job.get("useDockerfile") else "",
+        "pushed to": str(job.get("registryTarget") or ""),
+    }
+
+
+def _cost_label(job: dict[str, Any]) -> str:
+    return "would cost" if job.get("simulated") else "cost"
+
+
+def _format_moment(moment: str | None) -> str:
+    return f"{moment} ({format_past(moment)})" if moment else ""
+
+
+def stop(args: argparse.Namespace) -> int:
+    """Ask jobs to stop."""
+    from gradient_cli.api.client import connect
+    from gradient_cli.follow import describe_state
+
+    api = connect(args)
+    if len(args.ids) > 1:
+        return _act(args, api, "stop", now=args.now)
+    job_id = resolve_job_id(args.ids[0] if args.ids else None, api)
+    had_ended = api.job(job_id).get("finishedAt")
+    job = api.stop_job(job_id, now=args.now)
+    if args.json:
+        print_json(job)
+    elif had_ended:
+        terminal.print_message(f"the job had already ended: {describe_state(job)}")
+    elif job.get("finishedAt"):
+        terminal.print_message(describe_state(job))
+    else:
+        grace = format_duration(job.get("stopGrace")) or "a moment"
+        terminal.print_message(f"stopping{' at once' if args.now else f'; the job has {grace} to save its work'}")
+        terminal.print_message(f"  gradient-cli jobs wait {job['id']}")
+    return OK
+
+
+def delete(args: argparse.Namespace) -> int:
+    """Delete jobs; an id is required, the folder's last job is not assumed."""
+    from gradient_cli import config
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    if not args.ids:
+        last = config.last_job(current_folder(), api.url)
+        hint = (
+            f"The last job of this folder: `gradient-cli jobs delete {last}`."
+            if last
+            else "`gradient-cli jobs list` lists the ids."
+        )
+        raise UsageError("id: required to delete a job", hint=hint)
+    if len(args.ids) > 1:
+        return _act(args, api, "delete")
+    job_id = resolve_job_id(args.ids[0], api)
+    api.delete_job(job_id)
+    if args.json:
+        print_json({"id": job_id, "deleted": True})
+    else:
+        terminal.print_message(f"deleted {terminal.sanitize(job_id)}")
+    return OK
+
+
+def _act(args: argparse.Namespace, api: Api, action: str, *, now: bool = False) -> int:
+    """Stop or delete several jobs, and print a line for each."""
+    from gradient_cli.follow import describe_state
+
+    ids = list(dict.fromkeys(resolve_job_id(one, api) for one in args.ids))
+    results = api.act_on_jobs(action, ids, now=now)
+    if args.json:
+        print_json({"results": results})
+    else:
+        for one in results:
+            job, error = one.get("job"), one.get("error") or {}
+            result = describe_state(job) if job else "deleted" if one["done"] else f"error: {error.get('message')}"
+            terminal.print_message(f"{terminal.sanitize(one['id'])}  {terminal.sanitize(result)}")
+    return OK if all(one["done"] for one in results) else REFUSED
+
+
+def wait(args: argparse.Namespace) -> int:
+    """Wait until all given jobs have ended, and exit with the highest of their exit codes."""
+    from gradient_cli import follow
+    from gradient_cli.api.client import connect
+    from gradient_cli.workspace.job_spec import parse_duration
+
+    timeout = None if args.timeout is None else parse_duration("timeout", args.timeout)
+    api = connect(args)
+    ids = [resolve_job_id(one, api) for one in args.ids or [None]]
+    jobs: list[dict[str, Any]] = []
+    try:
+        for job in follow.wait(api, list(dict.fromkeys(ids)), timeout):
+            jobs.append(job)
+            if not args.json:
+                if len(ids) > 1:
+                    terminal.print_message(terminal.style(f"job {job['id']}", "bold", sys.stderr))
+                follow.print_summary(api, job)
+    except KeyboardInterrupt:
+        return follow.detach(*ids[len(jobs) :])
+    if args.json:
+        print_json(jobs[0] if len(ids) == 1 else {"jobs": jobs})
+    sys.stdout.flush()
+    return max(map(follow.exit_code, jobs))

@@ -1,0 +1,150 @@
+"""`jobs port-forward`: a port of a running job on this computer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import ExitStack, suppress
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK, ClientError, UsageError
+from gradient_cli.options import add_connection, add_positional, resolve_job_id
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+
+    from typing_extensions import Self
+
+    from gradient_cli.api.client import Api
+    from gradient_cli.api.exec import Session
+
+_HOST = "127.0.0.1"
+_LAST_PORT = 65_535
+_BACKLOG = 64
+
+
+def add_port_forward(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs port-forward`."""
+    add_positional(parser, "id", needed=True, metavar="ID", help="id of the job, or its beginning")
+    add_positional(
+        parser,
+        "port",
+        needed=True,
+        metavar="PORT[:LOCAL]",
+        help="port that the job listens on, and the port of this computer (default: the same; 0: a free one)",
+    )
+    add_connection(parser)
+    parser.set_defaults(run=port_forward)
+
+
+def port_forward(args: argparse.Namespace) -> int:
+    """Forward connections until the job ends or Ctrl-C."""
+    from gradient_cli.api.client import connect
+
+    port, local = _parse_ports(args.port)
+    api = connect(args)
+    job_id = resolve_job_id(args.id, api)
+    with Forward(api, job_id, port, local) as forward:
+        print(f"http://{_HOST}:{forward.port} is port {port} of job {job_id}. Ctrl-C ends this.", flush=True)
+        with suppress(KeyboardInterrupt):
+            forward.wait()
+    return OK
+
+
+def _parse_ports(text: str) -> tuple[int, int]:
+    port, _, local = text.partition(":")
+    numbers = [int(part) if part.isdecimal() and part.isascii() else -1 for part in (port, local or port)]
+    if not 1 <= numbers[0] <= _LAST_PORT or not 0 <= numbers[1] <= _LAST_PORT:
+        raise UsageError(f"port: {text!r} is not PORT or PORT:LOCAL", hint="For example 6006, or 6006:8006.")
+    return numbers[0], numbers[1]
+
+
+class Forward:
+    """Connections from a port of this computer to one of a job.
+
+    Args:
+        api: The server.
+        job_id: The job.
+        port: The port that the job listens on.
+        local: The port of this computer; 0: a free one.
+
+    Attributes:
+        port: The port of this computer.
+        quiet: Set to print no connection that the job refuses.
+
+    Raises:
+        ClientError: The port of this computer is taken, or the server refuses.
+    """
+
+    def __init__(self, api: Api, job_id: str, port: int, local: int) -> None:
+        self._api = api
+        self._job_id = job_id
+        self._remote = port
+        self._stack = ExitStack()
+        self.quiet = False
+        self._shown: set[str] = set()
+        try:
+            self._listener = self._stack.enter_context(socket.create_server((_HOST, local), backlog=_BACKLOG))
+        except OSError as error:
+            raise ClientError(
+                f"port {local} of this computer: {error.strerror}", hint=f"Name another one: {port}:LOCAL, or {port}:0."
+            ) from None
+        self.port: int = self._listener.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        from gradient_cli.api.exec import Session
+
+        with self._stack.pop_all() as stack:
+            connection = stack.enter_context(self._api.forward_port(self._job_id, self._remote))
+            self._session = Session(connection)
+            threading.Thread(target=self._accept, daemon=True).start()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def wait(self) -> None:
+        """Wait until the server ends it.
+
+        Raises:
+            ClientError: It has ended, with the reason.
+        """
+        for _ in self._session.outputs():
+            pass
+        raise ClientError(terminal.sanitize(self._session.result.get("ended")))
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        from gradient_cli.api.exec import Session
+
+        try:
+            with connection, self._api.connect_to_port(self._job_id, self._session.id) as opened:
+                session = Session(opened)
+                threading.Thread(target=_send, args=(connection, session), daemon=True).start()
+                for stream, data in session.outputs():
+                    if stream == 1:  # what connects in a container may report errors on the other one
+                        connection.sendall(data)
+                connection.shutdown(socket.SHUT_RDWR)
+        except ClientError as error:
+            if not self.quiet and str(error) not in self._shown:  # a browser tries again and again
+                self._shown.add(str(error))
+                terminal.print_message(str(error))
+        except OSError:  # the program on this computer is gone
+            return
+
+
+def _send(connection: socket.socket, session: Session) -> None:
+    from gradient_cli.api.exec import CHUNK
+
+    with suppress(OSError):
+        while data := connection.recv(CHUNK):
+            if not session.send(data):
+                return
+    session.send({"eof": True})

@@ -1,0 +1,90 @@
+"""`keys`: API keys; administrators create them and revoke those of others."""
+
+from __future__ import annotations
+
+import sys
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK, UsageError
+from gradient_cli.formatting import format_past, print_json, print_table
+from gradient_cli.options import add_connection, add_json, add_positional
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_create(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `keys create`."""
+    add_positional(parser, "name", needed=True, metavar="NAME", help="name of the key: its owner or use")
+    parser.add_argument("--days", metavar="N", help="days until the key expires (default: never)")
+    _add_common(parser)
+    parser.set_defaults(run=create_key)
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `keys list`."""
+    _add_common(parser)
+    parser.set_defaults(run=list_keys)
+
+
+def add_revoke(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `keys revoke`."""
+    add_positional(parser, "id", needed=True, metavar="ID", help="id of the key, as `gradient-cli keys list` shows it")
+    _add_common(parser)
+    parser.set_defaults(run=revoke_key)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    add_json(parser)
+    add_connection(parser)
+
+
+def create_key(args: argparse.Namespace) -> int:
+    """Create a key, and print it this once."""
+    from gradient_cli.api.client import connect
+
+    if args.days is not None and not args.days.isdecimal():
+        raise UsageError(f"days: {args.days!r} is not a whole number", hint="For example --days 90.")
+    created = connect(args).create_key(args.name, None if args.days is None else int(args.days))
+    if args.json:
+        print_json(created)
+        return OK
+    sys.stdout.write(f"{created['apiKey']}\n")
+    terminal.print_message(f"created key {created['id']}; it is shown only once, for `gradient-cli login`")
+    return OK
+
+
+def list_keys(args: argparse.Namespace) -> int:
+    """Print the keys: all for an administrator, else the own one."""
+    from gradient_cli.api.client import connect
+
+    found = connect(args).keys()
+    if args.json:
+        print_json(found)
+        return OK
+    rows = [
+        [
+            str(one["id"]),
+            str(one["name"]),
+            str(one.get("state") or ""),
+            format_past(one.get("lastUsedAt")) or "never",
+            format_past(one.get("createdAt")),
+            str(one.get("expiresAt") or "never")[:10],
+        ]
+        for one in found["keys"]
+    ]
+    print_table(("ID", "NAME", "STATE", "LAST USED", "CREATED", "EXPIRES"), rows, whole=("ID",))
+    return OK
+
+
+def revoke_key(args: argparse.Namespace) -> int:
+    """Revoke a key."""
+    from gradient_cli.api.client import connect
+
+    connect(args).revoke_key(args.id)
+    if args.json:
+        print_json({"id": args.id, "revoked": True})
+    else:
+        terminal.print_message(f"revoked {terminal.sanitize(args.id)}")
+    return OK

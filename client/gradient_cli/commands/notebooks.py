@@ -1,0 +1,151 @@
+"""`notebooks run`: JupyterLab in a job, on a port of this computer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from gradient_cli import terminal
+from gradient_cli.commands.jobs import create
+from gradient_cli.errors import OK, ServerError, UsageError
+from gradient_cli.options import add_option
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gradient_cli.api.client import Api
+
+PORT = 8888
+_POLL_SECONDS = 0.5
+_ENDED = ("Stopped", "Failed", "Error", "Cancelled")
+# Its files are artifacts, so that they outlive the job. Only the service reaches the port: it listens on localhost.
+_COMMAND = """\
+python3 -c 'import jupyterlab' 2>/dev/null || python3 -m pip install --quiet jupyterlab || {{
+    echo 'JupyterLab is not installed here, and pip could not install it. Name an image that has it by --container.'
+    exit 1
+}} >&2
+exec python3 -m jupyterlab --no-browser --allow-root --ip=127.0.0.1 --port="$GRADIENT_PORT_{port}" \
+    --ServerApp.port_retries=0 --ServerApp.root_dir="$GRADIENT_ARTIFACTS_DIR" \
+    --ServerApp.shutdown_no_activity_timeout={idle} --MappingKernelManager.cull_idle_timeout={idle} \
+    --MappingKernelManager.cull_connected=True
+"""
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `notebooks run`."""
+    create.add_create(parser)
+    add_option(
+        parser,
+        "--idleMinutes",
+        metavar="MINUTES",
+        type=float,
+        default=60.0,
+        help="end the job after so many minutes in which no kernel runs anything (default: 60)",
+    )
+    add_option(
+        parser,
+        "--localPort",
+        metavar="PORT",
+        type=int,
+        default=PORT,
+        help=f"port of this computer for JupyterLab (default: {PORT}; 0: a free one)",
+    )
+    parser.set_defaults(run=run, after=_open)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit a job that runs JupyterLab."""
+    if args.command is not None:
+        raise UsageError("command: `notebooks run` makes it itself", hint="Use `gradient-cli jobs create --command`.")
+    if not args.idleMinutes > 0:
+        raise UsageError("idleMinutes: must be more than 0", hint="For example --idleMinutes 30.")
+    args.command = _COMMAND.format(port=PORT, idle=max(1, round(args.idleMinutes * 60)))
+    args.token = os.urandom(24).hex()
+    args.envVars = [*(args.envVars or []), f"JUPYTER_TOKEN={args.token}"]
+    args.ports = [*(args.ports or []), str(PORT)]
+    return create.create(args)
+
+
+def _open(args: argparse.Namespace, api: Api, job: dict[str, Any]) -> int:
+    from gradient_cli.commands.jobs.port_forward import Forward
+    from gradient_cli.follow import wait
+
+    job_id = job["id"]
+    if args.json or args.detach:
+        again = f"  open it    gradient-cli jobs port-forward {job_id} {PORT}, then {_link(PORT, args.token)}"
+        code = create.follow_or_detach(args, api, job)
+        terminal.print_message(again)
+        return code
+    terminal.print_message(
+        f"job {terminal.style(job_id, 'bold', sys.stderr)}  {terminal.sanitize(job.get('url') or '')}"
+    )
+    try:
+        job = _wait_until_running(api, job_id)
+        if job["state"] in _ENDED:
+            return _report_end(api, job)
+        with Forward(api, job_id, PORT, args.localPort) as forward:
+            if not _wait_until_it_answers(api, job_id, forward):
+                return _report_end(api, api.job(job_id))
+            print(_link(forward.port, args.token), flush=True)
+            forward.wait()
+    except ServerError as error:
+        if error.name != "JobNotEnterable":
+            raise
+        return _report_end(api, next(wait(api, [job_id], None)))  # it has just ended
+    except KeyboardInterrupt:
+        terminal.print_message(
+            f"\nthe notebook goes on\n"
+            f"  open it    gradient-cli jobs port-forward {job_id} {PORT}, then {_link(PORT, args.token)}\n"
+            f"  stop it    gradient-cli jobs stop {job_id}"
+        )
+    return OK
+
+
+def _link(port: int, token: str) -> str:
+    return f"http://127.0.0.1:{port}/lab?token={token}"
+
+
+def _wait_until_running(api: Api, job_id: str) -> dict[str, Any]:
+    """Return the job once it runs or has ended, and print what it waits for."""
+    shown = None
+    while True:
+        job = api.job(job_id)
+        if job["state"] in ("Running", *_ENDED):
+            return job
+        text = terminal.sanitize(job.get("message") or job.get("phase") or job["state"])
+        if text != shown:
+            terminal.print_message(text)
+            shown = text
+        time.sleep(_POLL_SECONDS)
+
+
+def _wait_until_it_answers(api: Api, job_id: str, forward: Any) -> bool:  # noqa: ANN401  its class is imported late
+    """Return whether JupyterLab answers; false if the job ended before."""
+    import http.client
+
+    terminal.print_message("waiting for JupyterLab; the first start of an environment installs it")
+    forward.quiet = True
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", forward.port, timeout=10)
+        try:
+            connection.request("GET", "/api")
+            connection.getresponse()
+        except (OSError, http.client.HTTPException):
+            if api.job(job_id)["state"] in _ENDED:
+                return False
+            time.sleep(_POLL_SECONDS)
+        else:
+            forward.quiet = False
+            return True
+        finally:
+            connection.close()
+
+
+def _report_end(api: Api, job: dict[str, Any]) -> int:
+    from gradient_cli.follow import exit_code, print_summary
+
+    print_summary(api, job)
+    return exit_code(job)

@@ -1,0 +1,204 @@
+"""`storage ls`, `put`, `get` and `rm`: the files that a project's jobs have as `/storage`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gradient_cli import terminal
+from gradient_cli.errors import FAILED, OK, ClientError, UsageError
+from gradient_cli.formatting import format_count, format_past, format_size, print_json, print_table
+from gradient_cli.options import add_connection, add_json, add_option, add_positional
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+
+    from gradient_cli.api.client import Api
+
+_DEFAULT_PROJECT = "default"
+_PATH_HELP = "path in the storage: data/train.npz, or as jobs write it, /storage/data/train.npz"
+
+
+def add_ls(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `storage ls`."""
+    add_positional(parser, "path", nargs="?", metavar="PATH", help=f"{_PATH_HELP} (default: all of it)")
+    parser.add_argument("-r", "--recursive", action="store_true", help="list the contents of folders, too")
+    _add_common(parser)
+    parser.set_defaults(run=ls)
+
+
+def add_put(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `storage put`."""
+    add_positional(parser, "paths", needed=True, nargs="*", metavar="LOCAL", help="files and folders to upload")
+    parser.usage = f"{parser.usage} [DEST]"
+    parser.epilog = (
+        "The last of several arguments is the destination DEST if it starts with /storage, ends with a slash, or does\n"
+        "not exist on this machine. A single LOCAL is stored as DEST, or in it if DEST ends with a slash; several are\n"
+        "stored in the folder DEST. Without DEST each is stored under its own name."
+    )
+    _add_common(parser)
+    parser.set_defaults(run=put)
+
+
+def add_get(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `storage get`."""
+    add_positional(parser, "path", needed=True, metavar="REMOTE", help=_PATH_HELP)
+    add_positional(parser, "to", nargs="?", metavar="LOCAL", help="file or folder to write (default: the same name)")
+    parser.add_argument("--force", action="store_true", help="overwrite files that have other contents")
+    _add_common(parser)
+    parser.set_defaults(run=get)
+
+
+def add_rm(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `storage rm`."""
+    add_positional(parser, "path", needed=True, metavar="PATH", help=_PATH_HELP)
+    parser.add_argument("-r", "--recursive", action="store_true", help="delete a folder with its contents")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask; needed without a terminal")
+    _add_common(parser)
+    parser.set_defaults(run=rm)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    text = "name of the project (default: that of the project file, else default)"
+    add_option(parser, "--project", "-p", metavar="NAME", help=text)
+    add_option(parser, "--projectId", metavar="ID", help="id of the project, instead of --project")
+    add_json(parser)
+    add_connection(parser)
+
+
+def ls(args: argparse.Namespace) -> int:
+    """Print the entries of a folder."""
+    from gradient_cli.api.client import connect
+    from gradient_cli.workspace.storage_transfer import list_entries, remote_path
+
+    api = connect(args)
+    path = remote_path(args.path or "")
+    entries = list_entries(api, _project_id(api, args), path, recursive=args.recursive)
+    if args.json:
+        print_json({"entries": entries})
+    elif not entries:
+        where = "this folder" if path else "the storage"
+        terminal.print_message(f"{where} is empty; `gradient-cli storage put FILE` uploads into it")
+    else:
+        ends = {"folder": "/", "other": " (not a file)"}
+        rows = [
+            [
+                entry["path"] + ends.get(entry["kind"], ""),
+                "" if entry["size"] is None else format_size(entry["size"]),
+                format_past(entry["modified"]),
+            ]
+            for entry in entries
+        ]
+        print_table(("PATH", "SIZE", "CHANGED"), rows)
+    return OK
+
+
+def put(args: argparse.Namespace) -> int:
+    """Upload files and folders; those that are there unchanged are skipped."""
+    from gradient_cli.api.client import connect
+    from gradient_cli.workspace.storage_transfer import STORAGE, UploadPlan, remote_path, upload
+
+    sources, target = _split_paths(args.paths, STORAGE)
+    plan = UploadPlan.of(sources, target)
+    api = connect(args)
+    stored, size = upload(api, _project_id(api, args, create=True), plan)
+    unchanged = len(plan.files) - len(stored)
+    if args.json:
+        print_json({"files": stored, "bytes": size, "unchanged": unchanged, "leftOut": plan.left_out})
+        return OK
+    for line in plan.left_out:
+        terminal.print_message(f"left out: {terminal.sanitize(line)}")
+    folders = {place if len(plan.files) == 1 else os.path.dirname(place) for place in plan.files}
+    top = os.path.commonpath(folders) if folders else remote_path(target or "")
+    have = f"; {unchanged} unchanged" if unchanged else ""
+    where = terminal.sanitize(f"{STORAGE}/{top}".rstrip("/"))
+    terminal.print_message(f"{format_count(len(stored), 'file')} ({format_size(size)}) to {where}{have}")
+    return OK
+
+
+def get(args: argparse.Namespace) -> int:
+    """Download a file or a folder; files that are there unchanged are skipped."""
+    from gradient_cli.api.client import connect
+    from gradient_cli.workspace.download import DownloadFolder
+    from gradient_cli.workspace.storage_transfer import StoredFiles, list_entries, local_target, remote_path
+
+    api = connect(args)
+    project_id, path = _project_id(api, args), remote_path(args.path)
+    entries = list_entries(api, project_id, path, recursive=True)
+    files = [entry for entry in entries if entry["kind"] == "file"]
+    root, names = local_target(files, path, args.to)
+    target = DownloadFolder(root, StoredFiles(api, project_id))
+    if not args.force:
+        target.refuse_overwriting([{**file, "path": name} for file, name in zip(files, names)])
+    got = [file for file, name in zip(files, names) if target.fetch(file, name)]
+    others = [entry["path"] for entry in entries if entry["kind"] == "other"]
+    if args.json:
+        print_json({"to": root, "files": [file["path"] for file in got], "unchanged": len(files) - len(got)})
+        return OK
+    for other in others:
+        terminal.print_message(f"left out: {terminal.sanitize(other)}: not a file")
+    have = f"; {len(files) - len(got)} already downloaded" if len(got) < len(files) else ""
+    size = format_size(sum(file["size"] for file in got))
+    where = os.path.normpath(os.path.join(root, names[0])) if [file["path"] for file in files] == [path] else root
+    terminal.print_message(f"{format_count(len(got), 'file')} ({size}) to {terminal.sanitize(where)}{have}")
+    return OK
+
+
+def rm(args: argparse.Namespace) -> int:
+    """Delete a file or a folder, after a question on a terminal."""
+    from gradient_cli.api.client import connect
+    from gradient_cli.workspace.storage_transfer import STORAGE, list_entries, remote_path
+
+    path = remote_path(args.path)
+    if not path:
+        raise UsageError("path: required", hint="Name a file or a folder in the storage; `storage ls` lists them.")
+    api = connect(args)
+    project_id = _project_id(api, args)
+    if not args.yes:
+        if not terminal.is_tty(sys.stdin):
+            raise UsageError("rm asks before it deletes, and there is no terminal", hint="Delete without it: --yes.")
+        entries = list_entries(api, project_id, path, recursive=True)
+        files = [entry for entry in entries if entry["kind"] == "file"]
+        size = format_size(sum(entry["size"] for entry in files))
+        shown = f"{STORAGE}/{path} ({format_count(len(files), 'file')}, {size})"
+        sys.stderr.write(f"Delete {terminal.sanitize(shown)}? [y/N] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+            raise ClientError("nothing was deleted", code=FAILED)
+    api.delete_stored(project_id, path, recursive=args.recursive)
+    if args.json:
+        print_json({"path": path, "deleted": True})
+    else:
+        terminal.print_message(f"deleted {STORAGE}/{terminal.sanitize(path)}")
+    return OK
+
+
+def _split_paths(paths: list[str], storage: str) -> tuple[list[str], str | None]:
+    """Split the arguments of `put` into local paths and the destination."""
+    if not paths:
+        raise UsageError("LOCAL: required", hint="For example: gradient-cli storage put data/ /storage/data")
+    *others, last = paths
+    is_target = f"{last}/".startswith(f"{storage}/") or last.endswith("/") or not os.path.exists(last)
+    return (others, last) if others and is_target else (paths, None)
+
+
+def _project_id(api: Api, args: argparse.Namespace, *, create: bool = False) -> str:
+    """Return the id of the project: that of the options, else of the project file, else the default one.
+
+    Raises:
+        ClientError: There is no such project; with `create` only if its id was given.
+    """
+    from gradient_cli.commands.projects import find_project
+    from gradient_cli.workspace import project_file
+
+    if args.project and args.projectId:
+        raise UsageError("project: given as both --project and --projectId", hint="Give one of them.")
+    if args.projectId:
+        return str(find_project(api, args.projectId)["id"])
+    path = project_file.find()
+    filed = project_file.read(path) if path and not args.project else {}
+    if filed.get("projectId"):
+        return str(find_project(api, filed["projectId"])["id"])
+    name = args.project or filed.get("project") or _DEFAULT_PROJECT
+    return str((api.create_project(name) if create else find_project(api, name))["id"])

@@ -1,0 +1,55 @@
+"""`tpus`: list the billed TPUs and the jobs that own them."""
+
+from __future__ import annotations
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK
+from gradient_cli.formatting import format_money, format_past, print_json, print_table
+from gradient_cli.options import add_connection, add_json
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `tpus list`."""
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=list_tpus)
+
+
+def list_tpus(args: argparse.Namespace) -> int:
+    """Print the TPUs."""
+    from gradient_cli.api.client import connect
+
+    found = connect(args).tpus()
+    if args.json:
+        print_json(found)
+    elif not found["tpus"]:
+        terminal.print_message("no TPU is allocated or requested: nothing is billed")
+    else:
+        heads = ("NAME", "ZONE", "TYPE", "PROVISIONING", "STATE", "HEALTH", "JOB", "BILLED SINCE", "COST")
+        print_table(
+            heads, [_row(one) for one in found["tpus"]], whole=("JOB",), spare=("PROVISIONING", "HEALTH", "ZONE")
+        )
+    if not args.json and found.get("recentCost"):
+        cost = format_money(found["recentCost"])
+        terminal.print_message(f"all TPUs of the last 30 days cost {cost}, those of deleted jobs included")
+    return OK
+
+
+def _row(tpu: dict[str, Any]) -> list[str]:
+    simulated = " (simulated)" if tpu.get("simulated") else ""
+    return [
+        str(tpu["name"]),
+        str(tpu.get("zone") or ""),
+        f"{tpu.get('machineType') or ''}{simulated}",
+        str(tpu.get("provisioning") or ""),
+        str(tpu.get("state") or ""),
+        str(tpu.get("health") or ""),
+        str(tpu.get("jobId") or ""),
+        format_past(tpu.get("billedAt")) or "not yet",
+        format_money(tpu.get("cost")),
+    ]

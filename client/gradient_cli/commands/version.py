@@ -1,0 +1,46 @@
+"""`version`: print the versions of the client and of the server."""
+
+from __future__ import annotations
+
+from gradient_cli.errors import OK, ClientError
+from gradient_cli.formatting import print_fields, print_json
+from gradient_cli.options import add_connection, add_json
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+
+
+def client_version() -> str:
+    """Return the version of the installed client."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("gradient-jobs-client")
+    except PackageNotFoundError:  # run from a copy of the source
+        return "unknown"
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `version`."""
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=show_version)
+
+
+def show_version(args: argparse.Namespace) -> int:
+    """Print both versions; an unreachable server is not an error."""
+    from gradient_cli.api.client import connect
+
+    url, server = "", ""
+    try:
+        api = connect(args)
+        url = api.url
+        server = str(api.health().get("version") or "unknown")
+    except ClientError as error:
+        server = f"none: {error}"
+    if args.json:
+        print_json({"client": client_version(), "server": server, "url": url or None})
+    else:
+        print_fields({"client": client_version(), "server": server, "url": url})
+    return OK

@@ -1,0 +1,83 @@
+"""`workers`: list workers, and stop or resume their claiming of jobs."""
+
+from __future__ import annotations
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK
+from gradient_cli.formatting import format_past, print_json, print_table
+from gradient_cli.options import add_connection, add_json, add_positional
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `workers list`."""
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=list_workers)
+
+
+def add_drain(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `workers drain`."""
+    _add_change(parser, drained=True)
+
+
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `workers resume`."""
+    _add_change(parser, drained=False)
+
+
+def _add_change(parser: argparse.ArgumentParser, *, drained: bool) -> None:
+    add_positional(parser, "name", needed=True, metavar="NAME", help="name of the worker, as `workers list` shows it")
+    add_json(parser, "print the worker as one JSON object")
+    add_connection(parser)
+    parser.set_defaults(run=change, drained=drained)
+
+
+def list_workers(args: argparse.Namespace) -> int:
+    """Print the workers."""
+    from gradient_cli.api.client import connect
+
+    found = connect(args).workers()
+    if args.json:
+        print_json(found)
+    elif not found["workers"]:
+        terminal.print_message("no worker has reported yet; `gradient-server worker` starts one")
+    else:
+        heads = ("NAME", "STATE", "HEARTBEAT", "JOBS", "GPUS", "TAKES")
+        print_table(heads, [_row(one) for one in found["workers"]], whole=("NAME",), spare=("TAKES", "HEARTBEAT"))
+    return OK
+
+
+def change(args: argparse.Namespace) -> int:
+    """Drain or resume a worker."""
+    from gradient_cli.api.client import connect
+
+    worker = connect(args).set_drained(args.name, drained=args.drained)
+    name = terminal.sanitize(worker["name"])
+    if args.json:
+        print_json(worker)
+    elif not args.drained:
+        terminal.print_message(f"worker {name} claims jobs again")
+    else:
+        count = len(worker.get("jobIds") or [])
+        left = f"; {count} job{'s' * (count > 1)} still run{'s' * (count == 1)} on it" if count else ""
+        terminal.print_message(f"worker {name} claims no more jobs{left}")
+        terminal.print_message(f"  gradient-cli workers resume {name}")
+    return OK
+
+
+def _row(worker: dict[str, Any]) -> list[str]:
+    gpus = worker.get("gpus")
+    busy = sum(1 for gpu in gpus or [] if gpu.get("jobId") or gpu.get("takenBy"))
+    return [
+        str(worker["name"]),
+        str(worker.get("state") or ""),
+        format_past(worker.get("seenAt")),
+        f"{len(worker.get('jobIds') or [])}/{worker.get('slots')}",
+        "-" if gpus is None else f"{busy}/{len(gpus)}",
+        ", ".join(worker.get("machineTypes") or ["all types"]) + f" ({', '.join(worker.get('backends') or [])})",
+    ]

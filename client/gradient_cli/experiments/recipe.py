@@ -1,0 +1,177 @@
+"""Recipes of published experiments, as the TOML files in `recipes/` describe them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+from gradient_cli.errors import UsageError
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_FOLDER = os.path.dirname(__file__)
+_RECIPES = os.path.join(_FOLDER, "recipes")
+_PROGRAMS = os.path.join(_FOLDER, "programs")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A configuration whose jobs run on each machine type.
+
+    Attributes:
+        name: Its name.
+        description: What it stands for in the publication.
+        scaled: Arguments of the command in the scaled-down form.
+        full: Arguments of the command in the full form.
+    """
+
+    name: str
+    description: str
+    scaled: str
+    full: str
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A published ratio, or a difference, of one figure of two members, of two machine types, or of both.
+
+    Attributes:
+        text: The statement.
+        figure: Name of the figure.
+        published: The published value.
+        of: Member and machine type of the dividend; either is None if it stays the same.
+        over: Those of the divisor.
+        difference: Subtract instead of dividing.
+    """
+
+    text: str
+    figure: str
+    published: float
+    of: tuple[str | None, str | None]
+    over: tuple[str | None, str | None]
+    difference: bool
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An experiment.
+
+    Attributes:
+        name: Its name on the command line.
+        title: Its title.
+        summary: Its question, in a sentence.
+        source: `title`, `author`, `year` and, if it is known, `url` of the publication.
+        machine_types: Machine types of the publication.
+        container: Image of the jobs.
+        command: Command of the jobs, before a member's arguments; `{NAME}` is a data set.
+        metric: Metric that tells how good a result is, or None.
+        curves: Metrics to plot by step.
+        scaled: Description of the scaled-down form.
+        full: Description of the full form.
+        members: The configurations.
+        columns: Heads of the published table.
+        rows: Rows of the published table.
+        notes: Remarks on the published figures.
+        ratios: Published statements to hold beside the measured ones.
+    """
+
+    name: str
+    title: str
+    summary: str
+    source: Mapping[str, Any]
+    machine_types: list[str]
+    container: str
+    command: str
+    metric: str | None
+    curves: list[str]
+    scaled: str
+    full: str
+    members: list[Member]
+    columns: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+    ratios: list[Ratio]
+
+    @property
+    def workspace(self) -> str | None:
+        """Folder with the program of the jobs; None: the container has it."""
+        folder = os.path.join(_PROGRAMS, self.name)
+        return folder if os.path.isdir(folder) else None
+
+    def command_of(self, member: Member, data: Mapping[str, str], *, full: bool) -> str:
+        """Return the command of a member, with other data sets in place of the recipe's."""
+        command = f"{self.command} {member.full if full else member.scaled}".strip()
+        return command.format_map(_DataSets(data))
+
+    def data_sets(self) -> set[str]:
+        """Return the names of its data sets."""
+        used = _DataSets({})
+        for member in self.members:
+            f"{self.command} {member.scaled} {member.full}".format_map(used)
+        return used.used
+
+
+class _DataSets(dict):  # type: ignore[type-arg]  # subscripted base classes would need a newer Python
+    """Data sets by the recipe's name for them; one that is not replaced stands for itself."""
+
+    def __init__(self, replaced: Mapping[str, str]) -> None:
+        super().__init__(replaced)
+        self.used: set[str] = set()
+
+    def __missing__(self, name: str) -> str:
+        self.used.add(name)
+        return name
+
+
+def names() -> list[str]:
+    """Return the names of all recipes."""
+    return sorted(name[:-5] for name in os.listdir(_RECIPES) if name.endswith(".toml"))
+
+
+def load(name: str) -> Recipe:
+    """Return a recipe.
+
+    Raises:
+        UsageError: There is none of this name.
+    """
+    known = names()
+    if name not in known:
+        import difflib
+
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}."
+        raise UsageError(f"no experiment is called {name!r}", hint=hint)
+    if sys.version_info >= (3, 11):
+        import tomllib  # novermin
+    else:
+        import tomli as tomllib
+    with open(os.path.join(_RECIPES, f"{name}.toml"), "rb") as file:
+        read = tomllib.load(file)
+    published = read.get("published", {})
+    return Recipe(
+        name=name,
+        title=read["title"],
+        summary=read["summary"],
+        source=read["source"],
+        machine_types=read["machineTypes"],
+        container=read["container"],
+        command=read["command"],
+        metric=read.get("metric"),
+        curves=read.get("curves", []),
+        scaled=read["scaled"],
+        full=read["full"],
+        members=[Member(**each) for each in read["members"]],
+        columns=published.get("columns", []),
+        rows=[[str(cell) for cell in row] for row in published.get("rows", [])],
+        notes=published.get("notes", []),
+        ratios=[_ratio(each) for each in read.get("ratios", [])],
+    )
+
+
+def _ratio(read: Mapping[str, Any]) -> Ratio:
+    of, over = ((each.get("member"), each.get("machineType")) for each in (read["of"], read["over"]))
+    return Ratio(read["text"], read["figure"], read["published"], of, over, read.get("difference", False))

@@ -1,0 +1,214 @@
+"""Repetition of an experiment: its jobs, and what was measured of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from statistics import median
+
+from gradient_cli import terminal
+from gradient_cli.errors import UsageError
+from gradient_cli.formatting import format_count
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from gradient_cli.api.client import Api
+    from gradient_cli.experiments.recipe import Member, Recipe
+
+_WAIT_SECONDS = 2.0
+_POINTS = 500
+MAX_JOBS = 100
+"""Most jobs of one comparison, and so of a repetition."""
+_OWN = {"seconds": "durationSeconds", "cost": "cost"}
+"""Figures that are fields of the job."""
+
+
+@dataclass
+class Run:
+    """A job of the repetition.
+
+    Attributes:
+        member: Configuration of the job.
+        machine_type: Name of its machine type.
+        job: The job, as the server returned it last.
+        steps_per_second: Median over the intervals between its reports, or None.
+        series: Its metrics by name: steps and values.
+    """
+
+    member: Member
+    machine_type: str
+    job: dict[str, Any]
+    steps_per_second: float | None = None
+    series: Mapping[str, Sequence[tuple[float | None, float]]] = field(default_factory=dict)
+
+    @property
+    def succeeded(self) -> bool:
+        """True if the job ended with exit code 0."""
+        return bool(self.job.get("state") == "Stopped")
+
+    def figure(self, name: str) -> float | None:
+        """Return a figure: the pace, a field of the job, its peak memory, or the last value of a metric."""
+        if name == "steps_per_second":
+            return self.steps_per_second
+        if name in _OWN:
+            return self.job.get(_OWN[name])
+        values = self.series.get(name)
+        if not values and name == "peak_host_bytes":
+            return (self.job.get("usage") or {}).get("peakMemoryBytes")
+        return values[-1][1] if values else None
+
+
+@dataclass
+class Cell:
+    """The jobs of one member on one machine type."""
+
+    member: Member
+    machine_type: str
+    runs: list[Run]
+
+    @property
+    def simulated(self) -> bool:
+        """True if stand-ins ran the jobs."""
+        return any(run.job.get("simulated") for run in self.runs)
+
+    def values(self, name: str) -> list[float]:
+        """Return a figure of each job that succeeded and has it."""
+        found = [run.figure(name) for run in self.runs if run.succeeded]
+        return [value for value in found if value is not None]
+
+    def median(self, name: str) -> float | None:
+        """Return the median of a figure; None if no job that succeeded has it."""
+        values = self.values(name)
+        return median(values) if values else None
+
+
+def choose_machine_types(api: Api, recipe: Recipe, given: str | None) -> list[str]:
+    """Return the machine types to run on: the given ones, else those of the publication that the server has.
+
+    Raises:
+        UsageError: None of them is available.
+    """
+    if given is not None:
+        chosen = [name.strip() for name in given.split(",") if name.strip()]
+        if not chosen or len(set(chosen)) < len(chosen):
+            raise UsageError(f"machineType: {given!r} must name each machine type once", hint="For example CPU,V100.")
+        return chosen
+    offered = {str(each["name"]) for each in api.machine_types()["machineTypes"] if each.get("available")}
+    chosen = [name for name in recipe.machine_types if name in offered]
+    missing = [name for name in recipe.machine_types if name not in offered]
+    if not chosen:
+        raise UsageError(
+            f"machineType: this server has none of {', '.join(recipe.machine_types)}",
+            hint=f"Give --machineType with some that it has: {', '.join(sorted(offered)) or 'none is available'}.",
+        )
+    if missing:
+        terminal.print_message(f"not available here, left out: {', '.join(missing)}")
+    return chosen
+
+
+def check_count(recipe: Recipe, machine_types: Sequence[str], repeats: int) -> None:
+    """Refuse more jobs than a comparison takes.
+
+    Raises:
+        UsageError: There are too many.
+    """
+    count = len(recipe.members) * len(machine_types) * repeats
+    if count > MAX_JOBS:
+        raise UsageError(
+            f"repeats: {count} jobs are more than the {MAX_JOBS} of one comparison",
+            hint="Give fewer --repeats or machine types.",
+        )
+
+
+def submit(
+    api: Api, recipe: Recipe, machine_types: Sequence[str], data: Mapping[str, str], *, full: bool, repeats: int
+) -> list[Run]:
+    """Submit the jobs: each member on each machine type, with the seeds 1 to `repeats`."""
+    specs = [
+        (member, machine, _spec(recipe, member, machine, recipe.command_of(member, data, full=full), seed))
+        for member in recipe.members
+        for machine in machine_types
+        for seed in range(1, repeats + 1)
+    ]
+    runs: list[Run] = []
+    try:
+        # An unknown machine type is reported before the first job exists.
+        for _, _, spec in specs[::repeats]:
+            api.resolve_job({**spec, "workspace": "none"})
+        for member, machine, spec in specs:
+            job = _submit(api, recipe, spec)
+            runs.append(Run(member, machine, job))
+            terminal.print_message(f"{job['id']}  {member.name} on {machine}, seed {spec['envVars']['SEED']}")
+    except BaseException:
+        if runs:
+            terminal.print_message(f"submitted before the error: {', '.join(run.job['id'] for run in runs)}")
+        raise
+    return runs
+
+
+def _spec(recipe: Recipe, member: Member, machine_type: str, command: str, seed: int) -> dict[str, Any]:
+    return {
+        "name": f"{recipe.name} {member.name}",
+        "machineType": machine_type,
+        "container": recipe.container,
+        "command": command,
+        "envVars": {"SEED": str(seed)},
+        "tags": [f"experiment-{recipe.name}"],
+    }
+
+
+def _submit(api: Api, recipe: Recipe, spec: dict[str, Any]) -> dict[str, Any]:
+    from gradient_cli.workspace import submission
+
+    folder = recipe.workspace
+    if folder is None:
+        return api.create({**spec, "workspace": "none"})
+    return submission.submit(api, spec, folder, submission.read_folder(folder, []), lambda _: None)
+
+
+def compare(api: Api, recipe: Recipe, runs: Sequence[Run]) -> str | None:
+    """Make a comparison of the jobs, and return its id; None of a single job."""
+    if len(runs) == 1:
+        return None
+    judged = {"metric": recipe.metric} if recipe.metric else {}
+    made = api.compare_jobs({"jobs": [run.job["id"] for run in runs], "name": recipe.title, **judged})
+    return str(made["id"])
+
+
+def wait(api: Api, runs: Sequence[Run]) -> None:
+    """Wait until all jobs have ended, and print each one's end."""
+    open_runs = list(runs)
+    while open_runs:
+        for run in list(open_runs):
+            run.job = api.job(run.job["id"])
+            if run.job.get("finishedAt"):
+                open_runs.remove(run)
+                message = terminal.sanitize(run.job.get("message") or "")
+                terminal.print_message(
+                    f"{run.job['id']}  {run.member.name} on {run.machine_type}: {run.job['state']}: {message}"
+                    f" ({format_count(len(open_runs), 'job')} left)"
+                )
+        if open_runs:
+            time.sleep(_WAIT_SECONDS)
+
+
+def measure(api: Api, runs: Sequence[Run], comparison_id: str | None) -> list[Cell]:
+    """Read the metrics of the jobs, and their paces from the comparison; return the jobs by member and machine type."""
+    paces = {}
+    if comparison_id is not None:
+        rows = api.comparison(comparison_id)["rows"]
+        paces = {each["jobId"]: each["stepsPerSecond"] for row in rows for each in row["members"]}
+    cells: dict[tuple[str, str], Cell] = {}
+    for run in runs:
+        run.steps_per_second = paces.get(run.job["id"])
+        found = api.metrics(run.job["id"], points=_POINTS)["series"]
+        run.series = {
+            each["name"]: [(at["step"], at["value"]) for at in each["points"] if at["value"] is not None]
+            for each in found
+            if each["source"] == "job"
+        }
+        cells.setdefault((run.member.name, run.machine_type), Cell(run.member, run.machine_type, [])).runs.append(run)
+    return list(cells.values())

@@ -1,0 +1,276 @@
+"""Report of a repetition: published figures beside the measured ones, as Markdown, HTML, charts and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from html import escape
+
+from gradient_cli import terminal
+from gradient_cli.experiments.chart import draw
+from gradient_cli.formatting import format_duration, format_money, format_size
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from gradient_cli.experiments.recipe import Ratio, Recipe
+    from gradient_cli.experiments.repetition import Cell
+
+FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "steps_per_second": ("steps/s", "{:.4g}".format),
+    "seconds": ("ran", format_duration),
+    "test_accuracy": ("test accuracy", "{:.2%}".format),
+    "val_accuracy": ("validation accuracy", "{:.2%}".format),
+    "target_seconds": ("to the target", format_duration),
+    "compile_seconds": ("first step", format_duration),
+    "input_wait_share": ("waiting for input", "{:.0%}".format),
+    "peak_host_bytes": ("host memory", lambda value: format_size(round(value))),
+    "peak_device_bytes": ("device memory", lambda value: format_size(round(value))),
+    "cost": ("cost", format_money),
+}
+"""Figures of the tables, in their order: head and format."""
+SIMULATED = (
+    "The server's own CPU stood in for these machine types. Their figures say nothing about the machines they are "
+    "named for, and are not compared from one machine type to another."
+)
+_STYLE = """
+:root { color-scheme: light dark } body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
+padding: 0 1rem } table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td { text-align: left;
+padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #8884 } .table { overflow-x: auto } svg { max-width: 100% }
+code { overflow-wrap: anywhere }
+"""
+
+
+@dataclass
+class Table:
+    """A table of a report; cells are plain text."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass
+class Chart:
+    """A chart of a report.
+
+    Attributes:
+        name: Name of its file.
+        title: Its title.
+        svg: The drawing.
+    """
+
+    name: str
+    title: str
+    svg: str
+
+
+@dataclass
+class Section:
+    """A part of a report: paragraphs, then tables, then charts."""
+
+    heading: str
+    parts: Sequence[str | Table | Chart]
+
+
+def build(recipe: Recipe, cells: Sequence[Cell], scale: str, links: Sequence[str]) -> list[Section]:
+    """Return the sections of the report.
+
+    Args:
+        recipe: The experiment.
+        cells: What was measured.
+        scale: Statement of the form that ran.
+        links: Addresses of the pages with the figures, such as that of the comparison.
+    """
+    source = recipe.source
+    sections = [
+        Section(
+            recipe.title,
+            [
+                recipe.summary,
+                f"After “{source['title']}” ({source['author']}, {source['year']}) {source.get('url', '')}".rstrip(),
+                f"Scale: {scale}",
+                *links,
+            ],
+        )
+    ]
+    for heading, simulated in (("Measured", False), ("Measured on simulated machines", True)):
+        chosen = [cell for cell in cells if cell.simulated is simulated]
+        if chosen:
+            sections.append(Section(heading, [*([SIMULATED] if simulated else []), _figures(chosen)]))
+    if recipe.ratios:
+        sections.append(Section("Published statements", [_ratios(recipe.ratios, cells)]))
+    if recipe.rows or recipe.notes:
+        table = [Table(recipe.columns, recipe.rows)] if recipe.rows else []
+        sections.append(Section("Published figures", [*table, *recipe.notes]))
+    if charts := _charts(recipe, cells):
+        sections.append(Section("Curves", ["Each line is the first job of a member and machine type.", *charts]))
+    members = Table(
+        ("member", "stands for", "command"),
+        [(cell.member.name, cell.member.description, cell.runs[0].job["command"]) for cell in _first_cells(cells)],
+    )
+    return [*sections, Section("Members", [members])]
+
+
+def _first_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Return one cell of each member."""
+    return list({cell.member.name: cell for cell in reversed(cells)}.values())[::-1]
+
+
+def _figures(cells: Sequence[Cell]) -> Table:
+    names = [name for name in FIGURES if any(cell.values(name) for cell in cells)]
+    rows = []
+    for cell in cells:
+        done = sum(run.succeeded for run in cell.runs)
+        machine = f"{cell.machine_type} (simulated)" if cell.simulated else cell.machine_type
+        rows.append(
+            [cell.member.name, machine, f"{done} of {len(cell.runs)}", *(_spread(cell, name) for name in names)]
+        )
+    return Table(["member", "machine type", "succeeded", *(FIGURES[name][0] for name in names)], rows)
+
+
+def _spread(cell: Cell, name: str) -> str:
+    values, form = cell.values(name), FIGURES[name][1]
+    middle = cell.median(name)
+    if middle is None:
+        return "not measured"
+    return form(middle) if len(values) == 1 else f"{form(middle)} ({form(min(values))} to {form(max(values))})"
+
+
+def _ratios(ratios: Sequence[Ratio], cells: Sequence[Cell]) -> Table:
+    rows = []
+    for ratio in ratios:
+        found = evaluate(ratio, cells)
+        measured = "; ".join(f"{_value(ratio, value)} ({where})" for where, value in found.items())
+        rows.append((ratio.text, _value(ratio, ratio.published), measured or "not measured on real machines"))
+    return Table(("statement", "published", "measured"), rows)
+
+
+def _value(ratio: Ratio, value: float) -> str:
+    return f"{100 * value:+.2f} points" if ratio.difference else f"{value:.3g} x"
+
+
+def evaluate(ratio: Ratio, cells: Sequence[Cell]) -> dict[str, float]:
+    """Compute a published ratio from the measured figures.
+
+    A statement about two members is evaluated on each machine type. One about two machine types is evaluated on real
+    ones only, because all simulated ones are the same CPU.
+
+    Returns:
+        The values by where they were measured.
+    """
+    found = {}
+    for cell in cells:
+        if ratio.of[0] not in {None, cell.member.name} or ratio.of[1] not in {None, cell.machine_type}:
+            continue
+        member = ratio.over[0] or cell.member.name
+        machine = ratio.over[1] or cell.machine_type
+        others = [each for each in cells if (each.member.name, each.machine_type) == (member, machine)]
+        if not others or (machine != cell.machine_type and (cell.simulated or others[0].simulated)):
+            continue
+        value, base = cell.median(ratio.figure), others[0].median(ratio.figure)
+        if value is None or not base:
+            continue
+        where = cell.machine_type if machine == cell.machine_type else f"{cell.machine_type} against {machine}"
+        where += ", simulated" if cell.simulated else ""
+        found[where] = value - base if ratio.difference else value / base
+    return found
+
+
+def _charts(recipe: Recipe, cells: Sequence[Cell]) -> list[Chart]:
+    charts = []
+    for name in recipe.curves:
+        for simulated in (False, True):
+            lines = {
+                f"{cell.member.name} on {cell.machine_type}": [
+                    (step, value) for step, value in cell.runs[0].series.get(name, ()) if step is not None
+                ]
+                for cell in cells
+                if cell.simulated is simulated
+            }
+            title = f"{name}, simulated machines" if simulated else name
+            if svg := draw(title, lines):
+                charts.append(Chart(f"{name}{'-simulated' * simulated}.svg", title, svg))
+    return charts
+
+
+def write(folder: str, sections: Sequence[Section], figures: Mapping[str, Any]) -> str:
+    """Write `report.md`, `report.html`, the charts and `figures.json` into a folder; return the path of the HTML."""
+    os.makedirs(folder, exist_ok=True)
+    charts = [part for section in sections for part in section.parts if isinstance(part, Chart)]
+    files = {chart.name: chart.svg for chart in charts}
+    files["report.md"] = _markdown(sections)
+    files["figures.json"] = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
+    files["report.html"] = _html(sections)
+    for name, text in files.items():
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            file.write(text)
+    return os.path.join(folder, "report.html")
+
+
+def as_json(recipe: Recipe, cells: Sequence[Cell], scale: str) -> dict[str, Any]:
+    """Return the measured figures: of each job, and the medians of each member and machine type."""
+    return {
+        "experiment": recipe.name,
+        "scale": scale,
+        "measured": [
+            {
+                "member": cell.member.name,
+                "machineType": cell.machine_type,
+                "simulated": cell.simulated,
+                "median": {name: cell.median(name) for name in FIGURES},
+                "jobs": [
+                    {"id": run.job["id"], "state": run.job["state"], **{name: run.figure(name) for name in FIGURES}}
+                    for run in cell.runs
+                ],
+            }
+            for cell in cells
+        ],
+        "statements": [
+            {"text": ratio.text, "published": ratio.published, "measured": evaluate(ratio, cells)}
+            for ratio in recipe.ratios
+        ],
+    }
+
+
+def _markdown(sections: Sequence[Section]) -> str:
+    lines: list[str] = []
+    for number, section in enumerate(sections):
+        lines += [f"{'#' if number == 0 else '##'} {section.heading}", ""]
+        for part in section.parts:
+            if isinstance(part, Table):
+                lines += [_markdown_row(part.heads), "|" + " --- |" * len(part.heads)]
+                lines += [*map(_markdown_row, part.rows), ""]
+            elif isinstance(part, Chart):
+                lines += [f"![{part.title}]({part.name})", ""]
+            else:
+                lines += [terminal.sanitize(part), ""]
+    return "\n".join(lines)
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    shown = [terminal.sanitize(cell).replace("\\", "\\\\").replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(shown)} |"
+
+
+def _html(sections: Sequence[Section]) -> str:
+    parts: list[str] = []
+    for number, section in enumerate(sections):
+        parts.append(f"<h{1 + bool(number)}>{escape(section.heading)}</h{1 + bool(number)}>")
+        for part in section.parts:
+            if isinstance(part, Table):
+                heads = "".join(f"<th>{escape(head)}</th>" for head in part.heads)
+                rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in part.rows)
+                parts.append(f'<div class="table"><table><tr>{heads}</tr>{rows}</table></div>')
+            elif isinstance(part, Chart):
+                parts.append(part.svg)
+            else:
+                parts.append(f"<p>{escape(part)}</p>")
+    title = escape(sections[0].heading)
+    return (
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n" + "\n".join(parts) + "\n</html>\n"
+    )

@@ -1,0 +1,310 @@
+"""Following a job: its phases, its log, and its result."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+
+from gradient_cli import terminal
+from gradient_cli.api.transport import jitter
+from gradient_cli.errors import FAILED, INTERRUPTED, OK, ClientError, TimedOut
+from gradient_cli.formatting import (
+    describe_port,
+    describe_removed,
+    format_count,
+    format_duration,
+    format_money,
+    format_price,
+    format_size,
+    format_start,
+)
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    from gradient_cli.api.client import Api
+
+_RUNNING = "Running"
+_SUCCEEDED = "Stopped"  # the original service's word for a command that ran and exited with 0
+_MAX_EXIT_CODE = 255
+_MIN_POLL_SECONDS = 0.2
+_MAX_POLL_SECONDS = 2.0
+_SAME_REASON_SECONDS = 10.0
+_NEAR = 3
+_PARTIAL_SECONDS = 10.0
+
+
+class LogPrinter:
+    """Prints a job's lines to stdout, and everything about the job to stderr.
+
+    Args:
+        raw: Leave terminal escapes in.
+        timestamps: Put each line's time before it.
+        search: Print only lines that contain this text, in any case.
+        rank: Print only the lines of this host of a TPU slice, without the `[rank] ` before each.
+    """
+
+    def __init__(
+        self, *, raw: bool = False, timestamps: bool = False, search: str = "", rank: int | None = None
+    ) -> None:
+        self.printed = False
+        self._prefix = "" if rank is None else f"[{rank}] "
+        self._search = search.casefold()
+        self._raw = raw
+        self._timestamps = timestamps
+        self._tty = terminal.is_tty(sys.stdout)
+        self._colours = terminal.supports_colour(sys.stdout)
+        self._drawn = False
+        self._partial_at = -_PARTIAL_SECONDS
+        self._phase = ""
+        self._reason: tuple[object, object] = (None, None)
+        self._last_status = 0.0
+        self._ended = ""
+
+    def line(self, row: dict[str, Any]) -> None:
+        """Print a finished line, unless it lacks the text that is searched, or is another host's."""
+        self.clear()
+        message = str(row["message"])
+        if message.startswith(self._prefix) and self._search in message.casefold():
+            print(self._text({**row, "message": message[len(self._prefix) :]}))
+            self.printed = True
+
+    def partial(self, row: dict[str, Any]) -> None:
+        """Show a line that is still being written, such as a progress bar.
+
+        On a terminal it is redrawn in place; else its latest text is printed now and then.
+        """
+        if self._search or self._prefix:
+            return
+        if not self._tty:
+            if self._is_partial_due(row):
+                self._print_partial(row)
+            return
+        # Without colours: their codes would count as width, and a cut line would stay coloured.
+        text = terminal.sanitize_line(str(row.get("message", "")), colours=False)
+        sys.stdout.write(f"\r\x1b[K{terminal.truncate(text, terminal.width() - 1)}")
+        sys.stdout.flush()
+        self._drawn = True
+
+    def _is_partial_due(self, row: dict[str, Any]) -> bool:
+        now = time.monotonic()
+        if not row.get("message") or now - self._partial_at < _PARTIAL_SECONDS:
+            return False
+        self._partial_at = now
+        return True
+
+    def _print_partial(self, row: dict[str, Any]) -> None:
+        # To stderr: stdout gets each line once, as the job finished it.
+        text = terminal.sanitize_line(str(row["message"]), colours=False)
+        terminal.print_message(terminal.style(f"… {text}", "dim", sys.stderr))
+
+    def phase(self, row: dict[str, Any]) -> None:
+        """Print the job's phase if it has changed; the server repeats it after each reconnection.
+
+        A job without a phase has ended; the summary describes the end.
+        """
+        phase = terminal.sanitize(row.get("phase") or "")
+        if not phase:
+            return
+        message = terminal.sanitize(row.get("message") or "")
+        if phase == "collecting":  # how the command ended: printed before the phase that follows
+            self._ended, message = message, ""
+        text = f"{phase}: {message}" if message else phase
+        if text != self._phase and not self._is_only_queue_progress(row):
+            self._phase = text
+            self.clear()
+            if self._ended and phase != "collecting":
+                terminal.print_message(self._ended)
+                self._ended = ""
+            starts = format_start(row.get("estimatedStartAt"))
+            terminal.print_message(terminal.style(f"{text} Starts {starts}." if starts else text, "dim", sys.stderr))
+
+    def _is_only_queue_progress(self, row: dict[str, Any]) -> bool:
+        """Return whether only the position far back in the queue has changed: printed only now and then."""
+        reason, now = (row.get("phase"), row.get("reason")), time.monotonic()
+        far = (row.get("queuePosition") or 0) > _NEAR
+        if far and reason == self._reason and now - self._last_status < _SAME_REASON_SECONDS:
+            return True
+        self._reason, self._last_status = reason, now
+        return False
+
+    def unfinished(self, message: str) -> None:
+        """Print the text of the unfinished last line, at the end of a log that is not followed."""
+        print(message if self._raw else terminal.sanitize_line(message, colours=self._colours))
+
+    def removed(self, row: dict[str, Any]) -> None:
+        """Print that the log was deleted, and by which policy."""
+        self.clear()
+        terminal.print_message(describe_removed(row))
+
+    def clear(self) -> None:
+        """Erase an unfinished line from the terminal."""
+        if self._drawn:
+            sys.stdout.write("\r\x1b[K")
+            sys.stdout.flush()
+            self._drawn = False
+
+    def _text(self, row: dict[str, Any]) -> str:
+        message = str(row["message"])
+        shown = message if self._raw else terminal.sanitize_line(message, colours=self._colours)
+        return f"{row.get('timestamp', '')} {shown}" if self._timestamps else shown
+
+
+class JsonPrinter(LogPrinter):
+    """Prints each line as a JSON object, for programs."""
+
+    def _text(self, row: dict[str, Any]) -> str:
+        return json.dumps(row, ensure_ascii=False)
+
+    def partial(self, row: dict[str, Any]) -> None:
+        """Print the latest text of an unfinished line now and then, marked with `partial`."""
+        if self._is_partial_due(row):
+            self.unfinished(row["message"])
+
+    def unfinished(self, message: str) -> None:
+        """Print the text of the unfinished last line."""
+        print(json.dumps({"line": None, "timestamp": None, "message": message, "partial": True}, ensure_ascii=False))
+
+
+def print_notes(job: Mapping[str, Any], shown: Sequence[str] = ()) -> None:
+    """Print the notes on a job that are not among those `shown` before."""
+    for text in job.get("notes") or []:
+        if text not in shown:
+            terminal.print_message(terminal.sanitize(f"note: {text}"))
+
+
+def attach(
+    api: Api, job: Mapping[str, Any], printer: LogPrinter, *, line: int = 0, shown_notes: Sequence[str] = ()
+) -> int:
+    """Follow a job from after `line` to its end, print its summary, and return the exit code.
+
+    The links to its ports are printed as soon as it runs. Ctrl-C leaves the job running and prints how to follow it
+    again.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # in a pipe, too, each line must appear at once
+    job_id, unlinked = str(job["id"]), bool(job.get("ports"))
+    shows = {"line": printer.line, "partial": printer.partial, "phase": printer.phase, "removed": printer.removed}
+    try:
+        for name, data in api.follow(job_id, line):
+            show = shows.get(name)
+            if show:
+                show(data)
+            if unlinked and data.get("state") == _RUNNING and data.get("phase"):
+                printer.clear()
+                _print_links(_get_job_with_retry(api, job_id))
+                unlinked = False
+        printer.clear()
+        job = api.job(job_id)
+        print_summary(api, job, shown_notes)
+    except KeyboardInterrupt:
+        printer.clear()
+        return detach(job_id)
+    return exit_code(job)
+
+
+def _print_links(job: Mapping[str, Any]) -> None:
+    for port in job["ports"]:
+        terminal.print_message(f"port: {terminal.sanitize(describe_port(port))}")
+
+
+def detach(*job_ids: str) -> int:
+    """Print how to follow or stop jobs that keep running, and return the exit code of Ctrl-C."""
+    terminal.print_message("\ndetached; " + ("the job keeps running" if len(job_ids) == 1 else "the jobs keep running"))
+    for job_id in job_ids:
+        terminal.print_message(
+            f"  follow it  gradient-cli jobs logs {job_id} --follow\n  stop it    gradient-cli jobs stop {job_id}"
+        )
+    return INTERRUPTED
+
+
+def wait(api: Api, job_ids: Sequence[str], timeout: float | None) -> Iterator[dict[str, Any]]:
+    """Wait until all jobs have ended, and yield each in the given order.
+
+    Raises:
+        ClientError: A job does not exist, or has not ended within `timeout` seconds.
+    """
+    until = None if timeout is None else time.monotonic() + timeout
+    found = [api.job(job_id) for job_id in job_ids]  # all before the first wait: one may not exist
+    for job in found:
+        yield _wait_for(api, job, until, timeout)
+
+
+def _wait_for(api: Api, job: dict[str, Any], until: float | None, timeout: float | None) -> dict[str, Any]:
+    delay, job_id = _MIN_POLL_SECONDS, str(job["id"])
+    while not job.get("finishedAt"):
+        left = None if until is None else until - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimedOut(
+                f"job {job_id} has not ended within {format_duration(timeout)}: {describe_state(job)}",
+                hint=f"The job was not stopped: `gradient-cli jobs logs {job_id} --follow` follows it.",
+            )
+        time.sleep(delay if left is None else min(delay, left))
+        delay = min(delay * 1.5, _MAX_POLL_SECONDS)
+        job = _get_job_with_retry(api, job_id)
+    return job
+
+
+def _get_job_with_retry(api: Api, job_id: str) -> dict[str, Any]:
+    delay = _MIN_POLL_SECONDS
+    while True:
+        try:
+            return api.job(job_id)
+        except ClientError as error:
+            if not error.transient:
+                raise
+            if delay == _MIN_POLL_SECONDS:
+                terminal.print_message(terminal.style("connection lost, trying again…", "yellow", sys.stderr))
+        time.sleep(jitter(delay))
+        delay = min(delay * 2, 10.0)
+
+
+def exit_code(job: dict[str, Any]) -> int:
+    """Return the client's exit code: 0 for success, else the job's own, or 1 if it has none between 1 and 255."""
+    code = job.get("exitCode")
+    if job.get("state") == _SUCCEEDED:
+        return OK
+    return code if isinstance(code, int) and 0 < code <= _MAX_EXIT_CODE else FAILED
+
+
+def describe_state(job: dict[str, Any]) -> str:
+    """Return the state of a job and its reason in one line."""
+    state = terminal.sanitize(job.get("state") or "")
+    why = terminal.sanitize(job.get("message") or job.get("reason") or "")
+    return f"{state}: {why}" if why else state
+
+
+def _describe_exit_code(job: dict[str, Any]) -> str:
+    """Return the exit code as text, or nothing if the job's message names it already."""
+    if job.get("exitCode") is None:
+        return ""
+    fact = f"exit code {job['exitCode']}"
+    return "" if fact in str(job.get("message") or "").casefold() else fact
+
+
+def print_summary(api: Api, job: dict[str, Any], shown_notes: Sequence[str] = ()) -> None:
+    """Print a job's result to stderr, with the command that downloads its artifacts."""
+    job_id = job["id"]
+    tone = "green" if exit_code(job) == OK else "red"
+    terminal.print_message(terminal.style(describe_state(job), tone, sys.stderr))
+    # A simulated machine costs nothing; the cost shown is that of the real one for the same time.
+    machine = f"{job.get('machineType')} (simulated)" if job.get("simulated") else job.get("machineType")
+    would = "would cost " if job.get("simulated") else "cost "
+    facts = [
+        _describe_exit_code(job),
+        f"ran {format_duration(job['durationSeconds'])} on {machine}" if job.get("durationSeconds") else "",
+        f"{would}{format_money(job['cost'])} at {format_price(job)}" if job.get("cost") is not None else "",
+    ]
+    if any(facts):
+        terminal.print_message(terminal.sanitize(", ".join(fact for fact in facts if fact)))
+    print_notes(job, shown_notes)
+    left = api.artifacts(job_id, limit=1)
+    if left.get("totalFiles"):
+        terminal.print_message(
+            f"{format_count(left['totalFiles'], 'artifact')}, {format_size(left.get('totalBytes') or 0)}: "
+            f"gradient-cli jobs artifacts get {job_id}"
+        )

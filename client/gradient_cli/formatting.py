@@ -1,0 +1,238 @@
+"""Formatting of results: tables, JSON, sizes, times, money, and a job's hardware and usage."""
+
+from __future__ import annotations
+
+import sys
+
+from gradient_cli import terminal
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+    from typing import Any
+
+_GAP = "  "
+_MIN_WIDTH = 8
+_KILO = 1000
+_TENTHS_BELOW = 10
+_MINUTE = 60
+_HOUR = 3600
+_DAY = 86400
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document to stdout."""
+    import json
+
+    print(json.dumps(value, ensure_ascii=False, indent=2 if terminal.is_tty(sys.stdout) else None))
+
+
+def print_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str] = (), spare: Sequence[str] = ()
+) -> None:
+    """Print a table, fitted to the terminal; in a pipe nothing is cut.
+
+    The first column is never cut, because people copy from it; nor are the columns in `whole`. If the terminal is too
+    narrow for all columns, some are left out: first those in `spare`, in their order, then the others from the right.
+    """
+    lines = [list(heads), *([terminal.sanitize(cell) for cell in row] for row in rows)]
+    widths = _widths(lines)
+    if terminal.is_tty(sys.stdout):
+        left_out = [*spare, *(head for head in reversed(heads[1:]) if head not in {*spare, *whole})]
+        while not _shrink(widths, lines[0], whole) and left_out:
+            column = lines[0].index(left_out.pop(0))
+            for line in lines:
+                del line[column]
+            widths = _widths(lines)
+    for index, line in enumerate(lines):
+        text = _GAP.join(_pad(terminal.truncate(cell, room), room) for cell, room in zip(line, widths))
+        text = text.rstrip()
+        print(terminal.style(text, "bold", sys.stdout) if index == 0 else text)
+
+
+def describe_port(port: Mapping[str, Any]) -> str:
+    """Describe a job's port: `http://host:20001 (its port 8080)`, before it runs `any free port (its port 8080)`."""
+    external = port.get("external")
+    where = port.get("url") or (f"port {external}" if external else "any free port")
+    return f"{where} (its port {port['internal']})"
+
+
+def print_fields(fields: Mapping[str, str]) -> None:
+    """Print one name and value per line, leaving out empty values."""
+    shown = {name: text for name, text in fields.items() if text}
+    room = max((len(name) for name in shown), default=0)
+    for name, text in shown.items():
+        label = terminal.style(f"{name:<{room}}", "dim", sys.stdout)
+        print(f"{label}{_GAP}{terminal.sanitize(text)}")
+
+
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(terminal.display_width, column)) for column in zip(*lines)]
+
+
+def _shrink(widths: list[int], heads: Sequence[str], whole: Sequence[str]) -> bool:
+    """Make columns narrower until they fit, and return whether they do."""
+    room = terminal.width() - len(_GAP) * (len(widths) - 1)
+    columns = [column for column in range(1, len(widths)) if heads[column] not in whole]
+    while sum(widths) > room:
+        widest = max(columns, key=widths.__getitem__, default=0)
+        if not widest or widths[widest] <= _MIN_WIDTH:
+            return False
+        widths[widest] -= 1  # one by one: wide columns end up equally wide
+    return True
+
+
+def _pad(text: str, room: int) -> str:
+    return text + " " * (room - terminal.display_width(text))
+
+
+def format_size(size: int) -> str:
+    """Format a number of bytes in powers of ten: `12.3 MB`."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < _KILO:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= _KILO
+    return f"{value:.1f} TB"
+
+
+def format_duration(seconds: float | None) -> str:
+    """Format a duration: `4.2s` (`4s` of whole seconds), `3m 05s`, `2h 10m`, `1d 3h`."""
+    if seconds is None:
+        return ""
+    if seconds < _TENTHS_BELOW and isinstance(seconds, float):
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole}s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE}m {whole % _MINUTE:02d}s"
+    if whole < _DAY:
+        return f"{whole // _HOUR}h {whole % _HOUR // _MINUTE:02d}m"
+    return f"{whole // _DAY}d {whole % _DAY // _HOUR}h"
+
+
+def format_money(dollars: float | None) -> str:
+    """Format dollars; small amounts keep their significant digits: `$3.06`, `$0.0012`."""
+    if dollars is None:
+        return ""
+    return f"${dollars:.2f}" if dollars == 0 or dollars >= 1 else f"${dollars:.4f}"
+
+
+def format_price(job_or_machine: Mapping[str, Any]) -> str:
+    """Format the hourly price of a job or a machine type; empty if it has none."""
+    hourly = job_or_machine.get("pricePerHour")
+    return "" if hourly is None else f"${hourly:,.2f}/hour"
+
+
+def format_past(moment: str | None) -> str:
+    """Format a past time, given as the server writes it: `3m ago`."""
+    if not moment:
+        return ""
+    seconds = _seconds_since(moment)
+    if seconds is None:
+        return moment
+    return "just now" if seconds < _MINUTE else f"{_format_roughly(seconds)} ago"
+
+
+def format_future(moment: str | None) -> str:
+    """Format the time left until an estimated time, given as the server writes it: `~4m`; `soon` if it has passed."""
+    seconds = _seconds_since(moment) if moment else None
+    if seconds is None:
+        return ""
+    return "soon" if seconds > -1 else f"~{_format_roughly(-seconds)}"
+
+
+def format_start(moment: str | None) -> str:
+    """Format the time left for use inside a sentence: `in about 4m`."""
+    left = format_future(moment)
+    return f"in about {left[1:]}" if left.startswith("~") else left
+
+
+def format_ordinal(number: int) -> str:
+    """Format an ordinal number: `1st`, `2nd`, `3rd`, `11th`."""
+    ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
+
+
+def parse_time(text: str) -> datetime:
+    """Parse a date and time in ISO 8601, which Python reads with a `Z` only from 3.11 on.
+
+    Raises:
+        ValueError: The text is not such a time.
+    """
+    from datetime import datetime
+
+    return datetime.fromisoformat(f"{text[:-1]}+00:00" if text.endswith("Z") else text)
+
+
+def _seconds_since(moment: str) -> float | None:
+    from datetime import datetime, timezone
+
+    try:
+        return (datetime.now(timezone.utc) - parse_time(moment)).total_seconds()
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def _format_roughly(seconds: float) -> str:
+    for length, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "m")):
+        if seconds >= length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{int(seconds)}s"
+
+
+def describe_removed(removed: Mapping[str, Any]) -> str:
+    """Describe what a retention policy deleted, and how long ago."""
+    return terminal.sanitize(f"{removed['message']} ({format_past(removed.get('at'))})")
+
+
+def format_count(number: int, noun: str) -> str:
+    """Format a number with its noun: `1 file`, `3 files`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def describe_gpus(job: Mapping[str, Any]) -> str:
+    """Describe the GPUs: `2 x NVIDIA A100-SXM4-40GB, 42.9 GB each, driver 550.54 (CUDA 12.4), host GPUs 0 and 3`."""
+    number = job.get("gpuCount")
+    if not number:
+        return ""
+    name, memory, driver, cuda = (job.get(f"gpu{what}") for what in ("Name", "Mem", "Driver", "Cuda"))
+    indexes = " and ".join(str(gpu.get("index")) for gpu in job.get("gpus") or [])
+    parts = [
+        f"{number} x {name}" if name else f"{number} of unknown model",
+        f"{format_size(memory)}{' each' * (number > 1)}" if memory else "",
+        f"driver {driver}" + (f" (CUDA {cuda})" if cuda else "") if driver else "",
+        f"host GPU{'s' * (number > 1)} {indexes}" if indexes else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def describe_tpu(job: Mapping[str, Any]) -> str:
+    """Describe the TPU: `us-central1-b/gj-jabc-1, v2-8, grpc://10.0.0.2:8470`."""
+    found = job.get("tpu")
+    if not found:
+        return ""
+    parts = [f"{found.get('zone')}/{found.get('name')}", found.get("type"), found.get("grpcUrl")]
+    return ", ".join(part for part in parts if part)
+
+
+def describe_usage(job: Mapping[str, Any]) -> str:
+    """Describe the peak usage: `memory 1.2 GB; CPU 180%, 95% on average; GPU 100%, 71% on average, …`."""
+    usage = job.get("usage") or {}
+    memory, gpu_memory = usage.get("peakMemoryBytes"), usage.get("peakGpuMemoryBytes")
+    gpu = [_percent(usage, "Gpu"), f"{format_size(gpu_memory)} of its memory" if gpu_memory is not None else ""]
+    parts = {
+        "memory": format_size(memory) if memory is not None else "",
+        "CPU": _percent(usage, "Cpu"),
+        "GPU": ", ".join(part for part in gpu if part),
+    }
+    return "; ".join(f"{what} {words}" for what, words in parts.items() if words)
+
+
+def _percent(usage: Mapping[str, Any], what: str) -> str:
+    peak, mean = usage.get(f"peak{what}Percent"), usage.get(f"mean{what}Percent")
+    if peak is None:
+        return ""
+    return f"{peak:.0f}%" + (f", {mean:.0f}% on average" if mean is not None else "")

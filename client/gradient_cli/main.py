@@ -1,0 +1,262 @@
+"""Entry point of `gradient-cli`: the table of commands, and the handler of all errors.
+
+Exit codes: that of the job (`jobs create`, `logs --follow`, `wait`); 1 if a job failed without one or the client
+failed; 2 wrong usage; 3 server unreachable or key refused; 4 refused by the server; 124 `wait --timeout`; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import SUPPRESS, Namespace
+from importlib import import_module
+
+from gradient_cli import terminal
+from gradient_cli.errors import BROKEN_PIPE, INTERRUPTED, OK, USAGE, ClientError, UsageError
+from gradient_cli.options import KEY_HELP, SERVER_HELP, Parser, add_option
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+    from collections.abc import Sequence
+    from typing import Any
+
+# Every command: the function that sets up its parser (none for a group), and its line in the list. A module is
+# imported only if the command line names its command.
+_COMMANDS = {
+    "jobs": ("", "submit and manage jobs"),
+    "jobs create": ("jobs.create:add_create", "submit a job and follow it"),
+    "jobs run": ("jobs.run:add_run", "submit a script with its arguments and follow it"),
+    "jobs list": ("jobs.manage:add_list", "list and search jobs"),
+    "jobs show": ("jobs.manage:add_show", "show a job: its state, the reason, and what to do next"),
+    "jobs logs": ("jobs.logs:add_logs", "print a job's log, or follow it"),
+    "jobs metrics": ("jobs.metrics:add_metrics", "show a job's metrics: last, lowest and highest values, and a curve"),
+    "jobs top": ("jobs.top:add_top", "show the usage, metric and cost of running jobs, updated until Ctrl-C"),
+    "jobs open": ("jobs.open:add_open", "print the link to a job's page and open it in a browser"),
+    "jobs exec": ("jobs.exec:add_exec", "run a command in a running job, and exit with its exit code"),
+    "jobs ssh": ("jobs.exec:add_ssh", "open a shell in a running job"),
+    "jobs port-forward": ("jobs.port_forward:add_port_forward", "reach a port of a running job on this computer"),
+    "jobs wait": ("jobs.manage:add_wait", "wait until jobs have ended, and exit with the highest of their exit codes"),
+    "jobs stop": ("jobs.manage:add_stop", "stop jobs: SIGTERM, then SIGKILL after the grace period"),
+    "jobs clone": ("jobs.create:add_clone", "submit the same job again, with changes if options are given"),
+    "jobs diff": ("jobs.diff:add_diff", "show the options in which two jobs differ"),
+    "jobs tags": ("", "change a job's tags"),
+    "jobs tags add": ("jobs.tags:add_add", "add tags to a job"),
+    "jobs tags remove": ("jobs.tags:add_remove", "remove tags from a job"),
+    "jobs delete": ("jobs.manage:add_delete", "delete jobs, stopping those that run"),
+    "jobs artifacts": ("", "list and download a job's artifacts"),
+    "jobs artifacts list": ("jobs.artifacts:add_list", "list a job's artifacts"),
+    "jobs artifacts get": ("jobs.artifacts:add_get", "download a job's artifacts, verified by SHA-256"),
+    "compare": ("", "run one program on several machine types, and compare"),
+    "compare create": ("compare.create:add_create", "submit one program to several machine types, to compare them"),
+    "compare jobs": ("compare.create:add_jobs", "compare jobs that exist already"),
+    "compare list": ("compare.show:add_list", "list comparisons, newest first"),
+    "compare show": ("compare.show:add_show", "show a comparison: pace, time, accuracy and cost by machine type"),
+    "compare export": ("compare.show:add_export", "print a comparison as CSV, JSON or Markdown"),
+    "compare delete": ("compare.show:add_delete", "delete a comparison; its jobs stay"),
+    "experiments": ("", "repeat published experiments on the machines of the server"),
+    "experiments list": ("experiments:add_list", "list the experiments that this client can repeat"),
+    "experiments show": ("experiments:add_show", "show an experiment: its source, published figures and members"),
+    "experiments run": ("experiments:add_run", "run an experiment, and report its figures beside the published ones"),
+    "predict": ("compare.predict:add_predict", "estimate time, cost and memory of a job on other machine types"),
+    "notebooks": ("", "run notebooks in jobs"),
+    "notebooks run": ("notebooks:add_run", "run JupyterLab in a job, and print the link to it"),
+    "projects": ("", "manage projects, which group jobs"),
+    "projects init": ("projects:add_init", "write a project file into the current folder"),
+    "projects create": ("projects:add_create", "create a project and print its id"),
+    "projects list": ("projects:add_list", "list projects"),
+    "projects show": ("projects:add_show", "show a project: its jobs, limit and retention"),
+    "projects update": ("projects:add_update", "change a project's limit and retention"),
+    "projects delete": ("projects:add_delete", "delete a project with its jobs, if none is waiting or running"),
+    "storage": ("", "list, upload, download and delete files that jobs have as /storage"),
+    "storage ls": ("storage:add_ls", "list files in a project's storage"),
+    "storage put": ("storage:add_put", "upload files and folders, except those that are there unchanged"),
+    "storage get": ("storage:add_get", "download a file or a folder"),
+    "storage rm": ("storage:add_rm", "delete a file or a folder"),
+    "images": ("", "list the short names for --container"),
+    "images list": ("images:add_list", "list the short names for --container, with their images"),
+    "secrets": ("", "manage secrets, which jobs refer to by name"),
+    "secrets set": ("credentials:add_set_secret", "store a secret from a file, a pipe or a prompt"),
+    "secrets list": ("credentials:add_list_secrets", "list secrets, without their values"),
+    "secrets delete": ("credentials:add_delete_secret", "delete a secret"),
+    "registries": ("", "manage logins for image registries"),
+    "registries set": (
+        "credentials:add_set_registry",
+        "store the login for a registry, with a password from a pipe or a prompt",
+    ),
+    "registries list": ("credentials:add_list_registries", "list the registries with a stored login"),
+    "registries delete": ("credentials:add_delete_registry", "delete the login for a registry"),
+    "keys": ("", "manage API keys"),
+    "keys create": ("keys:add_create", "create an API key, for administrators"),
+    "keys list": ("keys:add_list", "list API keys: all for administrators, else your own"),
+    "keys revoke": ("keys:add_revoke", "revoke an API key: your own, or any for administrators"),
+    "machine-types": ("machine_types:add_machine_types", "list machine types, with prices and availability"),
+    "workers": ("", "list workers, and stop or resume their claiming of jobs"),
+    "workers list": ("workers:add_list", "list workers: state, jobs, GPUs and machine types"),
+    "workers drain": ("workers:add_drain", "let a worker claim no more jobs; those it runs continue"),
+    "workers resume": ("workers:add_resume", "let a drained worker claim jobs again"),
+    "tpus": ("", "list the TPUs that are billed"),
+    "tpus list": ("tpus:add_list", "list the TPUs that are billed or requested: state, health, job, cost so far"),
+    "completion": ("completion:add_completion", "print the completion script of bash, zsh or fish"),
+    "login": ("login:add_login", "save the address of a server and an API key for it"),
+    "version": ("version:add_version", "show the versions of client and server"),
+}
+
+_EXIT_CODES = """\
+exit codes:
+  the job's own, if the command follows it or waits for it; else
+  0 success            1 failed          2 wrong usage
+  3 server unreachable, or key refused   4 refused by the server
+  124 timeout of wait  130 interrupted   141 output closed (broken pipe)
+"""
+
+_ROOT_OPTIONS = {"--url", "--apiKey", "--api-key"}
+_PROGRAM_COMMANDS = {"jobs create", "jobs clone", "jobs exec", "compare create"}
+
+
+def command_paths() -> list[str]:
+    """Return every command and group, in the order of the help texts."""
+    return list(_COMMANDS)
+
+
+def build_parser(path: str | None = None) -> ArgumentParser:
+    """Build the parser of one command and its groups, importing only its module; without a path, of all commands."""
+    root = Parser(
+        prog="gradient-cli",
+        usage="gradient-cli COMMAND [options]",
+        description="Submit machine-learning jobs to a Gradient Jobs server.",
+        epilog=f"{_format_commands('')}\n{_EXIT_CODES}",
+    )
+    add_option(root, "--url", metavar="URL", help=SERVER_HELP)
+    add_option(root, "--apiKey", metavar="KEY", help=KEY_HELP)
+    root.add_argument("-V", "--version", action="store_true", help="show the client's version")
+    root.set_defaults(run=None, menu=root)
+    parsers: dict[str, ArgumentParser] = {"": root}
+    menus: dict[str, Any] = {}
+    for each, (place, summary) in _COMMANDS.items():
+        if path is not None and not f"{path} ".startswith(f"{each} "):
+            continue
+        group, _, name = each.rpartition(" ")
+        if group not in menus:
+            menus[group] = parsers[group].add_subparsers(
+                metavar="COMMAND", dest="command", parser_class=Parser, help=SUPPRESS if path is not None else None
+            )
+        parsers[each] = menus[group].add_parser(
+            name,
+            help=summary,
+            prog=f"gradient-cli {each}",
+            usage=f"gradient-cli {each} [options]" if place else f"gradient-cli {each} COMMAND [options]",
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=None if place else _format_commands(each),
+        )
+        if place:
+            module, _, function = place.partition(":")
+            getattr(import_module(f"gradient_cli.commands.{module}"), function)(parsers[each])
+        parsers[each].set_defaults(menu=parsers[each], **({} if place else {"run": None}))
+    return root
+
+
+def _format_commands(group: str) -> str:
+    shown = {path: text for path, (place, text) in _COMMANDS.items() if place and path.startswith(group)}
+    room = max(map(len, shown))
+    return "\n".join(["commands:", *(f"  {path:<{room}}  {text}" for path, text in shown.items()), ""])
+
+
+def main() -> int:
+    """Run the command line of this process and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    as_json = "--json" in sys.argv
+    try:
+        args = _parse(sys.argv[1:])
+        as_json = getattr(args, "json", False)
+        code = _run(args)
+        sys.stdout.flush()
+    except ClientError as error:
+        return _report(error, as_json=as_json)
+    except KeyboardInterrupt:
+        terminal.print_message("\ninterrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return BROKEN_PIPE
+    except UnicodeError as error:
+        return _report(UsageError(f"text that cannot be sent: {error}", hint="Encode it as UTF-8."), as_json=as_json)
+    except OSError as error:
+        _silence_stdout()
+        where = f"{error.filename}: " if error.filename else ""
+        hint = "Check disk space and permissions, then try again."
+        return _report(ClientError(f"{where}{error.strerror or error}", hint=hint), as_json=False)
+    return code
+
+
+def _parse(argv: list[str]) -> Namespace:
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
+    path, program = _command_path(argv), None
+    if path in _PROGRAM_COMMANDS and "--" in argv:
+        at = argv.index("--")
+        argv, program = argv[:at], argv[at + 1 :]
+    args, unknown = build_parser(path).parse_known_args(argv, Namespace(program=program))
+    if unknown:
+        from gradient_cli.suggestions import unknown_argument
+
+        raise unknown_argument(unknown[0], args.menu, path in _PROGRAM_COMMANDS)
+    return args
+
+
+def _command_path(argv: Sequence[str]) -> str:
+    """Return the command or group that the command line names, as in the table of commands.
+
+    Raises:
+        UsageError: There is no such command.
+    """
+    path, words = "", iter(argv)
+    for word in words:
+        if word in _ROOT_OPTIONS:
+            next(words, None)
+        elif not word.startswith("-"):
+            longer = f"{path} {word}".lstrip()
+            if longer not in _COMMANDS:
+                from gradient_cli.suggestions import unknown_command
+
+                raise unknown_command(word, path, list(_COMMANDS))
+            path = longer
+            if _COMMANDS[path][0]:
+                break
+    return path
+
+
+def _run(args: Namespace) -> int:
+    if args.version is True:
+        from gradient_cli.commands.version import client_version
+
+        print(client_version())
+        return OK
+    if args.run is None:
+        args.menu.print_help(sys.stderr)
+        return USAGE
+    code: int = args.run(args)
+    return code
+
+
+def _report(error: ClientError, *, as_json: bool) -> int:
+    """Print an error to stderr; with `--json` also to stdout, as JSON. Return its exit code."""
+    label = terminal.style("error:", "red", sys.stderr)
+    hint = f"\n{terminal.sanitize(error.hint)}" if error.hint else ""
+    if as_json:
+        from gradient_cli.formatting import print_json
+
+        print_json({"error": error.as_json()})
+        sys.stdout.flush()
+    terminal.print_message(f"{label} {terminal.sanitize(error)}{hint}")
+    return error.code
+
+
+def _silence_stdout() -> None:
+    """Redirect stdout to /dev/null: the interpreter's final flush would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

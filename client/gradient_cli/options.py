@@ -1,0 +1,173 @@
+"""Options shared by several commands."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+
+from gradient_cli import terminal
+from gradient_cli.errors import REFUSED, ClientError, UsageError
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from datetime import datetime
+    from typing import Any, NoReturn
+
+    from gradient_cli.api.client import Api
+
+SERVER_HELP = "address of the server (default: GRADIENT_URL, else saved by `login`, else this machine)"
+KEY_HELP = "API key (default: GRADIENT_API_KEY, else saved by `login`, else the key of this machine)"
+
+LAST = "@last"
+"""The id to give for the last job of the current folder."""
+_ID_HELP = f"id of the job, or its beginning (default: {LAST}, the last job of this folder)"
+_ID_PREFIX = re.compile(r"j[a-z0-9]{1,12}")  # a whole id has 13 characters after its j
+_CANDIDATES = 5
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser with the same help on every Python version, and errors with a hint."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401  passed through to argparse untouched
+        settings.setdefault("formatter_class", _formatter)
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UsageError instead of exiting."""
+        raise UsageError(message, hint=f"`{self.prog} --help` lists the options.")
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Breaks lines only between words, so that commands and options can be copied."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        # Before Python 3.13 argparse repeats the placeholder after each form of an option.
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        import textwrap
+
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    # With an explicit width, argparse need not import shutil, the slowest part of showing help.
+    return _HelpFormatter(prog, width=min(terminal.width(), 110) - 2, max_help_position=30)
+
+
+def add_option(parser: argparse.ArgumentParser, flag: str, short: str = "", **settings: Any) -> None:  # noqa: ANN401  passed through to argparse untouched
+    """Add a flag in the original service's camel case, a short form if one is given, and a hidden kebab-case alias."""
+    parser.add_argument(*filter(None, (short, flag)), dest=flag[2:], **settings)
+    kebab = re.sub("([A-Z])", r"-\1", flag).lower()
+    if kebab != flag:
+        hidden = {**settings, "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+        parser.add_argument(kebab, dest=flag[2:], **hidden)
+
+
+def add_connection(parser: argparse.ArgumentParser, *, url: str = SERVER_HELP, key: str = KEY_HELP) -> None:
+    """Add `--url` and `--apiKey`. They have no default, so that a value given before the command is kept."""
+    group = parser.add_argument_group("server")
+    add_option(group, "--url", metavar="URL", default=argparse.SUPPRESS, help=url)  # type: ignore[arg-type]
+    add_option(group, "--apiKey", metavar="KEY", default=argparse.SUPPRESS, help=key)  # type: ignore[arg-type]
+
+
+def add_positional(parser: argparse.ArgumentParser, name: str, *, needed: bool = False, **settings: Any) -> None:  # noqa: ANN401  passed through to argparse untouched
+    """Add a positional argument, and name it in the command's usage line."""
+    parser.add_argument(name, **settings)
+    word = settings["metavar"] + ("..." if settings.get("nargs") == "*" else "")
+    parser.usage = f"{parser.usage} {word if needed else f'[{word}]'}"
+
+
+def add_json(parser: argparse.ArgumentParser, text: str = "print one JSON object and nothing else") -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help=text)
+
+
+def add_job_id(parser: argparse.ArgumentParser) -> None:
+    """Add the optional id of a job."""
+    add_positional(parser, "id", nargs="?", metavar="ID", help=_ID_HELP)
+
+
+def add_job_ids(parser: argparse.ArgumentParser) -> None:
+    """Add the optional ids of several jobs."""
+    add_positional(
+        parser, "ids", nargs="*", metavar="ID", help=f"ids, or their beginnings (default: {LAST}, the last job here)"
+    )
+
+
+def is_job_id(text: str) -> bool:
+    """Return whether the text names a job: the last one, an id, or its beginning, even if there is no such job."""
+    return text == LAST or (text.startswith("j") and text.isascii() and text.isalnum() and text == text.lower())
+
+
+def parse_moment(name: str, text: str) -> datetime:
+    """Parse a time: a duration before now, such as `10m`, or a date and time in ISO 8601, by default local time.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    from datetime import datetime, timedelta, timezone
+
+    from gradient_cli.formatting import parse_time
+    from gradient_cli.workspace.job_spec import parse_duration
+
+    try:
+        return datetime.now(timezone.utc) - timedelta(seconds=parse_duration(name, text))
+    except (UsageError, OverflowError):
+        pass
+    try:
+        return parse_time(text).astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{name}: {text!r} is not a time", hint="Write 10m, 2h or 1d for a time ago, or 2026-01-31T09:00."
+        ) from None
+
+
+def current_folder() -> str:
+    """Return the folder that the last job is stored under: that of the project file, else the current one."""
+    from gradient_cli.workspace import project_file
+
+    found = project_file.find()
+    return os.path.dirname(found) if found else os.path.realpath(os.getcwd())
+
+
+def resolve_job_id(given: str | None, api: Api) -> str:
+    """Return the whole id of the given job, else that of this folder's last job, which is printed to stderr.
+
+    Raises:
+        UsageError: No job was given, and none is stored; or the beginning of an id fits several jobs.
+        ClientError: No job's id begins like this.
+    """
+    if given and given != LAST:
+        return _complete_id(given, api) if _ID_PREFIX.fullmatch(given) else given
+    from gradient_cli import config
+
+    remembered = config.last_job(current_folder(), api.url)
+    if not remembered:
+        raise UsageError(
+            "id: required, because no job was submitted from this folder yet",
+            hint="`gradient-cli jobs list` lists the ids.",
+        )
+    terminal.print_message(terminal.style(f"job {remembered} (the last one of this folder)", "dim", sys.stderr))
+    return remembered
+
+
+def _complete_id(beginning: str, api: Api) -> str:
+    """Return the id of the one job whose id begins like this."""
+    found = api.jobs({"idPrefix": beginning, "limit": _CANDIDATES + 1})["jobs"]
+    if len(found) == 1:
+        return str(found[0]["id"])
+    if not found:
+        raise ClientError(
+            f"no job has an id that begins with {beginning!r}",
+            hint="`gradient-cli jobs list` lists the ids.",
+            code=REFUSED,
+        )
+    named = ", ".join(f"{job['id']} ({job.get('name') or ''})" for job in found[:_CANDIDATES])
+    more = ", …" if len(found) > _CANDIDATES else ""
+    raise UsageError(f"several jobs have an id that begins with {beginning!r}: {named}{more}", hint="Give more of it.")

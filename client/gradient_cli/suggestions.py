@@ -1,0 +1,68 @@
+"""Errors for words that the client does not know, with the word that was probably meant. Imported only for an error."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+
+from gradient_cli.errors import UsageError
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Names that other programs have for commands.
+_SYNONYMS = {
+    "ls": "list",
+    "ps": "list",
+    "rm": "delete",
+    "cancel": "stop",
+    "kill": "stop",
+    "submit": "create",
+    "status": "show",
+    "describe": "show",
+    "download": "get",
+}
+
+
+def unknown_command(word: str, group: str, commands: Sequence[str]) -> UsageError:
+    """Return the error for a command that does not exist.
+
+    Args:
+        word: The unknown command.
+        group: The group that it was given in; empty for none.
+        commands: All commands and groups, each with the name of its group.
+    """
+    program = f"gradient-cli {group}".rstrip()
+    inside = {path.rpartition(" ")[2]: path for path in commands if path.rpartition(" ")[0] == group}
+    jobs = {path.rpartition(" ")[2]: path for path in commands if path.startswith("jobs ")}
+    known = inside if group else {**jobs, **inside}  # most people omit `jobs`, not another group
+    synonym = _SYNONYMS.get(word) or next((name for name, other in _SYNONYMS.items() if other == word), "")
+    found = known.get(word) or known.get(synonym) or known.get(_nearest(word, list(known)))
+    suggestion = f"Did you mean `gradient-cli {found}`? " if found else ""
+    return UsageError(f"unknown command {word!r}", hint=f"{suggestion}`{program} --help` lists the commands.")
+
+
+def unknown_argument(word: str, parser: argparse.ArgumentParser, takes_program: bool) -> UsageError:  # noqa: FBT001  named by its only caller's table
+    """Return the error for an option or an argument that a command does not take."""
+    lists = f"`{parser.prog} --help` lists the options."
+    if not word.startswith("-"):
+        hint = f"The command of the job follows --, as in `{parser.prog} -- python main.py`; " if takes_program else ""
+        return UsageError(f"unexpected argument {word!r}", hint=f"{hint}A value with spaces needs quotes; {lists}")
+    flag = word.partition("=")[0]
+    known = [
+        name
+        for name, action in parser._option_string_actions.items()  # noqa: SLF001  argparse offers no public list
+        if name.startswith("--") and action.help != argparse.SUPPRESS
+    ]
+    near = _nearest(flag, known)
+    return UsageError(f"unknown option {flag}", hint=f"Did you mean {near}? {lists}" if near else lists)
+
+
+def _nearest(word: str, names: Sequence[str]) -> str:
+    """Return the name that begins like the word, else the most similar one; empty if none is similar."""
+    folded = {name.casefold(): name for name in names}
+    low = word.casefold()
+    begins = [name for name in folded if len(low) > 2 and name.startswith(low)]  # noqa: PLR2004  "--" begins all options
+    near = begins or difflib.get_close_matches(low, folded, n=1)
+    return folded[near[0]] if near else ""

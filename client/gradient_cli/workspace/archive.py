@@ -1,0 +1,322 @@
+"""Packing of a folder into a reproducible archive, so that an unchanged workspace is not uploaded again."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import stat
+import tarfile
+import tempfile
+import time
+
+from gradient_cli.errors import ClientError
+from gradient_cli.formatting import format_count
+from gradient_cli.workspace.digest import sha256
+from gradient_cli.workspace.ignore import BY_DEFAULT, NOT_EXCLUDED, IgnoreRules
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import BinaryIO
+
+    from typing_extensions import Self
+
+# Fast: most bytes of a workspace other than text do not compress, and the user waits.
+_LEVEL = 3
+# The same mtime for every file, so that a fresh clone gives the same bytes; 1980 is the earliest in a zip.
+_MTIME = 315532800
+_MAX_NAMED = 10
+
+
+class WorkspaceEntry:
+    """One file, folder or link of a workspace.
+
+    Attributes:
+        path: Relative to the folder, with slashes.
+        kind: `file`, `folder` or `link`.
+        mode: Its permission bits.
+        size: Bytes of a file, 0 for others.
+        target: The target of a link, relative to the link.
+        version: Changes with the contents of a file: inode, and times of change in nanoseconds.
+    """
+
+    __slots__ = ("kind", "mode", "path", "size", "target", "version")
+
+    def __init__(self, path: str, kind: str, mode: int, size: int = 0, target: str = "") -> None:
+        self.path = path
+        self.kind = kind
+        self.mode = mode
+        self.size = size
+        self.target = target
+        self.version = (0, 0, 0)
+
+
+class WorkspaceFolder:
+    """The contents of a workspace folder.
+
+    Args:
+        root: The folder.
+        include: Patterns that bring back what is excluded.
+
+    Attributes:
+        root: The folder's absolute path.
+        entries: The entries to pack, in the order of the archive.
+        skipped: Paths that cannot be packed, each with the reason.
+        left_out: Paths that are excluded by default.
+        scanned_at: Unix time in nanoseconds of the start of the scan.
+    """
+
+    def __init__(self, root: str, include: Sequence[str] = ()) -> None:
+        self.root = os.path.realpath(root)
+        self.entries: list[WorkspaceEntry] = []
+        self.skipped: list[tuple[str, str]] = []
+        self.left_out: list[str] = []
+        self.scanned_at = time.time_ns()
+        self._unreadable: list[str] = []
+        self._scan(self.root, "", IgnoreRules.for_root(self.root, include))
+        _raise_unreadable(self._unreadable)
+        self.entries.sort(key=lambda entry: os.fsencode(entry.path))
+        self.left_out.sort()
+
+    @property
+    def files(self) -> list[WorkspaceEntry]:
+        """The regular files."""
+        return [entry for entry in self.entries if entry.kind == "file"]
+
+    @property
+    def size(self) -> int:
+        """Total bytes of all files, before compression."""
+        return sum(entry.size for entry in self.entries)
+
+    def largest(self) -> list[WorkspaceEntry]:
+        """Return the ten largest files, largest first."""
+        return sorted(self.files, key=lambda entry: (-entry.size, entry.path))[:_MAX_NAMED]
+
+    def _scan(self, folder: str, prefix: str, rules: IgnoreRules) -> None:
+        for item in self._list(folder, prefix):
+            path, is_folder = prefix + item.name, item.is_dir(follow_symlinks=False)
+            excluded = rules.excluded_by(item.path, is_folder=is_folder)
+            if excluded == NOT_EXCLUDED:
+                self._add(item, path, rules)
+            elif not (is_folder and self._add_included_part(item, path, rules)) and excluded == BY_DEFAULT:
+                self.left_out.append(path)
+
+    def _list(self, folder: str, prefix: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(folder) as found:
+                return list(found)
+        except OSError:
+            self._unreadable.append(prefix or folder)
+            return []
+
+    def _add_included_part(self, folder: os.DirEntry[str], path: str, rules: IgnoreRules) -> bool:
+        """Add the part of an excluded folder that --include brings back; return whether there is one."""
+        inclusion = rules.inclusion
+        if inclusion is None or folder.name == ".git" or not inclusion.reaches_into(folder.path):
+            return False
+        before = len(self.entries)
+        for item in self._list(folder.path, f"{path}/"):
+            below, is_folder = f"{path}/{item.name}", item.is_dir(follow_symlinks=False)
+            if inclusion.matches(item.path, is_folder=is_folder):
+                self._add(item, below, rules)
+            elif is_folder:
+                self._add_included_part(item, below, rules)
+        if len(self.entries) == before:
+            return False
+        self.entries.append(WorkspaceEntry(path, "folder", stat.S_IMODE(folder.stat().st_mode) & 0o777))
+        return True
+
+    def _add(self, item: os.DirEntry[str], path: str, rules: IgnoreRules) -> None:
+        try:
+            status = item.stat(follow_symlinks=False)
+        except OSError:
+            self._unreadable.append(path)
+            return
+        mode = stat.S_IMODE(status.st_mode) & 0o777
+        if stat.S_ISDIR(status.st_mode):
+            self._add_folder(item.path, WorkspaceEntry(path, "folder", mode), IgnoreRules(item.path, rules))
+        elif item.is_symlink():
+            self._add_link(item.path, path)
+        elif not stat.S_ISREG(status.st_mode):
+            self.skipped.append((path, "neither a file nor a folder"))
+        elif not os.access(item.path, os.R_OK):
+            self._unreadable.append(path)
+        else:
+            entry = WorkspaceEntry(path, "file", mode, status.st_size)
+            entry.version = status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+            self.entries.append(entry)
+
+    def _add_folder(self, full: str, entry: WorkspaceEntry, rules: IgnoreRules) -> None:
+        before = len(self.entries)
+        self._scan(full, f"{entry.path}/", rules)
+        if len(self.entries) > before or not rules.excludes_itself():
+            self.entries.append(entry)
+
+    def _add_link(self, full: str, path: str) -> None:
+        written = os.readlink(full)
+        here = os.path.dirname(full)
+        target = os.path.normpath(os.path.join(here, written))
+        if _is_inside(target, self.root) and _is_inside(os.path.realpath(full), self.root):
+            relative = os.path.relpath(target, here) if os.path.isabs(written) else written
+            self.entries.append(WorkspaceEntry(path, "link", 0o777, target=relative))
+        else:
+            self.skipped.append((path, f"a link that leaves the folder, to {written}"))
+
+
+class Archive:
+    """A workspace archive; a temporary one is deleted at the end of a `with` block.
+
+    Attributes:
+        path: The archive file.
+        sha256: Its SHA-256 digest, in hexadecimal.
+        size: Its size in bytes.
+    """
+
+    def __init__(self, path: str, sha256: str, size: int, *, temporary: bool) -> None:
+        self.path = path
+        self.sha256 = sha256
+        self.size = size
+        self._temporary = temporary
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._temporary:
+            os.unlink(self.path)
+
+
+def open_archive(path: str) -> Archive:
+    """Open an archive that the user made.
+
+    Raises:
+        ClientError: The archive cannot be read, or is neither a zip nor a gzip file.
+    """
+    try:
+        with open(path, "rb") as file:
+            if file.read(2) not in {b"PK", b"\x1f\x8b"}:
+                raise ClientError(
+                    f"workspace: {path} is neither a zip nor a tar.gz file", hint="Use the folder itself instead."
+                )
+            file.seek(0)
+            return Archive(path, sha256(file), file.tell(), temporary=False)
+    except OSError as error:
+        raise ClientError(f"workspace: cannot read {path}: {error.strerror}", hint="Check the file.") from None
+
+
+def create_archive(folder: WorkspaceFolder, progress: Callable[[int], None]) -> Archive:
+    """Write a folder into a temporary tar.gz file, in bounded memory.
+
+    Args:
+        folder: The contents.
+        progress: Called with the number of bytes of the folder's files read so far.
+
+    Raises:
+        ClientError: A file cannot be read or changes meanwhile, or there is no room for the archive.
+    """
+    descriptor, path = tempfile.mkstemp(prefix="gradient-workspace-", suffix=".tar.gz")
+    try:
+        with open(descriptor, "wb") as raw:
+            sink = _HashingWriter(raw)
+            _write(folder, sink, progress)
+        return Archive(path, sink.digest.hexdigest(), sink.size, temporary=True)
+    except BaseException as error:
+        os.unlink(path)
+        if isinstance(error, OSError):
+            raise _disk_full(error) from None
+        raise
+
+
+def _write(folder: WorkspaceFolder, sink: _HashingWriter, progress: Callable[[int], None]) -> None:
+    done = 0
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=sink, compresslevel=_LEVEL, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for entry in folder.entries:
+            if entry.kind == "file":
+                _add_file(tar, folder.root, entry)
+                done += entry.size
+                progress(done)
+            else:
+                tar.addfile(_header(entry))
+
+
+def _header(entry: WorkspaceEntry) -> tarfile.TarInfo:
+    header = tarfile.TarInfo(entry.path)
+    header.type = {"file": tarfile.REGTYPE, "folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE}[entry.kind]
+    header.mode, header.mtime, header.size, header.linkname = entry.mode, _MTIME, entry.size, entry.target
+    return header
+
+
+def _add_file(tar: tarfile.TarFile, root: str, entry: WorkspaceEntry) -> None:
+    hint = "Wait until nothing writes to it, or exclude it with a .gradientignore; then submit again."
+    try:
+        # Neither follow nor block: since the scan, the file may have become a link or a pipe.
+        descriptor = os.open(os.path.join(root, entry.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise ClientError(f"workspace: cannot read {entry.path}: {error.strerror}", hint=hint) from None
+    with open(descriptor, "rb") as file:
+        if os.fstat(descriptor).st_size != entry.size:
+            raise ClientError(f"workspace: {entry.path} changed while it was packed", hint=hint)
+        try:
+            tar.addfile(_header(entry), file)
+        except OSError as error:
+            if error.errno is not None:
+                raise ClientError(f"workspace: cannot pack {entry.path}: {error.strerror}", hint=hint) from None
+            raise ClientError(f"workspace: {entry.path} changed while it was packed", hint=hint) from None
+
+
+class _HashingWriter:
+    """A file that tracks the digest and the size of the data written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        self.size += len(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            raise _disk_full(error) from None
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _disk_full(error: OSError) -> ClientError:
+    return ClientError(
+        f"cannot write the archive in {tempfile.gettempdir()}: {error.strerror}",
+        hint="Free disk space there, or set TMPDIR to a folder on another disk.",
+    )
+
+
+def _is_inside(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def _raise_unreadable(unreadable: list[str]) -> None:
+    if not unreadable:
+        return
+    named = ", ".join(sorted(unreadable)[:_MAX_NAMED])
+    more = f" and {len(unreadable) - _MAX_NAMED} more" if len(unreadable) > _MAX_NAMED else ""
+    raise ClientError(
+        f"workspace: cannot read {format_count(len(unreadable), 'file')}: {named}{more}",
+        hint="Fix the permissions, or exclude the files with a .gradientignore.",
+    )
+
+
+def describe_skipped(folder: WorkspaceFolder) -> Iterator[str]:
+    """Yield a sentence for each skipped path, and one for all that are left out by default."""
+    for path, why in folder.skipped[:_MAX_NAMED]:
+        yield f"left out {path}: {why}"
+    if len(folder.skipped) > _MAX_NAMED:
+        yield f"left out {len(folder.skipped) - _MAX_NAMED} more"
+    if folder.left_out:
+        named, more = ", ".join(folder.left_out[:_MAX_NAMED]), len(folder.left_out) - _MAX_NAMED
+        also = f" and {more} more" if more > 0 else ""
+        yield f"left out {named}{also} by default; --include PATTERN uploads such files"

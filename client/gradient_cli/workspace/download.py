@@ -1,0 +1,263 @@
+"""Downloads of files: resumed after an interruption, verified, and confined to the target folder."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from contextlib import suppress
+
+from gradient_cli import terminal
+from gradient_cli.api.transport import retry
+from gradient_cli.errors import ClientError
+from gradient_cli.formatting import describe_removed
+from gradient_cli.progress import Progress
+from gradient_cli.workspace.digest import sha256
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from http.client import HTTPResponse
+    from typing import Any, BinaryIO
+
+    from gradient_cli.api.client import Api
+    from gradient_cli.workspace.storage_transfer import StoredFiles
+
+_DELAYS = (0.3, 1.0, 2.0, 4.0)
+_PART_OF_FILE = 206
+
+
+class JobFiles:
+    """A job's artifacts: the same file, and an intact one, has the same SHA-256.
+
+    Args:
+        api: The server.
+        job_id: The job.
+    """
+
+    ELSEWHERE = "another folder with --to"
+
+    def __init__(self, api: Api, job_id: str) -> None:
+        self.api = api
+        self._job_id = job_id
+
+    def open(self, path: str, offset: int, etag: str) -> HTTPResponse:
+        """Open one file from this offset."""
+        return self.api.artifact(self._job_id, path, offset=offset, etag=etag)
+
+    def etag(self, file: dict[str, Any]) -> str | None:
+        """Return what identifies the file's content, if it is known."""
+        return file.get("sha256")
+
+    def is_same(self, path: str, file: dict[str, Any]) -> bool:
+        """Return whether this file is at a local path."""
+        digest = file.get("sha256")
+        return bool(digest) and os.path.isfile(path) and not os.path.islink(path) and _digest(path) == digest
+
+    def finish(self, path: str, file: dict[str, Any]) -> None:
+        """Complete a downloaded file."""
+
+
+def download(
+    api: Api, job_id: str, found: dict[str, Any], patterns: Sequence[str], *, to: str | None, force: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+    """Download artifacts and verify their checksums.
+
+    Args:
+        api: The server.
+        job_id: The job.
+        found: All artifacts of the job.
+        patterns: Files or folders to download; none: all.
+        to: The folder; None: `artifacts-ID`.
+        force: Overwrite files in `to` that have other contents.
+
+    Returns:
+        The files that the patterns match, those of them that were not there already, and the folder.
+
+    Raises:
+        ClientError: They were deleted, none matches a pattern, or one cannot be written.
+    """
+    if found.get("removed"):
+        clone = f"`gradient-cli jobs clone {terminal.sanitize(job_id)}` runs the job again."
+        raise ClientError(describe_removed(found["removed"]), hint=clone)
+    files = select(found["files"], patterns)
+    # The folder's usual name is known to `jobs create`, which does not upload it; another one is marked.
+    target = DownloadFolder(to or f"artifacts-{job_id}", JobFiles(api, job_id), mark=bool(to))
+    if to and not force:
+        target.refuse_overwriting(files)
+    return files, [file for file in files if target.fetch(file)], target.root
+
+
+class DownloadFolder:
+    """The folder that files are downloaded into.
+
+    Args:
+        root: The folder; created with the first file.
+        source: The files on the server.
+        mark: Give the folder, if it does not exist yet, a `.gitignore` that keeps it out of git and of workspaces.
+    """
+
+    def __init__(self, root: str, source: JobFiles | StoredFiles, *, mark: bool = False) -> None:
+        self.root = root
+        self._source = source
+        self._mark = mark and not os.path.lexists(root)
+
+    def refuse_overwriting(self, files: Sequence[dict[str, Any]]) -> None:
+        """Refuse the download if one of these files is there with other contents.
+
+        Raises:
+            ClientError: One is, or its path leads out of the folder.
+        """
+        for file in files:
+            path = self._local_path(str(file["path"]))
+            if os.path.exists(path) and not os.path.islink(path) and not self._source.is_same(path, file):
+                raise ClientError(
+                    f"{terminal.sanitize(path)} exists with other contents; nothing was downloaded",
+                    hint=f"Choose {self._source.ELSEWHERE}, or overwrite such files with --force.",
+                )
+
+    def fetch(self, file: dict[str, Any], name: str | None = None) -> bool:
+        """Download one file; return False if the same file was there already.
+
+        Args:
+            file: The file, as the server lists it.
+            name: Its path below this folder, if it is not the one on the server.
+
+        Raises:
+            ClientError: The path leads out of the folder, or the file cannot be written or arrives damaged.
+        """
+        path = self._local_path(name or str(file["path"]))
+        etag = self._source.etag(file)
+        try:
+            if self._source.is_same(path, file):
+                return False
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._write_mark()
+            self._check_inside(path, str(file["path"]))
+            # Named after the content: if the file has changed meanwhile, a part of the old one is not continued.
+            part = os.path.join(os.path.dirname(path), f".{etag[:32] if etag else os.urandom(16).hex()}.part")
+            _Download(self._source, file, part).run()
+            self._source.finish(part, file)
+            os.replace(part, path)
+        except OSError as error:
+            raise ClientError(
+                f"cannot write {terminal.sanitize(path)}: {error.strerror}",
+                hint=f"Free disk space, then repeat the download, which resumes; or choose {self._source.ELSEWHERE}.",
+            ) from None
+        return True
+
+    def _local_path(self, path: str) -> str:
+        parts = path.split("/")
+        if not path or "\0" in path or "\\" in path or any(part in {"", ".", ".."} for part in parts):
+            raise _outside_error(path)
+        return os.path.join(self.root, *parts)
+
+    def _write_mark(self) -> None:
+        if self._mark:
+            self._mark = False
+            with open(os.path.join(self.root, ".gitignore"), "x", encoding="utf-8") as file:
+                file.write("*\n")
+
+    def _check_inside(self, place: str, path: str) -> None:
+        root, folder = os.path.realpath(self.root), os.path.realpath(os.path.dirname(place))
+        if folder != root and not folder.startswith(root.rstrip("/") + "/"):
+            raise _outside_error(path)
+
+
+class _Download:
+    """The download of one file into its part file."""
+
+    def __init__(self, source: JobFiles | StoredFiles, file: dict[str, Any], part: str) -> None:
+        self._source = source
+        self._path = str(file["path"])
+        self._digest = file.get("sha256")
+        self._etag = source.etag(file)
+        self._part = part
+        self._size = int(file["size"])
+        self._progress = Progress(terminal.sanitize(self._path), self._size, quiet=True)
+
+    def run(self) -> None:
+        """Download and verify the file, resuming what a broken connection left."""
+        try:
+            retry(self._transfer, _DELAYS)
+            if self._damaged():  # the part left by an earlier attempt may have been damaged
+                os.unlink(self._part)
+                retry(self._transfer, _DELAYS)
+                self._refuse_damaged()
+        except BaseException:
+            if self._etag is None:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._part)  # nothing would show that it is a part of the same content
+            raise
+        finally:
+            self._progress.close()
+
+    def _refuse_damaged(self) -> None:
+        if self._damaged():
+            os.unlink(self._part)
+            raise ClientError(
+                f"{terminal.sanitize(self._path)} arrived damaged twice: its SHA-256 differs from the listed one",
+                hint="If the job still writes the file, wait for its end; else check the proxies on the way.",
+            )
+
+    def _damaged(self) -> bool:
+        return self._digest is not None and _digest(self._part) != self._digest
+
+    def _transfer(self) -> None:
+        descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        with open(descriptor, "r+b") as file:
+            have = file.seek(0, os.SEEK_END) if self._etag else 0
+            if self._etag and have and have >= self._size:
+                return
+            self._receive(file, have)
+
+    def _receive(self, file: BinaryIO, have: int) -> None:
+        response = self._source.open(self._path, have, self._etag or "")
+        if response.status != _PART_OF_FILE:
+            have = 0
+        file.seek(have)
+        file.truncate()
+        try:
+            for chunk in self._source.api.chunks(response):
+                file.write(chunk)
+                have += len(chunk)
+                self._progress.update(have)
+        except BaseException:
+            self._source.api.close()  # the rest of this response must not be read as the next one
+            raise
+
+
+def select(files: list[dict[str, Any]], patterns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the artifacts that match any of these patterns; a folder stands for all of it, and no pattern for all.
+
+    Raises:
+        ClientError: A pattern matches none.
+    """
+    if not patterns:
+        return files
+    chosen: dict[str, dict[str, Any]] = {}
+    for pattern in patterns:
+        clean = pattern.removeprefix("./").rstrip("/")
+        hits = [
+            file
+            for file in files
+            if fnmatch.fnmatchcase(file["path"], clean) or fnmatch.fnmatchcase(file["path"], f"{clean}/*")
+        ]
+        if not hits:
+            raise ClientError(
+                f"no artifact matches {pattern!r}",
+                hint="`gradient-cli jobs artifacts list` lists them; quote patterns against the shell.",
+            )
+        chosen.update((file["path"], file) for file in hits)
+    return list(chosen.values())
+
+
+def _digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return sha256(file)
+
+
+def _outside_error(path: str) -> ClientError:
+    return ClientError(
+        f"{path!r} would be written outside of the folder",
+        hint="It was not downloaded; choose another folder, or name other files.",
+    )

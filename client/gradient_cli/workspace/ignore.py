@@ -1,0 +1,176 @@
+"""Ignore rules of workspaces: defaults, `.gitignore` with git's semantics, `.gradientignore`, and `--include`."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from gradient_cli.errors import ClientError, UsageError
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pathspec import GitIgnoreSpec
+
+# In ascending precedence: any .gradientignore overrides every .gitignore.
+FILES = (".gitignore", ".gradientignore")
+_ALWAYS = {".git"}
+# Python's caches change with every run, and would make an unchanged folder look changed.
+_CACHES = {"__pycache__"}
+# Environments are built anew on the worker; the others grow with every run, or come from earlier jobs.
+_FOLDERS = {".venv", "node_modules", "wandb", "mlruns", ".ipynb_checkpoints", ".aws", ".ssh"}
+_FETCHED = re.compile(r"artifacts-j[a-z0-9]{13}")
+_CREDENTIALS = re.compile(
+    r"\.env|\.env\.(?!example$|sample$|template$).+|.+\.pem|[._]netrc|\.pypirc|\.git-credentials"
+    r"|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?"
+)
+
+# Answers of `excluded_by`.
+NOT_EXCLUDED = ""
+BY_RULE = "rule"
+BY_DEFAULT = "default"
+
+
+class Inclusion:
+    """The patterns of `--include`, which bring back what is excluded.
+
+    Args:
+        root: The workspace's absolute path, which the patterns are relative to.
+        patterns: Patterns as in a `.gitignore`.
+
+    Raises:
+        UsageError: A pattern is invalid.
+    """
+
+    def __init__(self, root: str, patterns: Sequence[str]) -> None:
+        from pathspec import GitIgnoreSpec
+
+        self._root = root
+        self._parts = [pattern.strip("/").split("/") for pattern in patterns]
+        try:
+            self._spec = GitIgnoreSpec.from_lines(patterns)
+        except ValueError as error:
+            raise UsageError(f"include: {error}", hint="Write a pattern as in a .gitignore: .env, or data/*.") from None
+
+    def matches(self, path: str, *, is_folder: bool) -> bool:
+        """Return whether a pattern matches the file or folder at this absolute path."""
+        return bool(_check(self._spec, self._root, path, is_folder=is_folder))
+
+    def reaches_into(self, path: str) -> bool:
+        """Return whether a pattern names something below the excluded folder at this absolute path."""
+        from fnmatch import fnmatchcase
+
+        names = path[len(self._root.rstrip("/")) + 1 :].split("/")
+        return any(
+            len(parts) > len(names) and all(fnmatchcase(name, part) for name, part in zip(names, parts))
+            for parts in self._parts
+        )
+
+
+class IgnoreRules:
+    """The ignore rules in effect in one folder: its own and those of its parents.
+
+    Args:
+        folder: The folder's absolute path.
+        above: The rules of the parent folder.
+
+    Attributes:
+        specs: For each name of an ignore file, the folders that have one, with its patterns, outermost first.
+        inclusion: The patterns that bring back what is excluded; None: no patterns.
+    """
+
+    def __init__(self, folder: str, above: IgnoreRules | None = None) -> None:
+        inherited = above.specs if above else {name: [] for name in FILES}
+        self._folder = folder
+        self.inclusion: Inclusion | None = above.inclusion if above else None
+        self.specs: dict[str, list[tuple[str, GitIgnoreSpec]]] = {
+            name: _with_own(inherited[name], folder, name) for name in FILES
+        }
+
+    @classmethod
+    def for_root(cls, root: str, include: Sequence[str] = ()) -> IgnoreRules:
+        """Load the rules of the folder to pack, including those of the folders above it in its git repository.
+
+        Args:
+            root: The folder to pack.
+            include: Patterns, relative to it, that bring back what is excluded.
+
+        Raises:
+            UsageError: A pattern is invalid.
+        """
+        folders = [root]
+        while not os.path.exists(os.path.join(folders[-1], ".git")):
+            parent = os.path.dirname(folders[-1])
+            if parent == folders[-1]:
+                folders = [root]  # outside a repository, parent folders do not count
+                break
+            folders.append(parent)
+        rules: IgnoreRules | None = None
+        for folder in reversed(folders):
+            rules = cls(folder, rules)
+        rules = rules or cls(root)
+        rules.inclusion = Inclusion(root, include) if include else None
+        return rules
+
+    def excluded_by(self, path: str, *, is_folder: bool) -> str:
+        """Return the kind of rule that excludes the file or folder at this absolute path.
+
+        Returns:
+            `NOT_EXCLUDED`; `BY_DEFAULT` for a default that a user may not expect; else `BY_RULE`.
+        """
+        name = os.path.basename(path)
+        if name in _ALWAYS:
+            return BY_RULE
+        if self.inclusion and self.inclusion.matches(path, is_folder=is_folder):
+            return NOT_EXCLUDED
+        for kind in reversed(FILES):
+            for base, spec in reversed(self.specs[kind]):
+                ignored = _check(spec, base, path, is_folder=is_folder)
+                if ignored is not None:
+                    return BY_RULE if ignored else NOT_EXCLUDED
+        if name in _CACHES:
+            return BY_RULE
+        return BY_DEFAULT if _is_left_out(path, name, is_folder=is_folder) else NOT_EXCLUDED
+
+    def excludes_itself(self) -> bool:
+        """Return whether an ignore file of this folder excludes itself: `*` marks all of the folder as excluded."""
+        own = ((name, self.specs[name][-1:]) for name in FILES)
+        return any(base == self._folder and spec.check_file(name).include for name, last in own for base, spec in last)
+
+
+def _is_left_out(path: str, name: str, *, is_folder: bool) -> bool:
+    if is_folder:
+        return (
+            name in _FOLDERS
+            or _FETCHED.fullmatch(name) is not None
+            or os.path.lexists(os.path.join(path, "pyvenv.cfg"))  # a virtual environment of any name
+        )
+    return _CREDENTIALS.fullmatch(name) is not None
+
+
+def _check(spec: GitIgnoreSpec, base: str, path: str, *, is_folder: bool) -> bool | None:
+    below = path[len(base.rstrip("/")) + 1 :]
+    return spec.check_file(below + ("/" if is_folder else "")).include
+
+
+def _with_own(inherited: list[tuple[str, GitIgnoreSpec]], folder: str, name: str) -> list[tuple[str, GitIgnoreSpec]]:
+    path = os.path.join(folder, name)
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except (FileNotFoundError, IsADirectoryError):
+        return inherited
+    except OSError as error:
+        unreadable = (
+            path if os.path.lexists(path) else folder
+        )  # nothing in a folder that cannot be entered exists for us
+        raise ClientError(
+            f"cannot read {unreadable}: {error.strerror}", hint="Fix its permissions, or exclude it in .gradientignore."
+        ) from None
+    from pathspec import GitIgnoreSpec
+
+    try:
+        return [*inherited, (folder, GitIgnoreSpec.from_lines(lines))]
+    except ValueError as error:
+        raise ClientError(f"{path}: {error}", hint="Correct that line.") from None

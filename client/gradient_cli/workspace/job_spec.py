@@ -1,0 +1,447 @@
+"""Builds a job's spec from flags and the project file."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from gradient_cli.errors import UsageError
+from gradient_cli.options import add_option
+from gradient_cli.workspace import project_file
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a job."""
+    for name, (_, metavar, text) in _FIELDS.items():
+        add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=text)
+    for name, text in _FLAGS.items():
+        add_option(parser, f"--{name}", action="store_true", default=None, help=text)
+    add_option(
+        parser,
+        "--workspace",
+        metavar="PATH|URL|none",
+        help="folder, archive (.zip, .tar.gz) or git URL with the job's files, or none (default: the folder of the "
+        "project file, else the current folder)",
+    )
+    _add_list_options(parser, _LISTS)
+    add_option(
+        parser,
+        "--registryPassword",
+        metavar="-",
+        help="password of --registryUsername: - reads it from standard input (default: prompt)",
+    )
+
+
+def describe(parser: argparse.ArgumentParser, name: str, metavar: str, text: str) -> None:
+    """Give an option of a job another placeholder and help text."""
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other way to find an option
+        if action.dest == name:
+            action.metavar, action.help = metavar, text
+
+
+def add_change_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that the clone of a job may have instead of those of the job."""
+    for name, (_, metavar, text) in _FIELDS.items():
+        if name not in _NOT_CHANGED:
+            shown = re.sub(r" \((required|default: [^)]*)\)", "", text)
+            add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=shown)
+    _add_list_options(parser, [name for name in _LISTS if name not in _NOT_CHANGED])
+
+
+def changes(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the given options of a clone by their API names, without a project file's.
+
+    Raises:
+        UsageError: A value has the wrong form.
+    """
+    found: dict[str, Any] = {}
+    for name, (convert, _, _) in _FIELDS.items():
+        value = getattr(args, name, None)
+        if value is not None:
+            found[_SENT_AS.get(name, name)] = convert(name, value)
+    return found | _given_lists(args)
+
+
+def _add_list_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    for name in names:
+        metavar, text = _LISTS[name]
+        add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, action="append", help=text)
+    parser.add_argument(
+        "--env-file",
+        dest="envFile",
+        metavar="FILE",
+        action="append",
+        help="file of environment variables, NAME=VALUE on each line; --envVars takes precedence; repeatable",
+    )
+
+
+def option_names() -> list[str]:
+    """Return every option of a job, by the names that `resolve` reads."""
+    return [*_FIELDS, *_FLAGS, *_LISTS, "workspace", "envFile", "registryPassword"]
+
+
+def resolve(args: argparse.Namespace, *, filed: bool = True) -> tuple[dict[str, Any], str, list[str]]:
+    """Merge flags over the project file into the job's fields and its workspace.
+
+    Args:
+        args: The flags.
+        filed: Read the project file.
+
+    Returns:
+        The fields by their API names, without the workspace; the workspace: a path, a URL or `none`; and the patterns
+        of excluded files to upload.
+
+    Raises:
+        UsageError: A value has the wrong form, an option is unknown, or a required one is missing.
+    """
+    path = project_file.find() if filed else None
+    options = project_file.read(path) if path else {}
+    if path:
+        _refuse_unknown(options, path)
+    spec: dict[str, Any] = {}
+    for name, (convert, _, _) in _FIELDS.items():
+        given = getattr(args, name)
+        value = options.get(name) if given is None else given
+        if value is not None:
+            spec[_SENT_AS.get(name, name)] = _convert(convert, name, value, path if given is None else None)
+    for name in _FLAGS:
+        given = getattr(args, name)
+        if _boolean(name, options.get(name), path) if given is None else given:
+            spec[name] = True
+    _resolve_project(spec, args, path)
+    lists: dict[str, Any] = {name: _text_list(name, options.get(name)) for name in ("tags", "outputs")}
+    lists["ports"] = _filed_ports(options.get("ports"))
+    given = _given_lists(args)
+    variables = {**_filed_variables(options.get("envVars"), path), **given.pop("envVars", {})}
+    lists = {"envVars": variables, **lists, **given}
+    spec |= {name: value for name, value in lists.items() if value}
+    _add_password(spec, args.registryPassword)
+    _check_required(spec)
+    include = args.include or _text_list("include", options.get("include"))
+    return spec, _workspace(args.workspace, options.get("workspace"), path), include
+
+
+def resolve_workspace(args: argparse.Namespace) -> str:
+    """Return the workspace that `resolve` returns.
+
+    Raises:
+        UsageError: It has the wrong form, or the project file cannot be read.
+    """
+    path = project_file.find()
+    return _workspace(args.workspace, project_file.read(path).get("workspace") if path else None, path)
+
+
+def _given_lists(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that may be given several times, without empty ones."""
+    variables: dict[str, str] = {}
+    for path in args.envFile or []:
+        from gradient_cli.workspace import env_file
+
+        variables |= env_file.read(path)
+    variables |= _variables(args.envVars)
+    lists = {"envVars": variables, "tags": args.tag, "outputs": args.outputs, "ports": args.ports}
+    return {name: value for name, value in lists.items() if value}
+
+
+def _filed_ports(filed: object) -> list[str]:
+    return [filed] if isinstance(filed, str) else _text_list("ports", filed)
+
+
+def _add_password(spec: dict[str, Any], given: str | None) -> None:
+    """Read the registry password: the value of a flag would be visible to every user of this machine."""
+    if given not in {None, "-"}:
+        raise UsageError(
+            "registryPassword: cannot be given as an option, because other users can read command lines",
+            hint="Use --registryPassword - and pipe it in, or leave it out for a prompt.",
+        )
+    if "registryUsername" in spec:
+        from gradient_cli.commands.credentials import read_hidden
+
+        spec["registryPassword"] = read_hidden("registryPassword", f"Registry password of {spec['registryUsername']}: ")
+    elif given is not None:
+        raise UsageError(
+            "registryUsername: required with registryPassword", hint="For example --registryUsername alice."
+        )
+
+
+def _convert(convert: Callable[[str, object], object], name: str, value: object, path: str | None) -> object:
+    """Convert the value of a field; an error in a project file names the file."""
+    try:
+        return convert(name, value)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}" if path else str(error), hint=error.hint) from None
+
+
+def _workspace(given: str | None, filed: object, path: str | None) -> str:
+    if given is not None:
+        return given
+    folder = os.path.dirname(path) if path else os.getcwd()
+    if filed is None:
+        return _default_workspace(folder)
+    text = _text("workspace", filed)
+    return text if text == "none" or is_url(text) else os.path.join(folder, os.path.expanduser(text))
+
+
+def _default_workspace(folder: str) -> str:
+    if os.path.realpath(folder) in {"/", os.path.realpath(os.path.expanduser("~"))}:
+        raise UsageError(
+            f"workspace: all of {folder} would be uploaded",
+            hint="Change to the folder of your code, or give --workspace PATH or --workspace none.",
+        )
+    return folder
+
+
+def is_url(text: str) -> bool:
+    """Return whether a workspace is a git URL."""
+    return "://" in text or text.startswith("git@")
+
+
+def _refuse_unknown(filed: dict[str, Any], path: str) -> None:
+    known = [*_FIELDS, *_FLAGS, "workspace", "include", "envVars", "tags", "ports", "outputs"]
+    for name in filed:
+        if name in known:
+            continue
+        if name == "registryPassword":
+            raise UsageError(
+                f"{path}: registryPassword must not be in a project file", hint="Remove it: you get a prompt."
+            )
+        if name in {"url", "apiKey"}:
+            hint = "The server and the key are never read from a project file: use `gradient-cli login`."
+        else:
+            import difflib
+
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(known)}."
+        raise UsageError(f"{path}: unknown option {name!r}", hint=hint)
+
+
+def _resolve_project(spec: dict[str, Any], args: argparse.Namespace, path: str | None) -> None:
+    if "project" not in spec or "projectId" not in spec:
+        return
+    if args.project is not None and args.projectId is None:
+        del spec["projectId"]
+    elif args.projectId is not None and args.project is None:
+        del spec["project"]
+    else:
+        where = f" in {path}" if path and args.project is None else ""
+        raise UsageError(f"project: given as both project and projectId{where}", hint="Give one of them.")
+
+
+def _check_required(spec: dict[str, Any]) -> None:
+    if spec.get("buildOnly"):
+        spec.setdefault("command", "")
+    elif not spec.get("command"):
+        raise UsageError(
+            "command: required",
+            hint="For example --command 'python main.py'; or set it in .gradient.toml (`gradient-cli projects init`).",
+        )
+
+
+def _variables(given: object) -> dict[str, str]:
+    if given is None:
+        return {}
+    if isinstance(given, dict):
+        return {name: _variable_value(name, value) for name, value in given.items()}
+    found: dict[str, str] = {}
+    for item in _text_list("envVars", given):
+        found.update(_variables_from_json(item) if item.lstrip().startswith("{") else _assignment(item))
+    return found
+
+
+def _filed_variables(given: object, path: str | None) -> dict[str, str]:
+    if given is None or isinstance(given, (dict, list)):
+        return _variables(given)
+    raise UsageError(f"{path}: envVars: must be a table", hint='Write [envVars] on a line of its own, then A = "1".')
+
+
+def _variables_from_json(text: str) -> dict[str, str]:
+    import json
+
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"envVars: not JSON: {error}", hint="Or write NAME=VALUE, once for each variable.") from None
+    return {name: _variable_value(name, item) for name, item in value.items()}
+
+
+def _variable_value(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise UsageError(f"envVars.{name}: the value must be text or a number", hint="Put quotes around it.")
+
+
+def _assignment(text: str) -> dict[str, str]:
+    name, equals, value = text.partition("=")
+    if not _VARIABLE.fullmatch(name):
+        raise UsageError(f"envVars: {name!r} is not a valid variable name", hint="Write NAME=VALUE.")
+    if equals:
+        return {name: value}
+    if name not in os.environ:
+        raise UsageError(
+            f"envVars: {name} is not set in this environment",
+            hint=f"Write {name}=VALUE, or export {name} before submitting.",
+        )
+    return {name: os.environ[name]}
+
+
+def _text_list(name: str, value: object) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return value
+    raise UsageError(f"{name}: must be a list of strings", hint=f'For example {name} = ["first", "second"].')
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise UsageError(f"{name}: must be text, not {value!r}", hint="Put quotes around it.")
+
+
+def _boolean(name: str, value: object, path: str | None) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise UsageError(f"{path}: {name}: must be true or false, not {value!r}", hint="Write it without quotes.")
+
+
+def _integer(name: str, value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        return int(str(value))
+    except ValueError:
+        raise UsageError(f"{name}: {value!r} is not a whole number", hint=f"For example --{name} 2.") from None
+
+
+def _user(name: str, value: object) -> str:
+    """Convert a user; a project file may give a lone UID as a number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(name, value)
+
+
+def _float(name: str, value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        raise UsageError(f"{name}: {value!r} is not a number", hint=f"For example --{name} 2.") from None
+
+
+def parse_duration(name: str, value: object) -> int:
+    """Parse a duration such as `90m`, `1h30m`, `2d` or plain seconds, and return its seconds.
+
+    Raises:
+        UsageError: The value is not a duration.
+    """
+    text = str(value).replace(" ", "")
+    if text.isdecimal() and not isinstance(value, bool):
+        return int(text)
+    if not _DURATION.fullmatch(text):
+        raise UsageError(f"{name}: {value!r} is not a duration", hint="Write 90m, 1h30m, 2d, or seconds.")
+    return round(sum(float(part) * _SECONDS[unit] for part, unit in re.findall(r"([\d.]+)([dhms])", text)))
+
+
+# Every option that may be repeated, with its placeholder and help text.
+_LISTS = {
+    "include": (
+        "PATTERN",
+        "files of the workspace to upload although they are excluded, as a pattern of a .gitignore; repeatable",
+    ),
+    "envVars": (
+        "NAME=VALUE",
+        (
+            "environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET "
+            "passes a stored secret; repeatable"
+        ),
+    ),
+    "ports": (
+        "EXTERNAL:INTERNAL",
+        (
+            "port to publish: EXTERNAL of the host, INTERNAL of the job; INTERNAL alone: any free port of the host; "
+            "append :https for an https link; comma separated or repeatable"
+        ),
+    ),
+    "outputs": (
+        "GLOB",
+        (
+            "files of the working directory to keep as artifacts at the end: 'outputs/**', '*.pt'; a folder stands for "
+            "all of it; repeatable"
+        ),
+    ),
+    "tag": ("TAG", "label of the job; repeatable"),
+}
+
+# Every boolean option of a job, with its help text.
+_FLAGS = {
+    "useDockerfile": "build the image from the workspace's Dockerfile, and run in it",
+    "buildOnly": "with --useDockerfile: build and push the image, but run no command",
+}
+
+# Every option of a job with one value: its converter, and its placeholder and help text.
+_FIELDS = {
+    "machineType": (
+        _text,
+        "NAME",
+        "machine type to run on; `gradient-cli machine-types` lists them (default: the server's)",
+    ),
+    "container": (
+        _text,
+        "IMAGE",
+        "image to run in: a reference, or a short name from `gradient-cli images list` (default: the worker's setting)",
+    ),
+    "imagePullPolicy": (
+        _text,
+        "WHEN",
+        "when to pull the image: Always, IfNotPresent or Never (default: the worker's setting)",
+    ),
+    "relDockerfilePath": (
+        _text,
+        "PATH",
+        "with --useDockerfile: path of the Dockerfile in the workspace (default: Dockerfile)",
+    ),
+    "registryTarget": (_text, "IMAGE", "with --useDockerfile: image reference to push the built image to"),
+    "command": (_text, "TEXT", "command to run (required); quote it so that this shell does not expand $VARIABLES"),
+    "name": (_text, "NAME", "name of the job (default: job N)"),
+    "project": (_text, "NAME", "name of the project, created if missing (default: default)"),
+    "projectId": (_text, "ID", "id of an existing project, instead of --project"),
+    "timeLimit": (
+        parse_duration,
+        "TIME",
+        "stop the job after this running time: 90m, 2h, or seconds (default: no limit)",
+    ),
+    "stopGrace": (parse_duration, "TIME", "time between SIGTERM and SIGKILL when the job is stopped (default: 60s)"),
+    "maxAttempts": (
+        _integer,
+        "N",
+        "limit of attempts: above 1, failures that may not recur are retried (default: 1)",
+    ),
+    "priority": (_integer, "0-100", "jobs with higher priority start first (default: 50)"),
+    "registryUsername": (_text, "NAME", "username to log in to the registry of --container with, for this job only"),
+    "cpus": (_float, "N", "limit of CPU cores, if the machine type leaves a choice"),
+    "memoryMb": (_integer, "MB", "limit of memory in MiB, if the machine type leaves a choice"),
+    "sharedMemMb": (_integer, "MB", "size of /dev/shm in MiB, which is part of the job's memory"),
+    "workingDirectory": (
+        _text,
+        "PATH",
+        "folder to start the command in: of the workspace, or absolute in the container (default: the workspace)",
+    ),
+    "user": (_user, "UID[:GID]", "user to run as: numeric ids, or root (default: the host's setting)"),
+    "python": (
+        _text,
+        "VERSION",
+        "version of Python, such as 3.12, where jobs run without containers (default: the service's)",
+    ),
+}
+_SHORT = {"machineType": "-m", "container": "-c", "name": "-n", "project": "-p", "envVars": "-e", "tag": "-t"}
+_NOT_CHANGED = {"project", "projectId", "registryUsername", "include"}
+_SENT_AS = {"workingDirectory": "workingDir"}

@@ -1,0 +1,228 @@
+"""Transfers of files between this machine and a project's storage; what is the same on both sides is skipped."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+from gradient_cli import terminal
+from gradient_cli.errors import ClientError, UsageError
+from gradient_cli.formatting import format_count
+from gradient_cli.progress import Progress
+from gradient_cli.workspace.digest import sha256
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from http.client import HTTPResponse
+    from typing import Any
+
+    from gradient_cli.api.client import Api
+
+STORAGE = "/storage"
+_ESCAPED = re.compile(r"[\udc80-\udcff\\]|%(?=[0-9A-Fa-f]{2})")
+
+
+def remote_path(given: str) -> str:
+    """Return a path in the storage as the server writes it; `/storage/x`, as jobs write it, is the same as `x`."""
+    path = os.path.normpath(f"/{given}").lstrip("/")
+    path = path.removeprefix("storage").lstrip("/") if f"{given}/".startswith(f"{STORAGE}/") else path
+    return "" if path == "." else path
+
+
+def list_entries(api: Api, project_id: str, path: str, *, recursive: bool) -> list[dict[str, Any]]:
+    """Return the entries of a folder in the storage, or the one of a file."""
+    found: list[dict[str, Any]] = []
+    after = None
+    while True:
+        page = api.storage(project_id, path, recursive=recursive, after=after)
+        found += page["entries"]
+        after = page.get("next")
+        if not after:
+            return found
+
+
+class UploadPlan:
+    """The local files to store, by their remote paths.
+
+    Attributes:
+        files: Local paths by remote path.
+        left_out: Local paths that are not uploaded, each with the reason.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+        self.left_out: list[str] = []
+
+    @classmethod
+    def of(cls, sources: Sequence[str], target: str | None) -> UploadPlan:
+        """Plan the upload of files and folders.
+
+        Args:
+            sources: Local files and folders.
+            target: Remote path: that of the only source, or the folder of several if it ends with a slash or there
+                are several; None: the top folder.
+
+        Raises:
+            ClientError: A source does not exist or cannot be read.
+        """
+        plan = cls()
+        into = target is None or target.endswith("/") or len(sources) > 1 or not remote_path(target)
+        for source in sources:
+            name = os.path.basename(os.path.realpath(source) if source in {".", ".."} else os.path.normpath(source))
+            base = remote_path(target or "")
+            place = "/".join(filter(None, (base, _escape(name)))) if into else base
+            if os.path.isdir(source):
+                plan._add_folder(source, place)
+            elif os.path.exists(source):
+                plan._add_file(source, place)
+            else:
+                raise ClientError(
+                    f"{source!r} does not exist", hint="Name files or folders of this machine; the destination is last."
+                )
+        return plan
+
+    def _add_folder(self, folder: str, place: str) -> None:
+        for path, folders, names in os.walk(folder, onerror=_refuse_unreadable):
+            relative = os.path.relpath(path, folder)
+            above = [place] if relative == "." else [place, *map(_escape, relative.split("/"))]
+            folders.sort()
+            self.left_out += [
+                f"{os.path.join(path, name)}: a link to a folder"
+                for name in folders
+                if os.path.islink(os.path.join(path, name))
+            ]
+            for name in sorted(names):
+                self._add_file(os.path.join(path, name), "/".join([*above, _escape(name)]))
+
+    def _add_file(self, path: str, place: str) -> None:
+        if os.path.isfile(path):
+            self.files[place] = path
+        else:
+            self.left_out.append(f"{path}: not a file, or a link to nothing")
+
+
+def upload(api: Api, project_id: str, plan: UploadPlan) -> tuple[list[str], int]:
+    """Store the files that are missing or differ in size or time; return their remote paths, and their bytes.
+
+    Raises:
+        ClientError: A file cannot be read, or the server refuses it; files before it are stored.
+    """
+    there = _find_stored(api, project_id, plan.files)
+    due, total = {}, 0
+    for place, path in plan.files.items():
+        status = os.stat(path)
+        if there.get(place) != (status.st_size, modified(status)):
+            due[place] = path
+            total += status.st_size
+    progress, done = Progress(f"uploading {format_count(len(due), 'file')}", total), 0
+    try:
+        for place, path in due.items():
+            before = done
+
+            def sent(size: int, before: int = before) -> None:
+                progress.update(before + size)
+
+            done += _store(api, project_id, place, path, sent)
+    finally:
+        progress.close()
+    return list(due), done
+
+
+def _store(api: Api, project_id: str, place: str, path: str, sent: Callable[[int], None]) -> int:
+
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            digest = sha256(file)
+            api.store_file(project_id, place, file, sent, size=status.st_size, sha256=digest, modified=modified(status))
+    except OSError as error:
+        raise ClientError(
+            f"cannot read {terminal.sanitize(path)}: {error.strerror}", hint="Repair it, then repeat the upload."
+        ) from None
+    return status.st_size
+
+
+def _find_stored(api: Api, project_id: str, files: dict[str, str]) -> dict[str, tuple[int, str]]:
+    """Return size and time of what is stored in the folders of these files."""
+    from gradient_cli.errors import ServerError
+
+    top = os.path.commonpath([os.path.dirname(f"/{place}") for place in files]).lstrip("/") if files else ""
+    try:
+        entries = list_entries(api, project_id, top, recursive=any(os.path.dirname(place) != top for place in files))
+    except ServerError as error:
+        if error.status != 404:  # noqa: PLR2004  not found: nothing is stored there yet
+            raise
+        return {}
+    return {entry["path"]: (entry["size"], entry["modified"]) for entry in entries}
+
+
+def modified(status: os.stat_result) -> str:
+    """Return the time of a file's last change as the server writes it."""
+    from datetime import datetime, timezone
+
+    moment = datetime.fromtimestamp(status.st_mtime_ns // 1_000_000 / 1000, timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def local_target(files: Sequence[dict[str, Any]], remote: str, local: str | None) -> tuple[str, list[str]]:
+    """Return the folder to download into, and the path of each file below it.
+
+    Args:
+        files: The stored files at `remote` or below it.
+        remote: Path of a file or a folder in the storage.
+        local: The file or folder to write; None: one of the same name in the current folder.
+    """
+    name = os.path.basename(remote)
+    if [file["path"] for file in files] == [remote]:
+        into = local is None or local.endswith("/") or os.path.isdir(local)
+        target = os.path.join(local or "", name) if into else str(local)
+        return os.path.dirname(target) or ".", [os.path.basename(target)]
+    return local or name or "storage", [file["path"][len(remote) :].lstrip("/") for file in files]
+
+
+class StoredFiles:
+    """Files in a project's storage: the same file has the same size and time of change.
+
+    Args:
+        api: The server.
+        project_id: The project.
+    """
+
+    ELSEWHERE = "another LOCAL"
+
+    def __init__(self, api: Api, project_id: str) -> None:
+        self.api = api
+        self._project_id = project_id
+
+    def open(self, path: str, offset: int, etag: str) -> HTTPResponse:
+        """Open one file from this offset."""
+        return self.api.stored_file(self._project_id, path, offset=offset, etag=etag)
+
+    def etag(self, file: dict[str, Any]) -> str | None:
+        """Return what identifies the file's content."""
+        return str(file["etag"])
+
+    def is_same(self, path: str, file: dict[str, Any]) -> bool:
+        """Return whether this file is at a local path."""
+        try:
+            status = os.lstat(path)
+        except OSError:
+            return False
+        return stat.S_ISREG(status.st_mode) and (status.st_size, modified(status)) == (file["size"], file["modified"])
+
+    def finish(self, path: str, file: dict[str, Any]) -> None:
+        """Give a downloaded file the time of the stored one."""
+        from datetime import datetime
+
+        ms = round(datetime.fromisoformat(file["modified"]).timestamp() * 1000)
+        os.utime(path, ns=(ms * 1_000_000, ms * 1_000_000))
+
+
+def _escape(name: str) -> str:
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]) & 0xFF:02X}", name)
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    raise UsageError(f"cannot read {error.filename}: {error.strerror}", hint="Repair its permissions.")

@@ -1,0 +1,37 @@
+"""Python SDK of Gradient Jobs: submit, follow and stop jobs; run functions as jobs; log metrics inside of them."""
+
+from __future__ import annotations
+
+from gradient_cli.errors import ClientError, ConnectionFailed, ServerError, TimedOut, UsageError
+from gradient_jobs.async_client import AsyncClient, AsyncJob
+from gradient_jobs.client import Client, Job
+from gradient_jobs.errors import JobFailed, LibraryMissing
+from gradient_jobs.metrics import log, watch_input
+from gradient_jobs.records import Artifact, LogLine, Prediction
+from gradient_jobs.remote import RemoteCall, RemoteFunction, RemoteTraceback, remote
+
+__all__ = [
+    "Artifact",
+    "AsyncClient",
+    "AsyncJob",
+    "Client",
+    "ClientError",
+    "ConnectionFailed",
+    "Job",
+    "JobFailed",
+    "LibraryMissing",
+    "LogLine",
+    "Prediction",
+    "RemoteCall",
+    "RemoteFunction",
+    "RemoteTraceback",
+    "ServerError",
+    "TimedOut",
+    "UsageError",
+    "__version__",
+    "log",
+    "remote",
+    "watch_input",
+]
+
+__version__ = "0.1.0"

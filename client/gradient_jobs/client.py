@@ -1,0 +1,231 @@
+"""The client of a server, and the jobs that it returns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradient_cli import config, follow
+from gradient_cli.api.client import Api
+from gradient_cli.api.transport import Transport
+from gradient_cli.workspace import download, job_spec, submission
+from gradient_jobs import metrics
+from gradient_jobs.options import JobFilters, JobOptions, build_filters, build_spec
+from gradient_jobs.records import Artifact, JobRecord, LogLine, Prediction
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import pandas as pd
+    from typing_extensions import Self, Unpack
+
+    JobList = list["Job"]
+    ArtifactList = list[Artifact]
+    PathList = list[Path]
+
+_LOG = logging.getLogger("gradient_jobs")
+_LINES = 2000
+
+
+class Client:
+    """A Gradient Jobs server.
+
+    Args:
+        url: Its address. By default address and key are those of `gradient-cli`: GRADIENT_URL and GRADIENT_API_KEY,
+            else what `gradient-cli login` saved, else a server on this machine.
+        api_key: The API key.
+
+    Raises:
+        ClientError: No server is configured, or its address is invalid.
+
+    Every method raises ServerError when the server answers with an error, and ConnectionFailed when it cannot be
+    reached. One client must not be used by several threads at once.
+
+    Attributes:
+        jobs: The server's jobs.
+    """
+
+    def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
+        settings = config.resolve(url, api_key)
+        self._api = Api(Transport(settings.url, settings.key))
+        self.jobs = Jobs(self._api)
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self._api.url
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another."""
+        self._api.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Jobs:
+    """The jobs of a server."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def create(self, **options: Unpack[JobOptions]) -> Job:
+        """Submit a job, with the options of `gradient-cli jobs create`, and return it without waiting for it.
+
+        As there, options that are not given come from `.gradient.toml`, and the workspace is the folder of that file,
+        else the current one. It is uploaded only if the server lacks it.
+
+        Raises:
+            UsageError: An option is unknown or has the wrong form, or a required one is missing.
+        """
+        return submit(self._api, *build_spec(options))
+
+    def get(self, job_id: str) -> Job:
+        """Return a job."""
+        return Job(self._api, self._api.job(job_id))
+
+    def list(self, *, limit: int | None = 50, **filters: Unpack[JobFilters]) -> JobList:
+        """Return jobs, newest first.
+
+        Args:
+            limit: The largest number of jobs; None: all.
+            filters: Those of `gradient-cli jobs list`.
+
+        Raises:
+            UsageError: There is no such filter, or `since` is not a time.
+        """
+        found, _ = self._api.newest_jobs(build_filters(filters), limit)
+        return [Job(self._api, data) for data in found]
+
+
+def submit(api: Api, spec: dict[str, Any], workspace: str, include: list[str]) -> Job:
+    """Submit a job, and its workspace if the server lacks it."""
+    submission.choose_machine_type(api, spec, _LOG.info)
+    if workspace == "none" or job_spec.is_url(workspace):
+        return Job(api, api.create({**spec, "workspace": workspace}))
+    folder = submission.read_folder(workspace, include)
+    return Job(api, submission.submit(api, spec, workspace, folder, _LOG.info))
+
+
+class Job(JobRecord):
+    """A job; its attributes are those of the last answer of the server.
+
+    Attributes:
+        artifacts: The files that it left.
+    """
+
+    def __init__(self, api: Api, data: dict[str, Any]) -> None:
+        self._api = api
+        self._update(data)
+        self.artifacts = Artifacts(api, self.id)
+
+    def refresh(self) -> Self:
+        """Ask the server for the job's present state, and return the job."""
+        self._update(self._api.job(self.id))
+        return self
+
+    def wait(self, timeout: float | None = None, *, check: bool = False) -> Self:
+        """Wait until the job has ended, and return it.
+
+        Args:
+            timeout: Seconds; None: no limit.
+            check: Raise an error if it did not succeed.
+
+        Raises:
+            TimedOut: It has not ended in time; it goes on.
+            JobFailed: With `check`: it did not succeed.
+        """
+        [data] = follow.wait(self._api, [self.id], timeout)
+        self._update(data)
+        if check:
+            self.raise_for_state()
+        return self
+
+    def follow(self, *, after: int = 0) -> Iterator[LogLine]:
+        """Yield the lines of the job's log after a line number until the job ends, reconnecting as often as needed."""
+        for name, data in self._api.follow(self.id, after):
+            if name == "line":
+                yield LogLine.parse(data)
+        self.refresh()
+
+    def logs(self, *, tail: int | None = None) -> list[LogLine]:
+        """Return all lines that the job has written so far, or the last `tail` of them."""
+        if tail is not None:
+            return [LogLine.parse(row) for row in self._api.logs(self.id, tail=tail, limit=_LINES)["lines"]]
+        found: list[LogLine] = []
+        while page := self._api.logs(self.id, line=found[-1].number if found else 0, limit=_LINES)["lines"]:
+            found += map(LogLine.parse, page)
+        return found
+
+    def metrics(self, *, name: str | None = None, points: int = 1000, source: str = "job") -> pd.DataFrame:
+        """Return the job's metrics as a table with the columns `step` and `time`, and one for each metric.
+
+        Args:
+            name: Only this metric.
+            points: The largest number of values of each metric; more are downsampled.
+            source: `job` for those that the job wrote, `system` for those of its machine.
+
+        Raises:
+            LibraryMissing: pandas is not installed.
+        """
+        return metrics.to_frame(self._api.metrics(self.id, name=name, points=points), source)
+
+    def predict(self, *machine_types: str, precision: str | None = None) -> Prediction:
+        """Return what bounds the job, and estimates of its time, cost and memory on other machine types.
+
+        Args:
+            machine_types: Names or aliases; none: all.
+            precision: `float32` or `mixed`; None: that of the job.
+        """
+        return Prediction.parse(self._api.predict(self.id, ",".join(machine_types) or None, precision))
+
+    def stop(self, *, now: bool = False) -> Self:
+        """Ask the job to stop: SIGTERM, then SIGKILL after its grace period, or `now`. Returns at once."""
+        self._update(self._api.stop_job(self.id, now=now))
+        return self
+
+    def delete(self) -> None:
+        """Delete the job, stopping it if it runs."""
+        self._api.delete_job(self.id)
+
+
+class Artifacts:
+    """The files that a job left."""
+
+    def __init__(self, api: Api, job_id: str) -> None:
+        self._api = api
+        self._job_id = job_id
+
+    def download(self, *patterns: str, to: str | Path | None = None, force: bool = False) -> PathList:
+        """Download artifacts, verified by SHA-256; a repeated call resumes an interrupted one.
+
+        Args:
+            patterns: Files or folders; `*` and `?` are wildcards. None: all.
+            to: The folder; None: `artifacts-ID` in the current one.
+            force: Overwrite files in `to` that have other contents.
+
+        Returns:
+            The files, also those that were there already.
+
+        Raises:
+            ClientError: No artifact matches a pattern, the artifacts were deleted, or a file cannot be written.
+        """
+        found = self._api.all_artifacts(self._job_id)
+        folder = None if to is None else str(to)
+        files, _, root = download.download(self._api, self._job_id, found, patterns, to=folder, force=force)
+        return [Path(root, *file["path"].split("/")) for file in files]
+
+    def read(self, path: str) -> bytes:
+        """Return the contents of one artifact."""
+        return b"".join(self._api.chunks(self._api.artifact(self._job_id, path)))
+
+    def list(self) -> ArtifactList:
+        """Return the files that are stored so far."""
+        return [Artifact.parse(row) for row in self._api.all_artifacts(self._job_id)["files"]]

@@ -1,0 +1,34 @@
+"""Errors of the SDK beside those of the client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradient_cli.errors import ClientError
+
+if TYPE_CHECKING:
+    from gradient_jobs.records import JobRecord
+
+
+class JobFailed(ClientError):
+    """A job did not succeed.
+
+    Attributes:
+        job: The job.
+    """
+
+    def __init__(self, message: str, job: JobRecord) -> None:
+        super().__init__(message, hint=f"`gradient-cli jobs logs {job.id}` prints its log.")
+        self.job = job
+
+
+class LibraryMissing(ClientError, ImportError):
+    """An optional library is not installed.
+
+    Args:
+        part: The part that needs it.
+        library: Its name, as pip knows it.
+    """
+
+    def __init__(self, part: str, library: str) -> None:
+        super().__init__(f"{part} needs {library}, which is not installed", hint=f"Run `pip install {library}`.")

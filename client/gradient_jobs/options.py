@@ -1,0 +1,134 @@
+"""Options of a job, by the names that Python gives them, and the job's spec that they make."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict, Union
+
+from gradient_cli.errors import UsageError
+from gradient_cli.options import parse_moment
+from gradient_cli.workspace import job_spec
+
+# Not `|`: Python 3.9 evaluates it.
+_Path = Union[str, "os.PathLike[str]"]
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of `gradient-cli jobs create`: `machine_type` is `--machineType`."""
+
+    command: str
+    machine_type: str
+    container: str
+    name: str
+    project: str
+    project_id: str
+    workspace: _Path
+    include: Sequence[str]
+    outputs: Sequence[str]
+    env_vars: Mapping[str, str | int | float | bool]
+    env_file: _Path
+    tags: Sequence[str]
+    ports: Sequence[str | int]
+    python: str
+    time_limit: str | int
+    stop_grace: str | int
+    max_attempts: int
+    priority: int
+    cpus: float
+    memory_mb: int
+    shared_mem_mb: int
+    working_directory: str
+    user: str | int
+    image_pull_policy: str
+    use_dockerfile: bool
+    build_only: bool
+    rel_dockerfile_path: str
+    registry_target: str
+    registry_username: str
+    registry_password: str
+
+
+class JobFilters(TypedDict, total=False):
+    """The filters of `gradient-cli jobs list`; states and tags are separated by commas."""
+
+    state: str
+    project: str
+    project_id: str
+    machine_type: str
+    name: str
+    query: str
+    tag: str
+    since: str
+    mine: bool
+
+
+def build_filters(filters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return filters by their API names.
+
+    Raises:
+        UsageError: There is no such filter, or `since` is not a time.
+    """
+    known = JobFilters.__annotations__
+    unknown = next((name for name in filters if name not in known), None)
+    if unknown:
+        raise _unknown(unknown, known)
+    sent = {_api_name(name): value for name, value in filters.items()}
+    if sent.get("since"):
+        sent["since"] = parse_moment("since", sent["since"]).isoformat()
+    return {**sent, "mine": "true" if sent.get("mine") else None}
+
+
+def build_spec(options: Mapping[str, Any], *, filed: bool = True) -> tuple[dict[str, Any], str, list[str]]:
+    """Merge options over the project file into the job's fields and its workspace, as the client does.
+
+    Args:
+        options: The options, as JobOptions has them; those that are None are as if not given.
+        filed: Read the project file.
+
+    Returns:
+        The fields by their API names, the workspace, and the patterns of excluded files to upload.
+
+    Raises:
+        UsageError: A value has the wrong form, an option is unknown, or a required one is missing.
+    """
+    flags = {_python_name(name): name for name in job_spec.option_names()}
+    given: dict[str, Any] = dict.fromkeys(flags.values())
+    for name, value in options.items():
+        if name not in flags:
+            raise _unknown(name, flags)
+        given[flags[name]] = _flag_value(name, value)
+    # The client prompts for the password; a program has it.
+    login = {name: given[name] for name in ("registryUsername", "registryPassword") if given[name] is not None}
+    spec, workspace, include = job_spec.resolve(Namespace(**{**given, **dict.fromkeys(login)}), filed=filed)
+    return {**spec, **login}, workspace, include
+
+
+def _unknown(name: str, known: Iterable[str]) -> UsageError:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(known)}."
+    return UsageError(f"unknown option {name!r}", hint=hint)
+
+
+def _api_name(name: str) -> str:
+    return re.sub("_([a-z])", lambda found: found[1].upper(), name)
+
+
+def _python_name(flag: str) -> str:
+    return {"tag": "tags"}.get(flag) or re.sub("([A-Z])", r"_\1", flag).lower()
+
+
+def _flag_value(name: str, value: object) -> object:
+    """Return a value as the client's parser would."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if name == "env_file" and isinstance(value, str):
+        return [value]
+    if name in {"tags", "outputs", "include", "ports"} and value is not None:
+        if isinstance(value, str):
+            raise UsageError(f"{name}: must be a list of strings", hint=f"For example {name}=[{value!r}].")
+        return [str(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return value

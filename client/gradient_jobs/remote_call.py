@@ -1,0 +1,79 @@
+"""The program of a function's job: runs the function and leaves its result as an artifact."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import platform
+import sys
+import traceback
+import zipfile
+from typing import Any
+
+CALL = "call.pickle"
+FACTS = "call.json"
+RESULT = "gradient_result.pickle"
+
+
+def is_job() -> bool:
+    """Return whether this program runs as a job."""
+    return "GRADIENT_JOB_ID" in os.environ
+
+
+def run() -> None:
+    """Run the function in the archive that this program was started from, and exit: 0 if it returned."""
+    sys.path.insert(1, os.getcwd())  # modules of the workspace
+    with zipfile.ZipFile(sys.argv[0]) as archive:
+        facts = json.loads(archive.read(FACTS))
+        payload = archive.read(CALL)
+    outcome = _check_version(facts) or _call(payload)
+    _write(outcome)
+    if "error" in outcome:
+        sys.stderr.write(outcome["traceback"])
+        sys.exit(1)
+
+
+def _check_version(facts: dict[str, str]) -> dict[str, Any] | None:
+    """Return an error if this Python cannot run the bytecode of the one that sent the function."""
+    theirs, ours = facts["python"], platform.python_version()
+    if theirs.split(".")[:2] == ours.split(".")[:2]:
+        return None
+    text = (
+        f"{facts['function']}() was sent by Python {theirs}, and this job has Python {ours}: the first two numbers "
+        "must be the same. Use a container with that Python, or send it from the job's Python."
+    )
+    return {"error": None, "summary": text, "traceback": f"{text}\n"}
+
+
+def _call(payload: bytes) -> dict[str, Any]:
+    import cloudpickle  # noqa: PLC0415  in the archive of a job, and optional elsewhere
+
+    try:
+        function, args, kwargs = pickle.loads(payload)  # noqa: S301  of the user who submitted the job
+        value = function(*args, **kwargs)
+        cloudpickle.dumps(value)
+    except Exception as error:  # noqa: BLE001  any is sent to the caller
+        summary = "".join(traceback.format_exception_only(type(error), error)).strip()
+        return {"error": _picklable(error), "summary": summary, "traceback": traceback.format_exc()}
+    return {"value": value}
+
+
+def _picklable(error: Exception) -> Exception | None:
+    """Return the exception if another program can load it."""
+    import cloudpickle  # noqa: PLC0415  in the archive of a job, and optional elsewhere
+
+    try:
+        pickle.loads(cloudpickle.dumps(error))  # noqa: S301  written above
+    except Exception:  # noqa: BLE001  of any kind: it is only described then
+        return None
+    return error
+
+
+def _write(outcome: dict[str, Any]) -> None:
+    import cloudpickle  # noqa: PLC0415  in the archive of a job, and optional elsewhere
+
+    path = os.path.join(os.environ["GRADIENT_ARTIFACTS_DIR"], RESULT)
+    with open(f"{path}.part", "wb") as file:
+        cloudpickle.dump(outcome, file)
+    os.replace(f"{path}.part", path)  # no half of it is ever stored

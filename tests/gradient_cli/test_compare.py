@@ -1,0 +1,176 @@
+"""`compare create`, `jobs`, `list`, `show`, `export` and `delete`."""
+
+import csv
+import io
+import json
+
+import pytest
+
+SPREAD = {"median": 20.5, "low": 20.0, "high": 21.0}
+
+BOTTLENECK = {
+    "kind": "input",
+    "summary": "Bound by input: 80% of the running time.",
+    "figures": [{"name": "input_share", "value": 0.8, "text": "80% of the running time waiting for input"}],
+    "advice": ["Cache the prepared examples."],
+    "missing": [],
+}
+
+
+def machine_row(name, **fields):
+    row = {
+        "machineType": name,
+        "simulated": False,
+        "jobs": 3,
+        "succeeded": 3,
+        "failed": 0,
+        "stepsPerSecond": SPREAD,
+        "speedup": 1.0,
+        "best": {"median": 0.95, "low": 0.94, "high": 0.96},
+        "seconds": SPREAD,
+        "secondsToTarget": {"median": 90.0, "low": 80.0, "high": 95.0},
+        "peakMemoryBytes": 2_000_000_000,
+        "peakGpuMemoryBytes": None,
+        "pricePerHour": 3.06,
+        "costToTarget": 0.0765,
+        "costPer1000Steps": 0.0415,
+        "fastest": 1,
+        "cheapest": 2,
+        "mostAccurate": 1,
+        "bottleneck": BOTTLENECK,
+        "members": [],
+    }
+    return row | fields
+
+
+def comparison(*rows, **fields):
+    made = {
+        "id": "c1",
+        "name": None,
+        "url": "http://server/ui/comparisons/c1",
+        "metric": "acc|x",
+        "goal": "max",
+        "target": 0.9,
+        "jobs": 6,
+        "ended": 6,
+        "createdAt": "2026-01-01T00:00:00.000Z",
+        "rows": list(rows),
+        "differences": [],
+        "notes": [],
+    }
+    return made | fields
+
+
+UNMEASURED = machine_row(
+    "CPU",
+    simulated=True,
+    succeeded=1,
+    failed=2,
+    **dict.fromkeys(("stepsPerSecond", "speedup", "best", "seconds", "secondsToTarget", "peakMemoryBytes")),
+    bottleneck=None,
+    **dict.fromkeys(("costToTarget", "costPer1000Steps", "fastest", "cheapest", "mostAccurate")),
+)
+
+
+def test_a_folder_is_uploaded_once_for_all_machine_types(cli, server):
+    (cli.folder / "train.py").write_text("print(1)\n")
+    server.on("POST", "/jobs", {"job": {}, "notes": []})
+    server.on("POST", "/comparisons", comparison(machine_row("CPU"), machine_row("V100")))
+    options = ["--repeats", "3", "--metric", "val_accuracy", "--target", "0.9"]
+    made = cli("compare", "create", "-m", "cpu,V100", *options, "--", "python", "train.py")
+    assert (made.returncode, made.stdout) == (0, "c1\n"), made.stderr
+    assert "6 jobs on 2 machine types" in made.stderr
+    assert "gradient-cli compare show c1 --wait" in made.stderr
+    assert server.requests_to("POST", "/jobs")[0].json["machineType"] == "cpu", "one is validated before the upload"
+    (sent,) = server.requests_to("POST", "/comparisons")
+    head, _, rest = sent.body.partition(b"\r\n\r\n")
+    assert b'name="spec"' in head
+    spec = json.loads(rest.partition(b"\r\n")[0])
+    assert (spec["machineType"], spec["repeats"], spec["command"]) == ("cpu,V100", 3, "python train.py")
+    assert (spec["metric"], spec["target"], spec["goal"]) == ("val_accuracy", 0.9, "max")
+    assert sent.headers["Idempotency-Key"]
+
+
+def test_a_program_from_git_needs_no_upload(cli, server):
+    server.on("POST", "/comparisons", comparison())
+    url = "https://host/repo.git"
+    made = cli("compare", "create", "-m", "CPU,V100", "--workspace", url, "--command", "true", "--json")
+    assert json.loads(made.stdout)["id"] == "c1"
+    assert server.requests_to("POST", "/comparisons")[0].json["workspace"] == url
+
+
+def test_existing_jobs_are_compared(cli, server):
+    server.on("POST", "/comparisons/from-jobs", comparison())
+    ids = ["j" + letter * 13 for letter in "ab"]
+    assert cli("compare", "jobs", *ids, "--metric", "loss", "--goal", "min", "--name", "two").returncode == 0
+    sent = server.requests_to("POST", "/comparisons/from-jobs")[0].json
+    assert sent == {"jobs": ids, "metric": "loss", "goal": "min", "name": "two"}
+
+
+def test_the_table_has_figures_ranks_differences_and_notes(cli, server):
+    difference = {"name": "command", "values": {"a": ["j1"], "": ["j2"]}}
+    found = comparison(machine_row("V100"), UNMEASURED, differences=[difference], notes=["Be careful."])
+    server.on("GET", "/comparisons/c1", found)
+    shown = cli("compare", "show", "c1")
+    assert shown.returncode == 0, shown.stderr
+    head, v100, cpu = shown.stdout.splitlines()
+    assert head.split("  ")[0] == "MACHINE"
+    for text in (
+        "20.5 (20-21)",
+        "0.95 (0.94-0.96)",
+        "1m 30s",
+        "$0.0765",
+        "$3.06",
+        "2.0 GB",
+        "input",
+        "fastest, most accurate",
+    ):
+        assert text in v100
+    assert "cheapest" not in v100
+    assert "CPU (simulated)" in cpu
+    assert "1 of 3, 2 failed" in cpu
+    assert "differs: command: a (j1); none (j2)" in shown.stderr
+    assert "note: Be careful." in shown.stderr
+    assert "V100: Bound by input: 80% of the running time. (80% of the running time waiting" in shown.stderr
+    assert "  advice: Cache the prepared examples." in shown.stderr
+
+
+def test_without_metric_and_target_the_running_time_is_shown(cli, server):
+    server.on("GET", "/comparisons/c1", comparison(machine_row("V100"), metric=None, target=None))
+    assert "RAN" in cli("compare", "show", "c1").stdout
+
+
+def test_show_waits_for_the_last_job(cli, server):
+    server.on("GET", "/comparisons/c1", comparison(ended=5), comparison(machine_row("V100")))
+    shown = cli("compare", "show", "c1", "--wait")
+    assert "V100" in shown.stdout
+    assert ["5 of 6" in shown.stderr, "6 of 6" in shown.stderr] == [True, True]
+
+
+def test_a_comparison_is_exported(cli, server):
+    server.on("GET", "/comparisons/c1", comparison(machine_row("V100"), UNMEASURED, notes=["Be careful."]))
+    rows = list(csv.DictReader(io.StringIO(cli("compare", "export", "c1", "--format", "csv").stdout)))
+    assert [row["machineType"] for row in rows] == ["V100", "CPU"]
+    assert (rows[0]["secondsToTarget"], rows[0]["secondsToTargetLow"], rows[1]["best"]) == ("90.0", "80.0", "")
+    assert json.loads(cli("compare", "export", "c1", "--format", "json").stdout)["id"] == "c1"
+    lines = cli("compare", "export", "c1").stdout.splitlines()
+    assert "ACC\\|X" in lines[0]
+    assert lines[1].count("---") == len(lines[0].replace("\\|", "").split("|")) - 2
+    assert lines[-1] == "Be careful."
+
+
+def test_comparisons_are_listed_and_deleted(cli, server):
+    server.on("GET", "/comparisons", {"comparisons": [comparison(name="digits", ended=2)], "next": None})
+    assert cli("compare", "list").stdout.splitlines()[1].split()[:3] == ["c1", "digits", "2"]
+    server.on("DELETE", "/comparisons/c1", {})
+    assert cli("compare", "delete", "c1").returncode == 0
+
+
+def test_without_comparisons_a_command_is_named(cli, server):
+    server.on("GET", "/comparisons", {"comparisons": [], "next": None})
+    assert "compare create" in cli("compare", "list").stderr
+
+
+@pytest.mark.parametrize("words", [["-m", "CPU,V100", "--goal", "up"], ["-m", "CPU,V100", "--repeats", "x"]])
+def test_wrong_values_are_refused(cli, words):
+    assert cli("compare", "create", *words, "--command", "true").returncode == 2

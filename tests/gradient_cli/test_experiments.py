@@ -1,0 +1,161 @@
+"""`experiments list`, `show` and `run`; tests/e2e/test_experiments.py runs them on a real service."""
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from gradient_cli.experiments import recipe as recipes
+from gradient_cli.experiments.chart import draw
+from gradient_trainer.cli import build_parser
+from gradient_trainer.options import TrainOptions
+
+NAMES = ["feeding-a-tpu", "gpu-vs-tpu", "managed-tpu", "mixed-precision", "steps-per-second"]
+PACES = {"CPU": 2.0, "V100": 90.0}
+
+
+def job(machine_type, **fields):
+    made = {"id": f"j{machine_type.lower()}", "machineType": machine_type, "simulated": False, "command": "train"}
+    return made | {"state": "Stopped", "finishedAt": "2026-01-01T00:00:00Z", "durationSeconds": 60.0, **fields}
+
+
+def series(name, *values):
+    points = [{"step": 10 * number, "time": "", "value": value} for number, value in enumerate(values)]
+    return {"name": name, "source": "job", "points": points, "last": values[-1], "min": 0, "max": 0}
+
+
+def answer(server, *jobs):
+    """Answer the requests of a run with these jobs."""
+    planned = [{"job": {}, "notes": []}] * len(jobs)
+    server.on("POST", "/jobs", *planned, *jobs)
+    members = [{"jobId": each["id"], "stepsPerSecond": PACES[each["machineType"]]} for each in jobs]
+    made = {"id": "c1", "url": "http://server/ui/comparisons/c1", "rows": [{"members": members}]}
+    server.on("POST", "/comparisons/from-jobs", made)
+    server.on("GET", "/comparisons/c1", made)
+    for each in jobs:
+        server.on("GET", f"/jobs/{each['id']}", each)
+        metrics = [series("loss", 2.0, 1.0), series("test_accuracy", 0.5), series("peak_host_bytes", 2e9)]
+        server.on("GET", f"/jobs/{each['id']}/metrics", {"series": metrics})
+
+
+def run_experiment(cli, *options):
+    return cli("experiments", "run", "steps-per-second", "--machineType", "CPU,V100", *options)
+
+
+def test_real_machines_are_compared_with_the_published_ratio(cli, server):
+    answer(server, job("CPU"), job("V100"))
+    done = run_experiment(cli, "--output", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures == json.loads((cli.folder / "out" / "figures.json").read_text())
+    measured = {each["text"]: each["measured"] for each in figures["statements"]}
+    assert measured["A V100 is about 50 times as fast as the CPU"] == {"V100 against CPU": 45.0}
+    assert measured["A K80 is 8 to 9 times as fast as the CPU"] == {}
+    markdown = (cli.folder / "out" / "report.md").read_text()
+    assert "| A V100 is about 50 times as fast as the CPU | 50 x | 45 x (V100 against CPU) |" in markdown
+    assert "| resnet32 | V100 | 1 of 1 | 90 | 1m 00s | 50.00% | 2.0 GB |" in markdown
+    assert "| Tesla V100 | about 50 | 3.06 $/h |" in markdown
+    assert "simulated" not in markdown
+    assert "Scale: scaled down: 12 steps of 16 images of CIFAR-10" in markdown
+    ET.fromstring((cli.folder / "out" / "loss.svg").read_text())  # noqa: S314 - our own
+
+
+def test_simulated_machines_have_a_table_of_their_own_and_no_ratio(cli, server):
+    answer(server, job("CPU"), job("V100", simulated=True))
+    assert run_experiment(cli, "--full").returncode == 0
+    markdown = (cli.folder / "experiment-steps-per-second" / "report.md").read_text()
+    real, simulated = markdown.split("## Measured on simulated machines")
+    assert "| resnet32 | CPU |" in real
+    assert "V100 (simulated)" not in real
+    assert "| resnet32 | V100 (simulated) |" in simulated
+    assert "| 50 x | not measured on real machines |" in simulated
+    assert "Scale: full: 2,000 steps of 128 images of CIFAR-10" in markdown
+
+
+def test_a_failed_job_is_reported_without_its_figures(cli, server):
+    answer(server, job("CPU"), job("V100", state="Failed", message="exit code 1"))
+    done = run_experiment(cli)
+    assert done.returncode == 1
+    assert "gradient-cli jobs logs jv100" in done.stderr
+    assert (
+        "| resnet32 | V100 | 0 of 1 | not measured |"
+        in (cli.folder / "experiment-steps-per-second" / "report.md").read_text()
+    )
+
+
+def test_repeats_are_submitted_with_their_seeds_and_other_data(cli, server):
+    answer(server, job("CPU"), job("CPU", id="jcpu2"))
+    words = ["--machineType", "CPU", "--repeats", "2", "--data", "cifar10=my photos.zip"]
+    server.on("POST", "/jobs", {"job": {}, "notes": []}, job("CPU"), job("CPU", id="jcpu2"))
+    assert cli("experiments", "run", "steps-per-second", *words).returncode == 0
+    planned, *sent = [request.json for request in server.requests_to("POST", "/jobs")]
+    assert [each["envVars"] for each in sent] == [{"SEED": "1"}, {"SEED": "2"}]
+    assert "--data 'my photos.zip' --seed $SEED" in planned["command"] == sent[0]["command"]
+
+
+def test_machine_types_of_the_publication_are_the_default(cli, server):
+    types = [{"name": "CPU", "available": True}, {"name": "V100", "available": False}]
+    server.on("GET", "/machine-types", {"machineTypes": types})
+    refused = cli("experiments", "run", "managed-tpu")
+    assert refused.returncode == 2
+    assert "this server has none of TPU" in refused.stderr
+    assert "--machineType with some that it has: CPU" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["mixed-precison"], "Did you mean mixed-precision?"),
+        (["mixed-precision", "--repeats", "0"], "repeats: 0 must be at least 1"),
+        (["mixed-precision", "--machineType", "CPU", "--repeats", "26"], "104 jobs are more than the 100"),
+        (["mixed-precision", "--data", "imagenet=x"], "Write NAME=OTHER with a NAME of cifar10, digits"),
+        (["mixed-precision", "--machineType", "CPU,CPU"], "must name each machine type once"),
+        (["mixed-precision", "--output", "old"], "old contains a report already"),
+    ],
+)
+def test_a_wrong_request_submits_nothing(cli, server, options, message):
+    (cli.folder / "old").mkdir()
+    (cli.folder / "old" / "report.md").touch()
+    refused = cli("experiments", "run", *options)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert server.requests == []
+    assert [path.name for path in cli.folder.iterdir()] == ["old"]
+
+
+def test_list_and_show_need_no_server(cli, server):
+    listed = json.loads(cli("experiments", "list", "--json").stdout)["experiments"]
+    assert [each["name"] for each in listed] == NAMES
+    assert all(name in cli("experiments", "list").stdout for name in NAMES)
+    shown = cli("experiments", "show", "mixed-precision").stdout
+    assert "O0 fp32   T4      57:17    7657        86.75 %" in shown
+    assert json.loads(cli("experiments", "show", "gpu-vs-tpu", "--json").stdout)["ratios"][0]["published"] == -0.002
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("full", [False, True])
+def test_every_command_is_one_that_its_program_accepts(name, full):
+    recipe = recipes.load(name)
+    members = {member.name for member in recipe.members}
+    for ratio in recipe.ratios:
+        assert {ratio.of[0], ratio.over[0]} <= {None, *members}
+    for member in recipe.members:
+        command = recipe.command_of(member, {}, full=full)
+        if recipe.workspace:
+            assert command.startswith("python main.py")
+            assert (Path(recipe.workspace) / "main.py").is_file()
+        else:
+            flags = command.replace("$SEED", "1").removeprefix("python -m gradient_trainer ").split()
+            chosen = vars(build_parser().parse_args(flags))
+            del chosen["list"], chosen["find_learning_rate"]
+            TrainOptions(**chosen)
+
+
+def test_a_chart_has_a_line_for_each_series_with_two_points():
+    svg = draw("a < b", {"one": [(0, 1.0), (10, 2.0)], "two": [(0, 1.0)], "<three>": [(0, 5.0), (5, 5.0)]})
+    root = ET.fromstring(svg)  # noqa: S314 - our own
+    lines = [each for each in root.iter() if each.tag.endswith("polyline")]
+    assert len(lines) == 4, "each line, and its mark in the legend"
+    assert draw("empty", {"two": [(0, 1.0)]}) is None

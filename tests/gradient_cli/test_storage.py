@@ -1,0 +1,50 @@
+"""Transfers to and from a project's storage that break off."""
+
+import json
+import os
+
+import pytest
+
+STORAGE = "/projects/p1/storage"
+DATA = bytes(range(256)) * 2000
+ENTRY = {"path": "big", "kind": "file", "size": len(DATA), "modified": "2024-05-01T10:00:00.123Z", "etag": "7d000-18f"}
+
+
+@pytest.fixture
+def project(server):
+    found = {"id": "p1", "name": "default"}
+    server.on("GET", "/projects", {"projects": [found]})
+    server.on("POST", "/projects", found)
+    server.on("GET", STORAGE, {"entries": [ENTRY], "next": None})
+
+
+@pytest.mark.usefixtures("project")
+def test_a_download_that_breaks_off_is_continued(cli, server, protocol):
+    rest = protocol.Reply(DATA[300_000:], 206, {"Content-Range": f"bytes 300000-{len(DATA) - 1}/{len(DATA)}"})
+    server.on("GET", f"{STORAGE}/big", protocol.Reply(DATA[:300_000], claim=len(DATA)), rest)
+    got = cli("storage", "get", "big")
+    assert got.returncode == 0, got.stderr
+    assert (cli.folder / "big").read_bytes() == DATA
+    assert (cli.folder / "big").stat().st_mtime_ns == 1714557600123 * 10**6
+    asked = server.requests_to("GET", f"{STORAGE}/big")[-1].headers
+    assert (asked["Range"], asked["If-Range"]) == ("bytes=300000-", '"7d000-18f"')
+
+
+@pytest.mark.usefixtures("project")
+def test_an_upload_that_breaks_off_is_repeated(cli, server, protocol):
+    server.on("PUT", f"{STORAGE}/new", protocol.Reply(breaks="unanswered"), {"path": "new"})
+    (cli.folder / "new").write_bytes(DATA)
+    os.utime(cli.folder / "new", (1714557600, 1714557600))
+    done = cli("storage", "put", "new", "--json")
+    assert json.loads(done.stdout) == {"files": ["new"], "bytes": len(DATA), "unchanged": 0, "leftOut": []}
+    sent = server.requests_to("PUT", f"{STORAGE}/new")
+    assert [request.body for request in sent] == [DATA, DATA]
+    assert sent[1].query["modified"] == "2024-05-01T10:00:00.000Z"
+
+
+@pytest.mark.usefixtures("project")
+def test_a_path_that_leads_out_of_the_folder_is_refused(cli, server):
+    server.on("GET", STORAGE, {"entries": [ENTRY | {"path": "set/../../evil"}], "next": None})
+    refused = cli("storage", "get", "set", "here")
+    assert refused.returncode == 1
+    assert "outside of the folder" in refused.stderr

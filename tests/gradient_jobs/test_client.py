@@ -1,0 +1,184 @@
+import asyncio
+import builtins
+import re
+
+import pytest
+
+import gradient_jobs
+from gradient_cli.workspace import job_spec
+from gradient_jobs.options import JobOptions
+
+pytestmark = pytest.mark.integration
+
+TRAIN = """\
+import os, pathlib
+import gradient_jobs
+
+for step in range(3):
+    gradient_jobs.log(step=step, loss=1 / (step + 1), accuracy=step / 2)
+    print("step", step)
+folder = pathlib.Path(os.environ["GRADIENT_ARTIFACTS_DIR"], "out")
+folder.mkdir()
+(folder / "model.txt").write_text("trained")
+(folder / "log.txt").write_text("log")
+"""
+
+
+@pytest.fixture
+def trained(client, folder):
+    (folder / "train.py").write_text(TRAIN)
+    job = client.jobs.create(machine_type="CPU", command="python train.py", name="train", tags=["sdk", "first"])
+    return job.wait(60, check=True)
+
+
+def test_a_job_from_its_submission_to_its_artifacts(client, folder):
+    (folder / "train.py").write_text(TRAIN)
+    job = client.jobs.create(machine_type="CPU", command="python train.py", env_vars={"EPOCHS": 3}, time_limit="2h")
+    lines = list(job.follow())
+    assert [(line.number, str(line)) for line in lines] == [(1, "step 0"), (2, "step 1"), (3, "step 2")]
+    assert lines[0].time >= job.created_at
+    assert job.wait(60).succeeded
+    assert (job.state, job.exit_code, job.data["timeLimit"], job.data["envVars"]["EPOCHS"]) == ("Stopped", 0, 7200, "3")
+    assert [str(line) for line in job.logs(tail=1)] == ["step 2"]
+    assert [line.text for line in job.logs()] == ["step 0", "step 1", "step 2"]
+    assert [(file.path, file.size) for file in job.artifacts.list()] == [("out/log.txt", 3), ("out/model.txt", 7)]
+    assert [str(path) for path in job.artifacts.download("*.txt", to="got")] == ["got/out/log.txt", "got/out/model.txt"]
+    assert (folder / "got" / "out" / "model.txt").read_text() == "trained"
+    assert job.artifacts.read("out/model.txt") == b"trained"
+
+
+def test_metrics_logged_in_a_job_are_a_table(trained):
+    table = trained.metrics()
+    assert list(table.columns) == ["step", "time", "loss", "accuracy"]
+    assert list(table["step"]) == [0, 1, 2]
+    assert list(table["loss"]) == [1, 0.5, pytest.approx(1 / 3)]
+    assert list(trained.metrics(name="accuracy")["accuracy"]) == [0, 0.5, 1]
+
+
+def test_metrics_without_pandas_name_what_to_install(trained, monkeypatch):
+    imported = builtins.__import__
+
+    def without_pandas(name, *args):
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+        return imported(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", without_pandas)
+    with pytest.raises(gradient_jobs.LibraryMissing) as caught:
+        trained.metrics()
+    assert (str(caught.value), caught.value.hint) == (
+        "job.metrics() needs pandas, which is not installed",
+        "Run `pip install pandas`.",
+    )
+
+
+def test_jobs_are_listed_with_filters(client, trained):
+    assert [job.id for job in client.jobs.list(tag="first", machine_type="CPU", limit=1)] == [trained.id]
+    assert trained.id in [job.id for job in client.jobs.list(since="10m", mine=True, limit=None)]
+    assert client.jobs.list(name="no such job") == []
+    assert client.jobs.get(trained.id).name == "train"
+    with pytest.raises(gradient_jobs.UsageError, match="unknown option 'machine'") as caught:
+        client.jobs.list(machine="CPU")
+    assert caught.value.hint == "Did you mean machine_type?"
+
+
+def test_a_running_job_is_stopped(client):
+    job = client.jobs.create(machine_type="CPU", command="echo started; exec sleep 600", workspace="none")
+    assert str(next(job.follow())) == "started"
+    with pytest.raises(gradient_jobs.TimedOut, match="has not ended within"):
+        job.wait(0.1)
+    assert job.refresh().state == "Running"
+    job.stop()
+    with pytest.raises(gradient_jobs.JobFailed, match="Cancelled") as caught:
+        job.wait(60, check=True)
+    assert caught.value.job is job
+    job.delete()
+    with pytest.raises(gradient_jobs.ServerError) as caught:
+        client.jobs.get(job.id)
+    assert (caught.value.status, caught.value.name) == (404, "JobNotFound")
+
+
+def test_an_unchanged_folder_is_uploaded_once(client, folder, caplog):
+    caplog.set_level("INFO", "gradient_jobs")
+    (folder / "main.py").write_text("print(1)")
+    first, second = (client.jobs.create(machine_type="CPU", command="python main.py") for _ in range(2))
+    assert first.data["workspaceSha256"] == second.data["workspaceSha256"]
+    assert [message.partition(" (")[0] for message in caplog.messages] == [
+        "workspace uploaded",
+        "workspace unchanged, not uploaded",
+    ]
+
+
+def test_options_come_from_the_project_file_as_in_the_client(client, folder):
+    (folder / ".gradient.toml").write_text('machineType = "CPU"\ncommand = "true"\n[envVars]\nA = "1"\nB = "2"\n')
+    job = client.jobs.create(env_vars={"B": "3"})
+    assert (job.machine_type, job.command, job.data["envVars"]) == ("CPU", "true", {"A": "1", "B": "3"})
+
+
+def test_a_job_without_a_machine_type_gets_the_servers_default(client):
+    assert client.jobs.create(command="true", workspace="none").machine_type == "CPU"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"machine_type": "CPU"}, "command: required"),
+        ({"command": "true", "machine_type": "CPUU"}, "machineType: "),
+        ({"command": "true", "machine_type": "CPU", "time_limit": "soon"}, "timeLimit: 'soon' is not a duration"),
+        ({"command": "true", "machine_type": "CPU", "tags": "one"}, "tags: must be a list of strings"),
+        ({"command": "true", "machine_type": "CPU", "workspace": "nowhere"}, "workspace: nowhere does not exist"),
+        ({"command": "true", "machinetype": "CPU"}, "unknown option 'machinetype'"),
+    ],
+)
+def test_wrong_options_are_refused_as_by_the_client(client, options, error):
+    with pytest.raises(gradient_jobs.ClientError, match=f"^{re.escape(error)}") as caught:
+        client.jobs.create(**options)
+    assert caught.value.hint or "Did you mean" in str(caught.value)
+
+
+def test_every_option_of_the_client_is_typed():
+    given = {re.sub("([A-Z])", r"_\1", name).lower() for name in job_spec.option_names()}
+    assert given - {"tag"} | {"tags"} == set(JobOptions.__annotations__)
+
+
+def test_no_server(folder, monkeypatch):
+    monkeypatch.setenv("GRADIENT_URL", "http://127.0.0.1:1")
+    client = gradient_jobs.Client()
+    with pytest.raises(gradient_jobs.ConnectionFailed, match=r"nothing answers at http://127\.0\.0\.1:1"):
+        client.jobs.list()
+    monkeypatch.delenv("GRADIENT_URL")
+    monkeypatch.setenv("GRADIENT_HOME", str(folder))
+    with pytest.raises(gradient_jobs.ClientError, match="no server is configured"):
+        gradient_jobs.Client()
+
+
+def test_the_same_with_asyncio(folder):
+    (folder / "train.py").write_text(TRAIN)
+
+    async def scenario():
+        client = gradient_jobs.AsyncClient()
+        jobs = await asyncio.gather(
+            *(client.jobs.create(machine_type="CPU", command="python train.py", tags=["async"]) for _ in range(2))
+        )
+        lines = [str(line) async for line in jobs[0].follow()]
+        await asyncio.gather(*(job.wait(60, check=True) for job in jobs))
+        paths = await jobs[1].artifacts.download("out/model.txt", to="got")
+        table = await jobs[1].metrics()
+        long = await client.jobs.create(machine_type="CPU", command="sleep 600", workspace="none")
+        with pytest.raises(gradient_jobs.TimedOut):
+            await long.wait(0.1)
+        await long.stop()
+        with pytest.raises(gradient_jobs.JobFailed):
+            await long.wait(60, check=True)
+        listed = await client.jobs.list(tag="async")
+        files = [file.path for file in await jobs[0].artifacts.list()]
+        tail = [str(line) for line in await jobs[0].logs(tail=1)]
+        model = await jobs[0].artifacts.read("out/model.txt")
+        return jobs, lines, paths, table, listed, files, tail, model, (await client.jobs.get(jobs[0].id)).state
+
+    jobs, lines, [path], table, listed, files, tail, model, state = asyncio.run(scenario())
+    assert lines == ["step 0", "step 1", "step 2"]
+    assert path.read_text() == "trained" == model.decode()
+    assert list(table["step"]) == [0, 1, 2]
+    assert {job.id for job in listed} == {job.id for job in jobs}
+    assert (files, tail, state) == (["out/log.txt", "out/model.txt"], ["step 2"], "Stopped")
