@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import demo_data
+
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / ".demo"
 PROGRAMS = Path(sys.executable).parent
@@ -107,7 +109,7 @@ def show(programs: Programs, machine_type: str, summary: Summary) -> None:
 
 
 def prepare_data() -> str:
-    """Copy MNIST to the data sets of jobs, if this machine has it.
+    """Put MNIST into the data sets of jobs: a copy of this machine, or downloaded where the network lets us.
 
     Returns:
         A description of the data to train on.
@@ -121,15 +123,21 @@ def prepare_data() -> str:
     target = HOME / "storage" / "datasets" / "mnist.npz"
     if source is None and chosen:
         raise DemoError(f"GRADIENT_DEMO_DATA={chosen}: there is no such file. Name an mnist.npz as Keras keeps it.")
-    if source is None:
-        target.unlink(missing_ok=True)
-        say("Data: the digits that come with scikit-learn (1,797 images). For the real MNIST (70,000 images) name an")
-        say("      mnist.npz as Keras keeps it: make demo GRADIENT_DEMO_DATA=/path/to/mnist.npz")
-        return "the digits that come with scikit-learn"
     target.parent.mkdir(parents=True, exist_ok=True)
-    new = target.with_suffix(".new")
-    shutil.copyfile(source, new)
-    new.replace(target)
+    if source is None:
+        try:
+            demo_data.download(target)
+        except demo_data.DownloadFailed as error:
+            target.unlink(missing_ok=True)
+            say(f"Data: the digits that come with scikit-learn (1,797 images): {error}")
+            say("      For the real MNIST (70,000 images) name an mnist.npz as Keras keeps it:")
+            say("      make demo GRADIENT_DEMO_DATA=/path/to/mnist.npz")
+            return "the digits that come with scikit-learn"
+        source = target
+    else:
+        new = target.with_suffix(".new")
+        shutil.copyfile(source, new)
+        new.replace(target)
     say(f"Data: the real MNIST, 60,000 training and 10,000 test images, from {source}")
     return f"the real MNIST ({source})"
 

@@ -1,8 +1,8 @@
-"""A TensorFlow training program: `python -m gradient_trainer`, or `train()` from Python."""
+"""A training program for image classifiers: `python -m gradient_trainer`, or `train()` from Python."""
 
-from .api import train
+from .api import find_learning_rate, train
 from .errors import TrainerError, TrainingStopped
 from .options import TrainOptions
-from .result import TrainResult
+from .outputs.result import TrainResult
 
-__all__ = ["TrainOptions", "TrainResult", "TrainerError", "TrainingStopped", "train"]
+__all__ = ["TrainOptions", "TrainResult", "TrainerError", "TrainingStopped", "find_learning_rate", "train"]

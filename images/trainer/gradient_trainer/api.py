@@ -1,6 +1,7 @@
-"""`train()`: a training as a Python call."""
+"""`train()` and `find_learning_rate()`: a training as Python calls."""
 
 import functools
+import importlib
 import inspect
 import multiprocessing
 import os
@@ -13,15 +14,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
 
-from .errors import TrainerError
+from .errors import OptionsError, TrainerError
 from .options import TrainOptions
+from .outputs.result import TrainResult
 from .registry import DATASETS, MODELS
-from .result import TrainResult
-from .stop import StopRequest
-from .tf_runtime import import_with_tensorflow, wait_for_tpu
+from .training.runtime import import_with_keras, wait_for_tpu
+from .training.stop import StopRequest
 
 if TYPE_CHECKING:
     from .datasets import DataSet
+    from .training.lr_finder import LearningRates
 
 _POLL_SECONDS = 0.2
 # Not forked: TensorFlow does not survive that.
@@ -39,9 +41,10 @@ def run(options: TrainOptions) -> TrainResult:
     """
     began = time.perf_counter()
     with StopRequest() as stop, ExitStack() as files:
-        wait_for_tpu(os.environ, options.connect_timeout)
         MODELS.check(options.model)
-        data = _load_data(options)
+        options.check_combinations()
+        wait_for_tpu(os.environ, options.connect_timeout)
+        data = load_data(options)
         url = options.output_url()
         output = Path(files.enter_context(tempfile.TemporaryDirectory())) if url else options.output_folder()
         # Printed before the import of TensorFlow, which takes seconds without any other output.
@@ -55,8 +58,39 @@ def run(options: TrainOptions) -> TrainResult:
         return task.run(data, stop)
 
 
-def _load_data(options: TrainOptions) -> "DataSet":
-    data: DataSet = DATASETS.get(options.data)(options.data_folders())
+def find_learning_rate(options: TrainOptions) -> "LearningRates":
+    """Search for a learning rate, on one device, and write every rate with its loss to the output folder.
+
+    Raises:
+        TrainerError: The search cannot start, or finds no rate.
+    """
+    MODELS.check(options.model)
+    options.check_combinations()
+    if os.environ.get("TPU_GRPC_URL") or options.output_url():
+        raise OptionsError(
+            "--find-learning-rate runs on one device of this machine and writes to a folder: unset TPU_GRPC_URL, "
+            "and choose a folder as --output"
+        )
+    data = load_data(options)
+    output = options.output_folder()
+    found: LearningRates = import_with_keras("lr_finder", options.backend).Finder(options, data).run(output)
+    return found
+
+
+def load_data(options: TrainOptions) -> "DataSet":
+    """Read the data set of the options: a listed one, a file with a function of the user's, or a folder or .zip.
+
+    Raises:
+        DataSetError: It is missing or damaged.
+    """
+    data: DataSet
+    found = None if options.data in DATASETS.summaries() else options.data_path()
+    if found is None:
+        data = DATASETS.get(options.data)(options.data_folders())
+    else:
+        # Imports Pillow, which other data sets do not need.
+        files = importlib.import_module(f"{__package__}.datasets._files")
+        data = files.load_files(found, options.image_size, options.cache_folder())
     return data
 
 
@@ -81,10 +115,10 @@ class _Task:
     def run(self, data: "DataSet", stop: StopRequest) -> TrainResult:
         result: TrainResult
         if self.trained is None:
-            training = import_with_tensorflow("training").Training(self.options, data, self.output, self.url, stop)
-            result = training.run(self.began)
+            module = import_with_keras("training", self.options.backend)
+            result = module.Training(self.options, data, self.output, self.url, stop).run(self.began)
         else:
-            evaluation = import_with_tensorflow("evaluation")
+            evaluation = import_with_keras("evaluation", self.options.backend)
             result = evaluation.evaluate_saved(self.trained, data, self.output, self.url, self.began)
         return result
 
@@ -116,7 +150,7 @@ class _Task:
     def _send_result(self, sending: Connection) -> None:
         with StopRequest() as stop:
             try:
-                sending.send(self.run(_load_data(self.options), stop))
+                sending.send(self.run(load_data(self.options), stop))
             except TrainerError as error:
                 sending.send(error)
 

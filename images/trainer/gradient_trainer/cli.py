@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from .api import run
+from .api import find_learning_rate, run
 from .errors import TrainerError
 from .options import TrainOptions
 from .registry import DATASETS, MODELS, Registry
 
 GROUPS = {"what": "what to train", "how": "how to train", "where": "where to read and write"}
-PARSERS: dict[object, type] = {int: int, int | None: int, float: float}
+PARSERS: dict[object, type] = {int: int, int | None: int, float: float, float | None: float}
 
 EXAMPLES = """\
 examples:
   python -m gradient_trainer
   python -m gradient_trainer --data mnist --epochs 2 --batch-size 128 --seed 1
   python -m gradient_trainer --model my_model.py --data digits --output outputs
+  python -m gradient_trainer --model davidnet-cifar10 --data cifar10 --precision auto
+  python -m gradient_trainer --model resnet32-cifar10 --data photos.zip --find-learning-rate
 
 A training that was stopped or lost goes on from its last checkpoint when the same command
 is given again. On SIGTERM it finishes its step, saves, and exits with 143.
@@ -39,8 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.pop("list"):
         print(f"{_format_list('models', MODELS)}\n\n{_format_list('data sets', DATASETS)}")
         return 0
+    command = find_learning_rate if chosen.pop("find_learning_rate") else run
     try:
-        run(TrainOptions(**chosen))
+        command(TrainOptions(**chosen))
     except TrainerError as error:
         return _fail(str(error), error.exit_code)
     except OSError as error:
@@ -50,16 +53,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser, whose results are the fields of TrainOptions, and `list`."""
+    """Build the parser, whose results are the fields of TrainOptions, `list` and `find_learning_rate`."""
     parser = argparse.ArgumentParser(
         prog="python -m gradient_trainer",
         usage="%(prog)s [--model NAME] [--data NAME] [flags]",
-        description="Train an image classifier with TensorFlow.",
+        description="Train an image classifier with Keras.",
         epilog=f"{_format_list('models', MODELS)}\n\n{_format_list('data sets', DATASETS)}\n\n{EXAMPLES}",
         formatter_class=_Formatter,
         allow_abbrev=False,
     )
     parser.add_argument("--list", action="store_true", help="list models and data sets, and exit")
+    parser.add_argument(
+        "--find-learning-rate",
+        action="store_true",
+        help="instead of training, try rising learning rates on one device, and suggest one",
+    )
     groups = {name: parser.add_argument_group(title) for name, title in GROUPS.items()}
     for each in fields(TrainOptions):
         _add_flag(groups[each.metadata["group"]], each)

@@ -1,46 +1,105 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from .errors import OptionsError
+from .recipes import AUGMENTATIONS, NO_AUGMENTATION, OPTIMIZERS, RECIPES, SCHEDULES, Recipe, check_span
 
 MAX_SEED = 2**32 - 1
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "auto")
+BACKENDS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
+"""Keras' backends, and the package that each needs."""
+XLA = ("auto", "on", "off")
 
 
-def _flag(group: str, metavar: str, meaning: str) -> dict[str, str]:
-    return {"group": group, "metavar": metavar, "help": meaning}
+def _flag(group: str, metavar: str, meaning: str, choices: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"group": group, "metavar": metavar, "help": meaning, "choices": choices}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
     """All options of a training; each field is a flag of the command line.
 
+    A hyper-parameter that is None has the value of the model's recipe (`recipes.py`).
+
     Raises:
-        OptionsError: A value is outside its range.
+        OptionsError: A value is outside its range, or two cannot be combined.
     """
 
     model: str = field(
         default="mnist-cnn", metadata=_flag("what", "NAME", "the model: a name listed below, or a .py file of your own")
     )
     data: str = field(
-        default="auto", metadata=_flag("what", "NAME", "the data set: a name listed below, or a .py file of your own")
+        default="auto",
+        metadata=_flag(
+            "what", "NAME", "the data set: a name listed below, a folder, a .zip, or a .py file of your own"
+        ),
+    )
+    image_size: int | None = field(
+        default=None, metadata=_flag("what", "N", "resize and crop the images of a folder to N x N pixels")
     )
     epochs: int | None = field(
-        default=None, metadata=_flag("how", "N", "passes over the training examples (what suits the data set)")
+        default=None, metadata=_flag("how", "N", "passes over the training examples (what suits model and data set)")
     )
-    batch_size: int = field(default=128, metadata=_flag("how", "N", "examples in one step"))
-    learning_rate: float = field(
-        default=0.001,
-        metadata=_flag(
-            "how", "RATE", "the peak: reached over the first tenth of the steps, then down a cosine to zero"
-        ),
+    steps: int | None = field(default=None, metadata=_flag("how", "N", "steps, in place of --epochs"))
+    batch_size: int | None = field(default=None, metadata=_flag("how", "N", "examples in one step (128; see --list)"))
+    optimizer: str | None = field(
+        default=None,
+        metadata=_flag("how", "NAME", f"{', '.join(OPTIMIZERS)}: SGD with momentum 0.9 (adam)", OPTIMIZERS),
+    )
+    learning_rate: float | None = field(
+        default=None, metadata=_flag("how", "RATE", "the peak of the schedule (0.001; see --list)")
+    )
+    schedule: str | None = field(
+        default=None, metadata=_flag("how", "NAME", f"{', '.join(SCHEDULES)} (cosine)", SCHEDULES)
+    )
+    warm_up: str | None = field(
+        default=None, metadata=_flag("how", "SPAN", "how long the rate rises: 500 (steps), 5e (epochs) or 10%% (10%%)")
+    )
+    milestones: str | None = field(
+        default=None, metadata=_flag("how", "SPANS", "where a piecewise rate falls: 40000,60000 (steps) or 30e,60e")
+    )
+    milestone_factor: float | None = field(
+        default=None, metadata=_flag("how", "FACTOR", "factor of the rate at each milestone (0.1)")
+    )
+    weight_decay: float | None = field(
+        default=None, metadata=_flag("how", "DECAY", "weight decay, counted once for all devices (0; see --list)")
+    )
+    augment: str | None = field(
+        default=None, metadata=_flag("how", "NAMES", f"any of {','.join(AUGMENTATIONS)}, or none (none)")
+    )
+    precision: str = field(
+        default="float32",
+        metadata=_flag("how", "NAME", f"{', '.join(PRECISIONS)}: what suits the device", PRECISIONS),
+    )
+    backend: str = field(default="tensorflow", metadata=_flag("how", "NAME", f"{', '.join(BACKENDS)}", tuple(BACKENDS)))
+    xla: str = field(
+        default="auto",
+        metadata=_flag("how", "WHEN", "compile with XLA: auto (on accelerators and with JAX), on or off", XLA),
+    )
+    steps_per_execution: int = field(
+        default=1, metadata=_flag("how", "N", "steps between two returns to Python: more is faster for short steps")
     )
     validation_split: float = field(
         default=0.05,
         metadata=_flag("how", "SHARE", "share of the training examples used for validation after each epoch"),
+    )
+    validation_batch_size: int | None = field(
+        default=None, metadata=_flag("how", "N", "examples in one step of validation and test (the batch size)")
+    )
+    target_accuracy: float | None = field(
+        default=None,
+        metadata=_flag("how", "SHARE", "measure time and steps until the validation accuracy is this high"),
+    )
+    peak_tflops: float | None = field(
+        default=None, metadata=_flag("how", "N", "the device's peak, of which the training's share is reported")
+    )
+    peak_bandwidth: float | None = field(
+        default=None, metadata=_flag("how", "GB/S", "the same for the device's memory bandwidth")
     )
     seed: int = field(default=1, metadata=_flag("how", "N", "fixes weights, dropout and the order of the examples"))
     deterministic: bool = field(
@@ -59,6 +118,12 @@ class TrainOptions:
         default=60.0, metadata=_flag("how", "SECONDS", "how long the TPU of $TPU_GRPC_URL may take to answer")
     )
     data_dir: str | Path | None = field(default=None, metadata=_flag("where", "DIR", "look for data sets here first"))
+    cache_dir: str | Path | None = field(
+        default=None,
+        metadata=_flag(
+            "where", "DIR", "for decoded images ($GRADIENT_STORAGE_DIR/cache, else ~/.cache/gradient_trainer)"
+        ),
+    )
     output: str | Path | None = field(
         default=None,
         metadata=_flag(
@@ -77,36 +142,102 @@ class TrainOptions:
     )
 
     def __post_init__(self) -> None:
-        counts = ("batch_size", "log_steps", "checkpoint_steps") + (("epochs",) if self.epochs is not None else ())
-        for name in counts:
-            self._require(name, "must be 1 or more", valid=getattr(self, name) >= 1)
-        self._require("learning_rate", "must be above 0, such as 0.001", valid=0 < self.learning_rate < math.inf)
-        self._require("connect_timeout", "must be above 0", valid=0 < self.connect_timeout < math.inf)
+        for name in (
+            "batch_size", "log_steps", "checkpoint_steps", "steps_per_execution",
+            "epochs", "steps", "validation_batch_size", "image_size",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            self._require(name, "must be 1 or more", valid=value is None or value >= 1)
+        for name in ("learning_rate", "milestone_factor", "connect_timeout", "peak_tflops", "peak_bandwidth"):
+            value = getattr(self, name)
+            self._require(name, "must be above 0, such as 0.001", valid=value is None or 0 < value < math.inf)
+        decay = self.weight_decay or 0.0
+        self._require("weight_decay", "must be 0 or more, such as 0.0005", valid=0 <= decay < math.inf)
         self._require("validation_split", "must lie between 0 and 1, such as 0.05", valid=0 < self.validation_split < 1)
+        target = self.target_accuracy
+        self._require(
+            "target_accuracy", "must lie between 0 and 1, such as 0.94", valid=target is None or 0 < target < 1
+        )
         self._require("seed", f"must lie between 0 and {MAX_SEED}", valid=0 <= self.seed <= MAX_SEED)
+        self._check_names()
 
     def _require(self, name: str, rule: str, *, valid: bool) -> None:
         if not valid:
             raise OptionsError(f"--{name.replace('_', '-')} {rule}; it is {getattr(self, name)}")
+
+    def _check_names(self) -> None:
+        for each in fields(self):
+            allowed, value = each.metadata["choices"], getattr(self, each.name)
+            if allowed:
+                self._require(
+                    each.name, f"must be one of {', '.join(allowed)}", valid=value is None or value in allowed
+                )
+        if self.augment not in (None, NO_AUGMENTATION):
+            rule = f"must be none, or any of {','.join(AUGMENTATIONS)}"
+            self._require("augment", rule, valid=set((self.augment or "").split(",")) <= set(AUGMENTATIONS))
+        if self.warm_up is not None:
+            check_span("--warm-up", self.warm_up)
+        for span in (self.milestones or "").split(",") if self.milestones is not None else ():
+            check_span("--milestones", span)
+
+    def check_combinations(self, environ: Mapping[str, str] = os.environ) -> None:
+        """Refuse options that exclude each other or what this machine has, before any data is read.
+
+        Raises:
+            OptionsError: Two of the options cannot be combined, or a package is missing.
+        """
+        tpu = bool(environ.get("TPU_GRPC_URL")) or environ.get("TPU_NAME") == "local"
+        recipe = self.recipe()
+        piecewise = recipe.schedule == "piecewise"
+        refused = {
+            "--epochs and --steps both say how long to train; choose one": bool(self.epochs and self.steps),
+            f"--precision {self.precision} is impossible on a TPU, which has no float16; choose mixed_bfloat16": (
+                tpu and self.precision in ("mixed_float16", "float16")
+            ),
+            f"--backend {self.backend} cannot use the TPU of $TPU_GRPC_URL, which only TensorFlow speaks to": (
+                bool(environ.get("TPU_GRPC_URL")) and self.backend != "tensorflow"
+            ),
+            "--milestones belongs to --schedule piecewise": bool(self.milestones) and not piecewise,
+            "--schedule piecewise needs --milestones, such as 40000,60000": piecewise and not recipe.milestones,
+            "--xla on cannot be combined with TensorFlow's determinism; add --no-deterministic": (
+                self.xla == "on" and self.deterministic and self.backend == "tensorflow"
+            ),
+            f"--backend {self.backend} is not installed; pip install {BACKENDS[self.backend]}": (
+                find_spec(BACKENDS[self.backend]) is None
+            ),
+        }
+        for message, applies in refused.items():
+            if applies:
+                raise OptionsError(message)
 
     def as_json(self) -> dict[str, Any]:
         """Return the options as plain JSON values, by field name."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
-    def scaled(self, replicas: int) -> tuple[int, float]:
-        """Return batch size and peak learning rate for this number of replicas.
+    def recipe(self) -> Recipe:
+        """Return the model's recipe with the hyper-parameters that were given as options."""
+        recipe = RECIPES.get(self.model, Recipe())
+        given = {each.name: getattr(self, each.name, None) for each in fields(Recipe)}
+        return replace(recipe, **{name: value for name, value in given.items() if value is not None})
+
+    def scaled_recipe(self, replicas: int) -> Recipe:
+        """Return the recipe for this number of replicas.
 
         Raises:
-            OptionsError: The batch size is not divisible by the number of replicas.
+            OptionsError: A batch size is not divisible by the number of replicas.
         """
-        factor = replicas if self.scale_by_replicas else 1
-        batch_size = self.batch_size * factor
-        if batch_size % replicas:
-            raise OptionsError(
-                f"--batch-size {batch_size} cannot be divided over {replicas} devices; choose a multiple of {replicas}"
-            )
-        return batch_size, self.learning_rate * factor
+        recipe = self.recipe()
+        if self.scale_by_replicas:
+            rate = recipe.learning_rate * replicas
+            recipe = replace(recipe, batch_size=recipe.batch_size * replicas, learning_rate=rate)
+        sizes = {"--batch-size": recipe.batch_size, "--validation-batch-size": self.validation_batch_size or replicas}
+        for flag, size in sizes.items():
+            if size % replicas:
+                raise OptionsError(
+                    f"{flag} {size} cannot be divided over {replicas} devices; choose a multiple of {replicas}"
+                )
+        return recipe
 
     def output_url(self, environ: Mapping[str, str] = os.environ) -> str | None:
         """Return the `gs://…` for every output; None if outputs stay on this machine."""
@@ -139,3 +270,17 @@ class TrainOptions:
             Path("~/.keras/datasets").expanduser(),
         ]
         return list(dict.fromkeys(folder.absolute() for folder in folders if folder is not None))
+
+    def cache_folder(self, environ: Mapping[str, str] = os.environ) -> Path:
+        """Return the folder of decoded images; it may not exist yet."""
+        storage = environ.get("GRADIENT_STORAGE_DIR")
+        home = Path("~/.cache").expanduser()
+        shared = Path(storage) / "cache" if storage and os.access(storage, os.W_OK) else home
+        return Path(self.cache_dir).absolute() if self.cache_dir else shared / "gradient_trainer"
+
+    def data_path(self) -> Path | None:
+        """Return the folder or .zip that `--data` names, here or in a folder of data sets; None: it names neither."""
+        for path in (Path(self.data), *(folder / self.data for folder in self.data_folders())):
+            if path.is_dir() or (path.suffix == ".zip" and path.is_file()):
+                return path.absolute()
+        return None

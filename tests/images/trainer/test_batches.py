@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from gradient_trainer.batches import Batches, padded, split_validation
 from gradient_trainer.errors import OptionsError
+from gradient_trainer.training.batches import Batches, padded, split_validation
 
 
 def test_an_epoch_uses_each_example_at_most_once_and_epochs_differ():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gradient_trainer.checkpoints import Checkpoint, CheckpointFolder
+from gradient_trainer.outputs.checkpoints import Checkpoint, CheckpointFolder
 
 
 def at(step):

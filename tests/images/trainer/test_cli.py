@@ -29,13 +29,14 @@ def test_list_names_models_and_data_sets(capsys):
 def test_flags_have_the_defaults_of_the_options():
     parsed = vars(build_parser().parse_args([]))
     assert parsed.pop("list") is False
+    assert parsed.pop("find_learning_rate") is False
     assert TrainOptions(**parsed) == TrainOptions()
 
 
 def test_flags_become_options():
     flags = "--epochs 3 --batch-size 64 --learning-rate 0.01 --seed 7 --no-deterministic --restart --output out"
     parsed = vars(build_parser().parse_args(flags.split()))
-    del parsed["list"]
+    del parsed["list"], parsed["find_learning_rate"]
     assert TrainOptions(**parsed) == TrainOptions(
         epochs=3, batch_size=64, learning_rate=0.01, seed=7, deterministic=False, restart=True, output="out"
     )
@@ -69,6 +70,16 @@ def test_a_missing_data_set_names_every_place_looked(tmp_path, monkeypatch, caps
         (["--learning-rate", "nan"], "--learning-rate must be above 0"),
         (["--validation-split", "1"], "--validation-split must lie between 0 and 1"),
         (["--seed", "-1"], "--seed must lie between 0 and"),
+        (["--weight-decay", "-1"], "--weight-decay must be 0 or more"),
+        (
+            ["--warm-up", "soon"],
+            "--warm-up must be steps (500), epochs (5e) or a share of the training (10%); it is 'soon'",
+        ),
+        (["--schedule", "piecewise", "--milestones", "1,x"], "--milestones must be steps"),
+        (["--augment", "crop,blur"], "--augment must be none, or any of crop,flip,cutout; it is crop,blur"),
+        (["--precision", "half"], "--precision must be one of float32, mixed_float16,"),
+        (["--epochs", "1", "--steps", "1"], "choose one"),
+        (["--data", "absent.zip"], "unknown data set 'absent.zip'"),
     ],
 )
 def test_bad_options_are_refused(flags, complaint, capsys, tmp_path):

@@ -87,7 +87,7 @@ def test_the_image_is_built_without_network_or_registry(docker_server: DockerSer
         finally:
             for name in ("gradient/trainer:test", "gradient/base:bookworm"):
                 client.remove_image(name, force=True)
-    assert {"package.py", "gradient_trainer", "training.py"} <= set(printed)
+    assert {"package.py", "gradient_trainer", "options.py"} <= set(printed)
     assert "__pycache__" not in printed
     assert made["User"] == "10001:10001"
     assert "PYTHONPATH=/opt/trainer" in made["Env"]

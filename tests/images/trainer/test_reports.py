@@ -4,35 +4,36 @@ import signal
 import pytest
 
 from gradient_trainer.errors import TrainingStopped
-from gradient_trainer.stop import StopRequest
-from gradient_trainer.throughput import WARM_UP_STEPS, Throughput
+from gradient_trainer.measurement.pace import WARM_UP_STEPS, Pace
+from gradient_trainer.training.stop import StopRequest
 
 
-def test_throughput_leaves_out_warm_up_and_the_time_between_measurements():
+def test_pace_leaves_out_warm_up_and_the_time_between_measurements():
     now = [0.0]
-    throughput = Throughput(clock=lambda: now[0])
+    pace = Pace(clock=lambda: now[0], cpu_clock=lambda: 3 * now[0])
 
     def measure(steps, seconds_each):
-        throughput.begin()
+        pace.begin()
         for _ in range(steps):
             now[0] += seconds_each
-            throughput.step()
-        return throughput.end()
+            pace.step()
+        return pace.end()
 
     assert measure(1, 30.0) is None
     now[0] += 100
     assert measure(WARM_UP_STEPS - 1 + 10, 0.5) == pytest.approx(2.0)
     now[0] += 100
     assert measure(30, 0.25) == pytest.approx(4.0)
-    assert throughput.overall == pytest.approx(40 / 12.5)
+    assert pace.overall == pytest.approx(40 / 12.5)
+    assert pace.cpu_seconds_per_step == pytest.approx(3 * 12.5 / 40)
 
 
-def test_throughput_is_unknown_before_the_warm_up_is_over():
-    throughput = Throughput()
-    throughput.begin()
-    throughput.step()
-    assert throughput.end() is None
-    assert throughput.overall is None
+def test_pace_is_unknown_before_the_warm_up_is_over():
+    pace = Pace()
+    pace.begin()
+    pace.step()
+    assert pace.end() is None
+    assert pace.overall is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

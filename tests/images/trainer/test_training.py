@@ -54,9 +54,15 @@ def train_small(tmp_path_factory):
     (folder / "small.py").write_text(SMALL_MODEL)
 
     def train(
-        output: Path, *flags: str, model: Path = folder / "small.py", stop_at: str | None = None, **environ: str
+        output: Path,
+        *flags: str,
+        model: Path | str = folder / "small.py",
+        epochs: int | None = 3,
+        stop_at: str | None = None,
+        **environ: str,
     ) -> Ended:
-        every = ["--model", str(model), "--output", str(output), *DIGITS, "--epochs", "3", *flags]
+        length = ["--epochs", str(epochs)] if epochs else []
+        every = ["--model", str(model), "--output", str(output), *DIGITS, *length, *flags]
         done = fork_trainer(every, folder, environ, stop_at)
         return Ended(done.returncode, done.stdout, output)
 
@@ -81,7 +87,20 @@ def test_digits_are_learned(uninterrupted):
 
 
 def test_the_terminal_shows_only_our_own_lines(uninterrupted):
-    starts = ("data", "model", "training", "output", "step", "epoch", "test", "pace", "time", "outputs", "RESULT")
+    starts = (
+        "data",
+        "model",
+        "optimizer",
+        "training",
+        "output",
+        "step",
+        "epoch",
+        "test",
+        "pace",
+        "time",
+        "outputs",
+        "RESULT",
+    )
     assert [line for line in uninterrupted.lines if line and not line.startswith(starts)] == []
 
 
@@ -113,7 +132,7 @@ def test_a_model_file_of_the_user_is_trained(small):
 
 def test_without_a_metrics_file_there_are_only_events(small):
     names = {path.name for path in small.output.iterdir()}
-    assert names == {"checkpoints", "model.keras", "result.json", "tensorboard"}
+    assert names == {"checkpoints", "model.keras", "result.json", "summary.json", "tensorboard"}
 
 
 def test_sigterm_saves_and_exits_143(stopped):
@@ -203,3 +222,74 @@ def test_training_and_test_in_subprocesses_give_the_same_result(small, train_sma
     assert ended.exit_code == 0, ended.text
     assert ended.result["test_loss"] == pytest.approx(small.result["test_loss"])
     assert json.loads((ended.output / "result.json").read_text()) == ended.result
+
+
+def test_the_summary_has_settings_and_measurements(train_small, tmp_path):
+    metrics_file = tmp_path / "metrics.jsonl"
+    flags = "--target-accuracy 0.2 --peak-tflops 0.1 --steps 60 --steps-per-execution 4 --weight-decay 0.001"
+    kinds = "--optimizer sgd --learning-rate 0.01 --schedule piecewise --milestones 1e --warm-up 5 --augment crop"
+    ended = train_small(
+        tmp_path / "outputs", *flags.split(), *kinds.split(), epochs=None, GRADIENT_METRICS_FILE=str(metrics_file)
+    )
+    assert ended.exit_code == 0, ended.text
+    summary = json.loads((ended.output / "summary.json").read_text())
+    assert summary["training"]["steps"] == ended.result["steps"] == 60
+    assert (
+        summary["hyperparameters"] | {"optimizer": "sgd", "weight_decay": 0.001, "augment": "crop"}
+        == (summary["hyperparameters"])
+    )
+    pace = summary["steps_per_second"]
+    assert 0 < pace["p25"] <= pace["median"] <= pace["p75"]
+    assert summary["examples_per_second"]["median"] == pytest.approx(32 * pace["median"])
+    assert 0 < summary["seconds"]["first_step"] <= summary["seconds"]["warm_up"] < summary["seconds"]["training"]
+    assert 0 <= summary["input"]["wait_share"] < 1
+    assert summary["memory"] == {"host_bytes": summary["memory"]["host_bytes"], "device_bytes": None}
+    assert summary["memory"]["host_bytes"] > 100e6
+    # Two dense layers, 64 weights a digit and 640 of the logits: 3 passes, 2 operations, 32 examples.
+    assert summary["step_cost"]["flops"] == 3 * 2 * 32 * (64 * 64 + 64 * 10)
+    flops = ended.result["steps_per_second"] * summary["step_cost"]["flops"]
+    assert summary["share_of_peak"]["flops"] == pytest.approx(flops / 1e11)
+    assert summary["target"]["step"] in (42, 60)
+    assert summary["target"]["seconds"] > 0
+    assert summary["accuracy"]["test_accuracy"] == ended.result["test_accuracy"]
+    rows = [json.loads(line) for line in metrics_file.read_text().splitlines()]
+    assert {"input_wait_share", "peak_host_bytes", "flops_per_step", "compile_seconds"} <= rows[-2].keys()
+    assert rows[-2]["bytes_per_step"] == summary["step_cost"]["bytes"]
+    assert rows[-2]["startup_seconds"] == summary["seconds"]["before_training"]
+    names = ("replicas", "batch_size", "weight_decay", "compute_bits")
+    assert [rows[-2][name] for name in names] == [1, 32, 0.001, 32]
+    assert rows[-2]["peak_learning_rate"] == summary["hyperparameters"]["learning_rate"]
+    assert [row["learning_rate"] for row in rows if row["step"] in (40, 60) and "loss" in row] == pytest.approx(
+        [0.01, 0.001]
+    )
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "float16"])
+def test_each_precision_trains(train_small, tmp_path, precision):
+    ended = train_small(tmp_path / "outputs", "--precision", precision, "--steps", "20", epochs=None)
+    assert ended.exit_code == 0, ended.text
+    assert f"5,066 parameters, {precision}, on" in ended.text
+    assert ended.result["precision"] == precision
+
+
+def test_the_finder_suggests_a_rate_and_trains_nothing(train_small, tmp_path):
+    ended = train_small(tmp_path / "outputs", "--find-learning-rate")
+    assert ended.exit_code == 0, ended.text
+    found = json.loads((ended.output / "learning_rates.json").read_text())
+    assert 1e-5 < found["suggestion"] < 1
+    assert len(found["rates"]) == len(found["losses"]) > 50
+    assert f"suggestion     --learning-rate {found['suggestion']:g}, for adam" in ended.text
+    assert {path.name for path in ended.output.iterdir()} == {"learning_rates.json"}
+
+
+def test_a_model_that_does_not_fit_the_images_is_refused(train_small, tmp_path):
+    ended = train_small(tmp_path / "outputs", "--warm-up", "0", "--schedule", "constant", model="resnet50")
+    assert ended.exit_code == 2, ended.text
+    assert "--model resnet50 cannot be built for images of 28x28x1" in ended.lines[-1]
+
+
+def test_the_same_runs_with_jax(tmp_path):
+    ended = run_trainer(tmp_path / "outputs", *DIGITS, "--epochs", "1", "--backend", "jax")
+    assert ended.exit_code == 0, ended.text
+    assert ended.result["test_accuracy"] > 0.5
+    assert json.loads((ended.output / "summary.json").read_text())["step_cost"]["source"] == "xla"

@@ -16,7 +16,7 @@ class DataSet:
     Attributes:
         name: The name chosen with `--data`.
         origin: Source of the examples, in words for the user.
-        x_train: Images, uint8 in 0..255, shape (examples, height, width, channels).
+        x_train: Images, uint8 in 0..255, shape (examples, height, width, channels); may be a file mapped into memory.
         y_train: Labels in 0..classes-1, int32, shape (examples,).
         x_test: As x_train.
         y_test: As y_train.

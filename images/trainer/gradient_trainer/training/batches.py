@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .errors import OptionsError
+from gradient_trainer.errors import OptionsError
 
 Indices = npt.NDArray[np.intp]
 

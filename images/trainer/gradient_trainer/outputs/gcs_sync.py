@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from .errors import BucketError
+from gradient_trainer.errors import BucketError
 
 
 class GcsSync:

@@ -1,4 +1,4 @@
-"""Import TensorFlow: late, because it takes seconds; quietly; and only if the TPU's address answers."""
+"""Import TensorFlow and Keras: late, because it takes seconds; quietly; and only if the TPU's address answers."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from .errors import DeviceUnreachable
+from gradient_trainer.errors import DeviceUnreachable, OptionsError
 
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 WARNINGS_ONLY = "2"
@@ -20,10 +20,25 @@ _CONNECT_SECONDS = 5.0
 _PAUSE_SECONDS = 1.0
 
 
-def import_with_tensorflow(name: str) -> Any:  # noqa: ANN401 - a module
-    """Import a module of this package that needs TensorFlow."""
+def import_with_keras(name: str, backend: str) -> Any:  # noqa: ANN401 - a module
+    """Import a module of this package that needs Keras.
+
+    Raises:
+        OptionsError: This process has already loaded Keras with another backend, of which it can have only one.
+    """
+    os.environ["KERAS_BACKEND"] = backend
     with _quiet_stderr():
-        return importlib.import_module(f"{__package__}.{name}")
+        module = importlib.import_module(f"{__package__}.{name}")
+    loaded = importlib.import_module("keras").backend.backend()
+    if loaded != backend:
+        raise OptionsError(f"--backend {backend}: this process has loaded Keras with {loaded}; start another process")
+    return module
+
+
+def import_tensorflow() -> Any:  # noqa: ANN401 - a module
+    """Import TensorFlow alone."""
+    with _quiet_stderr():
+        return importlib.import_module("tensorflow")
 
 
 @contextmanager
@@ -33,7 +48,6 @@ def _quiet_stderr() -> Iterator[None]:
     The log level alone is not enough: some notices are written before TensorFlow has read it. If the block fails, the
     notices are shown after all. TF_CPP_MIN_LOG_LEVEL=0 or 1 in the environment lets everything through.
     """
-    os.environ["KERAS_BACKEND"] = "tensorflow"
     if os.environ.setdefault(LOG_LEVEL, WARNINGS_ONLY) < WARNINGS_ONLY:
         yield
         return

@@ -1,9 +1,11 @@
+"""The result of a training, as the user sees it."""
+
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .throughput import WARM_UP_STEPS, format_throughput
+from gradient_trainer.measurement.pace import WARM_UP_STEPS, format_pace
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,10 @@ class TrainResult:
         replicas: Number of parts that each batch was divided into.
         batch_size: Examples in a step, over all replicas.
         learning_rate: The peak learning rate.
+        precision: The precision in use, also where `auto` chose it.
         output: The folder of all outputs.
         options: The user's options.
+        summary: The blocks of `summary.json`, which `result.json` does not repeat.
     """
 
     model: str
@@ -50,12 +54,16 @@ class TrainResult:
     replicas: int
     batch_size: int
     learning_rate: float
+    precision: str
     output: str
     options: dict[str, Any]
+    summary: dict[str, Any] = field(repr=False)
 
     def as_json(self) -> str:
-        """Return one line of JSON with every attribute."""
-        return json.dumps(asdict(self))
+        """Return one line of JSON with every attribute but the summary."""
+        values = asdict(self)
+        del values["summary"]
+        return json.dumps(values)
 
     def write(self, folder: Path) -> None:
         """Write `result.json`, atomically."""
@@ -68,14 +76,14 @@ class TrainResult:
         if self.steps_per_second is None:
             pace = f"not measured: no step after the first {WARM_UP_STEPS} of this run"
         else:
-            pace = format_throughput(self.steps_per_second, self.examples_per_second)
+            pace = format_pace(self.steps_per_second, self.examples_per_second)
             pace += f", without the first {WARM_UP_STEPS} steps, checkpoints and evaluation"
         print(
             f"\ntest accuracy  {self.test_accuracy:.2%} of {self.test_examples:,} images\n"
             f"test loss      {self.test_loss:.4f}\n"
             f"pace           {pace}\n"
             f"time           {self.seconds:.1f} s\n"
-            f"outputs        {self.output}: model.keras, result.json, checkpoints/, tensorboard/\n"
+            f"outputs        {self.output}: model.keras, result.json, summary.json, checkpoints/, tensorboard/\n"
             f"RESULT {self.as_json()}",
             flush=True,
         )

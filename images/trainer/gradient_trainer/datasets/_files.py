@@ -1,0 +1,184 @@
+"""Images in files of the user's: folders of images, the same in a .zip, and TFRecord files."""
+
+import io
+import itertools
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
+
+from gradient_trainer.datasets import DataSet
+from gradient_trainer.datasets._cache import CacheWriter, ImageCache, cache_key
+from gradient_trainer.datasets._tfrecord import read_records
+from gradient_trainer.errors import DataSetError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+PARTS = {"train": ("train",), "test": ("test", "val", "validation")}
+"""The part of a data set → the names of its folder, or the beginnings of its TFRecord files' names."""
+DEFAULT_EPOCHS = 10
+_BLOCK = 1024
+
+Read = Callable[[], bytes]
+
+
+@dataclass(frozen=True)
+class _Examples:
+    """The encoded images of a part, with their labels."""
+
+    encoded: list[Read]
+    labels: list[int]
+
+
+def load_files(path: Path, image_size: int | None, cache_folder: Path) -> DataSet:
+    """Read images from a folder or a .zip with `train/CLASS/*.jpg` and `test/CLASS/*.jpg`, or from TFRecord files.
+
+    Images are decoded once: the pixels are kept in `cache_folder`, and mapped into memory from there.
+
+    Args:
+        path: The folder, or the .zip.
+        image_size: Resize and crop every image to this height and width; None: all must have the same size.
+        cache_folder: The folder of decoded images.
+
+    Raises:
+        DataSetError: There are no such images, or one of them cannot be decoded.
+    """
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    cache = ImageCache(cache_folder, cache_key(files, {"image_size": image_size}))
+    if cache.exists():
+        how = f"decoded before, from {cache.path}"
+    else:
+        began = time.perf_counter()
+        _decode(path, files, image_size, cache)
+        how = f"decoded in {time.perf_counter() - began:.1f} s, kept in {cache.path}"
+    x_train, y_train = cache.read("train")
+    x_test, y_test = cache.read("test")
+    classes = cache.facts()["classes"]
+    return DataSet(path.stem, f"{path}, {how}", x_train, y_train, x_test, y_test, classes, DEFAULT_EPOCHS)
+
+
+def _decode(path: Path, files: list[Path], image_size: int | None, cache: ImageCache) -> None:
+    parts = _find(path, files)
+    classes = 1 + max(max(examples.labels) for examples in parts.values())
+    with CacheWriter(cache) as writer, ThreadPoolExecutor() as pool:
+        shape = _decode_one(parts["train"].encoded[0], image_size, None).shape
+        for part, examples in parts.items():
+            labels = np.array(examples.labels, np.int32)
+            images = writer.create(part, (len(labels), *shape), labels)
+            # In blocks, because a pool takes all of its work at once.
+            for start in range(0, len(labels), _BLOCK):
+                block = examples.encoded[start : start + _BLOCK]
+                decoded = pool.map(lambda one: _decode_one(one, image_size, shape), block)
+                for number, pixels in enumerate(decoded, start):
+                    images[number] = pixels
+        writer.commit({"classes": classes, "source": str(path)})
+
+
+def _decode_one(read: Read, size: int | None, shape: tuple[int, ...] | None) -> npt.NDArray[np.uint8]:
+    try:
+        with Image.open(io.BytesIO(read())) as image:
+            pixels = np.asarray(_resize(image.convert("RGB"), size))
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise DataSetError(f"{_name(read)} cannot be decoded as an image ({error}); remove or replace it") from error
+    if shape is not None and pixels.shape != shape:
+        raise DataSetError(
+            f"{_name(read)} has {pixels.shape[1]}x{pixels.shape[0]} pixels and the first image "
+            f"{shape[1]}x{shape[0]}; --image-size N makes all of them N x N"
+        )
+    return pixels
+
+
+def _resize(image: Image.Image, size: int | None) -> Image.Image:
+    """Make the shorter side `size` pixels long, and cut the middle out of the longer one."""
+    if size is None:
+        return image
+    shorter = min(image.size)
+    width, height = (max(size, round(side * size / shorter)) for side in image.size)
+    left, top = (width - size) // 2, (height - size) // 2
+    return image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
+
+
+def _name(read: Read) -> str:
+    return str(getattr(read, "name", "an image"))
+
+
+@dataclass(frozen=True)
+class _File:
+    """An image in a folder, or in a .zip."""
+
+    root: Path
+    name: str
+    archive: zipfile.ZipFile | None
+
+    def __call__(self) -> bytes:
+        return self.archive.read(self.name) if self.archive else (self.root / self.name).read_bytes()
+
+
+@dataclass(frozen=True)
+class _Record:
+    """An image in a TFRecord file."""
+
+    content: bytes
+    name: str
+
+    def __call__(self) -> bytes:
+        return self.content
+
+
+def _find(path: Path, files: list[Path]) -> dict[str, _Examples]:
+    records = [file for file in files if ".tfrecord" in file.name]
+    found = _find_records(records) if records else _find_images(path, files)
+    for part, names in PARTS.items():
+        if not found[part].labels:
+            raise DataSetError(
+                f"{path} has no {part} examples: expected {names[0]}/CLASS/*.jpg (or png, bmp, webp), "
+                f"or {names[0]}*.tfrecord*"
+            )
+    return found
+
+
+def _find_records(files: list[Path]) -> dict[str, _Examples]:
+    found = {part: _Examples([], []) for part in PARTS}
+    for file in sorted(files):
+        part = next((part for part, names in PARTS.items() if file.name.startswith(names)), None)
+        if part is not None:
+            for number, (content, label) in enumerate(read_records(file)):
+                found[part].encoded.append(_Record(content, f"record {number} of {file}"))
+                found[part].labels.append(label)
+    return found
+
+
+def _find_images(path: Path, files: list[Path]) -> dict[str, _Examples]:
+    archive = _open_zip(path) if path.is_file() else None
+    names = archive.namelist() if archive else [str(file.relative_to(path)) for file in files]
+    by_class = sorted(_image_names(names))
+    classes = sorted({label for _, label, _ in by_class})
+    found = {part: _Examples([], []) for part in PARTS}
+    for part, label, name in by_class:
+        found[part].encoded.append(_File(path, name, archive))
+        found[part].labels.append(classes.index(label))
+    return found
+
+
+def _open_zip(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataSetError(f"{path} cannot be read as a .zip ({error})") from error
+
+
+def _image_names(names: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield part, class and name of each `…/PART/CLASS/IMAGE`."""
+    for name in names:
+        folders = Path(name).parts[:-1]
+        if Path(name).suffix.lower() in SUFFIXES:
+            for part, folder in itertools.pairwise(folders):
+                known = next((key for key, names_of in PARTS.items() if part in names_of), None)
+                if known is not None:
+                    yield known, folder, name
+                    break

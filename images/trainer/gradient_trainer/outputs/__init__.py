@@ -1,0 +1,1 @@
+"""Everything that a training writes: checkpoints, metrics, result, and their copies in Cloud Storage."""

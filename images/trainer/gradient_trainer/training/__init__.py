@@ -1,0 +1,1 @@
+"""One training: devices, input, optimization, and the loop that combines them."""

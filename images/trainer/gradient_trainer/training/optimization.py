@@ -1,0 +1,109 @@
+"""Optimizer, learning-rate schedule and weight decay of a training."""
+
+import math
+from typing import Any, TypeAlias
+
+import keras
+from keras import ops
+
+from gradient_trainer.errors import OptionsError
+from gradient_trainer.recipes import Recipe, span_steps
+
+MOMENTUM = 0.9
+START = {"cosine": 0.1, "one-cycle": 1 / 25}
+"""The share of the peak at which the warm-up begins; of the other schedules 0."""
+
+Rate: TypeAlias = keras.optimizers.schedules.LearningRateSchedule
+
+
+class WarmUp(Rate):  # type: ignore[misc]  # Keras has no types
+    """A learning rate that rises before another schedule begins.
+
+    Args:
+        then: The schedule of the steps after the warm-up, counted from 0.
+        steps: Length of the warm-up.
+        start: The learning rate of the first step.
+        peak: The learning rate at its end.
+        cosine: Rise along a cosine, not a line.
+    """
+
+    def __init__(self, then: Rate, steps: int, start: float, peak: float, *, cosine: bool = False) -> None:
+        self.then, self.steps, self.start, self.peak, self.cosine = then, steps, start, peak, cosine
+
+    def __call__(self, step: Any) -> Any:  # noqa: ANN401 - a tensor of any backend
+        """Return the learning rate of a step, counted from 0."""
+        number = ops.cast(step, "float32")
+        share = ops.minimum(number / max(1, self.steps), 1.0)
+        if self.cosine:
+            share = (1 - ops.cos(math.pi * share)) / 2
+        after = self.then(ops.maximum(number - self.steps, 0.0))
+        return ops.where(number < self.steps, self.start + (self.peak - self.start) * share, after)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return dict(vars(self))
+
+
+def make_schedule(recipe: Recipe, per_epoch: int, total: int) -> WarmUp:
+    """Return the learning rate of each step.
+
+    `cosine` and `one-cycle` rise and then fall along a cosine to 0, one-cycle (Smith 2018, in the form of fastai) also
+    rises along one; `linear` falls along a line to 0; `piecewise` falls at the milestones; `constant` does not fall.
+
+    Args:
+        recipe: The hyper-parameters.
+        per_epoch: Steps in an epoch.
+        total: Steps of the whole training.
+
+    Raises:
+        OptionsError: The warm-up is longer than the training, or the milestones do not rise.
+    """
+    # Keras would compute with integers if it got one.
+    peak = float(recipe.learning_rate)
+    # A warm-up in percent is at least one step; one of none is none.
+    warm_up = span_steps(recipe.warm_up, per_epoch, total) or int(
+        recipe.warm_up.endswith("%") and recipe.warm_up != "0%"
+    )
+    if warm_up > total:
+        raise OptionsError(
+            f"--warm-up {recipe.warm_up} is {warm_up} steps, more than the training's {total}; shorten it"
+        )
+    then = _falling(recipe, peak, warm_up, per_epoch, total)
+    start = peak * START.get(recipe.schedule, 0.0)
+    return WarmUp(then, warm_up, start, peak, cosine=recipe.schedule == "one-cycle")
+
+
+def _falling(recipe: Recipe, peak: float, warm_up: int, per_epoch: int, total: int) -> Rate:
+    """Return the schedule after the warm-up."""
+    schedules, falling = keras.optimizers.schedules, max(1, total - warm_up)
+    if recipe.schedule == "piecewise":
+        steps = [span_steps(span, per_epoch, total) for span in recipe.milestones.split(",")]
+        if steps != sorted(set(steps)) or steps[0] <= warm_up:
+            raise OptionsError(
+                f"--milestones {recipe.milestones} must rise, and come after the warm-up of {warm_up} steps"
+            )
+        rates = [peak * recipe.milestone_factor**passed for passed in range(len(steps) + 1)]
+        # Keras' boundaries are the last steps of their rate.
+        return schedules.PiecewiseConstantDecay([float(step - warm_up - 1) for step in steps], rates)
+    if recipe.schedule == "constant":
+        return schedules.PolynomialDecay(peak, falling, end_learning_rate=peak)
+    if recipe.schedule == "linear":
+        return schedules.PolynomialDecay(peak, falling, end_learning_rate=0.0)
+    return schedules.CosineDecay(peak, falling)
+
+
+def make_optimizer(recipe: Recipe, rate: Rate | float) -> keras.optimizers.Optimizer:
+    """Return the optimizer; the weight decay of SGD is in the gradient, see `add_weight_decay`."""
+    if recipe.optimizer == "adam":
+        return keras.optimizers.Adam(rate, weight_decay=recipe.weight_decay or None)
+    return keras.optimizers.SGD(rate, momentum=MOMENTUM, nesterov=recipe.optimizer == "nesterov")
+
+
+def add_weight_decay(model: keras.Model, recipe: Recipe) -> None:
+    """Add the weight decay of SGD to the gradient of each weight, as the papers have it.
+
+    It is a penalty of the loss, of which Keras gives each replica its share; so it is counted once, not once for each.
+    """
+    if recipe.weight_decay and recipe.optimizer != "adam":
+        for weight in model.trainable_variables:
+            weight.regularizer = keras.regularizers.L2(recipe.weight_decay / 2)
