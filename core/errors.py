@@ -7,6 +7,7 @@ GradientError
 │   ├── WorkerNotFound
 │   ├── WorkspaceNotFound
 │   ├── ArtifactNotFound
+│   ├── StoredFileNotFound
 │   ├── CredentialNotFound
 │   └── OutputRemoved
 ├── SpecInvalid
@@ -16,10 +17,14 @@ GradientError
 │   └── CursorInvalid
 ├── IdempotencyMismatch
 ├── Unauthorized
+├── AdministratorOnly
 ├── SecretUnreadable
 ├── StoreUnavailable
 ├── StorageFull
+├── StorageClosed
 ├── LimitReached
+├── ExecDisabled
+├── JobNotEnterable
 ├── DatabaseOutdated
 ├── ReleaseOutdated
 └── LeaseLost
@@ -55,6 +60,15 @@ class JobNotFound(NotFound):
         super().__init__(f"No such job: {job_id!r}. `gradient-cli jobs list` shows yours.", field="jobId")
 
 
+class ComparisonNotFound(NotFound):
+    """No comparison has this id."""
+
+    def __init__(self, comparison_id: str) -> None:
+        super().__init__(
+            f"No such comparison: {comparison_id!r}. `gradient-cli compare list` shows yours.", field="comparisonId"
+        )
+
+
 class ProjectNotFound(NotFound):
     """No project has this id or name."""
 
@@ -69,6 +83,10 @@ class WorkspaceNotFound(NotFound):
 
 class ArtifactNotFound(NotFound):
     """The job has no artifact at this path."""
+
+
+class StoredFileNotFound(NotFound):
+    """The project's storage has nothing at this path."""
 
 
 class CredentialNotFound(NotFound):
@@ -107,6 +125,10 @@ class Unauthorized(GradientError):
     """The API key is missing, unknown, revoked or expired."""
 
 
+class AdministratorOnly(GradientError):
+    """The API key is valid, but not that of an administrator."""
+
+
 class SecretUnreadable(GradientError):
     """A value cannot be encrypted or decrypted: the key is missing or wrong."""
 
@@ -117,6 +139,10 @@ class StoreUnavailable(GradientError):
 
 class StorageFull(GradientError):
     """A disk or a quota has no room for the request until something is deleted."""
+
+
+class StorageClosed(GradientError):
+    """The service's user may not read or write this part of a project's storage."""
 
 
 class LimitReached(GradientError):
@@ -146,6 +172,17 @@ class ExtraMissing(GradientError):
             f"{part} {error.name}, which is not installed. Run `pip install 'gradient-jobs[{extra}]'`, or change the "
             "settings that ask for it."
         )
+
+
+class ExecDisabled(GradientError):
+    """This installation allows no exec sessions."""
+
+    def __init__(self) -> None:
+        super().__init__("This service allows nobody to enter running jobs (GRADIENT_EXEC__ENABLED=false).")
+
+
+class JobNotEnterable(GradientError):
+    """The job cannot be entered: it does not run, or its backend or its worker does not allow it."""
 
 
 class DatabaseOutdated(GradientError):

@@ -4,8 +4,10 @@ from alembic import context
 from sqlalchemy import Column
 from sqlalchemy.schema import SchemaItem
 
+import core.db.models.comparisons
 import core.db.models.credentials
 import core.db.models.jobs
+import core.db.models.metrics
 import core.jobs.cloud_resources  # noqa: F401 - these imports register the tables
 from core.db import migrations
 from core.db.database import Base, UtcDateTime

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from core.settings import Settings
-from core.settings.worker import MOCK_BACKEND
+from core.settings.worker import PROCESS_BACKEND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class Capabilities:
     """Jobs run on the worker's host, and can send metrics to the worker with gradient-statsd."""
     local_workspace: bool = False
     """The job works in the workspace on the worker's disk, so that its files can be read after the end."""
+    exec: bool = False
+    """Users can run commands in its running jobs, and reach their ports through the service."""
     billed: bool = False
     """Creates a machine for each job, which costs money until it is deleted."""
 
@@ -55,15 +57,15 @@ _TPU = BackendType(
 )
 
 BACKENDS: dict[str, BackendType] = {
-    MOCK_BACKEND: BackendType(
-        path="worker.backends.mock:MockBackend",
-        capabilities=Capabilities(sends_metrics=True, local_workspace=True),
+    PROCESS_BACKEND: BackendType(
+        path="worker.backends.process:ProcessBackend",
+        capabilities=Capabilities(sends_metrics=True, local_workspace=True, exec=True),
         enabled=lambda settings: settings.machines.simulate,
     ),
     "docker": BackendType(
         path="worker.backends.docker.backend:DockerBackend",
         capabilities=Capabilities(
-            containers=True, mounts=True, builds_images=True, sends_metrics=True, local_workspace=True
+            containers=True, mounts=True, builds_images=True, sends_metrics=True, local_workspace=True, exec=True
         ),
         enabled=lambda settings: not settings.machines.simulate,
     ),
@@ -75,6 +77,15 @@ BACKENDS: dict[str, BackendType] = {
 def capabilities_of(backend: str) -> Capabilities:
     """Return a backend's capabilities; a backend that is no longer in the list has none."""
     return BACKENDS[backend].capabilities if backend in BACKENDS else Capabilities()
+
+
+def runs_containers(backend: str, settings: Settings) -> bool:
+    """Return whether the jobs of a backend run in containers here.
+
+    TPU jobs do, unless settings name the process backend as the one that runs them beside their device.
+    """
+    capabilities = capabilities_of(backend)
+    return capabilities.containers and not (capabilities.billed and settings.tpu.runner == PROCESS_BACKEND)
 
 
 def enabled_backends(settings: Settings) -> list[str]:

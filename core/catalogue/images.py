@@ -4,12 +4,13 @@ An administrator's file of the same layout changes or adds names.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field
 
+from core.catalogue.default_packages import locked_versions
 from core.catalogue.machine_types import MachineType
 from core.catalogue.toml_file import CatalogueEntry, TomlCatalogue
 from core.errors import SpecInvalid
@@ -66,12 +67,22 @@ def with_digest(reference: str, digest: str | None) -> str | None:
     return digest
 
 
+def _repository(reference: str) -> str:
+    """Return a reference without its tag or digest, as engines list it."""
+    name = normalize_reference(reference).partition("@")[0]
+    place, slash, last = name.rpartition("/")
+    return f"{place}{slash}{last.partition(':')[0]}"
+
+
 class ShortName(CatalogueEntry):
     """One short name."""
 
     image: str = Field(min_length=1, description="what it stands for")
     gpu_image: str | None = Field(None, description="the same for machine types with NVIDIA GPUs, if it differs")
     summary: str = Field(min_length=1, description="what is in it, in a line")
+    package: str | None = Field(
+        None, description="default package of jobs for which these packages stand for the image without containers"
+    )
 
 
 _LIST = TomlCatalogue("image name", "images.file", ShortName)
@@ -95,13 +106,15 @@ class ImageCatalogue:
 
     Args:
         names: The short names; names and aliases must all differ.
+        packages: Versions of the packages that jobs without a container have by default.
 
     Raises:
         SpecInvalid: Two of them share a name, or one stands for something that is not an image reference.
     """
 
-    def __init__(self, names: list[ShortName]) -> None:
+    def __init__(self, names: list[ShortName], packages: Mapping[str, str]) -> None:
         self._names = tuple(names)
+        self._packages = packages
         for short in names:
             for image in (short.image, short.gpu_image):
                 if image is not None and not is_reference(image):
@@ -110,19 +123,24 @@ class ImageCatalogue:
                         field=_LIST.setting,
                     )
         self._by_name = _LIST.by_name(names)
+        references = [(short, image) for short in names for image in (short.image, short.gpu_image) if image]
+        self._by_repository = {_repository(image): short for short, image in reversed(references)}
 
     @classmethod
-    def load(cls, path: Path = PACKAGED, override_path: Path | None = None) -> "ImageCatalogue":
+    def load(
+        cls, path: Path = PACKAGED, override_path: Path | None = None, *, default_packages: bool = True
+    ) -> "ImageCatalogue":
         """Read the list, and an administrator's changes on top of it.
 
         Args:
             path: The full list.
             override_path: Tables that change single values of a name, or add names.
+            default_packages: Whether jobs without a container have the default packages.
 
         Raises:
             SpecInvalid: A file is missing, is not TOML or has an invalid value; the message names the place.
         """
-        return cls(_LIST.read(path, override_path))
+        return cls(_LIST.read(path, override_path), locked_versions() if default_packages else {})
 
     def resolve(self, container: str | None, machine: MachineType) -> ResolvedImage:
         """Resolve a `container` for a machine type; a name with a tag is never a short name."""
@@ -133,6 +151,21 @@ class ImageCatalogue:
             return ResolvedImage(normalize_reference(container))
         image = short.gpu_image if machine.kind == "gpu" and short.gpu_image is not None else short.image
         return ResolvedImage(normalize_reference(image), short.name)
+
+    def stand_in(self, image: str) -> str | None:
+        """Return the package, with its version, for which the default packages stand for any tag of this image.
+
+        A digest names exactly one image, for which nothing else stands.
+
+        Args:
+            image: A resolved reference.
+
+        Returns:
+            None if nothing stands for the image.
+        """
+        short = None if "@" in image else self._by_repository.get(_repository(image))
+        version = self._packages.get(short.package or "") if short is not None else None
+        return None if short is None or version is None else f"{short.package} {version}"
 
     def __iter__(self) -> Iterator[ShortName]:
         return iter(self._names)

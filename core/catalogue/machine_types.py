@@ -7,9 +7,9 @@ or adds some.
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from core.catalogue.backends import BACKENDS
 from core.catalogue.container_privileges import ContainerPolicy
@@ -20,6 +20,10 @@ PACKAGED = Path(__file__).with_name("machine_types.toml")
 
 _MAX_SUGGESTIONS = 3
 _MIN_SIMILARITY = 0.5
+_MAX_TPU_SIZE = 8
+"""Cores or chips, as a generation counts them, of the largest TPU slice on one host; the same for all generations."""
+_REMOTE_GENERATIONS = frozenset({"v2", "v3"})
+"""TPUs that Google also offered over the network; later ones are used from their own hosts only."""
 
 
 class MachineType(CatalogueEntry):
@@ -32,6 +36,8 @@ class MachineType(CatalogueEntry):
     kind: Literal["cpu", "gpu", "tpu"] = Field(description="what does the work")
     accelerator: str = Field(min_length=1, description="device model, in words")
     tpu_type: str | None = Field(None, description="the cloud's name of the TPU slice; TPU types only")
+    hosts: int = Field(1, ge=1, description="virtual machines of the TPU slice; each runs the job's command")
+    zones: tuple[str, ...] = Field((), description="the cloud's zones that offer it, as its documentation says")
     count: int = Field(ge=1, description="devices in the machine")
     replicas: int = Field(ge=1, description="workers of a data-parallel program that uses the whole machine")
     cpus: int | None = Field(None, ge=1, description="virtual CPUs of the host, where the type fixes them")
@@ -42,6 +48,7 @@ class MachineType(CatalogueEntry):
         description="peak 10^12 operations/s by precision, all devices together, without sparsity",
     )
     price_per_hour: float = Field(gt=0, description="US dollars for the whole machine")
+    spot_price_per_hour: float | None = Field(None, gt=0, description="US dollars as spot capacity, if it is known")
     price_source: str = Field(min_length=1, description="whose list price, and when")
     spec_source: str = Field(min_length=1, description="where the other figures come from")
     docker: ContainerPolicy = Field(ContainerPolicy(), description="what its containers may beyond the default")
@@ -53,6 +60,18 @@ class MachineType(CatalogueEntry):
         if name not in known:
             raise ValueError(f"{name!r} is not a backend; choose one of {', '.join(map(repr, known))}")
         return name
+
+    @model_validator(mode="after")
+    def _has_hosts(self) -> Self:
+        size = (self.tpu_type or "").rpartition("-")[2]
+        if size.isdecimal() and int(size) > _MAX_TPU_SIZE and self.hosts == 1:
+            raise ValueError(f"{self.tpu_type!r} is a slice of several hosts; set `hosts` to their number")
+        return self
+
+    @property
+    def tpu_on_vm(self) -> bool:
+        """Default placement of its jobs: on the TPU's own hosts, or, if False, on the worker's."""
+        return self.hosts > 1 or (self.tpu_type or "").partition("-")[0] not in _REMOTE_GENERATIONS
 
     @property
     def gpus(self) -> int:

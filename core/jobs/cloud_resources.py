@@ -6,13 +6,14 @@ Only one attempt at a time may hold a name; the database enforces it, so two job
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, Index, String, Text, select, text
+from sqlalchemy import Double, ForeignKey, Index, String, Text, func, or_, select, text
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from core.db.database import Base, UtcDateTime, now
 from core.db.models.jobs import BigId, Job
 
 _OPEN = text("gone_at IS NULL")
+_SECONDS_PER_HOUR = 3600
 
 
 class CloudResource(Base):
@@ -41,8 +42,12 @@ class CloudResource(Base):
     billed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Start of billing."""
     deleting_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Time at which the cloud accepted the request to delete it; billing is counted until then."""
+    """Time at which the cloud accepted the request to delete it; it is billed until it is deleted."""
     gone_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    billed_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """End of billing, if it was seen before the resource was known to be deleted."""
+    price_per_hour: Mapped[float | None] = mapped_column(Double)
+    """Price in US dollars, as of spot capacity; NULL: that of the job's machine type."""
 
     __table_args__ = (
         Index("uq_resources_open", "name", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN),
@@ -57,24 +62,41 @@ def list_open(session: Session) -> list[CloudResource]:
     )
 
 
-def billed_seconds(session: Session, jobs: Sequence[Job]) -> dict[str, float]:
-    """Return the billed seconds of these jobs, over all attempts; jobs without resources are left out."""
+def costs_of_jobs(session: Session, jobs: Sequence[Job]) -> dict[str, float]:
+    """Return the US dollars that these jobs' resources have cost, over all attempts; jobs without any are left out."""
     if not jobs:
         return {}
-    until = select(now()).scalar_subquery()
-    query = select(
-        CloudResource.job_id, CloudResource.billed_at, CloudResource.deleting_at, CloudResource.gone_at, until
-    ).where(CloudResource.job_id.in_([job.id for job in jobs]))
-    seconds: dict[str, float] = {}
-    for job_id, billed_at, deleting_at, gone_at, current in session.execute(query):
-        duration = 0.0 if billed_at is None else ((deleting_at or gone_at or current) - billed_at).total_seconds()
-        seconds[job_id] = seconds.get(job_id, 0.0) + max(0.0, duration)
-    return seconds
+    prices = {job.id: job.price_per_hour for job in jobs}
+    query = select(CloudResource, now()).where(CloudResource.job_id.in_(prices))
+    costs: dict[str, float] = {}
+    for resource, current in session.execute(query):
+        costs[resource.job_id] = costs.get(resource.job_id, 0.0) + cost(resource, prices[resource.job_id], current)
+    return costs
 
 
-def resource_billed_seconds(resource: CloudResource, current: datetime) -> float:
-    """Return the seconds for which a resource has been billed by now."""
+def total_cost(session: Session, since: datetime, current: datetime) -> float:
+    """Return the US dollars that all resources have cost since then: those of deleted jobs too, but none simulated."""
+    ended_at = func.coalesce(CloudResource.billed_until, CloudResource.gone_at)
+    query = (
+        select(CloudResource, Job.price_per_hour)
+        .join(Job, Job.id == CloudResource.job_id)
+        .where(~Job.simulated, CloudResource.billed_at.is_not(None), or_(ended_at.is_(None), ended_at > since))
+    )
+    return sum(cost(resource, price, current, since) for resource, price in session.execute(query))
+
+
+def cost(resource: CloudResource, job_price: float, current: datetime, since: datetime | None = None) -> float:
+    """Return the US dollars that a resource has cost by now.
+
+    Args:
+        resource: The resource.
+        job_price: Its price per hour, unless it has its own.
+        current: The time now.
+        since: Time before which nothing is counted.
+    """
     if resource.billed_at is None:
         return 0.0
-    until = resource.deleting_at or resource.gone_at or current
-    return max(0.0, (until - resource.billed_at).total_seconds())
+    until = resource.billed_until or resource.gone_at or current
+    begin = resource.billed_at if since is None else max(since, resource.billed_at)
+    price = job_price if resource.price_per_hour is None else resource.price_per_hour
+    return max(0.0, (until - begin).total_seconds()) * price / _SECONDS_PER_HOUR

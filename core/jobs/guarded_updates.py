@@ -12,6 +12,10 @@ from core.errors import LeaseLost
 from core.jobs.scheduling.port_allocations import release
 from core.jobs.states import OWNED, SOURCES, JobState
 
+STOP_REQUESTED = "stop_requested"
+"""Kind of an event, with the detail `AT_ONCE` for a stop without a grace period."""
+AT_ONCE = "at once"
+
 # Core inserts, not ORM: nothing needs to be read back, and these run at every transition.
 _INSERT_EVENT = insert(Base.metadata.tables[Event.__tablename__]).values(at=now())
 _INSERT_OUTBOX = insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=now())

@@ -22,6 +22,8 @@ from core.db.models.jobs import Job, Project
 from core.errors import IdempotencyMismatch, JobNotFound
 from core.ids import new_id
 from core.jobs.guarded_updates import (
+    AT_ONCE,
+    STOP_REQUESTED,
     add_event,
     apply_update,
     enqueue_wake,
@@ -41,7 +43,7 @@ RETRY_MAX_SECONDS = 600
 MAX_MACHINE_FAULTS = 3
 """Machine faults after which the job itself is the likely cause."""
 _FINISHING = frozenset({JobState.FINISHING})
-_PHASES_WITH_PROGRESS = frozenset({"pulling", "building", "pushing"})
+_PHASES_WITH_PROGRESS = frozenset({"downloading", "pulling", "building", "pushing"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +341,8 @@ def _stop_requested(session: Session, job: Job) -> bool:
 def _retry(session: Session, job: Job, reason: Reason, sources: frozenset[JobState], *, artifacts_state: str) -> Job:
     source = job.state
     pause = min(RETRY_FIRST_SECONDS * 2 ** (job.attempt - 1), RETRY_MAX_SECONDS)
-    why = job.reason_detail or reason.name.replace("_", " ")
+    ended_with = job.reason_detail  # of the attempt; the transition may refresh this row
+    why = ended_with or reason.name.replace("_", " ")
     faults = job.machine_faults
     if reason.fault in INFRASTRUCTURE_FAULTS:
         faults += 1
@@ -363,15 +366,17 @@ def _retry(session: Session, job: Job, reason: Reason, sources: frozenset[JobSta
         phase="queued",
         phase_detail=None,
     )
-    add_event(session, moved, "requeued", from_state=source, to_state=moved.state, reason=job.reason)
+    states = {"from_state": source, "to_state": moved.state}
+    add_event(session, moved, "requeued", **states, reason=reason.name, detail=ended_with)
     enqueue_wake(session, moved)
     return moved
 
 
-def request_stop(session: Session, job_id: str) -> Job:
+def request_stop(session: Session, job_id: str, *, at_once: bool = False) -> Job:
     """Request that the job stop. A waiting job is cancelled at once; stopping an ended one does nothing.
 
-    Once its command has ended, the request stops the collection of outputs; what is stored by then is kept.
+    Once its command has ended, the request stops the collection of outputs; what is stored by then is kept. With
+    `at_once` the job has no grace period, also if it is stopping already.
 
     Raises:
         JobNotFound: No such job.
@@ -382,10 +387,12 @@ def request_stop(session: Session, job_id: str) -> Job:
         raise JobNotFound(job_id)
     if job.state is JobState.QUEUED:
         return _cancel_queued(session, job)
-    if job.state not in OWNED or (job.stop_requested_at is not None and not _stops_collecting(job)):
+    repeated = job.stop_requested_at is not None and not _stops_collecting(job)
+    if job.state not in OWNED or (repeated and not at_once):
         return job
-    requested = apply_update(session, job, guarded_update(job, OWNED).values(stop_requested_at=now()))
-    add_event(session, requested, "stop_requested")
+    at = job.stop_requested_at if repeated else now()
+    requested = apply_update(session, job, guarded_update(job, OWNED).values(stop_requested_at=at))
+    add_event(session, requested, STOP_REQUESTED, detail=AT_ONCE if at_once else None)
     enqueue_wake(session, requested)
     return requested
 
@@ -401,14 +408,8 @@ def _cancel_queued(session: Session, job: Job) -> Job:
     reason = {"reason": "stopped_by_user", "reason_detail": None}
     waiting = frozenset({JobState.QUEUED})
     cancelled = transition(session, job, JobState.CANCELLED, waiting, lease=Job.lease + 1, **over, **reason)
-    add_event(
-        session,
-        cancelled,
-        "finished",
-        from_state=JobState.QUEUED,
-        to_state=JobState.CANCELLED,
-        reason=cancelled.reason,
-    )
+    states = {"from_state": JobState.QUEUED, "to_state": JobState.CANCELLED}
+    add_event(session, cancelled, "finished", **states, reason=cancelled.reason)
     return cancelled
 
 

@@ -6,9 +6,9 @@ from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.jobs import GpuAllocation, Job, LeaderLease, Outbox, RepairCount
+from core.db.models.jobs import IS_QUEUED, GpuAllocation, Job, LeaderLease, Outbox, RepairCount
 from core.jobs.guarded_updates import enqueue_wake, insert_ignore
-from core.jobs.states import OWNED, JobState
+from core.jobs.states import OWNED
 
 
 def try_become_leader(session: Session, name: str, holder: str, seconds: float) -> bool:
@@ -40,11 +40,7 @@ def renotify_overdue(session: Session, *, seconds: float) -> int:
     The first message may have been lost with the broker. If no machine is free, another one does no harm.
     """
     due_since = func.coalesce(Job.run_after, Job.created_at)
-    late = (
-        select(func.min(Job.seq))
-        .where(Job.state == JobState.QUEUED, due_since < now(-seconds))
-        .group_by(Job.machine_type)
-    )
+    late = select(func.min(Job.seq)).where(IS_QUEUED, due_since < now(-seconds)).group_by(Job.machine_type)
     unsent = exists().where(Outbox.kind == "wake")
     jobs = list(session.scalars(select(Job).where(Job.seq.in_(late), ~unsent)))
     for job in jobs:

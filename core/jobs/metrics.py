@@ -4,14 +4,17 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import delete, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, delete, func, or_, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from core.db.database import Database
-from core.db.models.jobs import Event, Job, Metric
+from core.db.models.jobs import Event, Job
+from core.db.models.metrics import LastMetric, Metric
 from core.jobs.guarded_updates import add_event, insert_ignore
 
 EVENT = "metrics"
@@ -43,6 +46,23 @@ class RowCount(NamedTuple):
     last: int
 
 
+class XRange(NamedTuple):
+    """A range of a chart's horizontal axis, both ends included: steps, or Unix times in seconds.
+
+    A range of steps includes all rows that have no step, such as those of the system.
+    """
+
+    axis: Literal["step", "time"]
+    start: float
+    stop: float
+
+    def condition(self) -> ColumnElement[bool]:
+        """Return the condition that a row is in the range."""
+        if self.axis == "step":
+            return or_(Metric.step.between(self.start, self.stop), Metric.step.is_(None))
+        return Metric.at.between(datetime.fromtimestamp(self.start, UTC), datetime.fromtimestamp(self.stop, UTC))
+
+
 @dataclass(slots=True)
 class StoredSummary:
     """Summary of the stored metrics that a job wrote itself.
@@ -62,6 +82,36 @@ def add(session: Session, rows: Sequence[dict[str, Any]]) -> None:
     """Store rows of metrics; rows that exist already (a repeat after a crash) are left as they are."""
     if rows:
         session.execute(insert_ignore(session.get_bind().dialect.name, Metric), rows)
+    last = {
+        (row["job_id"], name): value
+        for row in rows
+        if row["source"] == "job"
+        for name, value in row["values"].items()
+        if value is not None
+    }
+    if last:
+        values = [{"job_id": job_id, "name": name, "value": value} for (job_id, name), value in last.items()]
+        session.execute(_upsert_last(session.get_bind().dialect.name), values)
+
+
+def _upsert_last(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share no class
+    statement = (postgresql if dialect == "postgresql" else sqlite).insert(LastMetric)
+    return statement.on_conflict_do_update(index_elements=["job_id", "name"], set_={"value": statement.excluded.value})
+
+
+def last_values(session: Session, jobs: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return the last values of the metrics of some jobs, by job id and name."""
+    found: dict[str, dict[str, float]] = {}
+    wanted = select(LastMetric).where(LastMetric.job_id.in_(list(jobs))).order_by(LastMetric.name)
+    for row in session.scalars(wanted):
+        found.setdefault(row.job_id, {})[row.name] = row.value
+    return found
+
+
+def last_system_sample(session: Session, job_id: str) -> dict[str, float | None]:
+    """Return the last sample of the usage of a job's machine; empty: none yet."""
+    samples = select(Metric.values).where(Metric.job_id == job_id, Metric.source == "system")
+    return session.scalar(samples.order_by(Metric.attempt.desc(), Metric.offset.desc()).limit(1)) or {}
 
 
 def record_limit(session: Session, job: Job, reason: str, detail: str) -> None:
@@ -89,11 +139,11 @@ def summarize_stored(session: Session, job_id: str, attempt: int) -> StoredSumma
     return found
 
 
-def count_rows(session: Session, job_id: str) -> list[RowCount]:
-    """Count the rows by source and attempt, from the primary key's index alone."""
+def count_rows(session: Session, job_id: str, within: XRange | None = None) -> list[RowCount]:
+    """Count the rows by source and attempt; without a range, from the primary key's index alone."""
     query = (
         select(Metric.source, Metric.attempt, func.count(), func.max(Metric.offset))
-        .where(Metric.job_id == job_id)
+        .where(*_owned(job_id, within))
         .group_by(Metric.source, Metric.attempt)
         .order_by(Metric.source, Metric.attempt)
     )
@@ -101,7 +151,13 @@ def count_rows(session: Session, job_id: str) -> list[RowCount]:
 
 
 def read(
-    session: Session, job_id: str, found: Iterable[RowCount], *, most_values: int, name: str | None = None
+    session: Session,
+    job_id: str,
+    found: Iterable[RowCount],
+    *,
+    most_values: int,
+    name: str | None = None,
+    within: XRange | None = None,
 ) -> "SeriesColumns":
     """Read a job's metrics as series, each in the order in which it was written.
 
@@ -113,14 +169,16 @@ def read(
         found: Its `count_rows`.
         most_values: Approximate limit of values read per source.
         name: Only this metric.
+        within: Only rows in this range, which `found` counts.
     """
     rows: dict[str, int] = {}
     for extent in found:
         rows[extent.source] = rows.get(extent.source, 0) + extent.rows
     columns = SeriesColumns()
     for source, count in rows.items():
-        stride = _stride(session, job_id, source, count, most_values)
-        for step, at, values in _sampled_rows(session, job_id, source, count, stride):
+        owned = (*_owned(job_id, within), Metric.source == source)
+        stride = _stride(session, owned, count, most_values)
+        for step, at, values in _sampled_rows(session, owned, count, stride):
             columns.add(source, step, at.timestamp(), values if name is None else _value_of(values, name))
     return columns
 
@@ -169,18 +227,21 @@ def _value_of(values: dict[str, float | None], name: str) -> dict[str, float | N
     return {name: values[name]} if name in values else {}
 
 
-def _stride(session: Session, job_id: str, source: str, rows: int, most_values: int) -> int:
+def _owned(job_id: str, within: XRange | None) -> tuple[ColumnElement[bool], ...]:
+    return (Metric.job_id == job_id, *([] if within is None else [within.condition()]))
+
+
+def _stride(session: Session, owned: Sequence[ColumnElement[bool]], rows: int, most_values: int) -> int:
     """Return the sampling stride for about `most_values` values; the values per row are estimated from a few rows."""
     if rows <= _MIN_ROWS:
         return 1
-    sampled = _sampled_rows(session, job_id, source, rows, max(1, rows // _SAMPLES))
+    sampled = _sampled_rows(session, owned, rows, max(1, rows // _SAMPLES))
     width = max(len(values) for *_, values in sampled)
     return max(1, -(-rows // max(_MIN_ROWS, most_values // max(1, width))))
 
 
-def _sampled_rows(session: Session, job_id: str, source: str, rows: int, stride: int) -> Iterator[Any]:
-    """Yield every `stride`-th row of a source as (step, at, values), in order; always the first and the last."""
-    owned = (Metric.job_id == job_id, Metric.source == source)
+def _sampled_rows(session: Session, owned: Sequence[ColumnElement[bool]], rows: int, stride: int) -> Iterator[Any]:
+    """Yield every `stride`-th of the rows as (step, at, values), in order; always the first and the last."""
     query = select(Metric.step, Metric.at, Metric.values).where(*owned).order_by(Metric.attempt, Metric.offset)
     if stride == 1:
         yield from session.execute(query.execution_options(yield_per=_FETCH_SIZE))
@@ -198,8 +259,23 @@ def _sampled_rows(session: Session, job_id: str, source: str, rows: int, stride:
             yield from session.execute(query.where(Metric.attempt == attempt, some))
 
 
+def last_rows(
+    session: Session, job_id: str, count: int
+) -> list[tuple[float | None, datetime, dict[str, float | None]]]:
+    """Return the last rows that a job wrote itself, oldest first, as (step, time, values)."""
+    query = (
+        select(Metric.step, Metric.at, Metric.values)
+        .where(Metric.job_id == job_id, Metric.source == "job")
+        .order_by(Metric.attempt.desc(), Metric.offset.desc())
+        .limit(count)
+    )
+    return [(step, at, values) for step, at, values in reversed(session.execute(query).all())]
+
+
 def remove(database: Database, job_id: str) -> None:
     """Delete a job's metrics in batches."""
+    with database.write() as session:
+        session.execute(delete(LastMetric).where(LastMetric.job_id == job_id))
     key = tuple_(Metric.attempt, Metric.source, Metric.offset)
     some = select(Metric.attempt, Metric.source, Metric.offset).where(Metric.job_id == job_id).limit(_DELETE_BATCH)
     statement = delete(Metric).where(Metric.job_id == job_id, key.in_(some))

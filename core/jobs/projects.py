@@ -9,13 +9,13 @@ from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.jobs import Job, Project
+from core.db.models.jobs import IS_ACTIVE, Job, Project
 from core.errors import SpecInvalid
 from core.ids import new_id
 from core.jobs import lifecycle, queries
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.spec.job_spec import MAX_NAME, check_label, check_tags
-from core.jobs.states import OWNED, JobState
+from core.jobs.states import JobState
 from core.settings.retention import MAX_DAYS
 from core.storage.retention import FOREVER
 
@@ -24,7 +24,6 @@ MAX_STORED_MB = 2**31 - 1
 _MAX_URL = 2000
 _DELETED_MARK = "\x7f"
 """First character of a deleted project's name; labels cannot contain it."""
-_RUNNING = tuple(OWNED)
 _DAYS = "days (null: for good)"
 _RANGES = {
     "max_stored_mb": ("maxStoredMb", MAX_STORED_MB, "MiB (null: no limit)"),
@@ -154,7 +153,7 @@ def delete(session: Session, project_id: str) -> None:
 
 def active_counts(session: Session, project_id: str | None = None) -> dict[str, ActiveCounts]:
     """Count running and waiting jobs by project id; projects without any are left out. Does not read ended jobs."""
-    query = select(Job.project_id, Job.state, func.count()).where(Job.state.in_([*_RUNNING, JobState.QUEUED]))
+    query = select(Job.project_id, Job.state, func.count()).where(IS_ACTIVE)
     if project_id is not None:
         query = query.where(Job.project_id == project_id)
     counts: dict[str, Counter[bool]] = {}

@@ -4,18 +4,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Select, exists, func, literal, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, and_, exists, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.jobs import Attempt, Event, Job, Project, Worker
-from core.errors import CursorInvalid, JobNotFound, ProjectNotFound
+from core.errors import JobNotFound, ProjectNotFound
 from core.jobs.states import OWNED, JobState
+from core.search.ordering import Ordering, parse_cursor
 
 WORKER_STALE_SECONDS = 60
 _SPEC_FIELDS = ("container", "command", "workspace")
 """Filter fields that are stored only in the spec's JSON."""
 _LAST_ID_CHARACTERS = "z" * 13
+SORTED_JOBS = 10_000
+"""Jobs that a sorted list looks at: the newest that match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,7 @@ class JobFilter:
 
     `states`, `reasons` and `tags` list alternatives; all fields must match together. `failed_with_exit_code`
     restricts only failed jobs: True keeps those with an exit code, False those without. `text` is a part of the name or
-    the command, in any case; `submitted_by` the id of an API key.
+    the command, in any case; `submitted_by` the id of an API key; `conditions` are those of a query.
     """
 
     states: Sequence[JobState] = ()
@@ -43,14 +46,16 @@ class JobFilter:
     text: str | None = None
     since: datetime | None = None
     submitted_by: str | None = None
+    conditions: Sequence[ColumnElement[bool]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """One page of jobs, newest first, and the cursor of the next page, if there is one."""
+    """One page of jobs, and the cursors of the next and the previous page, if there are any."""
 
     jobs: list[Job]
     next_cursor: str | None
+    previous_cursor: str | None = None
 
 
 def get(session: Session, job_id: str) -> Job:
@@ -63,6 +68,41 @@ def get(session: Session, job_id: str) -> Job:
     if job is None:
         raise JobNotFound(job_id)
     return job
+
+
+def by_ids(session: Session, ids: Sequence[str]) -> list[Job]:
+    """Return the jobs of these ids, even deleted ones; those that do not exist are left out."""
+    return list(session.scalars(select(Job).where(Job.id.in_(ids))))
+
+
+def queued(session: Session, *, limit: int) -> list[Job]:
+    """Return the first waiting jobs, by priority and age."""
+    waiting = select(Job).where(Job.state == JobState.QUEUED).order_by(Job.priority.desc(), Job.seq)
+    return list(session.scalars(waiting.limit(limit)))
+
+
+def queue_sizes(session: Session) -> list[tuple[str, int, datetime]]:
+    """Return the number of waiting jobs and the oldest submission of each machine type, the longest queue first."""
+    number = func.count()
+    waiting = select(Job.machine_type, number, func.min(Job.created_at)).where(Job.state == JobState.QUEUED)
+    return [
+        (row[0], row[1], row[2])
+        for row in session.execute(waiting.group_by(Job.machine_type).order_by(number.desc(), Job.machine_type))
+    ]
+
+
+def failed_since(session: Session, since: datetime, *, limit: int) -> list[Job]:
+    """Return the jobs that failed at this time or later, the last one first."""
+    failed = select(Job).where(Job.finished_at >= since, Job.state == JobState.FAILED, Job.deleted_at.is_(None))
+    return list(session.scalars(failed.order_by(Job.finished_at.desc()).limit(limit)))
+
+
+def run_since(session: Session, since: datetime) -> list[tuple[float, datetime, datetime | None]]:
+    """Return price per hour, start and end (None: it runs) of the jobs whose last attempt ran at `since` or later."""
+    columns = select(Job.price_per_hour, Job.started_at, func.coalesce(Job.ended_at, Job.finished_at))
+    ended, running = columns.where(Job.finished_at >= since), columns.where(Job.state.in_(OWNED))
+    rows = [row for query in (ended, running) for row in session.execute(query)]
+    return [(row[0], row[1], row[2]) for row in rows if row[1] is not None]
 
 
 def get_row(session: Session, job_id: str) -> Job | None:
@@ -85,20 +125,52 @@ def runs_on_other_host(session: Session, job_id: str, attempt: int, host: str, *
     return session.scalar(on_living_host.limit(1)) is not None
 
 
-def page(session: Session, wanted: JobFilter, *, limit: int, after: str | None = None) -> JobPage:
-    """Return one page of jobs, newest first.
+def page(
+    session: Session,
+    wanted: JobFilter,
+    *,
+    limit: int,
+    after: str | None = None,
+    before: str | None = None,
+    ordering: Ordering | None = None,
+) -> JobPage:
+    """Return one page of jobs, newest first unless `ordering` says otherwise.
+
+    With an ordering, only the newest SORTED_JOBS that match are sorted, so that the cost does not grow with the table.
 
     Raises:
-        CursorInvalid: `after` is not a cursor that an earlier page gave.
+        CursorInvalid: `after` or `before` is not a cursor that another page gave.
     """
-    query = _filtered(select(Job).where(Job.deleted_at.is_(None)), wanted)
-    if wanted.tags:
-        query = query.where(_has_any_tag(session, wanted.tags))
-    if after is not None:
-        query = query.where(Job.seq < _parse_cursor(after))
-    jobs = list(session.scalars(query.order_by(Job.seq.desc()).limit(limit + 1)))
-    following = str(jobs[limit - 1].seq) if len(jobs) > limit else None
-    return JobPage(jobs[:limit], following)
+    matching = _matching(session, wanted)
+    cursor, backwards = (after, False) if before is None else (before, True)
+    place = None if cursor is None else parse_cursor(cursor, "before" if backwards else "after")
+    if ordering is None:
+        query = matching.order_by(Job.seq.asc() if backwards else Job.seq.desc())
+        if place is not None:
+            query = query.where(Job.seq > place if backwards else Job.seq < place)
+    else:
+        newest = matching.with_only_columns(Job.seq).order_by(Job.seq.desc()).limit(SORTED_JOBS).subquery()
+        query = select(Job).where(Job.seq.in_(select(newest.c.seq))).order_by(*ordering.columns(backwards=backwards))
+        if place is not None:
+            query = query.where(ordering.beyond(session, place, backwards=backwards))
+    found = list(session.scalars(query.limit(limit + 1)))
+    more, jobs = len(found) > limit, found[:limit]
+    if backwards:
+        jobs.reverse()
+    following = bool(jobs) if backwards else more
+    preceding = more if backwards else after is not None and bool(jobs)
+    return JobPage(jobs, str(jobs[-1].seq) if following else None, str(jobs[0].seq) if preceding else None)
+
+
+def count(session: Session, wanted: JobFilter, *, most: int) -> int:
+    """Count the jobs that match, up to `most`."""
+    some = _matching(session, wanted).with_only_columns(Job.seq).limit(most).subquery()
+    return session.scalar(select(func.count()).select_from(some)) or 0
+
+
+def _matching(session: Session, wanted: JobFilter) -> Select[Job]:
+    query = _filtered(select(Job).where(Job.deleted_at.is_(None)), wanted).where(*wanted.conditions)
+    return query.where(has_any_tag(session, wanted.tags)) if wanted.tags else query
 
 
 def _filtered(query: Select[Job], wanted: JobFilter) -> Select[Job]:
@@ -126,8 +198,8 @@ def _filtered(query: Select[Job], wanted: JobFilter) -> Select[Job]:
 
 def _searched(query: Select[Job], wanted: JobFilter) -> Select[Job]:
     """Apply the filters by which people find their own jobs again."""
-    if wanted.id_prefix:  # a range, which the index on the id serves under every collation
-        query = query.where(Job.id >= wanted.id_prefix, Job.id <= wanted.id_prefix + _LAST_ID_CHARACTERS)
+    if wanted.id_prefix:
+        query = query.where(id_condition(wanted.id_prefix))
     if wanted.text:
         named = Job.name.icontains(wanted.text, autoescape=True)
         query = query.where(or_(named, Job.spec_text("command").icontains(wanted.text, autoescape=True)))
@@ -138,19 +210,18 @@ def _searched(query: Select[Job], wanted: JobFilter) -> Select[Job]:
     return query
 
 
-def _has_any_tag(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:
+def id_condition(prefix: str) -> ColumnElement[bool]:
+    """Build the condition that a job's id begins so: a range, which the index serves under every collation."""
+    return and_(Job.id >= prefix, Job.id <= prefix + _LAST_ID_CHARACTERS)
+
+
+def has_any_tag(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:
     """Build the condition that a job has one of these tags; the databases unnest JSON differently."""
     if session.get_bind().dialect.name == "postgresql":
         rows = func.json_array_elements_text(Job.spec_json["tags"]).table_valued("value")
     else:
         rows = func.json_each(Job.spec_json, "$.tags").table_valued("value")
     return exists(select(literal(1)).select_from(rows).where(rows.c.value.in_(tags)))
-
-
-def _parse_cursor(after: str) -> int:
-    if not after.isascii() or not after.isdigit() or len(after) > 18:  # noqa: PLR2004 - digits of a 63-bit number
-        raise CursorInvalid("This is not a page cursor. Send `next` from the page before, unchanged.", field="after")
-    return int(after)
 
 
 def events(session: Session, job_id: str) -> list[Event]:
@@ -170,10 +241,12 @@ def attempt(session: Session, job_id: str, number: int) -> Attempt | None:
 
 def current_attempts(session: Session, jobs: Iterable[Job]) -> dict[str, Attempt]:
     """Return the current attempts of some jobs, by job id; jobs without an attempt are left out."""
-    keys = [(job.id, job.attempt) for job in jobs if job.attempt]
-    if not keys:
+    ids = [job.id for job in jobs if job.attempt]
+    if not ids:
         return {}
-    found = session.scalars(select(Attempt).where(tuple_(Attempt.job_id, Attempt.attempt).in_(keys)))
+    # Not a list of (job, attempt) pairs: SQLite would read the whole table to look for them.
+    is_current = (Job.id == Attempt.job_id) & (Job.attempt == Attempt.attempt)
+    found = session.scalars(select(Attempt).join(Job, is_current).where(Job.id.in_(ids)))
     return {row.job_id: row for row in found}
 
 

@@ -291,6 +291,13 @@ _ALL = (
         retry=True,
     ),
     Reason(
+        "tpu_quota",
+        S.FAILED,
+        FaultOwner.SERVICE,
+        "The project's quota allows no such TPU, or no further one: {detail}. Have the operator request more in the "
+        "console, under IAM & Admin, Quotas.",
+    ),
+    Reason(
         "tpu_denied",
         S.FAILED,
         FaultOwner.SERVICE,
@@ -313,7 +320,6 @@ _ALL = (
         FaultOwner.MACHINE,
         "The TPU was ready, but its port accepted no connection from the worker's machine. Have the operator check "
         "firewall and network: {detail}",
-        retry=True,
     ),
     Reason(
         "tpu_unhealthy", S.FAILED, FaultOwner.MACHINE, "The TPU was unhealthy and was given up: {detail}", retry=True
@@ -333,6 +339,7 @@ _ALL = (
         "job is tried again.",
         retry=True,
     ),
+    Reason("tpu_host_failed", S.FAILED, FaultOwner.USER, "The job was ended on all hosts: {detail}", retry=True),
     Reason("data_missing", S.FAILED, FaultOwner.USER, "The data set that TPU_STAGE names does not exist: {detail}"),
     Reason(
         "bucket_missing",
@@ -344,8 +351,8 @@ _ALL = (
         "bucket_refused",
         S.FAILED,
         FaultOwner.SERVICE,
-        "The TPU's account may not write, read and delete in the bucket; run `gradient-server doctor --tpu` to see "
-        "which role it lacks: {detail}",
+        "The bucket for the TPU's files refused the worker or the TPU's account; run `gradient-server doctor --tpu` to "
+        "see which role is missing: {detail}",
     ),
     Reason(
         "bucket_region",

@@ -42,3 +42,6 @@ TERMINAL = frozenset(state for state, targets in TRANSITIONS.items() if not targ
 
 OWNED = frozenset({S.STARTING, S.RUNNING, S.FINISHING})
 """States in which a worker holds the job."""
+
+WAITING_PHASE = "waiting"
+"""Phase of a job that waits for a device of a cloud: a worker holds it, and it uses no slot and nothing of the host."""

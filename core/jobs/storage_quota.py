@@ -1,5 +1,7 @@
 """Storage quota of a project: bytes of its logs and artifacts, and their limit."""
 
+from collections.abc import Callable
+
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
@@ -41,6 +43,32 @@ def check_quota(session: Session, project: Project, usual_mb: int) -> None:
             f"{limit:,} MiB. Delete jobs or artifacts that are not needed, or have an administrator raise the limit "
             "(maxStoredMb of the project).",
             field="project",
+        )
+
+
+def check_upload(
+    session: Session, project: Project, usual_mb: int, *, coming: int, measure_storage: Callable[[], int]
+) -> None:
+    """Check that a project's storage quota has room for a file in its `/storage`, whose files count here, too.
+
+    Args:
+        session: A session.
+        project: The project.
+        usual_mb: Limit of projects without one of their own.
+        coming: Bytes of the file.
+        measure_storage: Returns the bytes of the project's `/storage`; called only if there is a limit.
+
+    Raises:
+        StorageFull: There is too little room.
+    """
+    left = remaining_bytes(session, project, usual_mb)
+    if left is not None and (stored := measure_storage()) + coming > left:
+        raise StorageFull(
+            f"The project {project.name!r} has room for {max(0, left - stored) // MIB:,} MiB, and the file has "
+            f"{coming // MIB:,} MiB: its limit is {limit_mb(project, usual_mb):,} MiB for logs, artifacts and storage. "
+            "Delete files or jobs that are not needed, or have an administrator raise the limit (maxStoredMb of the "
+            "project).",
+            field="path",
         )
 
 

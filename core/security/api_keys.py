@@ -15,8 +15,7 @@ from sqlalchemy import delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import Database, now
-from core.db.models.credentials import BrowserSession
-from core.db.models.jobs import ApiKey
+from core.db.models.credentials import ApiKey, BrowserSession
 from core.errors import NotFound, SpecInvalid, Unauthorized
 from core.security.row_cache import RowCache
 from core.settings.retention import MAX_DAYS
@@ -184,7 +183,9 @@ def state(key: ApiKey) -> str:
 def _parse_id(secret: str) -> str:
     parts = secret.split("_")
     if len(parts) != _PARTS or parts[0] != PREFIX:
-        raise Unauthorized(f"This is not an API key of this service; one begins with {PREFIX}_.")
+        raise Unauthorized(
+            f"This is not an API key of this service: one has four parts, as in {PREFIX}_ID_SECRET_CHECK."
+        )
     if not hmac.compare_digest(_checksum(secret.rpartition("_")[0]).encode(), parts[-1].encode(errors="replace")):
         raise Unauthorized("This API key is misspelt or cut off. Copy it again, whole.")
     return parts[1]

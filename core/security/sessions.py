@@ -9,8 +9,7 @@ from sqlalchemy import ColumnElement, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import Database, now
-from core.db.models.credentials import BrowserSession, OneTimeToken
-from core.db.models.jobs import ApiKey
+from core.db.models.credentials import ApiKey, BrowserSession, OneTimeToken
 from core.errors import NotFound, Unauthorized
 from core.ids import new_id
 from core.security.api_keys import CACHE_SECONDS, ApiKeyCache, digest

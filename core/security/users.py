@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.jobs import ApiKey, User, UserKey
+from core.db.models.credentials import ApiKey, User, UserKey
 from core.errors import NotFound, SpecInvalid, Unauthorized
 from core.ids import new_id
 from core.security import api_keys

@@ -18,11 +18,12 @@ from core.settings.disk import DiskSettings, LogSettings
 from core.settings.docker import DockerSettings, ImageSettings
 from core.settings.encryption import SecretSettings
 from core.settings.environments import EnvironmentSettings
+from core.settings.exec import ExecSettings
 from core.settings.group import SettingsGroup
 from core.settings.limits import LimitSettings, MetricSettings
 from core.settings.network import EgressSettings, PortSettings
 from core.settings.retention import RetentionSettings
-from core.settings.worker import MOCK_BACKEND, MachineSettings, ProcessSettings, StatsdSettings, WorkerSettings
+from core.settings.worker import PROCESS_BACKEND, MachineSettings, ProcessSettings, StatsdSettings, WorkerSettings
 from core.system.canonical_host import EVERY_ADDRESS, canonical_host
 
 _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672}
@@ -61,6 +62,7 @@ class Settings(BaseSettings):
     images: ImageSettings = ImageSettings()
     environments: EnvironmentSettings = EnvironmentSettings()
     egress: EgressSettings = EgressSettings()
+    exec: ExecSettings = ExecSettings()
     ports: PortSettings = PortSettings()
     secrets: SecretSettings = SecretSettings()
     tpu: TpuSettings = TpuSettings()
@@ -85,7 +87,7 @@ class Settings(BaseSettings):
         """Return the backend that runs a machine type's jobs here, given the catalogue's name of it."""
         if machine == "tpu" and self.tpu.backend is not None:
             return self.tpu.backend
-        return MOCK_BACKEND if self.machines.simulate else machine
+        return PROCESS_BACKEND if self.machines.simulate else machine
 
     @property
     def own_ports(self) -> dict[int, str]:

@@ -70,6 +70,11 @@ class SignInSettings(SettingsGroup):
     session_idle_days: float = Field(
         default=7.0, gt=0, le=MAX_DAYS, description="days without a request after which a browser session ends"
     )
+    administrators: list[str] = Field(
+        default=[],
+        description="ids of the API keys that may create keys and revoke those of others, as a JSON list, in addition "
+        "to the key in cli.json of the API's own machine",
+    )
     key_days: float = Field(
         default=90.0,
         ge=0,

@@ -29,14 +29,31 @@ class TpuSettings(SettingsGroup):
     provisioning_by_type: dict[str, Literal["queued", "node", "pool"]] = Field(
         default={}, description="exceptions from GRADIENT_TPU__PROVISIONING by machine type, as a JSON object"
     )
-    placement: Literal["grpc", "vm"] = Field(
-        default="grpc",
-        description="where a TPU job's program runs: grpc (on the worker's host) or vm (on the TPU VM itself)",
+    placement: Literal["grpc", "vm"] | None = Field(
+        default=None,
+        description="where a TPU job's program runs: grpc (on the worker's host) or vm (on the TPU VM itself); "
+        "default: vm, but grpc for v2 and v3",
     )
     placement_by_type: dict[str, Literal["grpc", "vm"]] = Field(
         default={}, description="exceptions from GRADIENT_TPU__PLACEMENT by machine type, as a JSON object"
     )
     vm_poll_seconds: float = Field(default=2.0, gt=0, description="seconds between status polls of a job on a TPU VM")
+    vm_start_seconds: float = Field(
+        default=1800.0,
+        gt=0,
+        description="seconds that a TPU VM may take from its first report to the start of its job, image included",
+    )
+    vm_collect_seconds: float = Field(
+        default=3600.0,
+        gt=0,
+        description="seconds that a TPU VM may take to send its job's artifacts after the job's end",
+    )
+    vm_abandoned_seconds: float = Field(
+        default=2700.0,
+        gt=0,
+        description="seconds without a sign of any worker after which a TPU VM saves its job's outputs and deletes "
+        "itself; less than GRADIENT_BUCKET__TOKEN_SECONDS",
+    )
     pool: dict[str, list[str]] = Field(
         default={},
         description="existing nodes for the provisioning mode pool, ZONE/NAME, by machine type, as a JSON object of "
@@ -52,6 +69,9 @@ class TpuSettings(SettingsGroup):
         default=None, description="VPC network of new nodes; default: the project's default network"
     )
     subnetwork: str | None = Field(default=None, description="subnetwork of new nodes, if the network has several")
+    tags: list[str] = Field(
+        default=[], description="network tags of new nodes, which firewall rules can name, as a JSON list"
+    )
     external_ips: bool = Field(default=False, description="give new nodes public IP addresses")
     service_account: str | None = Field(
         default=None, description="service account of new nodes; default: Google's default"
@@ -72,7 +92,7 @@ class TpuSettings(SettingsGroup):
         default=600.0, ge=0, description="seconds that a job's start retries a TPU API that does not respond"
     )
     poll_seconds: float = Field(default=5.0, gt=0, description="seconds between checks of a TPU that a job waits for")
-    watch_seconds: float = Field(default=15.0, gt=0, description="seconds between checks of a TPU that is in use")
+    watch_seconds: float = Field(default=5.0, gt=0, description="seconds between checks of a TPU that is in use")
     unhealthy_seconds: float = Field(
         default=120.0, ge=0, description="seconds that a TPU may be unhealthy before its job gives it up"
     )
@@ -97,16 +117,19 @@ class TpuSettings(SettingsGroup):
         """Return the provisioning mode of this machine type."""
         return self.provisioning_by_type.get(machine_type, self.provisioning)
 
-    def on_vm(self, machine_type: str) -> bool:
+    def on_vm(self, machine_type: str, *, by_default: bool) -> bool:
         """Return whether a job of this machine type runs on the TPU VM itself."""
-        return self.placement_by_type.get(machine_type, self.placement) == "vm"
+        placement = self.placement_by_type.get(machine_type, self.placement)
+        return by_default if placement is None else placement == "vm"
 
 
 class GcsSettings(SettingsGroup):
     """Google Cloud Storage."""
 
     project: str | None = Field(
-        default=None, description="Google Cloud project in which buckets are created; default: that of the credentials"
+        default=None,
+        description="Google Cloud project in which buckets are created; default: GRADIENT_TPU__PROJECT, else that of "
+        "the credentials",
     )
     concurrency: int = Field(default=8, ge=1, le=64, description="files uploaded or downloaded at once")
     endpoint: str | None = Field(
@@ -159,6 +182,13 @@ class BucketSettings(SettingsGroup):
         ge=60,
         le=43_200,
         description="seconds that a job's access token for its own prefix is valid, at most",
+    )
+    token_port: int = Field(
+        default=8473,
+        ge=0,
+        le=65_535,
+        description="TCP port of the worker's host at which jobs beside their TPU find fresh tokens; 0: they keep the "
+        "first",
     )
     max_dataset_bytes: int = Field(
         default=100 * GIB, ge=0, description="bytes of the largest data set that is copied to the bucket for a job"

@@ -31,7 +31,7 @@ class DiskSettings(SettingsGroup):
         default=0,
         ge=0,
         description="MiB of stored logs and artifacts of a project without a limit of its own; above it, the "
-        "project's submissions are rejected; 0: no limit",
+        "project's submissions are rejected, and uploads to its storage, which counts for them; 0: no limit",
     )
     artifact_mb: int = Field(
         default=51_200, ge=1, description="MiB of artifacts stored per attempt; the rest is left out"

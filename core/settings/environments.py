@@ -11,9 +11,9 @@ class EnvironmentSettings(SettingsGroup):
     """Python environments of jobs without containers (docs/jobs.md)."""
 
     default: list[str] | Literal["trainer"] = Field(
-        default=[],
-        description="requirements of jobs whose folder names none, as a JSON list, or trainer (numpy, pandas, "
-        "scikit-learn, matplotlib, tqdm and TensorFlow); default: none, such jobs use the packages of the service",
+        default="trainer",
+        description="packages of jobs whose folder names none: a JSON list of requirements, [] for Python alone, or "
+        "trainer (numpy, pandas, scikit-learn, matplotlib, tqdm, TensorFlow and gradient_trainer, in fixed versions)",
     )
     builds: bool = Field(
         default=False,

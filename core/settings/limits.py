@@ -25,6 +25,17 @@ class LimitSettings(SettingsGroup):
         ge=0,
         description="logs that one API key may follow at once, counted by each API process; 0: no limit",
     )
+    exec_sessions: int = Field(
+        default=16,
+        ge=0,
+        description="exec sessions that one API key may have at once, counted by each API process; 0: no limit",
+    )
+    exec_connections: int = Field(
+        default=64,
+        ge=0,
+        description="connections to jobs' ports that one API key may have at once, counted by each API process; 0: no "
+        "limit",
+    )
     searches: int = Field(
         default=4,
         ge=0,
@@ -34,8 +45,8 @@ class LimitSettings(SettingsGroup):
     uploads: int = Field(
         default=4,
         ge=0,
-        description="submissions with an archive that are checked at once for one API key, counted by each API "
-        "process; others wait; 0: no limit",
+        description="submissions with an archive that are checked, and files of the storage that are received, at once "
+        "for one API key, counted by each API process; others wait; 0: no limit",
     )
     archives: int = Field(
         default=4,

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from core.settings.group import SettingsGroup
 
-MOCK_BACKEND = "mock"
+PROCESS_BACKEND = "process"
 """Backend that simulates machine types on the host's CPU."""
 _FENCE_SECONDS = 120.0
 
@@ -21,6 +21,11 @@ class WorkerSettings(SettingsGroup):
     )
     slots: int | None = Field(
         default=None, description="jobs that run at once on this host; default: one per 2 CPUs, at least 2"
+    )
+    max_waiting: int = Field(
+        default=16,
+        ge=0,
+        description="jobs that may wait for a TPU on this worker without a slot; more of them each use one",
     )
     machine_types: list[str] | None = Field(
         default=None,
@@ -101,6 +106,11 @@ class ProcessSettings(SettingsGroup):
         description="run such jobs in a sandbox (bubblewrap): auto (without one where none is available, with a "
         "warning), require or off",
     )
+    cgroups: Literal["auto", "require", "off"] = Field(
+        default="auto",
+        description="limit such jobs by control groups: auto (where the worker may write to them; else CPUs by "
+        "affinity, and memory is measured twice a second), require or off",
+    )
     readable: list[Path] = Field(
         default=[],
         description="folders of this host that jobs in a sandbox can read, at the same paths, as a JSON list",
@@ -112,6 +122,9 @@ class MachineSettings(SettingsGroup):
 
     file: Path | None = Field(
         default=None, description="TOML file that overrides or adds machine types (prices, specs)"
+    )
+    default: str = Field(
+        default="CPU", max_length=200, description="machine type of jobs for which gradient-cli is given none"
     )
     simulate: bool = Field(
         default=True,

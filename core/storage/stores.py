@@ -6,6 +6,7 @@ from core.db.database import Database
 from core.settings import Settings
 from core.storage.artifacts.store import ArtifactStore
 from core.storage.joblogs.store import JobLogs
+from core.storage.shared.folders import SharedStorage
 from core.storage.workspaces import WorkspaceStore
 
 
@@ -19,6 +20,7 @@ class Stores:
         artifacts: The jobs' artifacts.
         workspaces: Uploaded archives.
         logs: The jobs' logs.
+        storage: The folders that jobs share as `/storage`.
     """
 
     settings: Settings
@@ -26,8 +28,10 @@ class Stores:
     artifacts: ArtifactStore
     workspaces: WorkspaceStore = field(init=False)
     logs: JobLogs = field(init=False)
+    storage: SharedStorage = field(init=False)
 
     def __post_init__(self) -> None:
         """Open the stores that are folders below GRADIENT_HOME."""
         self.workspaces = WorkspaceStore(self.settings.root / "workspaces")
         self.logs = JobLogs(self.settings.root / "logs", max_bytes=self.settings.logs.max_bytes)
+        self.storage = SharedStorage(self.settings.root / "storage")

@@ -9,19 +9,22 @@ from sqlalchemy import Column, inspect, text
 
 from core.db import migrations, schema_check
 from core.db.database import Base
-from core.db.models import credentials
+from core.db.models import comparisons, credentials
 from core.db.models.jobs import Job
 from core.errors import DatabaseOutdated
 
 TABLES = {
     "api_keys",
     "attempts",
+    "comparison_jobs",
+    "comparisons",
     "events",
     "git_logins",
     "gpu_allocations",
     "host_images",
     "job_logins",
     "jobs",
+    "last_metrics",
     "leader_leases",
     "metrics",
     "one_time_tokens",
@@ -64,7 +67,7 @@ def tables(database):
 
 def test_models_and_migrations_agree(database):
     assert tables(database) == TABLES == set(Base.metadata.tables)
-    assert {credentials.Secret.__tablename__, credentials.BrowserSession.__tablename__} <= TABLES
+    assert {credentials.Secret.__tablename__, comparisons.Comparison.__tablename__} <= TABLES
     assert differences(database) == []
 
 

@@ -97,3 +97,43 @@ class OneTimeToken(Base):
     subject: Mapped[str] = mapped_column(String(16))
     """Id of the key (ticket) or of the user (login)."""
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+
+
+class User(Base):
+    """A user who can sign in with a password to get an API key."""
+
+    __tablename__ = "users"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """`u` and 13 of [a-z0-9]."""
+    email: Mapped[str] = mapped_column(String(254), unique=True)
+    """In lower case."""
+    password: Mapped[str] = mapped_column(String(255))
+    """Slow hash (Argon2id), with salt and cost parameters."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class UserKey(Base):
+    """The user an API key was issued to at login."""
+
+    __tablename__ = "user_keys"
+
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"), primary_key=True)
+    user_id: Mapped[str] = mapped_column(String(16), index=True)
+
+
+class ApiKey(Base):
+    """An API key, stored as a hash."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """The part of the key that is not secret."""
+    name: Mapped[str] = mapped_column(String(200))
+    sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
+    """Hash of the whole key, which is random enough to need no slow hash."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Time of expiry; None: never."""

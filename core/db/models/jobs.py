@@ -1,9 +1,20 @@
-"""The database tables of projects, users, keys, jobs and workers."""
+"""The database tables of projects, jobs and workers."""
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Enum, ForeignKey, Index, Integer, LargeBinary, String, Text, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Enum,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Text,
+    literal_column,
+    text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.sql import ColumnElement
 
@@ -15,6 +26,7 @@ from core.jobs.states import TERMINAL, JobState
 _QUEUED = text("state = 'queued'")
 _OWNED = text("state IN ('starting', 'running', 'finishing')")
 _ENDED = text("finished_at IS NOT NULL")
+_ACTIVE = text("finished_at IS NULL")
 # Partial indexes without removed outputs: the cost of finding due jobs depends only on how many are due.
 _KEPT_LOGS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND logs_removed_at IS NULL")
 _KEPT_ARTIFACTS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND artifacts_removed_at IS NULL")
@@ -52,46 +64,6 @@ class Project(Base):
     """Name of the code repository, for display."""
     repo_url: Mapped[str | None] = mapped_column(String(2000))
     deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-
-
-class User(Base):
-    """A user who can sign in with a password to get an API key."""
-
-    __tablename__ = "users"
-
-    id: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """`u` and 13 of [a-z0-9]."""
-    email: Mapped[str] = mapped_column(String(254), unique=True)
-    """In lower case."""
-    password: Mapped[str] = mapped_column(String(255))
-    """Slow hash (Argon2id), with salt and cost parameters."""
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
-
-
-class UserKey(Base):
-    """The user an API key was issued to at login."""
-
-    __tablename__ = "user_keys"
-
-    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"), primary_key=True)
-    user_id: Mapped[str] = mapped_column(String(16), index=True)
-
-
-class ApiKey(Base):
-    """An API key, stored as a hash."""
-
-    __tablename__ = "api_keys"
-
-    id: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """The part of the key that is not secret."""
-    name: Mapped[str] = mapped_column(String(200))
-    sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
-    """Hash of the whole key, which is random enough to need no slow hash."""
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Time of expiry; None: never."""
 
 
 class Job(Base):
@@ -199,8 +171,11 @@ class Job(Base):
         ),
         Index("ix_jobs_key_queue", "submitted_by", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
         Index("ix_jobs_history", "machine_type", "ended_at", "started_at", sqlite_where=_RAN, postgresql_where=_RAN),
+        Index("ix_jobs_active", "project_id", "state", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
         Index("ix_jobs_owned", "host", sqlite_where=_OWNED, postgresql_where=_OWNED),
         Index("ix_jobs_project_id_seq", "project_id", "seq"),
+        Index("ix_jobs_machine_type_seq", "machine_type", "seq"),
+        Index("ix_jobs_name_seq", "name", "seq"),
         Index("ix_jobs_state_seq", "state", "seq"),
         Index("ix_jobs_submitted_by_seq", "submitted_by", "seq"),
         Index("ix_jobs_finished_at", "finished_at", sqlite_where=_ENDED, postgresql_where=_ENDED),
@@ -251,6 +226,12 @@ class Job(Base):
         """Return the fields that identify the job in log lines."""
         context = {"job_id": self.id, "attempt": self.attempt, "lease": self.lease}
         return context if self.request_id is None else context | {"request_id": self.request_id}
+
+
+IS_QUEUED = Job.state == literal_column("'queued'")
+"""True for a job that waits. With a literal, as in the partial indexes: they serve no condition on a parameter."""
+IS_ACTIVE = Job.finished_at.is_(None)
+"""True for a job that has not ended; served by a partial index, whose size is that of the queue and not of the past."""
 
 
 class Attempt(Base):
@@ -361,22 +342,6 @@ class Event(Base):
     detail: Mapped[str | None] = mapped_column(Text)
 
     __table_args__ = (Index("ix_events_job", "job_id", "id"),)
-
-
-class Metric(Base):
-    """One line of a job's metrics file, or one sample of its machine."""
-
-    __tablename__ = "metrics"
-
-    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    source: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """job or system."""
-    offset: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    """Byte offset in the metrics file (job), or ms since the attempt began (system): a repeat is a no-op."""
-    step: Mapped[float | None]
-    at: Mapped[datetime] = mapped_column(UtcDateTime)
-    values: Mapped[dict[str, float | None]] = mapped_column(JSON)
 
 
 class Outbox(Base):

@@ -1,6 +1,6 @@
 """Capacity of live workers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
@@ -26,6 +26,17 @@ class LiveWorkers:
             for worker in self.workers
             if backend in worker.backends and (worker.machine_types is None or machine_type in worker.machine_types)
         ]
+
+    def free_slots(self, machine_type: str, backend: str, held: Mapping[str | None, int]) -> int:
+        """Count the jobs of this machine type that could start now, if none of them needs a GPU that is in use.
+
+        Args:
+            machine_type: The machine type.
+            backend: The backend of its jobs.
+            held: Number of jobs that each worker holds.
+        """
+        working = (one for one in self.for_machine_type(machine_type, backend) if one.drained_at is None)
+        return sum(max(0, one.slots - held.get(one.name, 0)) for one in working)
 
     def available(self, machine_type: str, backend: str) -> bool:
         """Check whether some worker takes new jobs of this machine type."""

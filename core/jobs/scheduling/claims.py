@@ -12,11 +12,11 @@ from sqlalchemy import ColumnElement, Select, Subquery, Update, bindparam, func,
 from sqlalchemy.orm import Session
 
 from core.db.database import Base, now
-from core.db.models.jobs import Attempt, GpuAllocation, Job, Project, Worker
+from core.db.models.jobs import IS_QUEUED, Attempt, GpuAllocation, Job, Project, Worker
 from core.jobs.guarded_updates import add_event, returning_one
 from core.jobs.scheduling import image_affinity, port_allocations
 from core.jobs.scheduling.port_allocations import PortRange
-from core.jobs.states import OWNED, JobState
+from core.jobs.states import OWNED, WAITING_PHASE, JobState
 
 _NO_PORTS = PortRange(1, 0, "")
 _CLAIM_LOCK = 0x6772_6164  # arbitrary, but not used by other locks of this database
@@ -36,7 +36,7 @@ _RESET_COLUMNS = (
 _INSERT_ATTEMPT = insert(Base.metadata.tables[Attempt.__tablename__])
 _INSERT_GPU_ALLOCATION = insert(Base.metadata.tables[GpuAllocation.__tablename__])
 _HOST_USAGE = select(func.sum(Job.cpus).label("cpus"), func.sum(Job.memory_mb).label("memory_mb")).where(
-    Job.host == bindparam("on_host"), Job.state.in_(OWNED)
+    Job.host == bindparam("on_host"), Job.state.in_(OWNED), Job.phase.is_distinct_from(WAITING_PHASE)
 )
 _GPUS = select(GpuAllocation.gpu).where(GpuAllocation.host == bindparam("on_host"))
 _MARK_SERVED = update(Project).where(Project.id == bindparam("served")).values(last_claimed_at=now())
@@ -183,7 +183,7 @@ def _next_job_seq(session: Session, offer: WorkerOffer, free: _FreeCapacity) -> 
 @cache
 def _next_job_query(*, some_types: bool, image_wait: float) -> Select[int]:
     fits = [
-        Job.state == JobState.QUEUED,
+        IS_QUEUED,
         Job.backend.in_(bindparam("backends", expanding=True)),
         or_(Job.run_after.is_(None), Job.run_after <= now()),
         Job.gpus <= bindparam("free_gpus"),

@@ -10,7 +10,7 @@ from core.db.database import now
 from core.db.models.jobs import GpuAllocation, HostImage, Job, Worker
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.queries import WORKER_STALE_SECONDS
-from core.jobs.states import OWNED
+from core.jobs.states import OWNED, WAITING_PHASE
 
 MAX_REPORTED = 500
 """Images recorded per host. A host with more is a build machine; jobs do not wait for its other images."""
@@ -83,8 +83,9 @@ def _accepts_job() -> list[ColumnElement[bool]]:
 def _has_capacity() -> list[ColumnElement[bool]]:
     """Build the conditions that the worker has a free slot, and its host the GPUs, CPUs and memory for the job."""
     held = aliased(Job)
-    on_worker = select(func.count()).where(held.worker == Worker.name, held.state.in_(OWNED))
-    on_host = (held.host == Worker.host, held.state.in_(OWNED))
+    busy = held.state.in_(OWNED), held.phase.is_distinct_from(WAITING_PHASE)
+    on_worker = select(func.count()).where(held.worker == Worker.name, *busy)
+    on_host = held.host == Worker.host, *busy
     gpus = select(func.count()).where(GpuAllocation.host == Worker.host)
     free_cpus = Worker.cpus - select(func.coalesce(func.sum(held.cpus), 0)).where(*on_host).scalar_subquery()
     free_memory = (

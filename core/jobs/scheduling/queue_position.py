@@ -8,20 +8,19 @@ No job rows are fetched, however many wait: the database counts them by project 
 arithmetic.
 """
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from sqlalchemy import bindparam, func, literal_column, select
-from sqlalchemy.orm import Session
+from sqlalchemy import bindparam, case, func, literal_column, select
+from sqlalchemy.orm import Session, aliased
 
-from core.db.models.jobs import Job, Project
+from core.db.models.jobs import IS_QUEUED, Job, Project
 from core.jobs.states import OWNED
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
-# A literal: SQLite uses a partial index only if the statement's text contains the index's condition.
-_QUEUED = Job.state == literal_column("'queued'")
 _OF_TYPES = Job.machine_type.in_(bindparam("types", expanding=True))
 _GROUPS = (
     select(
@@ -31,19 +30,29 @@ _GROUPS = (
         Job.priority,
         func.count().label("jobs"),
         func.min(Job.seq).label("first_seq"),
+        func.max(Job.seq).label("last_seq"),
     )
-    .where(_QUEUED, _OF_TYPES)
+    .where(IS_QUEUED, _OF_TYPES)
     .group_by(Job.machine_type, Job.backend, Job.project_id, Job.priority)
 )
-_rank = func.row_number().over(
-    partition_by=(Job.machine_type, Job.backend, Job.project_id), order_by=(Job.priority.desc(), Job.seq)
+_other = aliased(Job)
+_OTHERS = (
+    select(func.count())
+    .where(
+        _other.state == literal_column("'queued'"),
+        _other.machine_type == Job.machine_type,
+        _other.backend == Job.backend,
+        _other.project_id == Job.project_id,
+        _other.priority == Job.priority,
+    )
+    .correlate(Job)
 )
-_ranked = (
-    select(Job.seq, (_rank - 1).label("rank"))
-    .where(_QUEUED, _OF_TYPES, Job.project_id.in_(bindparam("projects", expanding=True)))
-    .subquery()
+_BEFORE = _OTHERS.where(_other.seq < Job.seq).scalar_subquery()
+_FROM_HERE = _OTHERS.where(_other.seq >= Job.seq).scalar_subquery()
+_at_end = Job.seq.in_(bindparam("at_end", expanding=True))
+_COUNTS = select(Job.seq, case((_at_end, _FROM_HERE), else_=_BEFORE).label("jobs")).where(
+    IS_QUEUED, Job.seq.in_(bindparam("jobs", expanding=True))
 )
-_RANKS = select(_ranked.c.seq, _ranked.c.rank).where(_ranked.c.seq.in_(bindparam("jobs", expanding=True)))
 _RUNNING = select(Job.project_id, func.count().label("jobs")).where(Job.state.in_(OWNED)).group_by(Job.project_id)
 _PROJECTS = select(Project.id, Project.max_running, Project.last_claimed_at).where(
     Project.id.in_(bindparam("projects", expanding=True))
@@ -78,6 +87,7 @@ class QueueGroup:
     priority: int
     jobs: int
     first_seq: int
+    last_seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,22 +180,65 @@ class QueuePool:
 
 def queue_positions(session: Session, jobs: Sequence[Job]) -> dict[str, QueuePosition]:
     """Return the positions of some waiting jobs by job id, in four queries; jobs claimed meanwhile have none."""
-    params = {
-        "types": sorted({job.machine_type for job in jobs}),
-        "projects": sorted({job.project_id for job in jobs}),
-        "jobs": [job.seq for job in jobs],
-    }
-    ranks = {row.seq: row.rank for row in session.execute(_RANKS, params)}
     groups: dict[tuple[str, str], list[QueueGroup]] = defaultdict(list)
-    for row in session.execute(_GROUPS, {"types": params["types"]}):
-        groups[row.machine_type, row.backend].append(QueueGroup(row.project_id, row.priority, row.jobs, row.first_seq))
+    for row in session.execute(_GROUPS, {"types": sorted({job.machine_type for job in jobs})}):
+        group = QueueGroup(row.project_id, row.priority, row.jobs, row.first_seq, row.last_seq)
+        groups[row.machine_type, row.backend].append(group)
     usages = _project_usages(session, sorted({group.project_id for some in groups.values() for group in some}))
     pools = {pool: QueuePool(some, usages) for pool, some in groups.items()}
+    ranks = _ranks(session, jobs, groups)
     return {
         job.id: pools[job.machine_type, job.backend].position(job.project_id, job.priority, ranks[job.seq])
         for job in jobs
-        if job.seq in ranks and (job.machine_type, job.backend) in pools
+        if job.seq in ranks
     }
+
+
+def _ranks(
+    session: Session, jobs: Sequence[Job], groups: Mapping[tuple[str, str], Sequence[QueueGroup]]
+) -> dict[int, int]:
+    """Return how many jobs of the same project and pool come before each job, by `Job.seq`.
+
+    Of its own group, those between the job and the nearer end are counted: the first and the last page of a long queue
+    cost the same.
+    """
+    higher: dict[int, int] = {}
+    own: dict[int, QueueGroup] = {}
+    for job in jobs:
+        pool = groups.get((job.machine_type, job.backend), ())
+        of_project = {group.priority: group for group in pool if group.project_id == job.project_id}
+        higher[job.seq] = sum(group.jobs for priority, group in of_project.items() if priority > job.priority)
+        if job.priority in of_project:
+            own[job.seq] = of_project[job.priority]
+    at_end = {seq for seq, one in own.items() if one.last_seq - seq < seq - one.first_seq}
+    ranks = {}
+    for row in session.execute(_COUNTS, {"jobs": sorted(own), "at_end": sorted(at_end)}):
+        before = max(0, own[row.seq].jobs - row.jobs) if row.seq in at_end else row.jobs
+        ranks[row.seq] = higher[row.seq] + before
+    return ranks
+
+
+def prospective_positions(session: Session, jobs: Sequence[Job]) -> dict[str, QueuePosition]:
+    """Return the positions that jobs would get if each of them alone were submitted now, by job id."""
+    groups: dict[tuple[str, str], list[QueueGroup]] = defaultdict(list)
+    for row in session.execute(_GROUPS, {"types": sorted({job.machine_type for job in jobs})}):
+        group = QueueGroup(row.project_id, row.priority, row.jobs, row.first_seq, row.last_seq)
+        groups[row.machine_type, row.backend].append(group)
+    projects = {group.project_id for some in groups.values() for group in some} | {job.project_id for job in jobs}
+    usages = _project_usages(session, sorted(projects))
+    return {job.id: _prospective_position(job, groups[job.machine_type, job.backend], usages) for job in jobs}
+
+
+def _prospective_position(job: Job, groups: Sequence[QueueGroup], usages: Mapping[str, ProjectUsage]) -> QueuePosition:
+    own = next((one for one in groups if (one.project_id, one.priority) == (job.project_id, job.priority)), None)
+    with_job = (
+        QueueGroup(job.project_id, job.priority, 1, sys.maxsize, sys.maxsize)
+        if own is None
+        else replace(own, jobs=own.jobs + 1)
+    )
+    pool = QueuePool([*(one for one in groups if one is not own), with_job], usages)
+    rank = sum(one.jobs for one in groups if one.project_id == job.project_id and one.priority >= job.priority)
+    return pool.position(job.project_id, job.priority, rank)
 
 
 def _project_usages(session: Session, projects: Sequence[str]) -> dict[str, ProjectUsage]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 MIN_HISTORY = 3
 """Ended jobs needed for an estimate."""
 MIN_REMAINING_FRACTION = 0.1
-"""A job that has run longer than the median is assumed to need this fraction of the median more."""
+"""A job that has run longer than the median is assumed to need this fraction of its time so far more."""
 _NEGLIGIBLE_SECONDS = 0.001
 """Jobs shorter than this, in seconds, do not delay others."""
 
@@ -24,7 +24,7 @@ def median_duration(durations: Sequence[float]) -> float | None:
 
 def remaining_seconds(duration: float, elapsed: float) -> float:
     """Estimate the remaining seconds of a job that lasts `duration` in all, after `elapsed`."""
-    return max(duration - max(0.0, elapsed), MIN_REMAINING_FRACTION * duration)
+    return max(duration - max(0.0, elapsed), MIN_REMAINING_FRACTION * max(duration, elapsed))
 
 
 def slot_free_times(idle: int, busy: Iterable[float], capacity: int) -> list[float]:

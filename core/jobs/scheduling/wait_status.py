@@ -31,7 +31,7 @@ from core.db.models.jobs import GpuAllocation, Job, Worker
 from core.jobs.scheduling import start_estimate
 from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, job_capacity, live_workers
 from core.jobs.scheduling.port_allocations import allocated_ports_by_host
-from core.jobs.scheduling.queue_position import ProjectUsage, QueuePosition, queue_positions
+from core.jobs.scheduling.queue_position import ProjectUsage, QueuePosition, prospective_positions, queue_positions
 from core.jobs.states import OWNED, JobState
 
 HISTORY = 100
@@ -76,6 +76,17 @@ def wait_statuses(session: Session, jobs: Iterable[Job]) -> dict[str, WaitStatus
     return {job.id: snapshot.wait_status(job) for job in queued}
 
 
+def prospective_waits(session: Session, jobs: Sequence[Job]) -> dict[str, WaitStatus]:
+    """Return the wait status that jobs would have if each of them alone were submitted now, by id.
+
+    Args:
+        session: Reads.
+        jobs: Jobs that are not in the database; at least one.
+    """
+    snapshot = _load_snapshot(session, jobs, prospective_positions(session, jobs))
+    return {job.id: snapshot.wait_status(job) for job in jobs}
+
+
 def format_moment(moment: datetime) -> str:
     """Format a time for a sentence."""
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
@@ -91,11 +102,11 @@ def _load_snapshot(session: Session, queued: Sequence[Job], positions: dict[str,
             gpus[row.host].add(row.gpu)
     ports = allocated_ports_by_host(session) if any(job.spec.ports for job in queued) else {}
     return _QueueSnapshot(
-        at, positions, live_workers(session), held, _median_durations(session, sorted(types)), gpus, ports
+        at, positions, live_workers(session), held, median_durations(session, sorted(types)), gpus, ports
     )
 
 
-def _median_durations(session: Session, types: Sequence[str]) -> dict[str, float]:
+def median_durations(session: Session, types: Sequence[str]) -> dict[str, float]:
     """Return the median duration of jobs by machine type, in seconds; types with too little history are left out."""
     durations: dict[str, list[float]] = defaultdict(list)
     for row in session.execute(union_all(*(select(_recent_durations(one).subquery()) for one in types))):

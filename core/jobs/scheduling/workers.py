@@ -8,18 +8,21 @@ from sqlalchemy import Row, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.jobs import Job, Worker
+from core.db.models.jobs import Event, GpuAllocation, Job, Worker
 from core.errors import WorkerNotFound
+from core.jobs.guarded_updates import AT_ONCE, STOP_REQUESTED
+from core.jobs.queries import WORKER_STALE_SECONDS
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import OWNED
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatResult:
-    """The answer to a heartbeat for one job: its current lease, and whether it should stop."""
+    """The answer to a heartbeat for one job: its current lease, and whether it should stop, without a grace period."""
 
     lease: int
     stop_requested: bool
+    at_once: bool
 
 
 def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int) -> None:
@@ -68,17 +71,23 @@ def heartbeat(session: Session, worker: str, host: str) -> dict[str, HeartbeatRe
         .returning(Job.id, Job.lease, Job.stop_requested_at)
         .execution_options(synchronize_session=False)
     )
-    return _results_by_job(session.execute(statement))
+    return _results_by_job(session, session.execute(statement))
 
 
 def current_leases(session: Session, worker: str, host: str) -> dict[str, HeartbeatResult]:
     """Return the same as `heartbeat`, without a write."""
     held = Job.worker == worker, Job.host == host, Job.state.in_(OWNED)
-    return _results_by_job(session.execute(select(Job.id, Job.lease, Job.stop_requested_at).where(*held)))
+    return _results_by_job(session, session.execute(select(Job.id, Job.lease, Job.stop_requested_at).where(*held)))
 
 
-def _results_by_job(rows: Iterable[Row[tuple[str, int, datetime | None]]]) -> dict[str, HeartbeatResult]:
-    return {row.id: HeartbeatResult(row.lease, row.stop_requested_at is not None) for row in rows}
+def _results_by_job(
+    session: Session, found: Iterable[Row[tuple[str, int, datetime | None]]]
+) -> dict[str, HeartbeatResult]:
+    rows = list(found)
+    stopping = [row.id for row in rows if row.stop_requested_at is not None]
+    at_once = Event.job_id.in_(stopping), Event.kind == STOP_REQUESTED, Event.detail == AT_ONCE
+    hurried = set(session.scalars(select(Event.job_id).where(*at_once))) if stopping else set()
+    return {row.id: HeartbeatResult(row.lease, row.id in stopping, row.id in hurried) for row in rows}
 
 
 def set_drained(session: Session, name: str, *, drained: bool) -> None:
@@ -98,9 +107,31 @@ def set_drained(session: Session, name: str, *, drained: bool) -> None:
         raise WorkerNotFound(f"No worker is named {name!r}. Known workers: {known}.", field="name")
 
 
+def states(session: Session) -> list[tuple[Worker, str]]:
+    """Return all workers by name, each with its state: ready, drained, or silent without recent heartbeats."""
+    seen = select(Worker, Worker.seen_at >= now(-WORKER_STALE_SECONDS)).order_by(Worker.name)
+    return [
+        (worker, "silent" if not lately else "drained" if worker.drained_at else "ready")
+        for worker, lately in session.execute(seen)
+    ]
+
+
+def gpu_holders(session: Session) -> dict[tuple[str, str], str]:
+    """Return the ids of the jobs that hold GPUs, by host and GPU."""
+    return {(row.host, row.gpu): row.job_id for row in session.scalars(select(GpuAllocation))}
+
+
 def held_jobs(session: Session, name: str) -> list[Job]:
     """Return the jobs that a worker holds, oldest first."""
     return list(session.scalars(select(Job).where(Job.worker == name, Job.state.in_(OWNED)).order_by(Job.seq)))
+
+
+def held_job_ids(session: Session) -> dict[str | None, list[str]]:
+    """Return the ids of the jobs that each worker holds, oldest first, by its name."""
+    held: dict[str | None, list[str]] = {}
+    for row in session.execute(select(Job.worker, Job.id).where(Job.state.in_(OWNED)).order_by(Job.seq)):
+        held.setdefault(row.worker, []).append(row.id)
+    return held
 
 
 def held_job_counts(session: Session) -> dict[str | None, int]:

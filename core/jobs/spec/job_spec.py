@@ -38,8 +38,8 @@ SECRET_PREFIX = "secret:"  # noqa: S105 - what the name of one follows
 _PYTHON_VERSION = re.compile(r"3\.[0-9]{1,2}(\.[0-9]{1,3})?\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _RESERVED = ("GRADIENT_", "PS_")
-_MOCK_PREFIX = "MOCK_"
-"""Prefix of variables that script the mock backend; their values appear in its reasons."""
+_SIMULATE_PREFIX = "SIMULATE_"
+"""Prefix of variables that script the process backend; their values appear in its reasons."""
 _SECRET_NAME = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
 
 
@@ -247,7 +247,7 @@ def _check_env(env: dict[str, str]) -> None:
 def _check_secret(variable: str, value: str, where: str) -> None:
     if not value.startswith(SECRET_PREFIX):
         return
-    if variable.startswith(_MOCK_PREFIX):
+    if variable.startswith(_SIMULATE_PREFIX):
         raise SpecInvalid(f"{variable} cannot be a secret: the service shows its value.", field=where)
     if not SECRET_NAME.match(value.removeprefix(SECRET_PREFIX)):
         raise SpecInvalid(

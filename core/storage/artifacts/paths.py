@@ -9,7 +9,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from core.errors import ArtifactNotFound
@@ -56,13 +56,14 @@ def not_found(path: str) -> ArtifactNotFound:
     return ArtifactNotFound(f"No artifact at {path[:200]!r}. List the job's artifacts to see the paths it has.")
 
 
-def open_beneath(folder: int, parts: Sequence[str], *, create: bool = False) -> int:
+def open_beneath(folder: int, parts: Sequence[str], *, create: bool = False, mode: int = 0o700) -> int:
     """Open a folder below another one, refusing links at every step.
 
     Args:
         folder: Descriptor of the folder to start from; stays open.
         parts: Folder names, outermost first; if empty, the folder itself is duplicated.
         create: Make the folders that are missing.
+        mode: Permissions of those folders.
 
     Returns:
         A descriptor that the caller closes.
@@ -73,7 +74,7 @@ def open_beneath(folder: int, parts: Sequence[str], *, create: bool = False) -> 
     opened = os.dup(folder)
     for part in parts:
         try:
-            deeper = _open_folder(part, opened, create=create)
+            deeper = _open_folder(part, opened, create=create, mode=mode)
         finally:
             os.close(opened)
         opened = deeper
@@ -81,9 +82,9 @@ def open_beneath(folder: int, parts: Sequence[str], *, create: bool = False) -> 
 
 
 @contextmanager
-def opened_beneath(folder: int, parts: Sequence[str], *, create: bool = False) -> Iterator[int]:
+def opened_beneath(folder: int, parts: Sequence[str], *, create: bool = False, mode: int = 0o700) -> Iterator[int]:
     """Open a folder as `open_beneath` does, for the duration of a `with`; yields its descriptor."""
-    opened = open_beneath(folder, parts, create=create)
+    opened = open_beneath(folder, parts, create=create, mode=mode)
     try:
         yield opened
     finally:
@@ -97,14 +98,17 @@ def open_file_beneath(folder: int, parts: Sequence[str]) -> int:
         return os.open(name, OPEN_FILE, dir_fd=parent)
 
 
-def _open_folder(name: str, parent: int, *, create: bool) -> int:
+def _open_folder(name: str, parent: int, *, create: bool, mode: int) -> int:
     try:
         return os.open(name, OPEN_FOLDER, dir_fd=parent)
     except FileNotFoundError:
         if not create:
             raise
-    os.mkdir(name, 0o700, dir_fd=parent)
-    return os.open(name, OPEN_FOLDER, dir_fd=parent)
+    with suppress(FileExistsError):  # made by another one meanwhile
+        os.mkdir(name, 0o700, dir_fd=parent)
+    opened = os.open(name, OPEN_FOLDER, dir_fd=parent)
+    os.fchmod(opened, mode)  # unlike the mode of mkdir, it does not depend on the umask
+    return opened
 
 
 @contextmanager

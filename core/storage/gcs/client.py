@@ -46,17 +46,17 @@ def open_session(settings: GcsSettings) -> Session:
     return session
 
 
-def open_credentials(settings: GcsSettings) -> google.auth.credentials.Credentials:
-    """Return the service's own credentials: those of the environment, or dummy ones for a simulator.
+def open_credentials(settings: GcsSettings) -> tuple[google.auth.credentials.Credentials, str | None]:
+    """Return the service's own credentials and their project: those of the environment, or a simulator's.
 
     Raises:
         StoreUnavailable: The environment has none.
     """
     if settings.endpoint is not None:
-        return _Simulated()  # type: ignore[no-untyped-call]  # google-auth leaves constructors without types
+        simulated = _Simulated()  # type: ignore[no-untyped-call]  # google-auth leaves constructors without types
+        return simulated, _SIMULATED_PROJECT
     with translate_errors("looking for credentials"):
-        found, _ = google.auth.default(scopes=SCOPES)
-        return found
+        return google.auth.default(scopes=SCOPES)
 
 
 def open_client(
@@ -71,14 +71,16 @@ def open_client(
     Raises:
         StoreUnavailable: There are no credentials.
     """
-    credentials = credentials or open_credentials(settings)
+    project = settings.project
+    if credentials is None:
+        credentials, own_project = open_credentials(settings)
+        project = project or own_project
     session = AuthorizedSession(
         credentials, auth_request=google.auth.transport.requests.Request(open_session(settings))
     )
     session.trust_env = settings.endpoint is None
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_maxsize=_MAX_CONNECTIONS))
-    project = settings.project or (_SIMULATED_PROJECT if settings.endpoint is not None else None)
     options = {} if settings.endpoint is None else {"api_endpoint": settings.endpoint}
     with translate_errors("opening"):
         return storage.Client(project=project, credentials=credentials, client_options=options, _http=session)

@@ -3,6 +3,7 @@
 import os
 import struct
 import zlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 RECORD_SIZE = 64
@@ -114,10 +115,17 @@ class IndexView:
 
     def find_line(self, line: int) -> int:
         """Return the number of the record with the newline that ends line `line` (1-based), which must exist."""
+        return self._find_first(lambda record: record.lines_end >= line)
+
+    def find_attempt(self, attempt: int) -> int:
+        """Return the number of the first record of an attempt or of a later one, which must exist."""
+        return self._find_first(lambda record: record.attempt >= attempt)
+
+    def _find_first(self, reached: Callable[[Record], bool]) -> int:
         low, high = 0, self.count - 1
         while low < high:
             middle = (low + high) // 2
-            if self.records(middle, 1)[0].lines_end >= line:
+            if reached(self.records(middle, 1)[0]):
                 high = middle
             else:
                 low = middle + 1

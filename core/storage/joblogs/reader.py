@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from core.storage.joblogs.index import BLOCK_BYTES, EMPTY, IndexView, Record
 from core.storage.joblogs.render import render
+from core.storage.joblogs.search import FoundLines, LineRange, find_lines
 
 DEFAULT_LINE_BYTES = 16 * 1024
 DEFAULT_PAGE_BYTES = 8 << 20
@@ -45,6 +46,17 @@ class LogReader:
         last = self._last()
         return max(0, last.lines_end + (final and last.open_line) - count)
 
+    def first_line(self, attempt: int) -> int | None:
+        """Return the number of the first line that an attempt printed; None if it has printed nothing."""
+        with self._open() as log:
+            if not log or log.view.last.attempt < attempt:
+                return None
+            number = log.view.find_attempt(attempt)
+            if log.view.records(number, 1)[0].attempt != attempt:
+                return None
+            before = log.view.records(number - 1, 1)[0] if number else EMPTY
+            return before.lines_end + before.open_line + 1
+
     def lines(
         self,
         after: int,
@@ -76,6 +88,26 @@ class LogReader:
             if final and after + len(page) == last.lines_end and len(page) < limit and last.open_line:
                 page.append(LogLine(last.lines_end + 1, last.at_ms, log.unfinished(max_line_bytes)))
             return page
+
+    def search(self, text: str, *, after: int, limit: int, final: bool, match_case: bool, seconds: float) -> FoundLines:
+        """Return the numbers of the lines after line `after` that contain a literal text.
+
+        Args:
+            text: The text, without a line end.
+            after: Number of the line before the first one to search.
+            limit: Most lines to find.
+            final: The job ended, so an unfinished last line counts as one.
+            match_case: Whether upper and lower case differ; otherwise ASCII letters match in any case.
+            seconds: Time after which the search ends, at the end of a line; it can be continued from there.
+        """
+        with self._open() as log:
+            last = log.view.last if log else EMPTY
+            unfinished = final and last.open_line
+            if not log or after >= last.lines_end + unfinished:
+                return FoundLines([], after, complete=True)
+            end = last.raw_end if unfinished else last.line_start
+            lines = LineRange(log.line_start(after + 1), end, after, last.lines_end + unfinished)
+            return find_lines(log.read, lines, text, match_case=match_case, limit=limit, seconds=seconds)
 
     def partial(self, *, max_line_bytes: int = DEFAULT_LINE_BYTES) -> str:
         """Return the unfinished last line as it is now, e.g. a progress bar; '' if there is none."""
@@ -134,7 +166,7 @@ class _Snapshot:
     def page(self, after: int, limit: int, *, max_line_bytes: int, max_page_bytes: int) -> Iterator[LogLine]:
         """Yield complete lines after line `after`."""
         end = min(self.view.last.lines_end, after + limit)
-        start = self._line_start(after + 1) if after < end else 0
+        start = self.line_start(after + 1) if after < end else 0
         room = max_page_bytes
         for line, newline, at_ms in self._line_ends(after + 1, end, start):
             text = render(self.read, start, newline, max_line_bytes)
@@ -171,7 +203,8 @@ class _Snapshot:
         stop = records[0].raw_start + BLOCK_BYTES
         return [record for record in records if record.raw_end <= stop]
 
-    def _line_start(self, line: int) -> int:
+    def line_start(self, line: int) -> int:
+        """Return the raw offset of the first byte of a line, of which all lines before it are complete."""
         if line == 1:
             return 0
         number = self.view.find_line(line - 1)

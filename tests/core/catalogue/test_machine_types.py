@@ -2,11 +2,15 @@ import pytest
 
 from core.catalogue.machine_types import Catalogue, MachineType
 from core.errors import MachineTypeUnknown, SpecInvalid
+from core.settings import Settings
 
 CATALOGUE = Catalogue.load()
 EXPECTED = [
     "CPU", "GPU+", "P4000", "P5000", "P6000", "K80", "P100", "T4", "V100", "A100", "H100",
-    "TPU", "TPU v3-8", "TPU v5e", "TPU v6e",
+    "TPU", "TPU v3-8", "TPU v5e", "TPU v6e", "TPU v2-32", "TPU v3-32",
+    "TPU v4-8", "TPU v4-16", "TPU v4-32", "TPU v5p-8", "TPU v5p-16", "TPU v5p-32",
+    "TPU v5e-1", "TPU v5e-4", "TPU v5e-16", "TPU v5e-32", "TPU v5e-64",
+    "TPU v6e-1", "TPU v6e-4", "TPU v6e-16", "TPU v6e-32", "TPU v6e-64",
 ]  # fmt: skip
 NEW = """
 [{name}]
@@ -31,7 +35,7 @@ def test_the_shipped_types_in_the_order_of_the_file():
 
 @pytest.mark.parametrize("machine_type", list(CATALOGUE), ids=lambda machine_type: machine_type.name)
 def test_every_type_is_complete_and_says_where_its_figures_come_from(machine_type):
-    assert machine_type.backend in {"docker", "tpu", "mock"}
+    assert machine_type.backend in {"docker", "tpu", "process"}
     assert machine_type.price_per_hour > 0
     assert machine_type.price_source.startswith("list price, set your own: ")
     assert any(character.isdigit() for character in machine_type.price_source.split(":", 1)[1])
@@ -69,7 +73,7 @@ def test_found_by_name_or_alias_whatever_the_case(name, found):
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("V1000", "'V100'"), ("TPUv7", "'TPU"), ("A10", "'A100'"), ("tpu v4-8", "'TPU v3-8'")]
+    ("name", "nearest"), [("V1000", "'V100'"), ("TPUv7", "'TPU"), ("A10", "'A100'"), ("tpu v9-8", "'TPU v3-8'")]
 )
 def test_unknown_names_are_answered_with_the_nearest(name, nearest):
     with pytest.raises(MachineTypeUnknown, match="gradient-cli machine-types") as error:
@@ -91,6 +95,33 @@ def test_published_figures():
     tpu, v100 = CATALOGUE.get("TPU"), CATALOGUE.get("V100")
     assert (tpu.count, tpu.replicas, tpu.memory_gb, tpu.tflops["bf16"]) == (4, 8, 64, 180)
     assert (v100.memory_bandwidth_gb_per_s, v100.tflops["fp32"], v100.price_per_hour) == (900, 15.7, 3.06)
+
+
+@pytest.mark.parametrize(
+    ("name", "tpu_type", "hosts", "chips", "price"),
+    [
+        ("v2-32", "v2-32", 4, 16, 24.0),
+        ("v4-16", "v4-16", 2, 8, 25.76),
+        ("v5p-8", "v5p-8", 1, 4, 16.8),
+        ("v5litepod-4", "v5litepod-4", 1, 4, 4.8),
+        ("v5e-16", "v5litepod-16", 4, 16, 19.2),
+        ("v6e-64", "v6e-64", 16, 64, 172.8),
+    ],
+)
+def test_tpu_slices_count_all_their_hosts_and_chips(name, tpu_type, hosts, chips, price):
+    found = CATALOGUE.get(name)
+    assert (found.tpu_type, found.hosts, found.count, found.price_per_hour) == (tpu_type, hosts, chips, price)
+    assert found.zones
+
+
+@pytest.mark.parametrize(
+    ("name", "on_vm"),
+    [("TPU", False), ("v3-8", False), ("v2-32", True), ("v4-8", True), ("v6e-1", True)],
+)
+def test_tpus_of_today_run_jobs_on_their_own_hosts(name, on_vm):
+    assert CATALOGUE.get(name).tpu_on_vm is on_vm
+    assert Settings().tpu.on_vm(name, by_default=on_vm) is on_vm
+    assert Settings(tpu={"placement_by_type": {name: "grpc"}}).tpu.on_vm(name, by_default=on_vm) is False
 
 
 def test_types_cannot_be_changed():
@@ -137,3 +168,10 @@ def test_colliding_names_are_refused():
     cpu = CATALOGUE.get("CPU")
     with pytest.raises(SpecInvalid, match="'CPU' already means 'CPU'"):
         Catalogue([cpu, MachineType.model_validate(cpu.model_dump() | {"cpus": 2})])
+
+
+@pytest.mark.parametrize("tpu_type", ["v5litepod-16", "v6e-16", "v4-16", "v3-32"])
+def test_a_slice_whose_hosts_are_not_given_is_refused_where_it_is_named(tmp_path, tpu_type):
+    (tmp_path / "machines.toml").write_text(f'["TPU v5e"]\ntpu_type = "{tpu_type}"\n')
+    with pytest.raises(SpecInvalid, match=f"'{tpu_type}' is a slice of several hosts"):
+        Catalogue.load(override_path=tmp_path / "machines.toml")

@@ -18,7 +18,7 @@ HANDLE = {"version": 1, "name": "x"}
 
 def claim(database, worker="w1", host="h1"):
     with database.write() as session:
-        return claims.claim(session, WorkerOffer(worker, host, ("mock",)))
+        return claims.claim(session, WorkerOffer(worker, host, ("process",)))
 
 
 def move(database, function, *arguments, **keywords):
@@ -65,7 +65,7 @@ def test_a_stale_lease_moves_nothing(database, submit):
     submit()
     old = claim(database)
     silence(database, old, 120)
-    (adopted,) = move(database, lifecycle.adopt, "w2", "h1", backends=["mock"], stale_seconds=60)
+    (adopted,) = move(database, lifecycle.adopt, "w2", "h1", backends=["process"], stale_seconds=60)
     assert (adopted.lease, adopted.attempt, adopted.worker) == (2, 1, "w2")
     for function, arguments in [
         (lifecycle.confirm, ()),
@@ -82,17 +82,19 @@ def test_a_stale_lease_moves_nothing(database, submit):
 def test_only_silent_jobs_of_the_same_host_are_adopted(database, submit):
     submit()
     job = claim(database, "w1", "h1")
-    assert move(database, lifecycle.adopt, "w2", "h1", backends=["mock"], stale_seconds=60) == []
+    assert move(database, lifecycle.adopt, "w2", "h1", backends=["process"], stale_seconds=60) == []
     silence(database, job, 120)
-    assert move(database, lifecycle.adopt, "w2", "h2", backends=["mock"], stale_seconds=60) == []
-    assert move(database, lifecycle.adopt, "w2", "h1", backends=["mock"], stale_seconds=60, held=[job.id]) == []
-    assert [j.id for j in move(database, lifecycle.adopt, "w2", "h1", backends=["mock"], stale_seconds=60)] == [job.id]
+    assert move(database, lifecycle.adopt, "w2", "h2", backends=["process"], stale_seconds=60) == []
+    assert move(database, lifecycle.adopt, "w2", "h1", backends=["process"], stale_seconds=60, held=[job.id]) == []
+    assert [j.id for j in move(database, lifecycle.adopt, "w2", "h1", backends=["process"], stale_seconds=60)] == [
+        job.id
+    ]
 
 
 def test_a_worker_of_the_same_name_adopts_at_once(database, submit):
     submit()
     job = claim(database, "w1", "h1")
-    (adopted,) = move(database, lifecycle.adopt, "w1", "h1", backends=["mock"], stale_seconds=60)
+    (adopted,) = move(database, lifecycle.adopt, "w1", "h1", backends=["process"], stale_seconds=60)
     assert (adopted.id, adopted.lease) == (job.id, 2)
 
 
@@ -107,7 +109,7 @@ def test_only_offered_backends_are_claimed(database, submit):
     with database.write() as session:
         assert claims.claim(session, WorkerOffer("w", "h", ("docker",))) is None
         assert not claims.has_claimable_job(session, WorkerOffer("w", "h", ("docker",)))
-        assert claims.has_claimable_job(session, WorkerOffer("w", "h", ("mock",)))
+        assert claims.has_claimable_job(session, WorkerOffer("w", "h", ("process",)))
 
 
 def test_concurrent_claims_never_share_a_job(database, submit):
@@ -274,7 +276,7 @@ def test_on_commit_runs_after_the_commit_and_never_after_a_rollback(database, su
 
     submit()
     with database.write() as session:
-        claims.claim(session, WorkerOffer("w", "h", ("mock",)))
+        claims.claim(session, WorkerOffer("w", "h", ("process",)))
         on_commit(session, count)
         assert seen == []
     assert seen == [1]

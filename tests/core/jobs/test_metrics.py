@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.db.models.jobs import Metric
+from core.db.models.metrics import Metric
 from core.jobs import metrics, queries
 
 

@@ -70,7 +70,7 @@ class JobRecord(RuleBasedStateMachine):
                 workers.set_drained(session, name, drained=False)
 
     def offer(self, worker):
-        return WorkerOffer(worker, "h", ("mock",), gpus=GPUS)
+        return WorkerOffer(worker, "h", ("process",), gpus=GPUS)
 
     def write(self, function, *arguments, **keywords):
         with self.database.write() as session:
@@ -87,7 +87,7 @@ class JobRecord(RuleBasedStateMachine):
             made, _ = projects.get_or_create(session, project)
             spec = JobSpec(machine_type=machine, command="true", max_attempts=max_attempts, priority=priority)
             submission = lifecycle.NewJob(
-                spec=spec, machine=self.catalogue.get(machine), backend="mock", project=made, submitted_by="t"
+                spec=spec, machine=self.catalogue.get(machine), backend="process", project=made, submitted_by="t"
             )
             return lifecycle.submit(session, submission)
 
@@ -148,7 +148,7 @@ class JobRecord(RuleBasedStateMachine):
         if silent:
             with self.database.write() as session:
                 session.execute(update(Job).values(heartbeat_at=now(-1000)))
-        rows = self.write(lifecycle.adopt, worker, "h", backends=["mock"], stale_seconds=60)
+        rows = self.write(lifecycle.adopt, worker, "h", backends=["process"], stale_seconds=60)
         for row in rows:
             self.known[row.id].lease += 1
         if silent:

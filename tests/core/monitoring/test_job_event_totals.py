@@ -39,7 +39,7 @@ def look(database, following, counted):
 
 def claim(database, worker="w"):
     with database.write() as session:
-        return claims.claim(session, WorkerOffer(worker, "h", ("mock",)))
+        return claims.claim(session, WorkerOffer(worker, "h", ("process",)))
 
 
 def end(database, job, reason="completed", *, log_bytes=None, artifact_bytes=None):
@@ -69,10 +69,10 @@ def test_only_endings_after_the_first_look_are_counted_and_each_once(database, s
     end(database, claim(database))
     look()
     look()
-    assert counted == {("succeeded", "mock", "CPU"): 1}
+    assert counted == {("succeeded", "process", "CPU"): 1}
     end(database, claim(database), "launch_failed")
     look()
-    assert counted == {("succeeded", "mock", "CPU"): 1, ("failed", "mock", "CPU"): 1}
+    assert counted == {("succeeded", "process", "CPU"): 1, ("failed", "process", "CPU"): 1}
 
 
 def test_an_event_that_comes_in_with_an_earlier_number_is_not_missed(database, submit, look, counted):
@@ -83,7 +83,7 @@ def test_an_event_that_comes_in_with_an_earlier_number_is_not_missed(database, s
     look()
     add_ending(database, first, number=1001)
     look()
-    assert counted == {("cancelled", "mock", "CPU"): 2}
+    assert counted == {("cancelled", "process", "CPU"): 2}
 
 
 def test_what_is_settled_is_not_read_again(database, submit, look, following, counted):
@@ -96,7 +96,7 @@ def test_what_is_settled_is_not_read_again(database, submit, look, following, co
     assert (following._settled, following._counted) == (1001, set())
     add_ending(database, job, number=1002)
     look()
-    assert counted == {("cancelled", "mock", "CPU"): 2}
+    assert counted == {("cancelled", "process", "CPU"): 2}
 
 
 def test_a_look_after_a_long_time_catches_up_in_stretches(database, submit, look, counted, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_look_after_a_long_time_catches_up_in_stretches(database, submit, look
     change_events(database, at=now(-3600))
     for expected in (10, 20, 25, 25):
         look()
-        assert counted["cancelled", "mock", "CPU"] == expected
+        assert counted["cancelled", "process", "CPU"] == expected
 
 
 def newest_event(database):
@@ -130,7 +130,7 @@ def test_a_claim_is_timed_from_when_its_job_was_due(database, submit, look):
     change_jobs(database, created_at=now(-100))
     claim(database)
     ((pool, seconds),) = look().claims
-    assert (pool, 100 <= seconds < 130) == (("mock", "CPU"), True)
+    assert (pool, 100 <= seconds < 130) == (("process", "CPU"), True)
     assert look().claims == []
 
 

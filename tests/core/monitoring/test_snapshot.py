@@ -25,14 +25,14 @@ def taken(database):
     return take
 
 
-def register(database, name, *, slots=2, backends=("mock",)):
+def register(database, name, *, slots=2, backends=("process",)):
     with database.write() as session:
         workers.register(session, WorkerOffer(name, "h", tuple(backends)), boot_id="b", slots=slots)
 
 
 def claim(database, worker="w"):
     with database.write() as session:
-        return claims.claim(session, WorkerOffer(worker, "h", ("mock",)))
+        return claims.claim(session, WorkerOffer(worker, "h", ("process",)))
 
 
 def end(database, job, reason="completed"):
@@ -57,12 +57,12 @@ def test_jobs_that_have_not_ended_are_counted_by_state_and_pool(database, submit
     claim(database)
     change(database, Job, seq=4, machine_type="V100")
     assert taken().jobs == {
-        (JobState.QUEUED, "mock", "CPU"): 1,
-        (JobState.QUEUED, "mock", "V100"): 1,
-        (JobState.STARTING, "mock", "CPU"): 1,
+        (JobState.QUEUED, "process", "CPU"): 1,
+        (JobState.QUEUED, "process", "V100"): 1,
+        (JobState.STARTING, "process", "CPU"): 1,
     }
-    assert taken().pools == [("mock", "CPU"), ("mock", "V100")]
-    assert taken().count_waiting(("mock", "V100")) == 1
+    assert taken().pools == [("process", "CPU"), ("process", "V100")]
+    assert taken().count_waiting(("process", "V100")) == 1
 
 
 def test_jobs_whose_heart_is_silent_are_counted(database, submit, taken):
@@ -71,35 +71,35 @@ def test_jobs_whose_heart_is_silent_are_counted(database, submit, taken):
     job = claim(database)
     assert not +taken().stale_jobs
     change(database, Job, heartbeat_at=now(-61))
-    assert taken().stale_jobs == {("mock", job.machine_type): 1}
+    assert taken().stale_jobs == {("process", job.machine_type): 1}
 
 
 def test_who_waits_longest_is_told_by_the_databases_clock(database, submit, taken):
     submit()
     change(database, Job, created_at=now(-500))
     submit()
-    assert 500 <= taken().oldest_queued["mock", "CPU"] < 530
+    assert 500 <= taken().oldest_queued["process", "CPU"] < 530
 
 
 def test_a_job_that_is_tried_again_has_waited_since_it_was_due(database, submit, taken):
     submit()
     change(database, Job, created_at=now(-5000), run_after=now(-70))
-    assert 70 <= taken().oldest_queued["mock", "CPU"] < 100
+    assert 70 <= taken().oldest_queued["process", "CPU"] < 100
     change(database, Job, run_after=now(300))
-    assert taken().oldest_queued["mock", "CPU"] == 0
+    assert taken().oldest_queued["process", "CPU"] == 0
 
 
 def test_workers_seen_lately_come_with_what_they_hold(database, submit, taken):
     register(database, "gone")
     change(database, Worker, seen_at=now(-3600))
-    register(database, "busy", slots=3, backends=["mock", "docker"])
+    register(database, "busy", slots=3, backends=["process", "docker"])
     register(database, "idle")
     for _ in range(2):
         submit()
         claim(database, "busy")
     assert taken().workers == [
-        snapshot.WorkerStatus("busy", "h", ("mock", "docker"), 3, 2),
-        snapshot.WorkerStatus("idle", "h", ("mock",), 2, 0),
+        snapshot.WorkerStatus("busy", "h", ("process", "docker"), 3, 2),
+        snapshot.WorkerStatus("idle", "h", ("process",), 2, 0),
     ]
 
 
@@ -128,14 +128,14 @@ def test_which_workers_take_jobs_of_a_pool(database, submit, taken, values, take
     submit()
     register(database, "w")
     change(database, Worker, **values)
-    assert taken().count_workers(("mock", "CPU")) == takes
+    assert taken().count_workers(("process", "CPU")) == takes
 
 
 def test_pools_that_workers_name_are_there_without_jobs(database, taken):
     register(database, "w")
     assert taken().pools == []
     change(database, Worker, machine_types=["V100"])
-    assert taken().pools == [("mock", "V100")]
+    assert taken().pools == [("process", "V100")]
 
 
 def test_a_worker_is_deaf_when_it_is_there_and_hears_nothing(database, taken):

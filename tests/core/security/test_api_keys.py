@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import update
 
 from core.db.database import now
-from core.db.models.jobs import ApiKey
+from core.db.models.credentials import ApiKey
 from core.errors import NotFound, SpecInvalid, Unauthorized
 from core.security import api_keys
 from core.security.api_keys import ApiKeyCache

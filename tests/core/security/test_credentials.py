@@ -108,7 +108,7 @@ def test_nothing_but_a_name_follows_the_prefix(value):
 
 def test_a_variable_that_the_service_shows_is_no_secret():
     with pytest.raises(SpecInvalid, match="shows its value"):
-        JobSpec(machine_type="CPU", command="true", env_vars={"MOCK_START_FAILURE": "secret:a"})
+        JobSpec(machine_type="CPU", command="true", env_vars={"SIMULATE_START_FAILURE": "secret:a"})
 
 
 def test_a_secrets_name_is_shown_and_other_values_of_such_names_are_not():
@@ -161,7 +161,7 @@ def test_a_jobs_own_word_goes_before_what_is_stored_and_ends_with_it(database, v
 
 def ended(database, reason="completed", code=0):
     with database.write() as session:
-        job = claims.claim(session, WorkerOffer("w", "h", ("mock",)))
+        job = claims.claim(session, WorkerOffer("w", "h", ("process",)))
         job = lifecycle.mark_finishing(session, lifecycle.mark_running(session, job, {}), reason, exit_code=code)
         return lifecycle.finish(session, job, artifacts_state="none")
 

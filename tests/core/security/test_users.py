@@ -1,7 +1,7 @@
 import pytest
 from sqlalchemy import select
 
-from core.db.models.jobs import User
+from core.db.models.credentials import User
 from core.errors import NotFound, SpecInvalid, Unauthorized
 from core.security import api_keys, users
 

@@ -15,7 +15,7 @@ from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
 
-CPU = WorkerOffer("w", "h", ("mock",))
+CPU = WorkerOffer("w", "h", ("process",))
 
 
 def take(database, offer=CPU):
@@ -87,7 +87,7 @@ def test_a_project_at_its_quota_waits_and_holds_up_nobody(database, submit):
 
 
 def test_two_jobs_never_have_the_same_gpu(database, submit):
-    host = WorkerOffer("w", "h", ("mock",), gpus=("0", "1"))
+    host = WorkerOffer("w", "h", ("process",), gpus=("0", "1"))
     first, second, third = (submit(machine="V100").id for _ in range(3))
     jobs = [take(database, host) for _ in range(3)]
     assert [job and job.id for job in jobs] == [first, second, None]
@@ -102,8 +102,8 @@ def test_two_jobs_never_have_the_same_gpu(database, submit):
 
 def test_gpus_of_another_host_are_its_own(database, submit):
     jobs = [submit(machine="V100").id for _ in range(2)]
-    assert taken(database, 1, WorkerOffer("w1", "h1", ("mock",), gpus=("0",))) == jobs[:1]
-    assert taken(database, 1, WorkerOffer("w2", "h2", ("mock",), gpus=("0",))) == jobs[1:]
+    assert taken(database, 1, WorkerOffer("w1", "h1", ("process",), gpus=("0",))) == jobs[:1]
+    assert taken(database, 1, WorkerOffer("w2", "h2", ("process",), gpus=("0",))) == jobs[1:]
 
 
 def test_what_does_not_fit_is_passed_over(database, submit):
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_passed_over(database, submit):
     submit(cpus=64.0, priority=100)
     submit(memory_mb=10**6, priority=100)
     small = [submit(cpus=2.0, memory_mb=512).id for _ in range(3)]
-    host = WorkerOffer("w", "h", ("mock",), gpus=(), cpus=4.0, memory_mb=2048)
+    host = WorkerOffer("w", "h", ("process",), gpus=(), cpus=4.0, memory_mb=2048)
     assert taken(database, 6, host) == small[:2]
     with database.read() as session:
         assert not claims.has_claimable_job(session, host)
@@ -121,11 +121,11 @@ def test_what_does_not_fit_is_passed_over(database, submit):
 def test_a_worker_takes_only_the_machine_types_it_offers(database, submit):
     submit(machine="CPU")
     wanted = submit(machine="T4").id
-    assert taken(database, 3, WorkerOffer("w", "h", ("mock",), machine_types=("T4", "V100"))) == [wanted]
+    assert taken(database, 3, WorkerOffer("w", "h", ("process",), machine_types=("T4", "V100"))) == [wanted]
 
 
 def test_a_gpu_is_free_again_whichever_way_a_job_goes(database, submit):
-    host = WorkerOffer("w", "h", ("mock",), gpus=("0",))
+    host = WorkerOffer("w", "h", ("process",), gpus=("0",))
     submit(machine="V100", max_attempts=2)
     job = take(database, host)
     with database.write() as session:
@@ -143,7 +143,7 @@ def test_a_drained_worker_takes_nothing_until_it_is_resumed(database, submit):
     with database.write() as session:  # a restart changes nothing about it
         workers.register(session, CPU, boot_id="b", slots=1)
     assert take(database) is None
-    assert taken(database, 1, WorkerOffer("w2", "h", ("mock",))) == [job.id]
+    assert taken(database, 1, WorkerOffer("w2", "h", ("process",))) == [job.id]
     again = submit()
     with database.write() as session:
         workers.set_drained(session, "w", drained=False)
@@ -168,7 +168,7 @@ def test_hundreds_of_claims_at_once_give_each_job_once(database, submit, jobs):
                 own.close()
 
     def claim_and_end(database, number):
-        offer = WorkerOffer(f"w{number}", f"h{number}", ("mock",), gpus=("0", "1"))
+        offer = WorkerOffer(f"w{number}", f"h{number}", ("process",), gpus=("0", "1"))
         start.wait()
         mine = []
         while len(mine) < 2 * jobs:

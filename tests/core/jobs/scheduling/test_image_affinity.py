@@ -21,7 +21,7 @@ WAIT = 5.0
 
 
 def offer(host, **has):
-    return WorkerOffer(host, host, ("mock",), image_wait_seconds=WAIT, **has)
+    return WorkerOffer(host, host, ("process",), image_wait_seconds=WAIT, **has)
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_worker_that_does_not_wait_takes_what_comes(database, join, needing):
     join("bare"), join("holder", IMAGE)
     job = needing()
     with database.write() as session:
-        assert claims.claim(session, WorkerOffer("bare", "bare", ("mock",))).id == job
+        assert claims.claim(session, WorkerOffer("bare", "bare", ("process",))).id == job
 
 
 def test_a_report_replaces_the_one_before_and_is_bounded(database):

@@ -51,11 +51,12 @@ def claimed(jobs, shares):
 
 def places(jobs, shares):
     """The place of each job as it is computed from counts."""
-    counted, first = Counter(), {}
+    counted, first, last = Counter(), {}, {}
     for project, priority, seq in jobs:
         counted[project, priority] += 1
         first.setdefault((project, priority), seq)
-    pool = QueuePool([QueueGroup(*key, number, first[key]) for key, number in counted.items()], shares)
+        last[project, priority] = seq
+    pool = QueuePool([QueueGroup(*key, number, first[key], last[key]) for key, number in counted.items()], shares)
     own = defaultdict(list)
     for job in sorted(jobs, key=lambda job: (-job[1], job[2])):
         own[job[0]].append(job)
@@ -86,7 +87,7 @@ def test_places_go_by_priority_and_by_share_within_each(queue):
 
 def test_a_project_that_has_more_on_machines_waits_longer():
     shares = {"a": ProjectUsage(running=2), "b": ProjectUsage()}
-    pool = QueuePool([QueueGroup("a", 50, 3, 1), QueueGroup("b", 50, 4, 4)], shares)
+    pool = QueuePool([QueueGroup("a", 50, 3, 1, 3), QueueGroup("b", 50, 4, 4, 7)], shares)
     # b catches up first; then they take turns, a first: b has just been served.
     assert [pool.position("b", 50, rank).number for rank in range(4)] == [1, 2, 4, 6]
     assert [pool.position("a", 50, rank).number for rank in range(3)] == [3, 5, 7]
@@ -132,7 +133,7 @@ def test_places_are_the_order_in_which_workers_take_the_jobs(database, submit):
     expected = sorted(waiting, key=lambda job: found[job.id].number)
     taken = []
     with database.write() as session:
-        while job := claims.claim(session, WorkerOffer("w", "h", ("mock",), machine_types=("CPU",))):
+        while job := claims.claim(session, WorkerOffer("w", "h", ("process",), machine_types=("CPU",))):
             taken.append(job.id)
     assert taken == [job.id for job in expected[:8]]
     assert expected[8].id == waiting[6].id, "past its project's quota"

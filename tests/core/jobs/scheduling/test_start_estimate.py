@@ -20,9 +20,10 @@ def test_an_example_by_hand():
     assert start_estimate.start_times(free_in, 100, range(1, 6)) == {1: 0, 2: 30, 3: 100, 4: 130, 5: 200}
 
 
-def test_a_job_that_outlived_the_others_is_about_to_end():
+def test_a_job_that_outlived_the_others_needs_a_tenth_of_its_time_more():
     assert start_estimate.remaining_seconds(100, 40) == 60
-    assert start_estimate.remaining_seconds(100, 95) == start_estimate.remaining_seconds(100, 4000) == 10
+    assert start_estimate.remaining_seconds(100, 95) == start_estimate.remaining_seconds(100, 100) == 10
+    assert start_estimate.remaining_seconds(100, 4000) == 400, "not soon, for as long as it runs"
     assert start_estimate.remaining_seconds(100, -3) == 100, "a clock that went back"
 
 

@@ -18,7 +18,7 @@ def add_worker(database):
     """Inserts a worker."""
 
     def add_worker(name="w1", *, seen=0, drained=False, **offered):
-        values = {"host": f"host-{name}", "boot_id": "b", "backends": ["mock"], "slots": 1} | offered
+        values = {"host": f"host-{name}", "boot_id": "b", "backends": ["process"], "slots": 1} | offered
         with database.write() as session:
             drained_at = now() if drained else None
             session.execute(
@@ -147,8 +147,8 @@ def test_what_is_offered_is_told_by_machine_type(database, add_worker):
     add_worker("b", backends=["docker", "tpu"], drained=True)
     with database.read() as session:
         found = live_workers(session)
-    assert found.available("CPU", "mock")
-    assert not found.available("V100", "mock")
+    assert found.available("CPU", "process")
+    assert not found.available("V100", "process")
     assert not found.available("V100", "docker"), "drained: nothing for new jobs"
     assert [worker.name for worker in found.for_machine_type("V100", "docker")] == ["b"]
 
@@ -396,7 +396,7 @@ def test_failed_jobs_are_told_apart_by_their_exit_code(database, submit):
     for reason, exit_code in (("exit_nonzero", 1), ("workspace_invalid", None), ("completed", 0)):
         submit()
         with database.write() as session:
-            job = claims.claim(session, WorkerOffer("w", "h", ("mock",)))
+            job = claims.claim(session, WorkerOffer("w", "h", ("process",)))
             job = lifecycle.mark_finishing(session, job, reason, exit_code=exit_code)
             ended.append(lifecycle.finish(session, job, artifacts_state="none"))
 

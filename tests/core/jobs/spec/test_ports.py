@@ -16,7 +16,7 @@ from core.jobs.spec.ports import PortMapping, parse_ports
 from core.jobs.states import JobState
 
 SMALL = PortRange(20_000, 20_001, "h.example")
-HOST = WorkerOffer("w", "h", ("mock",), ports=SMALL)
+HOST = WorkerOffer("w", "h", ("process",), ports=SMALL)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_who_names_a_taken_port_is_passed_over_until_it_is_free(database, submit
     assert job.id == second.id
     assert take(database).id == other.id
     assert take(database) is None
-    assert take(database, WorkerOffer("w2", "h2", ("mock",), ports=SMALL)).id == first.id, "another host has it free"
+    assert take(database, WorkerOffer("w2", "h2", ("process",), ports=SMALL)).id == first.id, "another host has it free"
     assert {port: job for port, (job, _) in held(database).items()} == {("h", 9000): second.id, ("h2", 9000): first.id}
     end(database, job)
     assert held(database).keys() == {("h2", 9000)}
@@ -133,7 +133,7 @@ def test_a_named_port_out_of_the_hosts_own_is_not_given_away(database, submit):
 def test_a_host_that_gives_no_ports_takes_jobs_without(database, submit):
     submit(ports=("80",))
     plain = submit()
-    assert take(database, WorkerOffer("w", "h", ("mock",), ports=PortRange(20_001, 20_000, "h"))).id == plain.id
+    assert take(database, WorkerOffer("w", "h", ("process",), ports=PortRange(20_001, 20_000, "h"))).id == plain.id
 
 
 def test_another_attempt_gets_its_ports_anew(database, submit):
@@ -190,7 +190,7 @@ def test_who_waits_for_a_port_says_for_whose(database, submit):
     take(database)
     assert why(database, second) == ("waiting_for_port", f"port 9000 of h, which job {first.id} uses")
     with database.write() as session:
-        workers.register(session, WorkerOffer("w2", "h2", ("mock",), ports=SMALL), boot_id="b", slots=4)
+        workers.register(session, WorkerOffer("w2", "h2", ("process",), ports=SMALL), boot_id="b", slots=4)
     assert why(database, second)[0] == "waiting_for_machine", "the other host has it free"
     with database.write() as session:
         session.execute(delete(PortAllocation))

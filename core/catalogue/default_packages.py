@@ -1,0 +1,15 @@
+"""The packages that jobs without a container have by default, in the versions of `default_packages.txt`."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+LOCKED = Path(__file__).with_name("default_packages.txt")
+"""Requirements with digests, as `.ci/lock-default` writes them."""
+_PINNED = re.compile(r"(?m)^([a-z0-9-]+)==([^ ;\\]+)")
+
+
+@cache
+def locked_versions() -> dict[str, str]:
+    """Return the version of each distribution; of one that is locked for several Pythons, the last."""
+    return dict(_PINNED.findall(LOCKED.read_text(encoding="utf-8")))

@@ -1,0 +1,66 @@
+"""Hyper-parameters carried over from one machine type to another."""
+
+from dataclasses import dataclass
+
+from core.catalogue.machine_types import MachineType
+from core.comparison.run_figures import RunFigures
+
+
+@dataclass(frozen=True, slots=True)
+class CarryOver:
+    """The hyper-parameters for a machine type that train as those of the measured run did.
+
+    Attributes:
+        machine_type: Its name.
+        replicas: Its replicas.
+        batch_size: Examples in a step, over all replicas.
+        learning_rate: The peak learning rate.
+        weight_decay: Weight decay; None: the run has not reported its own.
+        reasons: The reason for each value.
+    """
+
+    machine_type: str
+    replicas: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float | None
+    reasons: tuple[str, ...]
+
+
+def missing_hyperparameters(run: RunFigures) -> list[str]:
+    """Return the metrics without which nothing can be carried over."""
+    return [name for name in ("batch_size", "peak_learning_rate", "replicas") if getattr(run, name) is None]
+
+
+def carry_over(run: RunFigures, target: MachineType) -> CarryOver | None:
+    """Carry hyper-parameters over so that each replica sees as many examples as before.
+
+    A batch of 1/k acts like a learning rate of k times as much, so both change by the same factor. The effective weight
+    decay of a step is learning rate x decay; there are as many more steps as it is smaller, so the decay stays.
+
+    Returns:
+        None if the run has not reported batch size, learning rate and replicas.
+    """
+    if run.batch_size is None or run.peak_learning_rate is None or run.replicas is None:
+        return None
+    replicas = max(1, round(run.replicas))
+    each = max(1, round(run.batch_size / replicas))
+    batch = each * target.replicas
+    factor = batch / run.batch_size
+    rate = run.peak_learning_rate * factor
+    return CarryOver(
+        machine_type=target.name,
+        replicas=target.replicas,
+        batch_size=batch,
+        learning_rate=rate,
+        weight_decay=run.weight_decay,
+        reasons=(
+            f"batch size {run.batch_size:g} over {replicas} is {each} each; times {target.replicas}: {batch}",
+            f"learning rate {run.peak_learning_rate:g} x {factor:g}, as the batch size: {rate:g}",
+            *(
+                [f"weight decay {run.weight_decay:g} as it is: learning rate x decay, per example, stays the same"]
+                if run.weight_decay is not None
+                else []
+            ),
+        ),
+    )

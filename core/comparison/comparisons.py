@@ -1,0 +1,246 @@
+"""Stores comparisons, and measures their jobs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, cast
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.comparison import measurement
+from core.comparison.differences import WORKSPACE, find_differences
+from core.comparison.measurement import Goal
+from core.comparison.run_figures import build_figures, find_pace, last_values, peak_usage, run_times
+from core.comparison.table import Member
+from core.db.database import now
+from core.db.models.comparisons import Comparison, ComparisonJob
+from core.db.models.jobs import Job, Project
+from core.errors import ComparisonNotFound, CursorInvalid, IdempotencyMismatch, SpecInvalid
+from core.ids import new_id
+from core.jobs import metrics, queries
+from core.jobs.states import JobState
+
+MAX_JOBS = 100
+"""Most jobs of one comparison."""
+_MAX_METRIC = 100
+_READ_VALUES = 50_000
+_CURVE_POINTS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class NewComparison:
+    """The data of a new comparison.
+
+    Attributes:
+        submitted_by: Id of an API key.
+        name: Name shown to people.
+        metric: Name of the metric that it is judged by.
+        goal: Direction in which the metric improves.
+        target: Value of the metric to be reached.
+        idempotency_key: The client's Idempotency-Key, or None.
+        request_sha256: Digest of the request.
+    """
+
+    submitted_by: str
+    name: str | None
+    metric: str | None
+    goal: Literal["max", "min"]
+    target: float | None
+    idempotency_key: str | None = None
+    request_sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.target is not None and self.metric is None:
+            raise SpecInvalid("A target needs the metric that has to reach it; give metric, too.", field="metric")
+        if self.metric is not None and not 0 < len(self.metric) <= _MAX_METRIC:
+            raise SpecInvalid(f"The name of a metric has 1 to {_MAX_METRIC} characters.", field="metric")
+
+
+def find_repeated(session: Session, new: NewComparison) -> Comparison | None:
+    """Return the comparison that an earlier request with the same Idempotency-Key created.
+
+    Raises:
+        IdempotencyMismatch: That was another request.
+    """
+    if new.idempotency_key is None:
+        return None
+    query = select(Comparison).where(
+        Comparison.submitted_by == new.submitted_by, Comparison.idempotency_key == new.idempotency_key
+    )
+    found = session.scalar(query)
+    if found is not None and found.request_sha256 != new.request_sha256:
+        raise IdempotencyMismatch(
+            f"The Idempotency-Key was used for comparison {found.id}, by another request. Use a new key."
+        )
+    return found
+
+
+def create(session: Session, new: NewComparison, jobs: Sequence[Job]) -> Comparison:
+    """Store a comparison of jobs of one project.
+
+    Raises:
+        SpecInvalid: There are fewer than two jobs or too many, they are of several projects, or of several workspaces.
+    """
+    _check_jobs(jobs)
+    made = Comparison(
+        id=new_id("c"),
+        project_id=jobs[0].project_id,
+        submitted_by=new.submitted_by,
+        idempotency_key=new.idempotency_key,
+        request_sha256=new.request_sha256,
+        name=new.name,
+        metric=new.metric,
+        goal=new.goal,
+        target=new.target,
+        created_at=session.scalars(select(now())).one(),
+    )
+    session.add(made)
+    session.flush()
+    session.add_all(ComparisonJob(comparison_id=made.id, job_id=job.id) for job in jobs)
+    session.flush()
+    return made
+
+
+def _check_jobs(jobs: Sequence[Job]) -> None:
+    if not 1 < len({job.id for job in jobs}) == len(jobs) <= MAX_JOBS:
+        raise SpecInvalid(f"A comparison has 2 to {MAX_JOBS} different jobs; {len(jobs)} were given.", field="jobs")
+    if len({job.project_id for job in jobs}) > 1:
+        raise SpecInvalid("The jobs are of several projects; compare jobs of one project.", field="jobs")
+    for difference in find_differences(jobs):
+        if difference.name in WORKSPACE:
+            programs = "; ".join(f"{value or 'none'}: {', '.join(ids)}" for value, ids in difference.values.items())
+            raise SpecInvalid(
+                f"The jobs ran different programs ({difference.name} {programs}). Compare jobs of one workspace.",
+                field="jobs",
+            )
+
+
+def get(session: Session, comparison_id: str) -> Comparison:
+    """Return a comparison.
+
+    Raises:
+        ComparisonNotFound: There is none of this id.
+    """
+    found = session.scalar(select(Comparison).where(Comparison.id == comparison_id))
+    if found is None:
+        raise ComparisonNotFound(comparison_id)
+    return found
+
+
+def page(session: Session, *, limit: int, after: str | None = None) -> list[Comparison]:
+    """Return comparisons, newest first, that were created before the one of the id `after`.
+
+    Raises:
+        CursorInvalid: There is no comparison of that id.
+    """
+    query = select(Comparison).join(Project).where(Project.deleted_at.is_(None)).order_by(Comparison.seq.desc())
+    if after is not None:
+        try:
+            query = query.where(Comparison.seq < get(session, after).seq)
+        except ComparisonNotFound as error:
+            raise CursorInvalid(f"There is no comparison {after!r} to continue after.", field="after") from error
+    return list(session.scalars(query.limit(limit)))
+
+
+def delete(session: Session, comparison_id: str) -> None:
+    """Delete a comparison; its jobs stay.
+
+    Raises:
+        ComparisonNotFound: There is none of this id.
+    """
+    found = get(session, comparison_id)
+    for member in session.scalars(select(ComparisonJob).where(ComparisonJob.comparison_id == found.id)):
+        session.delete(member)
+    session.flush()
+    session.delete(found)
+
+
+def jobs_of(session: Session, comparison_id: str) -> list[Job]:
+    """Return its jobs that were not deleted, in the order of their submission."""
+    members = select(ComparisonJob.job_id).where(ComparisonJob.comparison_id == comparison_id)
+    query = select(Job).where(Job.id.in_(members), Job.deleted_at.is_(None)).order_by(Job.seq)
+    return list(session.scalars(query))
+
+
+def job_counts(session: Session, ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return for each comparison the numbers of its jobs that have ended, and of all."""
+    counts: dict[str, tuple[int, int]] = {}
+    query = (
+        select(ComparisonJob.comparison_id, Job.finished_at)
+        .join(Job, Job.id == ComparisonJob.job_id)
+        .where(ComparisonJob.comparison_id.in_(ids), Job.deleted_at.is_(None))
+    )
+    for comparison_id, finished_at in session.execute(query):
+        ended, total = counts.get(comparison_id, (0, 0))
+        counts[comparison_id] = (ended + (finished_at is not None), total + 1)
+    return counts
+
+
+def comparisons_of(session: Session, ids: Sequence[str]) -> dict[str, list[Comparison]]:
+    """Return the comparisons of each of these jobs, oldest first."""
+    found: dict[str, list[Comparison]] = {}
+    query = (
+        select(ComparisonJob.job_id, Comparison)
+        .join(Comparison, Comparison.id == ComparisonJob.comparison_id)
+        .where(ComparisonJob.job_id.in_(ids))
+        .order_by(Comparison.seq)
+    )
+    for job_id, comparison in session.execute(query):
+        found.setdefault(job_id, []).append(comparison)
+    return found
+
+
+def measure(session: Session, comparison: Comparison, jobs: Sequence[Job]) -> list[Member]:
+    """Measure the jobs of a comparison from their stored metrics."""
+    current = session.scalars(select(now())).one()
+    return [_measure(session, comparison, job, current) for job in jobs]
+
+
+def learning_curves(
+    session: Session, comparison: Comparison, jobs: Sequence[Job]
+) -> dict[str, list[tuple[float, float]]]:
+    """Return the comparison's metric by running time in seconds, for each job that reported it."""
+    if comparison.metric is None:
+        return {}
+    current = session.scalars(select(now())).one()
+    found: dict[str, list[tuple[float, float]]] = {}
+    for job in jobs:
+        runs = run_times(queries.attempts(session, job.id), current)
+        rows = metrics.count_rows(session, job.id)
+        columns = metrics.read(session, job.id, rows, most_values=_CURVE_POINTS, name=comparison.metric)
+        points = next((each.points for each in columns if each.source == "job"), [])
+        if curve := measurement.learning_curve(points, runs):
+            found[job.id] = curve
+    return found
+
+
+def _measure(session: Session, comparison: Comparison, job: Job, current: datetime) -> Member:
+    attempts = queries.attempts(session, job.id)
+    runs = run_times(attempts, current)
+    columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=_READ_VALUES)
+    series = [each for each in columns if each.source == "job"]
+    judged = [point for each in series if each.name == comparison.metric for point in each.points]
+    goal = cast(Goal, comparison.goal)
+    arrival = None if comparison.target is None else measurement.find_arrival(judged, goal, comparison.target, runs)
+    pace = find_pace(series)
+    return Member(
+        job_id=job.id,
+        machine_type=job.machine_type,
+        simulated=job.simulated,
+        state=_state(job),
+        price_per_hour=job.price_per_hour,
+        seconds=sum(end - start for start, end in runs),
+        pace=pace,
+        best=measurement.best_value(judged, goal),
+        arrival=arrival,
+        memory_bytes=peak_usage(attempts, "peak_memory_bytes"),
+        gpu_memory_bytes=peak_usage(attempts, "peak_gpu_memory_bytes"),
+        figures=build_figures(attempts, current, pace, last_values(session, job.id)),
+    )
+
+
+def _state(job: Job) -> str:
+    if not job.ended:
+        return "unfinished"
+    return "succeeded" if job.state is JobState.SUCCEEDED else "failed"

@@ -1,0 +1,65 @@
+"""Differences between the jobs of a comparison, besides their machine types."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from core.db.models.jobs import Job
+from core.jobs.spec.job_spec import JobSpec
+
+SEED = "SEED"
+"""Variable that tells the repeats of a comparison apart; it may differ."""
+_COMPARED = ("command", "workspace", "workspace_sha256", "container", "working_dir", "python", "cpus", "memory_mb")
+WORKSPACE = ("workspace", "workspaceSha256")
+"""Names of the differences that make two jobs different programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An option in which the jobs differ.
+
+    Attributes:
+        name: Name of the option in the API; of a variable `envVars.NAME`, of an image as it was run `imageDigest`.
+        values: Ids of the jobs by value; of a variable no values, which may be secret, but numbers.
+    """
+
+    name: str
+    values: Mapping[str, Sequence[str]]
+
+
+def find_differences(jobs: Sequence[Job]) -> list[Difference]:
+    """Find the options in which jobs differ. An image's digest counts only between jobs of one machine type."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for job in jobs:
+        for name, value in _options(job.spec):
+            found.setdefault(name, {}).setdefault(value, []).append(job.id)
+    names = {name for name, values in found.items() if sum(map(len, values.values())) < len(jobs)}
+    differing = [_difference(name, values) for name, values in found.items() if len(values) > 1 or name in names]
+    return differing + _image_differences(jobs)
+
+
+def _options(spec: JobSpec) -> Iterable[tuple[str, str]]:
+    for name in _COMPARED:
+        value = getattr(spec, name)
+        yield _in_camel_case(name), "" if value is None else str(value)
+    for name, value in sorted(spec.env_vars.items()):
+        if name != SEED:
+            yield f"envVars.{name}", value
+
+
+def _difference(name: str, values: Mapping[str, Sequence[str]]) -> Difference:
+    if name.startswith("envVars."):
+        return Difference(name, {f"value {number}": ids for number, ids in enumerate(values.values(), 1)})
+    return Difference(name, values)
+
+
+def _image_differences(jobs: Sequence[Job]) -> list[Difference]:
+    by_type: dict[str, dict[str, list[str]]] = {}
+    for job in jobs:
+        if job.image_digest is not None:
+            by_type.setdefault(job.machine_type, {}).setdefault(job.image_digest, []).append(job.id)
+    return [Difference("imageDigest", digests) for digests in by_type.values() if len(digests) > 1]
+
+
+def _in_camel_case(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)

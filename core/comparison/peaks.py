@@ -1,0 +1,74 @@
+"""Peaks of machine types, and the part of them that programs can reach."""
+
+from dataclasses import dataclass
+
+from core.catalogue.machine_types import MachineType
+from core.comparison.run_figures import RunFigures
+
+HALF = 16
+SINGLE = 32
+_HALF_NAMES = ("bf16", "fp16")
+_MATRIX_RATIO = 4
+"""Half precision this much faster than single comes from matrix units. Other devices, such as the P100, store halves
+but mostly multiply singles: cuDNN does so there, and nothing is gained."""
+MATRIX_UNIT_SHARE = 0.26
+"""Share of a matrix unit's peak that programs reach, over the share they reach of single precision's. ResNet-50 on
+V100s: 5,815.8 images/s mixed and 2,857.9 single (NVIDIA DeepLearningExamples, 2019), peaks of 125 and 15.7 TFLOPS."""
+_TERA = 1e12
+_GIGA = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """The peaks of the devices in use.
+
+    Attributes:
+        flops: Operations a second at the program's precision.
+        attainable_flops: The same, less what matrix units never reach.
+        bandwidth: Bytes a second, all devices together.
+    """
+
+    flops: float
+    attainable_flops: float
+    bandwidth: float
+
+    def seconds(self, flops: float, moved: float) -> float:
+        """Return the least time of a step that computes and moves in turn."""
+        return flops / self.attainable_flops + moved / self.bandwidth
+
+
+def peaks_of(machine: MachineType, bits: float, replicas: float | None = None) -> Peaks | None:
+    """Return a machine type's peaks; None if the catalogue has none for this precision.
+
+    Args:
+        machine: The machine type.
+        bits: Bits of the numbers that are multiplied: 32, or 16 in mixed precision.
+        replicas: Replicas in use; None: all of them.
+    """
+    share = 1.0 if replicas is None else min(1.0, replicas / machine.replicas)
+    half = max((machine.tflops[name] for name in _HALF_NAMES if name in machine.tflops), default=0.0)
+    single = machine.tflops.get("fp32", 0.0)
+    # TPUs multiply in bfloat16 whatever the program's precision.
+    matrix = half >= _MATRIX_RATIO * single and (bits <= HALF or not single)
+    flops = (half if matrix else single) * share * _TERA
+    if not flops:
+        return None
+    bandwidth = machine.memory_bandwidth_gb_per_s * machine.count * share * _GIGA
+    return Peaks(flops, flops * (MATRIX_UNIT_SHARE if matrix else 1.0), bandwidth)
+
+
+def peaks_of_run(run: RunFigures, machine: MachineType | None, *, simulated: bool) -> Peaks | None:
+    """Return the peaks of the machine that a run had: as the program was given them, else the catalogue's.
+
+    Args:
+        run: The run.
+        machine: Its machine type; None: it is no longer in the catalogue.
+        simulated: A stand-in ran it, whose peaks are not known.
+    """
+    pace, shares = run.steps_per_second, (run.peak_flops_share, run.peak_bandwidth_share)
+    if pace and run.flops_per_step and run.bytes_per_step and all(shares):
+        flops = run.flops_per_step * pace / (shares[0] or 1)
+        return Peaks(flops, flops, run.bytes_per_step * pace / (shares[1] or 1))
+    if simulated or machine is None:
+        return None
+    return peaks_of(machine, run.compute_bits or SINGLE, run.replicas)

@@ -1,0 +1,1 @@
+"""Exec sessions: users' commands, shells and port connections in running jobs."""

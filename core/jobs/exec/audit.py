@@ -1,0 +1,72 @@
+"""The record of exec sessions in their jobs' events: who did what, when, for how long, with which result."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from core.catalogue.backends import capabilities_of
+from core.db.models.jobs import Job
+from core.errors import JobNotEnterable
+from core.jobs import queries
+from core.jobs.guarded_updates import add_event
+from core.jobs.states import JobState
+
+OPENED, CLOSED = "exec_opened", "exec_closed"
+"""Kinds of the events."""
+_MAX_COMMAND = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ExecSession:
+    """An exec session, for its events.
+
+    Attributes:
+        id: Its id.
+        key_id: Id of the API key.
+        key_name: Name of the API key.
+        action: What was asked for, as a sentence's object.
+    """
+
+    id: str
+    key_id: str
+    key_name: str
+    action: str
+
+    def describe(self) -> str:
+        """Return the session as text."""
+        return f"{self.id}: {self.action}, by API key {self.key_name!r} ({self.key_id})"
+
+
+def describe_command(command: Sequence[str], *, tty: bool) -> str:
+    """Return a command as one line, shortened."""
+    text = shlex.join(command)
+    shown = text if len(text) <= _MAX_COMMAND else f"{text[:_MAX_COMMAND]}…"
+    return f"{'terminal' if tty else 'command'} {shown}"
+
+
+def enterable_job(session: Session, job_id: str) -> Job:
+    """Return a running job whose backend supports exec sessions.
+
+    Raises:
+        JobNotFound: There is no such job.
+        JobNotEnterable: It does not run, or its backend does not support them.
+    """
+    job = queries.get(session, job_id)
+    if not capabilities_of(job.backend).exec:
+        raise JobNotEnterable(f"Job {job_id} runs on the backend {job.backend!r}, which has no exec sessions.")
+    if job.state is not JobState.RUNNING or job.stop_requested_at is not None:
+        now = "is being stopped" if job.state is JobState.RUNNING else f"is not running, but {job.state}"
+        raise JobNotEnterable(f"Job {job_id} {now}. Only a running job can be entered.")
+    return job
+
+
+def record_opened(session: Session, job: Job, one: ExecSession) -> None:
+    """Record the start of a session, before it has any effect."""
+    add_event(session, job, OPENED, detail=one.describe())
+
+
+def record_closed(session: Session, job: Job, one: ExecSession, *, result: str, seconds: float) -> None:
+    """Record the end of a session."""
+    add_event(session, job, CLOSED, detail=f"{one.describe()}: {result}, after {seconds:.1f} s")

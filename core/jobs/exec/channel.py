@@ -1,0 +1,109 @@
+"""The channel of an exec session between service and worker: frames over the worker's Unix socket.
+
+A frame is a kind (one byte), the length of its payload (four bytes, big endian) and the payload. CONTROL is a JSON
+object. INPUT is data for the job, OUTPUT the number of a stream (1: stdout, 2: stderr) and its data.
+
+The first frame is the request, the worker's first answer `{"started": true}` or `{"refused": message}`, its last one
+`{"exit": code}` or `{"ended": message}`.
+"""
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CONTROL, INPUT, OUTPUT = 0, 1, 2
+STDOUT, STDERR = 1, 2
+MAX_PAYLOAD = 1024**2
+"""Largest payload of a frame."""
+CHUNK_BYTES = 32 * 1024
+"""Bytes of data that are read and sent at once."""
+HEAD = struct.Struct("!BI")
+
+
+class ChannelBroken(Exception):
+    """The other side sent something that is not a frame."""
+
+
+def encode(kind: int, payload: bytes) -> bytes:
+    """Return a frame."""
+    return HEAD.pack(kind, len(payload)) + payload
+
+
+def encode_control(message: Mapping[str, Any]) -> bytes:
+    """Return the frame of a JSON object."""
+    return encode(CONTROL, json.dumps(message).encode())
+
+
+def decode_head(head: bytes) -> tuple[int, int]:
+    """Return kind and length of a frame.
+
+    Raises:
+        ChannelBroken: They are invalid.
+    """
+    kind, length = HEAD.unpack(head)
+    if kind not in {CONTROL, INPUT, OUTPUT} or length > MAX_PAYLOAD:
+        raise ChannelBroken(f"frame of kind {kind} and {length} bytes")
+    return kind, length
+
+
+def decode_control(payload: bytes) -> dict[str, Any]:
+    """Return the JSON object of a control frame.
+
+    Raises:
+        ChannelBroken: It is not one.
+    """
+    try:
+        message = json.loads(payload)
+    except ValueError as error:
+        raise ChannelBroken("a control frame without JSON") from error
+    if not isinstance(message, dict):
+        raise ChannelBroken("a control frame without an object")
+    return message
+
+
+def receive(connection: socket.socket) -> tuple[int, bytes] | None:
+    """Return the next frame of a blocking socket; None at its end.
+
+    Raises:
+        ChannelBroken: The other side sent something else.
+        OSError: The connection is broken.
+    """
+    head = _receive_exactly(connection, HEAD.size)
+    if head is None:
+        return None
+    kind, length = decode_head(head)
+    payload = _receive_exactly(connection, length)
+    return None if payload is None else (kind, payload)
+
+
+def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < count:
+        part = connection.recv(count - len(parts))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
+
+
+@contextmanager
+def socket_address(root: Path, worker: str) -> Iterator[str]:
+    """Yield the address of a worker's socket, in a form that is short enough for the kernel.
+
+    Args:
+        root: The service's folder (GRADIENT_HOME), which service and worker share.
+        worker: The worker's name.
+
+    Raises:
+        OSError: The folder of the sockets does not exist.
+    """
+    folder = os.open(root / "workers", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{worker}.sock"
+    finally:
+        os.close(folder)

@@ -1,0 +1,62 @@
+"""Values of jobs that are computed from several columns, and the orders of lists."""
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Float, SQLColumnExpression, case, cast, func, select
+
+from core.db.database import now
+from core.db.models.jobs import Job, Project
+from core.db.models.metrics import LastMetric
+from core.errors import SpecInvalid
+from core.jobs.states import JobState
+from core.search.ordering import Ordering
+
+METRIC_PREFIX = "metric."
+"""Marks the name of a metric that is also a name of the language, as in `metric.cost>1`."""
+_STATE_ORDER = {state: place for place, state in enumerate(JobState)}
+
+
+def duration(dialect: str) -> ColumnElement[float]:
+    """Return the running time of a job's last attempt, seconds; NULL before its start."""
+    until = func.coalesce(Job.ended_at, Job.finished_at, now())
+    if dialect == "postgresql":
+        return cast(func.extract("epoch", until - Job.started_at), Float)
+    return (func.julianday(until) - func.julianday(Job.started_at)) * 86400.0
+
+
+def cost(dialect: str) -> ColumnElement[float]:
+    """Return the price of a job's running time, US dollars; of a job that was billed otherwise, about that."""
+    return duration(dialect) * Job.price_per_hour / 3600.0
+
+
+def parse_order(dialect: str, text: str) -> Ordering | None:
+    """Return the order that `sort` names: a column or a metric, with `-` before it in descending order.
+
+    Raises:
+        SpecInvalid: No name is given.
+    """
+    name = text.removeprefix("-")
+    descending = text.startswith("-")
+    if name == "created":
+        return None if descending else Ordering(Job.seq, descending=False)
+    if not name:
+        raise SpecInvalid("Name a column to sort by, such as sort=-cost, or a metric.", field="sort")
+    return Ordering(_columns(dialect).get(name, _metric(name.removeprefix(METRIC_PREFIX))), descending=descending)
+
+
+def _columns(dialect: str) -> dict[str, SQLColumnExpression[Any]]:
+    project = select(Project.name).where(Project.id == Job.project_id).scalar_subquery()
+    return {
+        "name": func.lower(Job.name),
+        "state": case(_STATE_ORDER, value=Job.state),
+        "machine": Job.machine_type,
+        "project": project,
+        "duration": duration(dialect),
+        "cost": cost(dialect),
+        "finished": Job.finished_at,
+    }
+
+
+def _metric(name: str) -> ColumnElement[float]:
+    measured = select(LastMetric.value).where(LastMetric.job_id == Job.id, LastMetric.name == name)
+    return measured.scalar_subquery()

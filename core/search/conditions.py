@@ -1,0 +1,164 @@
+"""SQL conditions of a query's terms."""
+
+import difflib
+import math
+import operator
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, SQLColumnExpression, and_, false, func, not_, or_, select
+from sqlalchemy.orm import Session
+
+from core.catalogue.machine_types import Catalogue
+from core.db.models.jobs import Job, Project
+from core.db.models.metrics import LastMetric
+from core.errors import SpecInvalid
+from core.jobs.queries import has_any_tag, id_condition
+from core.jobs.states import JobState
+from core.search.columns import METRIC_PREFIX, cost, duration
+from core.search.query_text import Term, parse_terms, query_error
+
+STATES = {
+    "pending": (JobState.QUEUED, JobState.STARTING),
+    "running": (JobState.RUNNING, JobState.FINISHING),
+    "succeeded": (JobState.SUCCEEDED,),
+    "stopped": (JobState.SUCCEEDED,),
+    "failed": (JobState.FAILED,),
+    "error": (JobState.FAILED,),
+    "cancelled": (JobState.CANCELLED,),
+}
+"""States by the words for them; `stopped` is the API's word for success."""
+_FEW = 2000
+_EXIT_CODE = {"failed": True, "error": False}
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_AGE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)([smhdw])", re.IGNORECASE)
+
+_COMPARISONS: dict[str, Callable[..., Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "=": operator.eq,
+}
+
+Build = Callable[[Term, str], ColumnElement[bool]]
+
+
+def build_conditions(session: Session, catalogue: Catalogue, text: str) -> list[ColumnElement[bool]]:
+    """Return the conditions of a query, which all have to hold.
+
+    Raises:
+        SpecInvalid: A term is wrong; the message names it and its place.
+    """
+    return [_Builder(session, catalogue).build(term) for term in parse_terms(text)]
+
+
+class _Builder:
+    """Builds the conditions of terms."""
+
+    def __init__(self, session: Session, catalogue: Catalogue) -> None:
+        self._session = session
+        self._dialect = session.get_bind().dialect.name
+        self._catalogue = catalogue
+        self._fields: dict[str, Build] = {
+            "state": self._state,
+            "project": self._project,
+            "machine": self._machine,
+            "tag": lambda _term, value: has_any_tag(session, [value]),
+            "name": lambda _term, value: Job.name.icontains(value, autoescape=True),
+            "command": lambda _term, value: Job.spec_text("command").icontains(value, autoescape=True),
+            "id": lambda _term, value: id_condition(value),
+            "reason": lambda _term, value: Job.reason == value,
+        }
+
+    def build(self, term: Term) -> ColumnElement[bool]:
+        if term.operator == ":":
+            if term.field not in self._fields:
+                raise query_error(term, self._unknown_field(term))
+            field = self._fields[term.field]
+            found = or_(false(), *(field(term, value) for value in term.values))
+            return not_(func.coalesce(found, false())) if term.negated else found
+        value = term.values[0]
+        if not term.operator:
+            return or_(
+                Job.name.icontains(value, autoescape=True),
+                Job.spec_text("command").icontains(value, autoescape=True),
+            )
+        if term.field in {"created", "finished"}:
+            return self._time(term, value)
+        if term.field == "duration":
+            return _compare(duration(self._dialect), term.operator, _seconds(term, value))
+        number = _number(term, value)
+        if term.field == "cost":
+            return _compare(cost(self._dialect), term.operator, number)
+        return self._measured(term, number)
+
+    def _measured(self, term: Term, number: float) -> ColumnElement[bool]:
+        """Return the condition on a metric's last value, read from its index if few jobs meet it."""
+        name = LastMetric.name == term.field.removeprefix(METRIC_PREFIX)
+        meets = select(LastMetric.job_id).where(name, _compare(LastMetric.value, term.operator, number))
+        counted = select(func.count()).select_from(meets.limit(_FEW).subquery())
+        if (self._session.scalar(counted) or 0) < _FEW:
+            return Job.id.in_(meets)
+        return meets.where(LastMetric.job_id == Job.id).exists()
+
+    def _unknown_field(self, term: Term) -> str:
+        near = difflib.get_close_matches(term.field, self._fields, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        known = ", ".join(self._fields)
+        return f"{term.field!r} is not a field: {known}.{hint} Put text with a colon in quotation marks."
+
+    def _state(self, term: Term, value: str) -> ColumnElement[bool]:
+        word = value.lower()
+        if word not in STATES:
+            raise query_error(term, f"{value[:80]!r} is not a state: {', '.join(STATES)}.")
+        states = Job.state.in_(STATES[word])
+        if word not in _EXIT_CODE:
+            return states
+        return and_(states, Job.exit_code.is_not(None) if _EXIT_CODE[word] else Job.exit_code.is_(None))
+
+    def _project(self, _term: Term, value: str) -> ColumnElement[bool]:
+        named = select(Project.id).where(Project.name == value, Project.deleted_at.is_(None))
+        return Job.project_id == named.scalar_subquery()
+
+    def _machine(self, term: Term, value: str) -> ColumnElement[bool]:
+        try:
+            return Job.machine_type == self._catalogue.get(value).name
+        except SpecInvalid as error:
+            raise query_error(term, error.message) from None
+
+    def _time(self, term: Term, value: str) -> ColumnElement[bool]:
+        column = Job.created_at if term.field == "created" else Job.finished_at
+        if age := _AGE.fullmatch(value):
+            # `created<2d`: its age is below two days, so its time is after that moment.
+            moment = datetime.now(UTC) - timedelta(seconds=float(age[1]) * _UNITS[age[2].lower()])
+            return _compare(column, term.operator.translate(str.maketrans("<>", "><")), moment)
+        try:
+            moment = datetime.fromisoformat(value)
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            return _compare(column, term.operator, moment.astimezone(UTC))
+        except (ValueError, OverflowError):
+            expected = "an age such as 30m, 2h or 7d, or a date such as 2026-01-31"
+            raise query_error(term, f"{value[:80]!r} is not {expected}.") from None
+
+
+def _seconds(term: Term, value: str) -> float:
+    age = _AGE.fullmatch(value)
+    return float(age[1]) * _UNITS[age[2].lower()] if age else _number(term, value)
+
+
+def _number(term: Term, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise query_error(term, f"{value[:80]!r} is not a number; put text with {term.operator!r} in quotation marks.")
+    return number
+
+
+def _compare(column: SQLColumnExpression[Any], symbol: str, value: float | datetime) -> ColumnElement[bool]:
+    found: ColumnElement[bool] = _COMPARISONS[symbol](column, value)
+    return found

@@ -1,0 +1,82 @@
+"""The text of a query: `state:failed tag:sweep-1 acc>0.9 created<2d "free text"`, split into terms."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from core.errors import SpecInvalid
+
+MAX_QUERY = 500
+"""Most characters of a query."""
+MAX_TERMS = 20
+_PIECE = re.compile(r'(?:"[^"]*"|[^\s"])+|"')
+_FIELD = re.compile(r"(-?)([A-Za-z]+):(.*)\Z", re.DOTALL)
+_COMPARISON = re.compile(r'([^<>=":\s]+)(<=|>=|<|>|=)(.*)\Z', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term of a query.
+
+    Attributes:
+        text: The term as it was written.
+        at: Place of its first character, from 1.
+        field: The field before its operator; empty: free text.
+        operator: `:`, `<`, `<=`, `>`, `>=` or `=`; empty: free text.
+        values: The values after its operator, without quotes.
+        negated: True if a `-` precedes the field.
+    """
+
+    text: str
+    at: int
+    field: str
+    operator: str
+    values: tuple[str, ...]
+    negated: bool = False
+
+
+def query_error(term: Term, problem: str) -> SpecInvalid:
+    """Return the error of a term, which states its place."""
+    return SpecInvalid(f"{problem} It is in {term.text[:80]!r}, at character {term.at} of the query.", field="q")
+
+
+def parse_terms(text: str) -> list[Term]:
+    """Split a query into its terms.
+
+    Raises:
+        SpecInvalid: A quotation mark is not closed, a value is missing, or there are too many terms.
+    """
+    terms = list(_terms(text))
+    if len(terms) > MAX_TERMS:
+        raise query_error(terms[MAX_TERMS], f"A query has at most {MAX_TERMS} terms.")
+    return terms
+
+
+def quote(value: str, *, always: bool = False) -> str:
+    """Return a value as a query states it, in quotation marks if it needs them."""
+    plain = value.replace('"', " ")
+    return f'"{plain}"' if always or not plain or re.search(r"[\s,<>=:]|\A-", plain) else plain
+
+
+def _terms(text: str) -> Iterator[Term]:
+    for piece in _PIECE.finditer(text):
+        term = _parse_term(piece[0], piece.start() + 1)
+        if piece[0].count('"') % 2:
+            raise query_error(term, 'A quotation mark is not closed; write "like this".')
+        if term.operator and not all(term.values):
+            raise query_error(term, f"A value is missing after {term.field + term.operator!r}.")
+        if any(term.values):
+            yield term
+
+
+def _parse_term(piece: str, at: int) -> Term:
+    if field := _FIELD.match(piece):
+        return Term(piece, at, field[2].lower(), ":", tuple(_split(field[3])), negated=field[1] == "-")
+    if compared := _COMPARISON.match(piece):
+        return Term(piece, at, compared[1], compared[2], (compared[3].replace('"', ""),))
+    return Term(piece, at, "", "", (piece.replace('"', ""),))
+
+
+def _split(values: str) -> list[str]:
+    """Split alternatives at the commas outside of quotation marks."""
+    return [value.replace('"', "").strip() for value in re.findall(r'((?:"[^"]*"|[^,"])*),?', f"{values},")[:-1]]

@@ -1,0 +1,22 @@
+"""Settings of exec sessions: users' commands, shells and port connections in running jobs."""
+
+from pydantic import Field
+
+from core.settings.group import SettingsGroup
+
+
+class ExecSettings(SettingsGroup):
+    """Exec sessions. Service and workers need the same values."""
+
+    enabled: bool = Field(
+        default=True,
+        description="allow users to run commands and shells in running jobs, and to reach their ports through the "
+        "service",
+    )
+    idle_seconds: float = Field(
+        default=3600.0, gt=0, description="seconds without input and output after which an exec session ends"
+    )
+    max_seconds: float = Field(default=43_200.0, gt=0, description="seconds after which an exec session ends")
+    ping_seconds: float = Field(
+        default=20.0, gt=0, description="seconds between checks that the client of an exec session is still there"
+    )

@@ -1,0 +1,79 @@
+"""Search for text in the raw bytes of a log, without an index: a gigabyte takes a few seconds."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+_BLOCK = 1 << 20
+_COLOURS = re.compile(rb"\x1b\[[0-9;:]*m")
+
+
+class FoundLines(NamedTuple):
+    """Lines that contain a text.
+
+    Attributes:
+        lines: Their numbers, ascending.
+        searched_to: Number of the last line that was searched.
+        complete: Whether every line was searched.
+    """
+
+    lines: list[int]
+    searched_to: int
+    complete: bool
+
+
+class LineRange(NamedTuple):
+    """Lines to search: those after line `after`, up to line `last`, at the raw offsets from `start` to `end`."""
+
+    start: int
+    end: int
+    after: int
+    last: int
+
+
+def find_lines(
+    read: Callable[[int, int], bytes], lines: LineRange, text: str, *, match_case: bool, limit: int, seconds: float
+) -> FoundLines:
+    """Find the lines whose text, without colours, contains a literal text.
+
+    Args:
+        read: Returns the raw bytes at (offset, length).
+        lines: The lines to search.
+        text: The text, without a line end.
+        match_case: Whether upper and lower case differ; otherwise ASCII letters match in any case.
+        limit: Most lines to find.
+        seconds: Time after which the search ends, at the end of a line.
+    """
+    needle = text.encode(errors="replace")
+    needle = needle if match_case else needle.lower()
+    deadline = time.monotonic() + seconds
+    found: list[int] = []
+    start, line = lines.start, lines.after
+    while start < lines.end:
+        if time.monotonic() > deadline and line > lines.after:
+            return FoundLines(found, line, complete=False)
+        data = read(start, min(_BLOCK, lines.end - start))
+        plain = _COLOURS.sub(b"", data) if b"\x1b" in data else data
+        for number in _matches(plain if match_case else plain.lower(), needle, line + 1):
+            if found[-1:] != [number]:
+                found.append(number)
+            if len(found) == limit:
+                return FoundLines(found, number, complete=number >= lines.last)
+        # The next block begins so early that no match across the border is missed.
+        step = len(data) if start + len(data) >= lines.end else len(data) - len(needle) + 1
+        line += data.count(b"\n", 0, step)
+        start += step
+    return FoundLines(found, lines.last, complete=True)
+
+
+def _matches(data: bytes, needle: bytes, number: int) -> Iterator[int]:
+    """Yield the numbers of the lines with the needle; `number` is that of the line in which the data begins."""
+    at = counted = 0
+    while (found := data.find(needle, at)) >= 0:
+        number += data.count(b"\n", counted, found)
+        yield number
+        counted = found
+        at = data.find(b"\n", found)
+        if at < 0:
+            return

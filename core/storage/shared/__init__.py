@@ -1,0 +1,1 @@
+"""The folders that jobs share as `/storage`, and the access of clients to them."""

@@ -1,0 +1,84 @@
+"""Folders that outlive jobs: one for each project, and the data sets that every job can read."""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from core.system.filesystem import hoist_deep_folders, remove_tree
+
+DATASETS = "datasets"
+_PROJECTS = "projects"
+_INCOMING = "incoming"
+
+
+class SharedStorage:
+    """The folders under one root; docs/operating.md describes their layout.
+
+    Args:
+        root: `storage/` under GRADIENT_HOME.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @property
+    def datasets(self) -> Path:
+        """The folder of the data sets, filled by an administrator."""
+        return self._root / DATASETS
+
+    @property
+    def incoming(self) -> Path:
+        """The folder of uploads until they are complete, and of deleted folders until they are empty."""
+        return self._root / _INCOMING
+
+    def of_project(self, project_id: str) -> Path:
+        """Return the path of a project's folder, which may be missing."""
+        return self._root / _PROJECTS / project_id
+
+    def project_folder(self, project_id: str, *, mounted: bool) -> Path:
+        """Return a project's folder, created if missing; its folder `datasets` holds the data sets.
+
+        Args:
+            project_id: The project.
+            mounted: Whether the backend mounts the data sets there; if not, a link points to them.
+        """
+        self.datasets.mkdir(parents=True, exist_ok=True)
+        folder = self.of_project(project_id)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        inside = folder / DATASETS
+        if mounted:
+            if inside.is_symlink():
+                inside.unlink(missing_ok=True)
+            inside.mkdir(exist_ok=True)
+        elif not inside.is_symlink():
+            # A folder that is not empty was filled by jobs, and stays.
+            with contextlib.suppress(OSError):
+                inside.rmdir()
+            with contextlib.suppress(FileExistsError):
+                inside.symlink_to(Path(os.pardir, os.pardir, DATASETS))
+        return folder
+
+    def sweep_incoming(self, older_than_s: float) -> int:
+        """Delete what uploads and deletions left whose process died; return the number of files and folders.
+
+        Args:
+            older_than_s: Seconds without a change after which they count as left.
+        """
+        oldest, removed = time.time() - older_than_s, 0
+        with contextlib.suppress(OSError):  # none yet, or of another user, who sweeps them
+            for path in self.incoming.iterdir():
+                with contextlib.suppress(OSError):  # it may just have been completed
+                    if path.lstat().st_mtime < oldest:
+                        remove_entry(path)
+                        removed += 1
+        return removed
+
+
+def remove_entry(path: Path) -> None:
+    """Delete a file, or a folder however deep its folders are nested."""
+    if path.is_dir() and not path.is_symlink():
+        hoist_deep_folders(path)
+        remove_tree(path)
+    else:
+        path.unlink()

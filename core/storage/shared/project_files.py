@@ -1,0 +1,349 @@
+"""A project's storage as clients read and change it, without following the links that jobs leave there.
+
+Paths are public paths, as of artifacts. The folder `datasets` is the one that all projects read.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from core.errors import (
+    ArtifactNotFound,
+    SpecInvalid,
+    StorageClosed,
+    StorageFull,
+    StoredFileNotFound,
+    StoreUnavailable,
+)
+from core.ids import new_id
+from core.storage.artifacts.paths import (
+    MAX_DEPTH,
+    NOT_A_FOLDER,
+    open_file_beneath,
+    opened_beneath,
+    opened_folder,
+    parse_public_path,
+    to_public_path,
+)
+from core.storage.artifacts.store import OpenArtifact
+from core.storage.shared.folders import DATASETS, SharedStorage, remove_entry
+from core.system.filesystem import write_all
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_MS = 1_000_000
+_FILE_MODE, _FOLDER_MODE = 0o666, 0o777
+"""Modes of uploads: jobs may run as other users than the service, and the project's folder is closed to all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """A file or folder in a project's storage.
+
+    Attributes:
+        path: Its public path.
+        kind: `file`, `folder`, or `other`: a link, fifo, socket or device, which cannot be read.
+        size: Bytes of a file; None otherwise.
+        mtime_ms: Time of its last change, in Unix milliseconds.
+    """
+
+    path: str
+    kind: str
+    size: int | None
+    mtime_ms: int
+
+    @classmethod
+    def from_stat(cls, path: str, status: os.stat_result) -> "StoredEntry":
+        """Create it from the status of a path."""
+        kind = {stat.S_IFREG: "file", stat.S_IFDIR: "folder"}.get(stat.S_IFMT(status.st_mode), "other")
+        return cls(path, kind, status.st_size if kind == "file" else None, status.st_mtime_ns // _MS)
+
+
+class EntryPage(NamedTuple):
+    """Entries in order of path; `next` is `after` of the next page, None on the last one."""
+
+    entries: list[StoredEntry]
+    next: str | None
+
+
+class ProjectFiles:
+    """One project's files.
+
+    Args:
+        storage: The folders of all projects.
+        project_id: The project.
+    """
+
+    def __init__(self, storage: SharedStorage, project_id: str) -> None:
+        self._storage = storage
+        self._folder = storage.of_project(project_id)
+
+    def page(self, path: str, *, recursive: bool = False, after: str | None = None, limit: int = 1000) -> EntryPage:
+        """Return the entries of a folder, or the one of a file; an empty page if nothing was stored yet.
+
+        Args:
+            path: The folder's or file's path; empty: the whole storage.
+            recursive: Include what is in its folders, except in the data sets of all projects.
+            after: The last path of the previous page.
+            limit: Most entries.
+
+        Raises:
+            StoredFileNotFound: There is nothing at this path.
+            SpecInvalid: The path, or the one in `after`, is not a valid public path.
+        """
+        parts = _parse(path) if path else []
+        seen = after.split("/")[len(parts) :] if after and _parse(after) else []
+        with _translated(path), closing(self._entries(parts, seen, recursive=recursive)) as entries:
+            found = list(islice(entries, limit + 1))
+        return EntryPage(found[:limit], found[limit - 1].path if len(found) > limit else None)
+
+    def open(self, path: str) -> OpenArtifact:
+        """Open a file, which the caller closes.
+
+        Raises:
+            StoredFileNotFound: There is no regular file at this path.
+        """
+        root, below = self._locate(_parse(path))
+        if not below:
+            raise _not_a_file(path)
+        with _translated(path), opened_folder(root) as folder:
+            descriptor = open_file_beneath(folder, below)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(descriptor)
+            raise _not_a_file(path)
+        return OpenArtifact(os.fdopen(descriptor, "rb"), status.st_size, None, status.st_mtime_ns // _MS)
+
+    def receive(self, path: str) -> "Upload":
+        """Begin to store a file, which jobs see once it is complete.
+
+        Raises:
+            SpecInvalid: No file can be stored at this path.
+            StorageClosed: The service's user may not write there.
+        """
+        parts = self._writable(path)
+        if any(map(_CONTROL.search, parts)):
+            raise SpecInvalid(f"path: {path[:200]!r} has a control character. Rename the file.", field="path")
+        with _translated(path):
+            self._storage.incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with opened_folder(self._folder) as folder, _opened_parent(folder, parts, path):
+                return Upload(self._storage.incoming / new_id("upload-"), self._folder, path, parts)
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Delete a file or an empty folder; with `recursive` any folder. A job that reads a file keeps it.
+
+        Raises:
+            StoredFileNotFound: There is nothing at this path.
+            SpecInvalid: The folder is not empty, or it is that of the data sets of all projects.
+            StorageClosed: The service's user may not delete it.
+        """
+        *parents, name = self._writable(path)
+        with _translated(path), opened_folder(self._folder) as folder, opened_beneath(folder, parents) as parent:
+            if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=parent)
+                return
+            if not recursive:
+                os.rmdir(name, dir_fd=parent)
+                return
+            self._storage.incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
+            aside = self._storage.incoming / new_id("removed-")
+            os.rename(name, aside, src_dir_fd=parent)  # gone at once, however long its deletion takes
+            remove_entry(aside)
+
+    def _entries(self, parts: list[str], after: list[str], *, recursive: bool) -> Generator[StoredEntry, None, None]:
+        root, below = self._locate(parts)
+        public = to_public_path("/".join(parts))
+        shared = None
+        if not parts and self._storage.datasets.is_dir():
+            shared = StoredEntry.from_stat(DATASETS, self._storage.datasets.stat())
+        if parts in ([], [DATASETS]) and not root.is_dir():  # nothing was stored yet
+            yield from [shared] if shared and not after else []
+            return
+        with opened_folder(root) as top:
+            if below:
+                with opened_beneath(top, below[:-1]) as parent:
+                    status = os.stat(below[-1], dir_fd=parent, follow_symlinks=False)
+                if not stat.S_ISDIR(status.st_mode):
+                    yield StoredEntry.from_stat(public, status)
+                    return
+            with opened_beneath(top, below) as folder:
+                yield from _walk(folder, public, after, recursive=recursive, shared=shared)
+
+    def _locate(self, parts: list[str]) -> tuple[Path, list[str]]:
+        """Return the folder that a path is in, and the rest of the path."""
+        if parts[:1] == [DATASETS]:
+            return self._storage.datasets, parts[1:]
+        return self._folder, parts
+
+    def _writable(self, path: str) -> list[str]:
+        parts = _parse(path)
+        if parts[0] == DATASETS:
+            raise SpecInvalid(
+                f"path: {DATASETS}/ has the data sets of all projects, which an administrator puts there. Choose "
+                "another folder.",
+                field="path",
+            )
+        return parts
+
+
+class Upload:
+    """A file on its way into a project's storage.
+
+    Attributes:
+        size: Bytes so far.
+    """
+
+    def __init__(self, temporary: Path, root: Path, path: str, parts: list[str]) -> None:
+        self.size = 0
+        self._temporary = temporary
+        self._root = root
+        self._path = path
+        self._parts = parts
+        self._sha256 = hashlib.sha256()
+        self._descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def write(self, data: bytes) -> None:
+        """Append bytes.
+
+        Raises:
+            StorageFull: The disk is full.
+        """
+        with _translated(self._path):
+            write_all(self._descriptor, data)
+        self._sha256.update(data)
+        self.size += len(data)
+
+    def commit(self, *, sha256: str | None, mtime_ms: int | None) -> StoredEntry:
+        """Give the file its name, replacing another file there; return its entry.
+
+        Args:
+            sha256: The digest that the sender computed, if it sent one.
+            mtime_ms: Time of the file's last change in Unix milliseconds; None: now.
+
+        Raises:
+            SpecInvalid: The file was damaged in transit, or its path has meanwhile become that of a folder.
+        """
+        if sha256 not in (None, found := self._sha256.hexdigest()):
+            raise SpecInvalid(
+                f"sha256: the upload was damaged in transit: its sha256 is {found}, not {sha256}. Send it again.",
+                field="sha256",
+            )
+        with _translated(self._path):
+            os.fchmod(self._descriptor, _FILE_MODE)
+            if mtime_ms is not None:
+                os.utime(self._descriptor, ns=(mtime_ms * _MS, mtime_ms * _MS))
+            os.fsync(self._descriptor)
+            with opened_folder(self._root) as root, _opened_parent(root, self._parts, self._path) as parent:
+                os.rename(self._temporary, self._parts[-1], dst_dir_fd=parent)
+                os.fsync(parent)
+            return StoredEntry.from_stat(self._path, os.fstat(self._descriptor))
+
+    def close(self) -> None:
+        """Release the file; one that was not committed is deleted."""
+        os.close(self._descriptor)
+        self._temporary.unlink(missing_ok=True)
+
+
+def _walk(
+    folder: int, path: str, after: list[str], *, recursive: bool, shared: StoredEntry | None = None
+) -> Iterator[StoredEntry]:
+    """Yield the entries of a folder in order of path.
+
+    Args:
+        folder: Its descriptor.
+        path: Its public path.
+        after: The names below the folder that lead to the last entry of the previous page.
+        recursive: Include what is in its folders.
+        shared: The folder of the data sets, in place of what is there under its name.
+    """
+    names = {to_public_path(name): name for name in os.listdir(folder)} | ({shared.path: ""} if shared else {})
+    for public, name in sorted(names.items()):
+        if after and public < after[0]:
+            continue
+        try:
+            entry = _entry(folder, name, f"{path}/{public}" if path else public) if name else shared
+        except FileNotFoundError:
+            continue  # a job has just deleted it
+        here = bool(after) and public == after[0]
+        if entry and not here:
+            yield entry
+        if recursive and name and entry and entry.kind == "folder" and entry.path.count("/") < MAX_DEPTH:
+            with opened_beneath(folder, [name]) as deeper:
+                yield from _walk(deeper, entry.path, after[1:] if here else [], recursive=True)
+
+
+def _entry(folder: int, name: str, path: str) -> StoredEntry:
+    return StoredEntry.from_stat(path, os.stat(name, dir_fd=folder, follow_symlinks=False))
+
+
+@contextmanager
+def _opened_parent(root: int, parts: list[str], path: str) -> Iterator[int]:
+    """Open the folder of a file that is to be stored, created if missing; yields its descriptor.
+
+    Raises:
+        SpecInvalid: A part of the path is not a folder, or the file's path is one.
+    """
+    try:
+        with opened_beneath(root, parts[:-1], create=True, mode=_FOLDER_MODE) as parent:
+            _check_no_folder(parent, parts[-1], path)
+            yield parent
+    except OSError as error:
+        if error.errno not in NOT_A_FOLDER:
+            raise
+        raise SpecInvalid(
+            f"path: a part of {path[:200]!r} is a file or a link, not a folder. Choose another path.", field="path"
+        ) from None
+
+
+def _check_no_folder(parent: int, name: str, path: str) -> None:
+    with suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            raise SpecInvalid(f"path: {path[:200]!r} is a folder. Name a file in it.", field="path")
+
+
+def _parse(path: str) -> list[str]:
+    try:
+        return parse_public_path(path)
+    except ArtifactNotFound:
+        raise SpecInvalid(
+            f"path: {path[:200]!r} is not a path in the storage. Write it as the list of files does, such as "
+            "data/train.npz.",
+            field="path",
+        ) from None
+
+
+def _not_a_file(path: str) -> StoredFileNotFound:
+    return StoredFileNotFound(f"{path[:200]!r} in the storage is not a file. `gradient-cli storage ls` lists it.")
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    """Raise the errors of the operating system as errors for the client."""
+    try:
+        yield
+    except PermissionError:
+        raise StorageClosed(
+            f"The service's user ({os.geteuid()}) may not use {path[:200]!r} in this project's storage, which belongs "
+            "to the jobs' user. Read or change it in a job; or have an administrator run the service as the worker's "
+            "user (docs/storage.md)."
+        ) from None
+    except OSError as error:
+        if error.errno in NOT_A_FOLDER:
+            raise StoredFileNotFound(
+                f"Nothing at {path[:200]!r} in the storage. `gradient-cli storage ls` shows what is there."
+            ) from None
+        if error.errno == errno.ENOTEMPTY:
+            raise SpecInvalid(
+                f"path: the folder {path[:200]!r} is not empty. Delete it with its contents: recursive."
+            ) from None
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise StorageFull(f"The disk is full; {path[:200]!r} was not stored. Free space, then repeat it.") from None
+        raise StoreUnavailable(f"The storage does not answer: {error.strerror}. Try again later.") from error
