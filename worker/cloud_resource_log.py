@@ -1,6 +1,6 @@
 """The record of billed cloud resources in the database."""
 
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, exists, or_, select, update
@@ -43,9 +43,13 @@ class DatabaseResourceLog:
                 self._installation = session.scalars(named).one()
         return self._installation
 
-    def record_intent(self, kind: str, name: str, *, job_id: str, attempt: int) -> ResourceEntry | None:
+    def record_intent(
+        self, kind: str, name: str, *, job_id: str, attempt: int, price: float | None = None
+    ) -> ResourceEntry | None:
         """See `ResourceLog.record_intent`."""
         with self._database.write() as session:
+            if session.scalar(select(Job.id).where(Job.id == job_id)) is None:
+                return None
             made = insert_ignore(session.get_bind().dialect.name, CloudResource).values(
                 kind=kind,
                 name=name,
@@ -54,6 +58,7 @@ class DatabaseResourceLog:
                 host=self._host,
                 state="intended",
                 intended_at=now(),
+                price_per_hour=price,
             )
             session.execute(made)
             held = _select_entries(session, _NOT_DELETED, CloudResource.name == name)
@@ -67,7 +72,6 @@ class DatabaseResourceLog:
         health: str | None = None,
         detail: str | None = None,
         operation: str | None = None,
-        bills: bool = False,
     ) -> None:
         """See `ResourceLog.update`."""
         with self._database.write() as session:
@@ -81,8 +85,22 @@ class DatabaseResourceLog:
                 detail=detail,
                 operation=operation,
             )
-            if bills:
-                _update(session, entry, CloudResource.billed_at.is_(None), billed_at=now())
+
+    def record_billing(
+        self,
+        entry: ResourceEntry,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        price: float | None = None,
+    ) -> None:
+        """See `ResourceLog.record_billing`."""
+        with self._database.write() as session:
+            if since is not None:
+                _update(session, entry, CloudResource.billed_at.is_(None), billed_at=_utc(since), price_per_hour=price)
+            if until is not None:
+                is_billed = CloudResource.billed_at.is_not(None)
+                _update(session, entry, is_billed, CloudResource.billed_until.is_(None), billed_until=_utc(until))
 
     def record_deletion(self, entry: ResourceEntry, *, gone: bool, detail: str | None = None) -> None:
         """See `ResourceLog.record_deletion`."""
@@ -119,10 +137,14 @@ class DatabaseResourceLog:
             return _select_entries(session, *conditions)
 
 
-def _update(session: Session, entry: ResourceEntry, condition: ColumnElement[bool], **values: Any) -> None:  # noqa: ANN401 - column values
-    """Write these values to the entry's row if it meets the condition; None leaves a column as it is."""
+def _utc(unix_time: float) -> datetime:
+    return datetime.fromtimestamp(unix_time, UTC)
+
+
+def _update(session: Session, entry: ResourceEntry, *conditions: ColumnElement[bool], **values: Any) -> None:  # noqa: ANN401 - column values
+    """Write these values to the entry's row if it meets the conditions; None leaves a column as it is."""
     known = {name: value for name, value in values.items() if value is not None}
-    session.execute(update(CloudResource).where(CloudResource.id == entry.id, condition).values(**known))
+    session.execute(update(CloudResource).where(CloudResource.id == entry.id, *conditions).values(**known))
 
 
 def _select_entries(session: Session, *conditions: ColumnElement[bool]) -> list[ResourceEntry]:

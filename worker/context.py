@@ -30,7 +30,8 @@ from worker.backends import make_backend
 from worker.backends.base import Backend, ImageBackend
 from worker.cloud_resource_log import DatabaseResourceLog
 from worker.environments.cache import EnvironmentCache
-from worker.project_folders import SharedStorage
+from worker.environments.default import DefaultEnvironment
+from worker.exec.registry import JobSessions
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class WorkerContext(Stores):
     hostname: str
     scratch_bytes: int = 0
     """Disk space of all attempts' folders here, as last measured."""
+    sessions: JobSessions = field(default_factory=JobSessions)
+    """Exec sessions in the jobs of this worker."""
     _backends: dict[str, Backend] = field(default_factory=dict)
     _unavailable_reasons: dict[str, str | None] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
@@ -69,11 +72,6 @@ class WorkerContext(Stores):
     def scratch_root(self) -> Path:
         """The folder of the scratch directories."""
         return self.settings.root / "attempts"
-
-    @property
-    def storage(self) -> SharedStorage:
-        """The folders that jobs share as `/storage`."""
-        return SharedStorage(self.settings.root / "storage")
 
     @cached_property
     def resource_log(self) -> DatabaseResourceLog:
@@ -96,6 +94,11 @@ class WorkerContext(Stores):
     def environments(self) -> EnvironmentCache:
         """The Python environments of jobs without containers."""
         return EnvironmentCache(self.settings)
+
+    @cached_property
+    def default_environment(self) -> DefaultEnvironment:
+        """The packages of jobs without containers whose folder names none."""
+        return DefaultEnvironment(self.settings.environments, self.environments)
 
     @property
     def enabled_backends(self) -> list[str]:

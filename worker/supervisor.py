@@ -20,6 +20,7 @@ from worker.attempt.pipeline import run_attempt
 from worker.attempt.self_fence import SelfFence
 from worker.backends.job_processes import boot_id
 from worker.context import WorkerContext
+from worker.exec.listener import ExecListener
 from worker.maintenance.job_sweep import Sweep
 from worker.statsd.listener import Listener
 
@@ -75,6 +76,7 @@ class Supervisor:
         # Likewise: a database that accepts a query and never answers blocks the loop.
         self._fence_thread = threading.Thread(target=self._fence_loop, name="fence", daemon=True)
         self._statsd = Listener(context)
+        self._exec = ExecListener(context)
         self._heartbeat_at = self._adopt_at = self._reported_at = 0.0
         self._registered = False
         self._busy_gpus: dict[str, str] = {}
@@ -85,6 +87,8 @@ class Supervisor:
         self._sweep_thread.start()
         self._fence_thread.start()
         self._statsd.start()
+        self._start_default_environment()
+        self._exec.start()
         notified = True
         while not self._stopping.is_set():
             try:
@@ -98,12 +102,18 @@ class Supervisor:
                 self._stopping.wait(_FAILURE_PAUSE_SECONDS)
                 continue
             notified = self._watcher.wait(self._pause())
+        self._context.default_environment.stop()
         self._detach_all()
 
     def stop(self) -> None:
         """Make `run` return; safe to call from any thread and from a signal handler."""
         self._stopping.set()
         self._watcher.wake()
+
+    def _start_default_environment(self) -> None:
+        backends = map(self._context.backend, self._context.enabled_backends)
+        if not all(backend.capabilities.containers for backend in backends):
+            self._context.default_environment.start()
 
     def _sweep_loop(self) -> None:
         while not self._stopping.wait(self._worker_settings.sweep_seconds):
@@ -126,7 +136,7 @@ class Supervisor:
             self._register()
         self._forget_ended()
         # Waiting jobs come first: a heartbeat is a commit of its own.
-        while len(self._running) < self._slots and not self._stopping.is_set():
+        while self._has_free_slot() and not self._stopping.is_set():
             if not self._claim():
                 break
         if time.monotonic() >= self._heartbeat_at:
@@ -136,6 +146,11 @@ class Supervisor:
         if time.monotonic() >= self._adopt_at:
             self._refresh_offer()
             self._adopt()
+
+    def _has_free_slot(self) -> bool:
+        """Return whether another job may be claimed; of the jobs that only wait, a limited number uses no slot."""
+        waiting = sum(one.control.waiting for one in self._running.values())
+        return len(self._running) - min(waiting, self._worker_settings.max_waiting) < self._slots
 
     def _refresh_offer(self) -> None:
         """Update the offer: a backend's engine may have stopped or returned. Its jobs are still watched."""
@@ -218,7 +233,7 @@ class Supervisor:
         return replace(self._offer, gpus=tuple(gpu for gpu in self._offer.gpus if gpu not in taken))
 
     def _start_attempt(self, job: Job) -> None:
-        control = AttemptControl(stop_requested=job.stop_requested_at is not None)
+        control = AttemptControl(stop_requested=job.stop_requested_at is not None, on_slot_free=self._watcher.wake)
         ended = threading.Event()
         thread = threading.Thread(
             target=self._run_attempt, args=(job, control, ended), name=f"job-{job.id}", daemon=True
@@ -263,7 +278,7 @@ class Supervisor:
             if heart is None or heart.lease != one.job.lease:
                 one.control.detach()
             elif heart.stop_requested:
-                one.control.request_stop()
+                one.control.request_stop(at_once=heart.at_once)
 
     def _detach_all(self) -> None:
         for one in self._running.values():
@@ -273,6 +288,7 @@ class Supervisor:
             one.thread.join(max(0.0, deadline - time.monotonic()))
         self._sweep_thread.join(max(0.0, deadline - time.monotonic()))
         self._statsd.stop()
+        self._exec.stop()
         self._watcher.close()
         os.close(self._lock)
 

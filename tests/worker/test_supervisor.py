@@ -57,7 +57,7 @@ def test_a_job_that_another_worker_took_over_is_let_go(host, database, submit, a
     wait_until(lambda: job.id in attempts, "the job to be claimed")
     assert not attempts[job.id].detached
     with database.write() as session:
-        assert lifecycle.adopt(session, "w2", "here", backends=["mock"], stale_seconds=-10)
+        assert lifecycle.adopt(session, "w2", "here", backends=["process"], stale_seconds=-10)
     wait_until(lambda: attempts[job.id].detached, "the first worker to let go")
     assert host.worker_name == "w1"
 
@@ -173,3 +173,25 @@ def test_a_connection_that_dies_at_the_end_of_a_read_is_a_database_that_is_away(
     job = submit()
     wait_until(lambda: job.id in attempts, "the job to be claimed all the same")
     assert "round_failed" not in caplog.text
+
+
+@pytest.fixture
+def one_slot(host):
+    host.settings.worker.slots = host.settings.worker.max_waiting = 1
+
+
+@pytest.mark.usefixtures("one_slot")
+def test_a_job_that_only_waits_uses_no_slot(submit, attempts, start):
+    first, second, third = submit(), submit(), submit()
+    start()
+    wait_until(lambda: first.id in attempts, "the first job to be claimed")
+    assert second.id not in attempts
+    attempts[first.id].set_waiting(waiting=True)
+    wait_until(lambda: second.id in attempts, "another to be claimed in its place")
+    attempts[second.id].set_waiting(waiting=True)
+    threading.Event().wait(0.3)
+    assert third.id not in attempts, "only as many wait without a slot as the settings allow"
+    attempts[second.id].set_waiting(waiting=False)
+    attempts[first.id].set_waiting(waiting=False)
+    threading.Event().wait(0.3)
+    assert third.id not in attempts

@@ -1,6 +1,7 @@
 """Requests from the supervisor to a running attempt."""
 
 import threading
+from collections.abc import Callable
 
 from core.system.inotify import FileWatcher
 
@@ -10,10 +11,18 @@ class Detached(Exception):
 
 
 class AttemptControl:
-    """Requests for one attempt, set by the supervisor's thread and read by the attempt's."""
+    """Requests for one attempt, set by the supervisor's thread and read by the attempt's.
 
-    def __init__(self, *, stop_requested: bool = False) -> None:
+    Args:
+        stop_requested: The job should be stopped.
+        on_slot_free: Called when the attempt begins to wait without a slot.
+    """
+
+    def __init__(self, *, stop_requested: bool = False, on_slot_free: Callable[[], None] = lambda: None) -> None:
         self._stop = stop_requested
+        self._at_once = False
+        self._on_slot_free = on_slot_free
+        self._waiting = False
         self._contact_lost = False
         self._detached = threading.Event()
         self._watcher: FileWatcher | None = None
@@ -29,10 +38,27 @@ class AttemptControl:
         """True if the attempt must release the job without touching it."""
         return self._detached.is_set()
 
-    def request_stop(self) -> None:
-        """Request that the job be stopped."""
-        if not self._stop:
-            self._stop = True
+    @property
+    def waiting(self) -> bool:
+        """True if the job only waits, for a device of a cloud, and needs no slot of its worker."""
+        return self._waiting
+
+    def set_waiting(self, *, waiting: bool) -> None:
+        """Set whether the job only waits; called by the attempt's thread."""
+        begins = waiting and not self._waiting
+        self._waiting = waiting
+        if begins:
+            self._on_slot_free()
+
+    @property
+    def at_once(self) -> bool:
+        """True if the job should be stopped without a grace period."""
+        return self._at_once
+
+    def request_stop(self, *, at_once: bool = False) -> None:
+        """Request that the job be stopped; without a grace period, if `at_once`."""
+        if not self._stop or at_once > self._at_once:
+            self._stop, self._at_once = True, at_once
             self._wake()
 
     @property

@@ -28,6 +28,7 @@ from worker.attempt.self_fence import CONTACT_LOST_GRACE_SECONDS
 from worker.attempt.usage import UsageSampler, UsageTotals
 from worker.backends.base import STOPPING_FILE, Backend, Exit, Handle, read_control
 from worker.context import WorkerContext
+from worker.exec.registry import STOPPING
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +267,7 @@ class JobMonitor:
             Detached: The worker must release the job, which keeps running.
         """
         busy = 0
-        with FileWatcher(self._control) as files:
+        with FileWatcher(self._control) as files, self._context.sessions.allowed(self._job):
             self._requests.set_watcher(files)
             try:
                 while True:
@@ -297,14 +298,17 @@ class JobMonitor:
     def _end_if_due(self) -> None:
         """Ask the job to end on a request or at a limit; kill it when its grace period is over."""
         now = time.monotonic()
+        if self._requests.at_once and self._grace:
+            self._grace, self._kill_at = 0, now
         if self._ending is None:
             self._ending = self._requested_end()
             if self._ending is None:
                 return
             grace = min(self._grace, CONTACT_LOST_GRACE_SECONDS) if self._ending.reason in _SHORT_GRACE else self._grace
             self._kill_at = now + grace
+            self._context.sessions.end(self._job.id, STOPPING)
             self._backend.stop(self._handle, grace=True)
-        elif now >= self._kill_at:
+        if now >= self._kill_at:
             self._backend.stop(self._handle, grace=False)
             self._kill_at = now + _KILL_AGAIN_SECONDS
 

@@ -22,7 +22,7 @@ from core.jobs.guarded_updates import set_output_sizes
 from core.jobs.scheduling import claims
 from core.jobs.spec.container_options import is_in_workspace
 from core.jobs.spec.image_options import DOCKERFILE
-from core.jobs.states import JobState
+from core.jobs.states import WAITING_PHASE, JobState
 from core.storage.artifacts.scan import Skipped
 from core.system.failpoints import failpoint
 from worker.attempt.control import AttemptControl, Detached
@@ -190,11 +190,12 @@ class AttemptRun:
                 sync.start()
             try:
                 end = monitor.run()
+                failpoint("exited")
+                self._mark_finishing(end)
+                self._backend.release(self.job.handle or {})  # a copy in progress may take long
             finally:
                 for sync in syncs:
                     sync.end()
-        failpoint("exited")
-        self._mark_finishing(end)
 
     def _mark_finishing(self, end: Exit) -> None:
         reason = end.reason or "process_lost"
@@ -206,7 +207,7 @@ class AttemptRun:
         ended = self.job
 
         def close(session: Session) -> Job:
-            for text in (*notes.unused_container(ended.backend, ended.spec.container), *outputs.notes):
+            for text in outputs.notes:
                 notes.add(session, ended, text)
             closed = lifecycle.finish(session, ended, artifacts_state=outputs.artifacts_state)
             set_output_sizes(session, closed, log_bytes=outputs.log_bytes, artifact_bytes=outputs.artifact_bytes)
@@ -288,7 +289,7 @@ class AttemptRun:
     def _launch_spec(self) -> LaunchSpec:
         spec, scratch, gpus = self.job.spec, self._scratch, self._gpus()
         secrets = LaunchSecrets(self._context.settings, self._context.database, self.job)
-        ports, working_dir = secrets.ports(), self._working_dir()
+        ports, working_dir, dockerfile = secrets.ports(), self._working_dir(), spec.rel_dockerfile_path or DOCKERFILE
         storage = self._context.storage.project_folder(self.job.project_id, mounted=self._backend.capabilities.mounts)
         return LaunchSpec(
             name=scratch.name,
@@ -306,12 +307,11 @@ class AttemptRun:
             control=scratch.control,
             gpus=gpus,
             working_dir=working_dir,
-            build=ImageBuild(spec.rel_dockerfile_path or DOCKERFILE, spec.registry_target)
-            if spec.use_dockerfile
-            else None,
+            build=ImageBuild(dockerfile, spec.registry_target) if spec.use_dockerfile else None,
             ports=ports,
             login=secrets.login,
             python=self._prepare_python(Path(working_dir or scratch.workspace)),
+            check=self._check,
         )
 
     def _prepare_python(self, folder: Path) -> JobPython | None:
@@ -389,6 +389,7 @@ class AttemptRun:
                 self._requests.pause(_DATABASE_PAUSE_SECONDS)
             else:
                 self._context.logs.notify_followers(job.id)
+                self._requests.set_waiting(waiting=job.phase == WAITING_PHASE)
                 return job
 
     def _save_output(self) -> None:

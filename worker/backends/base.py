@@ -11,7 +11,6 @@ import errno
 import logging
 import os
 import stat
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +75,10 @@ def _mib(count: int | None) -> int | None:
     return count * MIB if count is not None else None
 
 
+def no_check() -> None:
+    """Abort nothing."""
+
+
 def _no_login(image: str, *, push: bool = False) -> None:
     del image, push
 
@@ -99,19 +102,17 @@ class JobPython:
 
     Attributes:
         folder: Virtual environment of this attempt alone, in its scratch folder: the only one that the job may write.
-        shared: Virtual environment of the requirements, which jobs share and none may write; None: the service's own
-            packages.
+        shared: Virtual environment of the requirements, which jobs share and none may write.
         interpreter: The interpreter of both.
     """
 
     folder: Path
-    shared: Path | None
+    shared: Path
     interpreter: Path
 
     def environment(self) -> dict[str, str]:
         """Return the variables that activate it; PATH lacks the folders of the system."""
-        programs = self.shared / "bin" if self.shared else Path(sys.executable).parent
-        return {"PATH": f"{self.folder / 'bin'}{os.pathsep}{programs}", "VIRTUAL_ENV": str(self.folder)}
+        return {"PATH": f"{self.folder / 'bin'}{os.pathsep}{self.shared / 'bin'}", "VIRTUAL_ENV": str(self.folder)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,7 @@ class LaunchSpec:
             jobs listen on them directly, at the ports in `GRADIENT_PORT_<internal>`.
         login: Finds the login for the registry of its image.
         python: Its Python, if it runs without a container; None: it was started before.
+        check: Raises if the start must be aborted; cheap, and usable from any thread.
     """
 
     name: str
@@ -157,6 +159,7 @@ class LaunchSpec:
     ports: tuple[PortForward, ...] = ()
     login: FindLogin = _no_login
     python: JobPython | None = None
+    check: Callable[[], None] = no_check
 
     @property
     def memory_bytes(self) -> int | None:
@@ -243,6 +246,10 @@ class Backend(Protocol):
         For its GPUs, numbered from 0: gpu0_percent (100 is all of it), gpu0_memory_bytes, gpu0_watts, gpu0_celsius.
         """
 
+    def host_address(self) -> str | None:
+        """Return the address at which this backend's jobs reach the worker's host; None: they cannot, or not now."""
+        return "127.0.0.1"  # of processes; in containers that is another
+
     def layer_bytes(self, handle: Handle) -> int:
         """Return the bytes on disk that the job has written outside of its folders.
 
@@ -251,6 +258,10 @@ class Backend(Protocol):
         """
         del handle  # what is written elsewhere cannot be attributed to the job
         return 0
+
+    def release(self, handle: Handle) -> None:
+        """Give back what costs money by the second, once the command has ended; `destroy` follows, and tries again."""
+        del handle  # nothing here does
 
     def destroy(self, handle: Handle) -> None:
         """Remove everything that `launch` created, except outputs; a missing job is not an error."""
@@ -321,11 +332,11 @@ class CloudBackend(Backend, Protocol):
         """
 
 
-def read_control(control: Path, name: str) -> str | None:
+def read_control(control: Path, name: str, longest: int = _MAX_CONTROL_BYTES) -> str | None:
     """Read the first line of a small file that the wrapper wrote; None if it is missing or incomplete.
 
     The job's own code can write to this folder too: links are not followed, only a regular file is read, and no more of
-    it than the wrapper ever writes.
+    it than `longest` bytes, as the wrapper never writes more.
     """
     try:
         descriptor = os.open(control / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -334,7 +345,7 @@ def read_control(control: Path, name: str) -> str | None:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-        line, end, _ = os.read(descriptor, _MAX_CONTROL_BYTES).decode("ascii", "replace").partition("\n")
+        line, end, _ = os.read(descriptor, longest).decode("ascii", "replace").partition("\n")
         return line if end else None
     finally:
         os.close(descriptor)

@@ -6,22 +6,22 @@ project's user. The sandbox outlives the worker.
 """
 
 import os
-import sys
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 from core.settings import Settings
 from worker.backends import base
 from worker.backends.base import WRAPPER, JobPython, LaunchSpec
 from worker.backends.docker.container.users import ContainerUser, chown_folders, project_user
-from worker.sandbox.namespaces import ENTRY_INSIDE, PATH, begin_command, bind_system, entry_command, run_check
+from worker.sandbox.namespaces import PATH, begin_command, bind_system, run_check
 
 HOME = "/home/gradient"
 """The job's home folder."""
 
+_NO_CORES = "ulimit -c 0"
 _WRAPPER_INSIDE = "/.gradient/run.sh"
 _USER_NAME = "gradient"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount point
@@ -41,8 +41,6 @@ _PROC_FILES = ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime",
 """Files of /proc about the machine, for a sandbox that cannot have a /proc of its own."""
 _PROC_CONTROLS = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 """Parts of /proc that change the machine, for a user that the kernel takes for root."""
-_TRAINER = "gradient_trainer"
-"""A package that the examples run; an editable installation has it outside of the interpreter's folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def reason_without_sandbox(settings: Settings) -> str | None:
 @cache
 def _try_sandbox(uid: int) -> SandboxSupport:
     words = [*begin_command(), *bind_system(), "--dev", "/dev"]
-    program = ["--", *entry_command(ENTRY_INSIDE, uid=uid, folder="/", limits="CORE=0"), "/usr/bin/env", "true"]
+    program = ["--", *_shell(uid), "-c", f"{_NO_CORES} && exec true"]
     problem = run_check([*words, *_own_proc(), *program])
     if problem is None:
         return SandboxSupport(None)
@@ -82,18 +80,13 @@ def _try_sandbox(uid: int) -> SandboxSupport:
 
 def readable_paths(settings: Settings, python: JobPython | None) -> list[str]:
     """Return what a sandboxed job sees of this host read-only, at the same paths, besides /usr and the like."""
-    trainer = find_spec(_TRAINER)
-    packages = trainer.submodule_search_locations if trainer is not None else None
     certificates = os.environ.get("SSL_CERT_FILE")
     return [
         *_CONFIGURATION,
         _HARDWARE,
-        sys.prefix,
-        *(packages or ()),
         *([certificates] if certificates else []),
         *map(str, settings.process.readable),
-        *([str(python.interpreter.parent.parent)] if python else []),
-        *([str(python.shared)] if python and python.shared else []),
+        *([str(python.interpreter.parent.parent), str(python.shared)] if python else []),
     ]
 
 
@@ -120,16 +113,15 @@ class JobSandbox:
             os.chown(folder, *own)
         return own[0]
 
-    def command(self, spec: LaunchSpec, uid: int, environment: int) -> list[str]:
-        """Return the command.
+    def command(self, spec: LaunchSpec, uid: int) -> list[str]:
+        """Return the command, whose standard input has to be the `script`.
 
         Args:
             spec: The job.
             uid: The user that `prepare` returned.
-            environment: Descriptor of the job's variables, each ended by a zero byte.
         """
         home, temporary = _private_folders(spec)
-        readable = readable_paths(self.settings, spec.python)
+        readable = tuple(readable_paths(self.settings, spec.python))
         # /tmp first: this installation may be in there.
         words = [*begin_command(), "--bind", str(temporary), _TEMPORARY]
         words += bind_system(readable, os.path.realpath(self.settings.root))
@@ -150,33 +142,39 @@ class JobSandbox:
         ):
             words += ["--bind", str(source), str(target)]
         words += ["--ro-bind", str(spec.datasets), base.DATASETS, "--ro-bind", str(WRAPPER), _WRAPPER_INSIDE]
-        words += ["--remount-ro", "/dev", "--remount-ro", "/", "--"]
-        words += entry_command(
-            ENTRY_INSIDE,
-            uid=uid,
-            folder=spec.working_dir or base.WORKSPACE,
-            limits="CORE=0",
-            environment=environment,
-        )
-        # bubblewrap's own errors go to the worker, the wrapper's to nobody.
-        return [*words, "/bin/sh", "-c", 'exec "$0" "$@" 2>/dev/null', "/bin/sh", _WRAPPER_INSIDE, base.CONTROL]
+        return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--", *_shell(uid)]
 
-    def environment(self, inherited: Mapping[str, str], spec: LaunchSpec) -> dict[str, str]:
-        """Return the job's variables.
+    def script(self, inherited: Mapping[str, str], spec: LaunchSpec) -> bytes:
+        """Return the commands of the shell in the sandbox: set the job's variables, and become the wrapper.
+
+        The shell has given root up: LD_PRELOAD reaches no program that has root's rights. Nothing is an argument, which
+        everybody could see.
 
         Args:
             inherited: The part of the worker's environment that jobs have.
             spec: The job, whose own variables are used in place of others.
         """
+        lines = [_NO_CORES, f"cd {shlex.quote(spec.working_dir or base.WORKSPACE)} || exit", "unset OLDPWD"]
+        # With `command`, a shell that reserves a name, as bash does UID, goes on.
+        lines += [f"command export {n}={shlex.quote(value)}" for n, value in self._environment(inherited, spec).items()]
+        # bubblewrap's own errors go to the worker, the wrapper's to nobody.
+        lines.append(f"exec {_WRAPPER_INSIDE} {base.CONTROL} </dev/null 2>/dev/null\n")
+        return os.fsencode("\n".join(lines))
+
+    def _environment(self, inherited: Mapping[str, str], spec: LaunchSpec) -> dict[str, str]:
         own_python = [spec.python.folder] if spec.python else []
-        visible = [*map(Path, (*readable_paths(self.settings, spec.python), "/usr", "/bin", "/sbin")), *own_python]
-        programs = [
-            folder
-            for folder in inherited.get("PATH", PATH).split(os.pathsep)
-            if any(Path(folder).is_relative_to(path) for path in visible)
-        ]
+        paths = *readable_paths(self.settings, spec.python), "/usr", "/bin", "/sbin", *own_python
+        visible = tuple(f"{path}/" for path in paths)
+        folders = inherited.get("PATH", PATH).split(os.pathsep)
+        programs = [folder for folder in folders if f"{folder}/".startswith(visible)]
         own = {"PATH": os.pathsep.join(programs), "HOME": HOME, "LOGNAME": _USER_NAME, "USER": _USER_NAME}
         return {name: value for name, value in inherited.items() if name != "TMPDIR"} | own | spec.env
+
+
+def _shell(uid: int) -> list[str]:
+    """Return the words of a shell in the sandbox, after root is given up; -1: there is none to give up."""
+    drop = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--"] if uid >= 0 else []
+    return [*drop, "/bin/sh"]
 
 
 def _private_folders(spec: LaunchSpec) -> tuple[Path, Path]:

@@ -1,5 +1,7 @@
 """The processes of one attempt in a sandbox: all descendants of the sandbox's first process, whatever they become.
 
+Commands that users run in the job are not its descendants; they are found by the process table that they joined.
+
 The pids that a job sees and writes to files are of its own process table and mean nothing on the host.
 """
 
@@ -7,7 +9,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,13 +63,26 @@ class SandboxProcesses(JobProcesses):
     def all(self) -> Iterator[psutil.Process]:
         """Yield every living process of the sandbox except the first."""
         try:
-            members = psutil.Process(self.first).children(recursive=True)
+            members = {process.pid: process for process in psutil.Process(self.first).children(recursive=True)}
         except GONE:
             return
-        for process in members:
+        for entered in self._entered(members.keys() | {self.first}):
+            with contextlib.suppress(*GONE):
+                members |= {process.pid: process for process in (entered, *entered.children(recursive=True))}
+        for process in members.values():
             with contextlib.suppress(*GONE):
                 if process.status() != psutil.STATUS_ZOMBIE:
                     yield process
+
+    def _entered(self, known: Collection[int]) -> list[psutil.Process]:
+        """Return the processes that joined the sandbox's process table from outside."""
+        table = _process_table(self.first)
+        found = []
+        for pid in psutil.pids() if table is not None else ():
+            if pid not in known and _process_table(pid) == table:
+                with contextlib.suppress(*GONE):
+                    found.append(psutil.Process(pid))
+        return found
 
     def kill(self, *, spare_leader: bool) -> None:
         """Send SIGKILL until no process is left; with the sandbox's first process the kernel ends all others."""
@@ -89,6 +104,14 @@ def _find_wrapper(first: int) -> int | None:
     except GONE:
         return None
     return next((child.pid for child in children if _pid_inside(child.pid) == _WRAPPER), None)
+
+
+def _process_table(pid: int) -> str | None:
+    """Return the kernel's name of a process's table (PID namespace); None if it has ended, or is not ours."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+    except OSError:
+        return None
 
 
 def _pid_inside(pid: int) -> int | None:

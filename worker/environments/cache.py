@@ -5,8 +5,10 @@ Everything is below `GRADIENT_HOME/environments`: `DIGEST/` is an environment, `
 to it in its scratch folder, so that every worker on this folder knows of it.
 """
 
+import compileall
 import contextlib
 import fcntl
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -26,8 +28,9 @@ from worker.environments.installer import Check, Installer, OnLine, UvError
 
 LINK = "environment"
 """Name of the link in a scratch folder."""
-_FORMAT = 1
+_FORMAT = 2
 """Part of every digest: raise it when environments are made differently."""
+_SHOWN = 4
 _LOCK_PAUSE_SECONDS = 0.2
 _DAY_SECONDS = 24 * 3600
 # A script of a package is run by the job's own interpreter, which has the job's own packages, too.
@@ -40,18 +43,51 @@ class _InUse(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Contents of an environment: the interpreter, and the lines of its requirements and constraints files."""
+    """Contents of an environment.
+
+    Attributes:
+        python: The interpreter.
+        lines: Lines of its requirements file.
+        constraints: Lines of its constraints file.
+        copied: Folders of packages that are copied into it.
+    """
 
     python: Path
     lines: tuple[str, ...]
     constraints: tuple[str, ...] = ()
+    copied: tuple[Path, ...] = ()
 
     @property
     def digest(self) -> str:
         """Name of the environment."""
         machine = [platform.machine(), *platform.libc_ver()]
-        contents = [_FORMAT, str(self.python), machine, self.lines, self.constraints]
+        copied = [_digest_of_folder(folder) for folder in self.copied]
+        contents = [_FORMAT, str(self.python), machine, self.lines, self.constraints, copied]
         return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEnvironment:
+    """An environment on disk.
+
+    Attributes:
+        digest: Its name.
+        used_at: Unix time of its last use.
+        lines: Lines of its requirements file.
+        in_use: Whether an attempt uses it.
+    """
+
+    digest: str
+    used_at: float
+    lines: tuple[str, ...]
+    in_use: bool
+
+    @property
+    def summary(self) -> str:
+        """Its first requirements, for a person."""
+        packages = [line.split(" ")[0] for line in self.lines if not line.startswith(("-", "#", " "))]
+        more = f" and {len(packages) - _SHOWN} more" if len(packages) > _SHOWN else ""
+        return ", ".join(packages[:_SHOWN]) + more or "none"
 
 
 class EnvironmentCache:
@@ -60,17 +96,17 @@ class EnvironmentCache:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._attempts = settings.root / "attempts"
-        self.root = settings.root / "environments"
+        self.root = (settings.root / "environments").resolve()  # it may be a link to another disk
         self.installer = Installer(self.root, settings)
 
     def use(
-        self, wanted: Wanted, scratch: Path, announce: Callable[[bool], None], on_line: OnLine, check: Check
+        self, wanted: Wanted, scratch: Path | None, announce: Callable[[bool], None], on_line: OnLine, check: Check
     ) -> tuple[Path, bool]:
         """Return an environment, installed if it is not here; it stays at least as long as the attempt's folder.
 
         Args:
             wanted: Its contents.
-            scratch: The attempt's folder.
+            scratch: The attempt's folder; None: no attempt uses it yet.
             announce: Called before it is installed here (False), or before waiting for another that does so (True).
             on_line: Called with each line that the installer prints.
             check: Called periodically; an exception ends the installation, or the wait for another one.
@@ -89,23 +125,41 @@ class EnvironmentCache:
                 announce(False)  # noqa: FBT003 - see its description
                 self._make(folder, wanted, on_line, check, lock)
             os.utime(lock)
-            link = scratch / LINK
-            link.unlink(missing_ok=True)
-            link.symlink_to(folder)
+            if scratch is not None:
+                link = scratch / LINK
+                link.unlink(missing_ok=True)
+                link.symlink_to(folder)
         return folder, missing
 
-    def evict(self, measure: Callable[[Path], int | None]) -> int:
+    def stored(self) -> list[StoredEnvironment]:
+        """Return the environments that are here, the least recently used first."""
+        found = []
+        for lock in self.root.glob("*.lock"):
+            with contextlib.suppress(FileNotFoundError):  # it is being removed
+                folder = self.root / lock.stem
+                requirements = folder / "requirements.txt"
+                lines = requirements.read_text(encoding="utf-8").splitlines() if requirements.exists() else []
+                if folder.is_dir():
+                    used_at = lock.stat().st_mtime
+                    found.append(StoredEnvironment(lock.stem, used_at, tuple(lines), self._is_used(lock.stem)))
+        return sorted(found, key=lambda one: one.used_at)
+
+    def evict(self, measure: Callable[[Path], int | None], keep: Wanted) -> int:
         """Remove environments that were unused for long, or do not fit, and return how many.
 
         Args:
             measure: Returns the disk space of a folder; None if it is unknown.
+            keep: The environment that is always kept.
         """
         if not self.root.is_dir():
             return 0
         settings = self._settings.environments
-        locks = sorted(self.root.glob("*.lock"), key=lambda lock: lock.stat().st_mtime)
+        kept = keep.digest
+        locks = sorted(
+            (lock for lock in self.root.glob("*.lock") if lock.stem != kept), key=lambda lock: lock.stat().st_mtime
+        )
         oldest = time.time() - settings.unused_days * _DAY_SECONDS if settings.unused_days else 0.0
-        removed = sum(self._remove(lock.stem) for lock in locks if lock.stat().st_mtime < oldest)
+        removed = sum(self.remove(lock.stem) for lock in locks if lock.stat().st_mtime < oldest)
         limit = settings.max_mb * MIB
         if not limit or (measure(self.root) or 0) <= limit:
             return removed
@@ -114,7 +168,7 @@ class EnvironmentCache:
         for lock in locks:
             if (measure(self.root) or 0) <= limit:
                 break
-            removed += self._remove(lock.stem)
+            removed += self.remove(lock.stem)
         return removed
 
     def _make(self, folder: Path, wanted: Wanted, on_line: OnLine, check: Check, lock: int) -> None:
@@ -124,10 +178,12 @@ class EnvironmentCache:
         making.mkdir()
         try:
             for name, lines in (("requirements.txt", wanted.lines), ("constraints.txt", wanted.constraints)):
-                if lines or name == "requirements.txt":
+                if lines:
                     (making / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             self.installer.install(making, wanted.python, on_line, check, lock)
             _copy_pip(making)
+            for package in wanted.copied:
+                _copy_package(package, site_packages(making))
             for script in (making / "bin").iterdir():
                 _use_interpreter_of_job(script)
             _make_read_only(making)
@@ -136,13 +192,12 @@ class EnvironmentCache:
             _remove_read_only(making)
             raise
 
-    def _remove(self, digest: str) -> bool:
-        """Remove an environment, unless it is in use or being made."""
+    def remove(self, digest: str) -> bool:
+        """Remove an environment, unless it is in use or being made; return whether it was removed."""
         try:
             with self._locked(digest, _refuse, lambda: None):
                 # Under the lock, so that no attempt begins to use it.
-                links = self._attempts.glob(f"*/{LINK}")
-                if any(_target(link) == digest for link in links):
+                if self._is_used(digest):
                     return False
                 folder = self.root / digest
                 removed = folder.is_dir()
@@ -153,6 +208,9 @@ class EnvironmentCache:
                 return removed
         except _InUse:
             return False
+
+    def _is_used(self, digest: str) -> bool:
+        return any(_target(link) == digest for link in self._attempts.glob(f"*/{LINK}"))
 
     @contextlib.contextmanager
     def _locked(self, digest: str, on_wait: Callable[[], None], check: Check) -> Iterator[int]:
@@ -216,6 +274,22 @@ def _copy_pip(environment: Path) -> None:
     folders = {file.parts[0] for file in distribution.files or () if file.parts[0].startswith("pip")}
     for name in folders:
         shutil.copytree(str(distribution.locate_file(name)), target / name)
+
+
+def _copy_package(package: Path, target: Path) -> None:
+    """Copy the folder of a package, and compile it as uv does with those that it installs."""
+    copy = target / package.name
+    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(copy, quiet=2)
+
+
+@functools.cache
+def _digest_of_folder(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder)}\0".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _use_interpreter_of_job(script: Path) -> None:

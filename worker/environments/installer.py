@@ -100,7 +100,7 @@ class Installer:
         return self._run([*words, "--python", str(python)], check, _FIND_SECONDS).splitlines()
 
     def install(self, folder: Path, python: Path, on_line: OnLine, check: Check, lock: int) -> None:
-        """Make a virtual environment in a folder, with the packages of its requirements.txt and constraints.txt.
+        """Make a virtual environment in a folder, with the packages of its requirements.txt, if it has one.
 
         Args:
             folder: The folder.
@@ -114,6 +114,8 @@ class Installer:
         """
         venv = ["venv", "--quiet", "--no-project", "--allow-existing", "--no-python-downloads", "--python", str(python)]
         self._run([*venv, str(folder)], check, _FIND_SECONDS)
+        if not (folder / "requirements.txt").exists():
+            return
         words = ["pip", "install", "--python", str(folder), "--compile-bytecode", "--strict"]
         # pip's own rule for several indexes, which requirements files are written for.
         words += ["--index-strategy", "unsafe-best-match"]

@@ -1,15 +1,15 @@
 """The virtual environment of one attempt: writable, and above packages that are not.
 
-`pip install` in a job installs into it, and it is removed with the attempt. A `.pth` file adds the packages below it:
-of the job's requirements, or of the service. Making it starts no process and takes a few milliseconds.
+`pip install` in a job installs into it, and it is removed with the attempt. A `.pth` file adds the packages of the
+shared environment below it. Making it starts no process and takes a few milliseconds.
 """
 
 import shutil
-import sys
 from pathlib import Path
 
 from worker.backends.base import JobPython
 from worker.environments.cache import site_packages
+from worker.environments.sdk import add_sdk
 
 FOLDER = "python"
 """Its name in a scratch folder."""
@@ -17,17 +17,18 @@ _PIP = '#!/bin/sh\nexec "${0%/*}/python" -m pip "$@"\n'
 _PTH = "import site; site.addsitedir({!r})\n"
 
 
-def create_layer(scratch: Path, shared: Path | None) -> JobPython:
+def create_layer(scratch: Path, shared: Path) -> JobPython:
     """Create the virtual environment of an attempt; one that an earlier start left is replaced.
 
     Args:
         scratch: The attempt's folder.
-        shared: The environment below it; None: the service's own packages.
+        shared: The environment below it.
     """
     folder = scratch / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
-    interpreter = Path(shared / "bin" / "python" if shared else sys.executable).resolve()
-    version = site_packages(shared).parent.name if shared else f"python3.{sys.version_info.minor}"
+    interpreter = (shared / "bin" / "python").resolve()
+    below = site_packages(shared)
+    version = below.parent.name
     programs, packages = folder / "bin", folder / "lib" / version / "site-packages"
     programs.mkdir(parents=True)
     packages.mkdir(parents=True)
@@ -39,11 +40,6 @@ def create_layer(scratch: Path, shared: Path | None) -> JobPython:
     for name in ("python", "pip"):
         (programs / f"{name}3").symlink_to(name)
         (programs / version.replace("python", name)).symlink_to(name)
-    below = [str(site_packages(shared))] if shared else _packages_of_service()
-    (packages / "gradient_packages.pth").write_text("".join(_PTH.format(one) for one in below), encoding="utf-8")
+    (packages / "gradient_packages.pth").write_text(_PTH.format(str(below)), encoding="utf-8")
+    add_sdk(packages)
     return JobPython(folder, shared, interpreter)
-
-
-def _packages_of_service() -> list[str]:
-    names = ("site-packages", "dist-packages")
-    return [str(Path(one).absolute()) for one in sys.path if Path(one).name in names]

@@ -1,33 +1,26 @@
 """Prepares the Python of a job that runs without a container: its requirements, its interpreter, its own layer."""
 
-import importlib.metadata
 import os
 import platform
-import re
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from core.db.models.jobs import Job
-from core.settings.environments import EnvironmentSettings
+from core.jobs import notes
 from core.system.egress import Egress
 from worker.attempt.scratch import Scratch
 from worker.backends.base import JobPython, LaunchError, Progress, read_control
 from worker.context import WorkerContext
 from worker.environments.cache import Wanted
 from worker.environments.declared import Declared, find_declared
+from worker.environments.default import NAME, service_python
+from worker.environments.install_progress import INSTALLING, InstallProgress
 from worker.environments.installer import UvError, explain
 from worker.environments.job_layer import create_layer
 from worker.environments.requirements_file import RequirementsReader, invalid
-
-_PHASE = "installing"
-_RESOLVED = re.compile(r"Resolved (\d+) packages?")
-_SETTING = "GRADIENT_ENVIRONMENTS__DEFAULT"
-_WITH_TRAINER = ("numpy", "pandas", "scikit-learn", "matplotlib", "tqdm")
 
 
 def prepare_python(
@@ -57,6 +50,8 @@ def prepare_python(
     if context.backend(job.backend).capabilities.containers or read_control(scratch.control, "started") is not None:
         return None
     preparation = _Preparation(context, job, scratch, check, progress)
+    if job.image is not None:  # the default packages stand for it, and an image brings its requirements itself
+        return preparation.run(None)
     return preparation.run(find_declared(preparation.reader, scratch.workspace, folder, job.spec.command))
 
 
@@ -64,8 +59,8 @@ class _Preparation:
     def __init__(
         self, context: WorkerContext, job: Job, scratch: Scratch, check: Callable[[], None], progress: Progress
     ) -> None:
-        self._settings = context.settings.environments
-        self._cache = context.environments
+        self._context = context
+        self._environments = context.environments
         self.reader = RequirementsReader(scratch.workspace, Egress(context.settings.egress))
         self._job = job
         self._scratch = scratch
@@ -73,64 +68,82 @@ class _Preparation:
         self._progress = progress
 
     def run(self, declared: Declared | None) -> JobPython:
-        if declared is None and self._settings.default:
-            declared = Declared(_SETTING)
-            self.reader.add_lines(_default_lines(self._settings), _SETTING)
         python = self._find_python(declared)
         if declared is not None and declared.locked is not None:
             self._read_lock(declared, python)
+        if declared is None or not self.reader.lines:
+            return create_layer(self._scratch.root, self._install_default(python))
         wanted = Wanted(python, tuple(self.reader.lines), tuple(self.reader.constraints))
-        if not wanted.lines and python == _service_python():
-            return create_layer(self._scratch.root, None)
-        return create_layer(self._scratch.root, self._install(wanted, declared.source if declared else "--python"))
+        try:
+            return create_layer(self._scratch.root, self._install(wanted, declared.source))
+        except UvError as error:
+            raise self._failed(error, declared.source) from error
 
     def _find_python(self, declared: Declared | None) -> Path:
         option = self._job.spec.python
         wanted = f"=={option}.*" if option else declared and declared.python
         if not wanted:
-            return _service_python()
+            return service_python()
         try:
             if SpecifierSet(wanted).contains(platform.python_version(), prereleases=True):
-                return _service_python()
+                return service_python()
         except InvalidSpecifier as error:
             source = declared.source if declared else "--python"
             raise invalid(source, f"requires-python {wanted!r} is not a version specifier such as >=3.11.") from error
-        installer = self._cache.installer
+        installer = self._environments.installer
         found = installer.find_python(wanted, self._check)
         if found is None:
-            self._progress(_PHASE, f"downloading Python {option or wanted}")
+            self._progress(INSTALLING, f"downloading Python {option or wanted}")
             found = installer.download_python(wanted, self._check)
         return found
 
     def _read_lock(self, declared: Declared, python: Path) -> None:
         assert declared.locked is not None  # noqa: S101 - for mypy: the caller has checked it
         try:
-            lines = self._cache.installer.export_lock(declared.locked, python, self._check)
+            lines = self._environments.installer.export_lock(declared.locked, python, self._check)
         except UvError as error:
             raise self._failed(error, declared.source) from error
         self.reader.add_lines(lines, declared.source)
 
     def _install(self, wanted: Wanted, source: str) -> Path:
         began = time.monotonic()
-        count = ""
-
-        def on_line(line: str) -> None:
-            nonlocal count
-            found = _RESOLVED.match(line)
-            if found:
-                count = f"{found[1]} package{'' if found[1] == '1' else 's'}"
-                self._progress(_PHASE, f"{count} for {source}")
+        progress = InstallProgress(source, self._progress)
 
         def announce(waits: bool) -> None:  # noqa: FBT001 - called in one place
-            self._progress(_PHASE, f"{source} (another job is installing the same packages)" if waits else source)
+            self._progress(INSTALLING, f"{source} (another job is installing the same packages)" if waits else source)
 
-        try:
-            folder, made = self._cache.use(wanted, self._scratch.root, announce, on_line, self._check)
-        except UvError as error:
-            raise self._failed(error, source) from error
+        folder, made = self._environments.use(wanted, self._scratch.root, announce, progress, self._check)
         if made:
-            self._progress("provisioning", f"{count or 'Python'} installed in {time.monotonic() - began:.0f} s")
+            self._progress(
+                "provisioning", f"{progress.count or 'Python'} installed in {time.monotonic() - began:.0f} s"
+            )
         return folder
+
+    def _install_default(self, python: Path) -> Path:
+        """Return the default environment; if its packages cannot be installed, one without packages, with a note."""
+        default = self._context.default_environment
+        wanted = default.wanted(python)
+        if wanted.lines:
+            why = default.wait(self._check, self._progress) if python == service_python() else None
+            if why is None:
+                try:
+                    return self._install(wanted, NAME)
+                except UvError as error:
+                    why = explain(error)
+            self._report_missing(why)
+        try:
+            return self._environments.use(
+                Wanted(python, ()), self._scratch.root, lambda _: None, lambda _: None, self._check
+            )[0]
+        except UvError as error:
+            raise self._failed(error, "Python") from error
+
+    def _report_missing(self, why: str) -> None:
+        text = (
+            f"The default packages, such as numpy and TensorFlow, could not be installed on this server: {why} So the "
+            "job had Python's own library and pip only."
+        )
+        self._context.write(lambda session: notes.add(session, self._job, text))
 
     def _failed(self, error: UvError, source: str) -> LaunchError:
         """Write uv's output to the job's log, and return the error for the user."""
@@ -138,15 +151,3 @@ class _Preparation:
         with os.fdopen(os.open(self._scratch.control / "log", flags, 0o600), "ab") as log:
             log.write(error.output.encode())
         return LaunchError("requirements_install", f"{source}: {explain(error)} The log has all of uv's output.")
-
-
-def _service_python() -> Path:
-    return Path(sys.executable).resolve()
-
-
-def _default_lines(settings: EnvironmentSettings) -> list[str]:
-    if settings.default != "trainer":
-        return list(settings.default)
-    required = map(Requirement, importlib.metadata.requires("gradient-jobs") or ())
-    trainer = [one for one in required if one.marker is not None and one.marker.evaluate({"extra": "trainer"})]
-    return [*_WITH_TRAINER, *(f"{one.name}{one.specifier}" for one in trainer)]

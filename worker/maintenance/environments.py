@@ -6,6 +6,7 @@ import time
 
 from worker.attempt.disk_quota import measure_used_bytes
 from worker.context import WorkerContext
+from worker.environments.default import service_python
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +25,11 @@ class EnvironmentSweep:
         if time.monotonic() < self._next_at:
             return 0
         self._next_at = time.monotonic() + _INTERVAL_SECONDS
+        default = self._context.default_environment.wanted(service_python())
         try:
-            return self._context.environments.evict(lambda folder: measure_used_bytes([folder], threading.Event()))
+            return self._context.environments.evict(
+                lambda folder: measure_used_bytes([folder], threading.Event()), keep=default
+            )
         except Exception:  # a failure here must not prevent the other repairs
             logger.exception("environments_not_removed")
             return 0

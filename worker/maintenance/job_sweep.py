@@ -75,7 +75,8 @@ class Sweep:
             "strays": self._destroy_orphans(held),
             "images": self._image_sweep.prune(),
             "environments": self._environment_sweep.run(),
-            "uploads": self._context.workspaces.sweep_temporary(UPLOAD_LEFTOVER_SECONDS),
+            "uploads": self._context.workspaces.sweep_temporary(UPLOAD_LEFTOVER_SECONDS)
+            + self._context.storage.sweep_incoming(UPLOAD_LEFTOVER_SECONDS),
         }
         repaired |= self._cloud_sweep.run()
         if self._is_leader():

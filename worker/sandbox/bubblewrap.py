@@ -12,6 +12,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from worker.sandbox.namespaces import (
-    ENTRY,
-    ENTRY_INSIDE,
     PATH,
     START_SECONDS,
-    TUNNEL_PORT,
     begin_command,
     bind_system,
-    entry_command,
     run_check,
 )
 from worker.sandbox.tunnel import Tunnel
@@ -36,6 +33,10 @@ from worker.sandbox.tunnel import Tunnel
 FOLDER = "/workspace"
 """Path of the folder inside the sandbox."""
 
+_ENTRY = Path(__file__).with_name("entry.py")
+_ENTRY_INSIDE = "/run/entry.py"
+_TUNNEL_PORT = 1080
+"""Port of the tunnel inside a sandbox that has one."""
 _NOBODY = 65534
 _CHECK_SECONDS = 0.5
 _MEASURE_SHARE = 20
@@ -130,7 +131,7 @@ class Sandbox:
             listener = socket.create_server(("127.0.0.1", 0))
             env["ALL_PROXY"] = f"socks5h://127.0.0.1:{listener.getsockname()[1]}"
             tunnel.serve(listener)
-        words = [*_entry_command(str(ENTRY), -1, -1, ".", limits), *command]
+        words = [*_entry_command(str(_ENTRY), -1, -1, ".", limits), *command]
         with _start_process(words, env, folder) as process:
             return _wait(process, folder, limits, check)
 
@@ -147,8 +148,8 @@ class Sandbox:
         out = theirs.fileno() if tunnel is not None else -1
         uid = _NOBODY if os.geteuid() == 0 else -1
         if tunnel is not None:
-            env["ALL_PROXY"] = f"socks5h://127.0.0.1:{TUNNEL_PORT}"
-        words = [*_bubblewrap_command(folder), *_entry_command(ENTRY_INSIDE, out, uid, FOLDER, limits), *command]
+            env["ALL_PROXY"] = f"socks5h://127.0.0.1:{_TUNNEL_PORT}"
+        words = [*_bubblewrap_command(folder), *_entry_command(_ENTRY_INSIDE, out, uid, FOLDER, limits), *command]
         _chown_tree(folder, uid)
         try:
             with ours, _start_process(words, env, folder, (theirs.fileno(),)) as process:
@@ -170,6 +171,7 @@ def unavailable() -> str | None:
 def _bubblewrap_command(folder: Path | None) -> list[str]:
     """Return the bubblewrap part of a sandboxed command."""
     words = [*begin_command(), "--unshare-net", "--die-with-parent", *bind_system()]
+    words += ["--perms", "0755", "--dir", "/run", "--ro-bind", str(_ENTRY), _ENTRY_INSIDE]
     # No /proc: git needs none, and the kernel mounts none where parts of the host's are covered, as systemd does.
     words += ["--dev", "/dev"]
     if folder is not None:
@@ -178,8 +180,10 @@ def _bubblewrap_command(folder: Path | None) -> list[str]:
 
 
 def _entry_command(program: str, out: int, uid: int, folder: str, limits: Limits) -> list[str]:
+    """Return the words that start the entry program; see `entry.py` for the arguments."""
     most = f"CORE=0,FSIZE={limits.folder_bytes},DATA={limits.memory_bytes},CPU={int(limits.seconds) + 1}"
-    return entry_command(program, out=out, uid=uid, folder=folder, limits=most)
+    numbers = [str(number) for number in (out, _TUNNEL_PORT, uid)]
+    return [os.path.realpath(sys.executable), "-I", "-S", program, *numbers, folder, most]
 
 
 def _start_process(

@@ -3,16 +3,10 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
-ENTRY = Path(__file__).with_name("entry.py")
-"""The first program inside a sandbox."""
-ENTRY_INSIDE = "/run/entry.py"
-"""Its path there."""
-
-TUNNEL_PORT = 1080
-"""Port of the tunnel inside a sandbox that has one."""
 PATH = "/usr/local/bin:/usr/bin:/bin"
 START_SECONDS = 30.0
 """Longest start of a sandbox."""
@@ -26,16 +20,17 @@ def begin_command() -> list[str]:
     words = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--new-session"]
     words += ["--cap-drop", "ALL"]
     if os.geteuid() == 0:
-        # The entry program drops them, together with root, once its limits are set and its listening socket is made.
+        # The first program inside drops them, together with root.
         return [*words, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     return [*words, "--unshare-user"]
 
 
-def bind_system(readable: Iterable[str] = (), hidden: str | None = None) -> list[str]:
-    """Return the words that mount the system's programs, the interpreter and the entry program, read-only.
+@cache
+def bind_system(readable: tuple[str, ...] = (), hidden: str | None = None) -> tuple[str, ...]:
+    """Return the words that mount the system's programs and the interpreter, read-only.
 
     Args:
-        readable: More files and folders; those that do not exist are left out.
+        readable: More files and folders; bubblewrap leaves out those that do not exist.
         hidden: A folder that is empty inside, also if it lies in one of them.
     """
     words: list[str] = []
@@ -47,7 +42,7 @@ def bind_system(readable: Iterable[str] = (), hidden: str | None = None) -> list
             words += ["--ro-bind", name, name]
     shown = list(filter(Path.is_dir, map(Path, _SYSTEM)))
     names = {*_CONFIGURATION, sys.base_prefix, os.path.realpath(sys.base_prefix), *readable}
-    for path in sorted({*map(Path, filter(os.path.exists, names)), *([Path(hidden)] if hidden else [])}):
+    for path in sorted({*map(Path, names), *([Path(hidden)] if hidden else [])}):
         covered = any(path.is_relative_to(folder) for folder in shown)
         if str(path) == hidden:
             words += ["--tmpfs", hidden] if covered else []
@@ -55,9 +50,9 @@ def bind_system(readable: Iterable[str] = (), hidden: str | None = None) -> list
         elif not covered:
             for parent in reversed(path.parents[:-1]):
                 words += ["--perms", "0755", "--dir", str(parent)]
-            words += ["--ro-bind", str(path), str(path)]
+            words += ["--ro-bind-try", str(path), str(path)]
             shown.append(path)
-    return [*words, "--perms", "0755", "--dir", "/run", "--ro-bind", str(ENTRY), ENTRY_INSIDE]
+    return (*words,)
 
 
 def run_check(words: Sequence[str]) -> str | None:
@@ -77,11 +72,3 @@ def run_check(words: Sequence[str]) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"bubblewrap does not work: {error}"
     return None if done.returncode == 0 else f"bubblewrap does not work: {' '.join(done.stderr.split())[:300]}"
-
-
-def entry_command(
-    program: str, *, uid: int, folder: str, limits: str, out: int = -1, environment: int = -1
-) -> list[str]:
-    """Return the words that start the entry program; see `entry.py` for the arguments."""
-    numbers = [str(number) for number in (out, TUNNEL_PORT, environment, uid)]
-    return [os.path.realpath(sys.executable), "-I", "-S", program, *numbers, folder, limits]

@@ -48,7 +48,10 @@ class _BoundSocket:
             opened.close()
             if not self._warned:
                 self._warned = True
-                logger.info("statsd_not_bound", extra={"address": address, "port": self._port, "why": str(error)})
+                logger.warning(
+                    "statsd_not_bound: metrics that jobs send with gradient-statsd are lost until the port is free",
+                    extra={"address": address, "port": self._port, "why": str(error)},
+                )
             return
         opened.settimeout(0)
         self.socket, self._address = opened, address

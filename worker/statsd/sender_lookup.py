@@ -3,10 +3,10 @@
 A process is found by its socket: the kernel lists which socket has the address, and which processes hold it; the job is
 in the environment that they inherited. A socket that was closed before the lookup is identified by its address for two
 seconds after it was last seen, as long as no other socket has that address; later datagrams are dropped. The
-environment is the job's own to change: among jobs of the mock backend this prevents mistakes, not attacks. A container
-is found by the address that the engine gave it, which it cannot forge: it has no right to raw sockets. The network is
-inspected, not the list of containers: that has a container only when its start is complete, which on a busy machine is
-seconds after its first process has begun to send.
+environment is the job's own to change: among jobs of the process backend this prevents mistakes, not attacks. A
+container is found by the address that the engine gave it, which it cannot forge: it has no right to raw sockets. The
+network is inspected, not the list of containers: that has a container only when its start is complete, which on a busy
+machine is seconds after its first process has begun to send.
 """
 
 import contextlib

@@ -53,7 +53,7 @@ def claim(database, submit):
     def claim(command, **spec):
         submit(command, **spec)
         with database.write() as session:
-            return claims.claim(session, WorkerOffer("w1", "here", ("mock",)))
+            return claims.claim(session, WorkerOffer("w1", "here", ("process",)))
 
     return claim
 
@@ -93,9 +93,9 @@ def test_a_worker_that_takes_over_knows_that_the_quota_ended_the_job(opened, cla
     signals.detach()
     thread.join(TIMEOUT_SECONDS)
     (adopted,) = host.write(
-        lambda session: lifecycle.adopt(session, "w2", "here", backends=["mock"], stale_seconds=-10)
+        lambda session: lifecycle.adopt(session, "w2", "here", backends=["process"], stale_seconds=-10)
     )
-    host.backend("mock").stop(adopted.handle, grace=False)
+    host.backend("process").stop(adopted.handle, grace=False)
     host.settings.disk.job_mb = 0  # it measures nothing itself
     run_attempt(host, adopted, AttemptControl())
     assert row(host, job).reason == "disk_quota"

@@ -137,6 +137,17 @@ def test_what_is_no_metric_is_passed_over(line):
     assert parse_metric(line) is None
 
 
+def test_the_first_malformed_line_is_told(tmp_path):
+    path = tmp_path / "metrics"
+    path.write_text('{"loss": 1}\nepoch 1: 0.5\n\nepoch 2: 0.4\n{"loss": 2}\n')
+    reader = opened(path)
+    assert [row["values"]["loss"] for row in read_all(reader)] == [1.0, 2.0]
+    assert reader.left_out == {
+        "malformed_metric": "Lines of its metrics file that are no JSON object with numbers are left out; "
+        "the first is 'epoch 1: 0.5'."
+    }
+
+
 @pytest.mark.parametrize(
     ("line", "values"),
     [

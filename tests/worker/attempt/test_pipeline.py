@@ -2,6 +2,7 @@
 
 import errno
 import sys
+import threading
 
 import pytest
 from sqlalchemy import update
@@ -22,9 +23,9 @@ from worker.attempt import pipeline as module
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.monitor import JobMonitor
 from worker.attempt.pipeline import AttemptRun, run_attempt
-from worker.backends import mock
+from worker.backends import process
 from worker.backends.base import read_control
-from worker.backends.mock import MockBackend
+from worker.backends.process import ProcessBackend
 from worker.context import WorkerContext
 
 pytestmark = pytest.mark.integration
@@ -44,7 +45,7 @@ def host(database, tmp_path):
 def claim(host, submit):
     def make(command, **spec):
         submit(command, **spec)
-        return host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("mock",))))
+        return host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("process",))))
 
     return make
 
@@ -74,6 +75,22 @@ def test_a_full_disk_delays_output_and_ends_nothing(host, claim, monkeypatch):
     run_attempt(host, job, AttemptControl())
     assert ended(host, job).state is JobState.SUCCEEDED
     assert output(host, job) == [str(number) for number in range(1, 13)]
+
+
+def test_what_bills_is_given_back_before_a_long_copy_is_awaited(host, claim, tmp_path, monkeypatch):
+    released, in_time, copying = threading.Event(), [], tmp_path / "copying"
+    host.settings.worker.sync_seconds = 0.01
+
+    def copy(*_):
+        copying.touch()
+        in_time.append(released.wait(10))
+
+    monkeypatch.setattr(ProcessBackend, "release", lambda *_: released.set())
+    monkeypatch.setattr(type(host.artifacts), "sync", copy)
+    job = claim(f"while [ ! -e {copying} ]; do sleep 0.02; done")
+    run_attempt(host, job, AttemptControl())
+    assert in_time == [True]
+    assert ended(host, job).state is JobState.SUCCEEDED
 
 
 def test_an_attempt_that_is_given_up_keeps_its_output(host, claim, monkeypatch):
@@ -120,7 +137,7 @@ def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, cla
     signals = AttemptControl()
     attempt = AttemptRun(host, job, signals)
     attempt._start()
-    backend, handle = host.backend("mock"), attempt.job.handle
+    backend, handle = host.backend("process"), attempt.job.handle
     log = host.scratch(job.id, 1).control / "log"
     wait_until(lambda: log.exists() and b"up" in log.read_bytes(), "the job to listen")
     host.write(lambda session: lifecycle.request_stop(session, job.id))
@@ -130,7 +147,7 @@ def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, cla
         attempt._monitor()
     wait_until(lambda: backend.poll(handle), "the job to end")
     (adopted,) = host.write(
-        lambda session: lifecycle.adopt(session, "w2", "here", backends=["mock"], stale_seconds=-10)
+        lambda session: lifecycle.adopt(session, "w2", "here", backends=["process"], stale_seconds=-10)
     )
     run_attempt(host, adopted, AttemptControl(stop_requested=True))
     row = ended(host, job)
@@ -141,7 +158,7 @@ def test_a_job_is_asked_to_end_though_that_cannot_be_noted(host, claim):
     job = claim("sleep 100")
     attempt = AttemptRun(host, job, AttemptControl())
     attempt._start()
-    backend, handle = host.backend("mock"), attempt.job.handle
+    backend, handle = host.backend("process"), attempt.job.handle
     control = host.scratch(job.id, 1).control
     wait_until(lambda: read_control(control, "started"), "the wrapper")
     (control / "stopping").mkdir()
@@ -165,7 +182,7 @@ def test_a_job_that_was_cut_off_from_its_record_is_tried_again(host, claim):
 def test_a_job_finds_its_gpus_in_its_environment(host, database, submit):
     submit('echo "$GRADIENT_GPUS"', machine="V100")
     with database.write() as session:
-        job = claims.claim(session, WorkerOffer("w1", "here", ("mock",), gpus=("3",)))
+        job = claims.claim(session, WorkerOffer("w1", "here", ("process",), gpus=("3",)))
     run_attempt(host, job, AttemptControl())
     assert output(host, job) == ["3"]
 
@@ -181,7 +198,7 @@ def test_what_is_kept_of_each_attempt_is_noted_when_it_is_closed(host, submit):
     for number in (1, 2):
         with host.database.write() as session:
             session.execute(update(Job).values(run_after=None))
-        claimed = host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("mock",))))
+        claimed = host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("process",))))
         assert claimed.attempt == number
         run_attempt(host, claimed, AttemptControl())
     rows = attempts(host, job)
@@ -191,7 +208,7 @@ def test_what_is_kept_of_each_attempt_is_noted_when_it_is_closed(host, submit):
 
 
 def test_an_attempt_that_never_began_keeps_nothing(host, claim):
-    job = claim("true", env_vars={"MOCK_START_FAILURE": "no machine"})
+    job = claim("true", env_vars={"SIMULATE_START_FAILURE": "no machine"})
     run_attempt(host, job, AttemptControl())
     (row,) = attempts(host, job)
     assert (row.log_bytes, row.artifact_bytes) == (0, 0)
@@ -221,7 +238,7 @@ def test_what_a_job_prints_is_kept_though_its_start_cannot_be_recorded(host, cla
     attempt._start()
     assert away
     assert output(host, job) == ["said"]
-    host.backend("mock").destroy(attempt.job.handle)
+    host.backend("process").destroy(attempt.job.handle)
 
 
 def test_the_command_begins_in_the_folder_it_asks_for(host, claim):
@@ -267,7 +284,7 @@ def test_shared_memory_that_this_computer_has_not_is_refused(host, claim):
 
 def test_the_most_that_an_attempt_used_is_kept(host, claim, tmp_path, monkeypatch):
     host.settings.worker.sample_seconds = 1.0
-    sample, sampled = MockBackend.sample, tmp_path / "sampled"
+    sample, sampled = ProcessBackend.sample, tmp_path / "sampled"
 
     def sample_and_tell(backend, handle):
         values = sample(backend, handle)
@@ -275,7 +292,7 @@ def test_the_most_that_an_attempt_used_is_kept(host, claim, tmp_path, monkeypatc
             sampled.touch()
         return values
 
-    monkeypatch.setattr(MockBackend, "sample", sample_and_tell)
+    monkeypatch.setattr(ProcessBackend, "sample", sample_and_tell)
     job = claim(
         f"exec {sys.executable} -c 'import os, time\na = bytearray(80_000_000)\n"
         f'while not os.path.exists("{sampled}"): time.sleep(0.05)\''
@@ -322,7 +339,7 @@ class TestOverPostgresql:
 
 def test_a_job_that_a_full_disk_kept_from_its_start_runs_when_there_is_room(host, claim, small_disk, monkeypatch):
     """The file system has no name left for the wrapper's lock: the command never began."""
-    monkeypatch.setattr(mock, "_NEVER_STARTED_SECONDS", 0.5)
+    monkeypatch.setattr(process, "_NEVER_STARTED_SECONDS", 0.5)
     disk = small_disk(host.scratch_root, 1024**2)
     job = claim("echo ran", max_attempts=1)
     attempt = AttemptRun(host, job, AttemptControl())
@@ -334,6 +351,8 @@ def test_a_job_that_a_full_disk_kept_from_its_start_runs_when_there_is_room(host
     with host.database.write() as session:
         session.execute(update(Job).values(run_after=None))
     run_attempt(
-        host, host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("mock",)))), AttemptControl()
+        host,
+        host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("process",)))),
+        AttemptControl(),
     )
     assert (ended(host, job).state, output(host, job)) == (JobState.SUCCEEDED, ["ran"])

@@ -28,7 +28,7 @@ def place(request, tmp_path):
         name, options = request.param, {}
         if request.param == "sandbox":
             request.getfixturevalue("bubblewrap")
-            name, options["process"] = "mock", ProcessSettings(sandbox="require")
+            name, options["process"] = "process", ProcessSettings(sandbox="require")
         if request.param == "docker":
             options["docker"] = request.getfixturevalue("docker_server").settings()
         if request.param == "tpu":

@@ -1,6 +1,8 @@
 """Jobs in a sandbox that try to escape their limits; `test_contract.py` asks the rest of them as of every backend."""
 
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 from support.backend_harness import BackendHarness
@@ -18,7 +20,7 @@ pytestmark = [
 
 @pytest.fixture
 def place(tmp_path):
-    place = BackendHarness("mock", tmp_path, process=ProcessSettings(sandbox="require"))
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="require"))
     yield place
     place.clear()
 
@@ -32,7 +34,7 @@ def test_a_process_that_forgets_its_environment_and_session_ends_with_the_job(pl
 
 
 def test_a_job_over_its_memory_is_ended_although_it_hides(place):
-    hog = "python -c \"import time; x = b'x' * 200_000_000; time.sleep(600)\""
+    hog = f"{Path(sys.executable).resolve()} -c \"import time; x = b'x' * 200_000_000; time.sleep(600)\""
     handle = place.launch(place.spec(f"env -i PATH=$PATH setsid {hog}", memory_mb=100))
     assert place.wait(handle).reason == "out_of_memory"
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from support.deployment import wait_until
+from support.deployment import PLAIN_JOBS, wait_until
 
 from core.notify.broker import PING_TASK, WAKE_TASK, Publisher, make_app
 from core.notify.local_notifier import LocalNotifier
@@ -71,7 +71,8 @@ def test_a_job_runs_over_celery(deployment, tmp_path):
         "sys.exit(m.main())\n"
     )
     (tmp_path / "server.py").write_text(program)
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | PLAIN_JOBS
+    env |= {
         "GRADIENT_HOME": str(deployment.home),
         "GRADIENT_DATABASE__URL": f"sqlite:///{tmp_path / 'shared.db'}",
         "GRADIENT_QUEUE__BROKER_URL": "filesystem://",

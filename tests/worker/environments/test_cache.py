@@ -20,6 +20,7 @@ pytestmark = pytest.mark.integration
 
 DAY = 24 * 3600
 PYTHON = Path(sys.executable).resolve()
+BARE = Wanted(PYTHON, ())
 
 
 @pytest.fixture
@@ -59,6 +60,31 @@ def test_requirements_are_installed_once_and_nothing_is_left_beside(index, cache
     assert sorted(one.name for one in cache.root.glob("*.*")) == [f"{folder.name}.lock"]
     assert folder.stat().st_mode & 0o222 == 0, "jobs share it"
     assert (site_packages(folder) / "tiny.py").stat().st_mode & 0o222 == 0
+
+
+def test_a_copied_package_is_compiled_and_a_change_of_it_makes_another_environment(cache, attempt, tmp_path):
+    digests = []
+    for version in (1, 2):
+        package = tmp_path / str(version) / "ours"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(f"VERSION = {version}\n")
+        wanted = Wanted(PYTHON, (), copied=(package,))
+        folder, _ = cache.use(wanted, attempt(), lambda _: None, lambda _: None, lambda: None)
+        digests.append(folder.name)
+        show = [folder / "bin" / "python", "-c", "import ours; print(ours.VERSION)"]
+        assert subprocess.run(show, capture_output=True, text=True, check=True).stdout == f"{version}\n"
+        assert list((site_packages(folder) / "ours" / "__pycache__").iterdir())
+    assert digests[0] != digests[1]
+
+
+def test_the_default_environment_is_never_removed(index, cache):
+    index.add_wheel("default")
+    wanted = Wanted(PYTHON, ("default",))
+    folder, _ = cache.use(wanted, None, lambda _: None, lambda _: None, lambda: None)
+    age(cache, folder.name, 1000)
+    assert cache.evict(lambda _: 10**12, wanted) == 0
+    assert folder.is_dir()
+    assert cache.evict(lambda _: 0, BARE) == 1
 
 
 def test_two_at_once_install_once(index, cache, attempt):
@@ -102,11 +128,30 @@ def test_a_package_that_has_to_be_built_runs_no_code_and_says_the_way_out(index,
     assert "pip install" in explain(failed.value)
 
 
+def test_a_layer_has_the_sdk_unless_the_job_installs_its_own(index, cache, attempt, tmp_path):
+    index.add_wheel("tiny")
+    folder, _ = use(cache, attempt(), "tiny")
+    layer = create_layer(attempt("j2-1"), folder)
+
+    def run(command):
+        environment = {"PATH": os.defpath, "GRADIENT_METRICS_FILE": "metrics.jsonl"} | layer.environment()
+        environment["PATH"] += f":{os.defpath}"
+        return subprocess.check_output(["sh", "-ec", command], env=environment, cwd=tmp_path, text=True).strip()
+
+    program = "import gradient_jobs as g; g.log(step=1, loss=0.5); g.Client('http://127.0.0.1:1'); print(g.__file__)"
+    assert run(f'python -c "{program}"').startswith(f"{layer.folder}/lib/")
+    assert '"loss": 0.5' in (tmp_path / "metrics.jsonl").read_text()
+    assert "gradient" not in run("pip list")
+    (site_packages(layer.folder) / "gradient_jobs.py").write_text("")
+    assert run("python -c 'import gradient_jobs as g; print(g.__file__)'").endswith("gradient_jobs.py")
+
+
 def test_a_layer_is_writable_and_above_the_shared_packages(index, cache, attempt, tmp_path):
     index.add_wheel("tiny")
     folder, _ = use(cache, attempt(), "tiny")
     newer = index.add_wheel("tiny", "2.0")
-    for scratch, shared in (attempt("j2-1"), folder), (attempt("j3-1"), None):
+    bare, _ = use(cache, attempt("j3-1"))
+    for scratch, shared in (attempt("j2-1"), folder), (attempt("j3-1"), bare):
         layer = create_layer(scratch, shared)
         environment = {"PATH": os.defpath} | layer.environment()
         environment["PATH"] += f":{os.defpath}"
@@ -118,7 +163,7 @@ def test_a_layer_is_writable_and_above_the_shared_packages(index, cache, attempt
             assert done.returncode == 0, done.stderr
             return done.stdout.split()
 
-        if shared:
+        if shared == folder:
             assert run("tiny") == ["1.0", str(layer.folder)], "programs of packages run in the layer"
         run(f"pip install --quiet --no-index '{newer}'")
         assert run("tiny; python3 -c 'import tiny; print(tiny.VERSION)'") == ["2.0", str(layer.folder), "2.0"]
@@ -135,7 +180,7 @@ def test_unused_environments_go_and_used_ones_stay(index, cache, attempt):
     (attempt("fresh-1") / "environment").unlink()
     age(cache, old, 31)
     age(cache, used, 31)
-    assert cache.evict(lambda _: 0) == 1
+    assert cache.evict(lambda _: 0, BARE) == 1
     assert environments(cache) == sorted([used, fresh])
     assert not (cache.root / f"{old}.lock").exists()
     assert use(cache, attempt("old-1"), "old")[1], "it is installed again"
@@ -151,11 +196,11 @@ def test_over_the_limit_downloads_go_first_then_the_least_recently_used(index, c
     (attempt("third-1") / "environment").unlink()
     over = 10**12
     sizes = iter([over, over, over, 0])
-    assert cache.evict(lambda _: next(sizes)) == 1
+    assert cache.evict(lambda _: next(sizes), BARE) == 1
     assert environments(cache) == sorted([first, third]), "the first is in use"
     assert not any(path.suffix == ".whl" for path in cache.installer.cache.rglob("*"))
     sizes = iter([over, 0])
-    assert cache.evict(lambda _: next(sizes)) == 0, "without the downloads, it fits"
+    assert cache.evict(lambda _: next(sizes), BARE) == 0, "without the downloads, it fits"
 
 
 def test_what_a_dead_worker_left_is_replaced(index, cache, attempt):

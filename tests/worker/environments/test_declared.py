@@ -2,13 +2,11 @@
 
 import pytest
 
-from core.settings.environments import EnvironmentSettings
 from core.settings.network import EgressSettings
 from core.system.egress import Egress
 from worker.backends.base import LaunchError
 from worker.environments.declared import Declared, find_declared
 from worker.environments.inline_metadata import script_of
-from worker.environments.prepare import _default_lines
 from worker.environments.requirements_file import RequirementsReader
 
 pytestmark = pytest.mark.unit
@@ -109,10 +107,3 @@ def test_what_cannot_be_used_says_what_to_do(find, files, says):
 def test_a_conda_file_beside_requirements_is_left_alone(find):
     found, _ = find({"environment.yml": "dependencies: [numpy]\n", "requirements.txt": "six\n"})
     assert found == Declared("requirements.txt")
-
-
-def test_the_trainers_packages_can_be_the_default():
-    assert _default_lines(EnvironmentSettings(default=["six>=1"])) == ["six>=1"]
-    lines = _default_lines(EnvironmentSettings(default="trainer"))
-    assert {"numpy", "pandas", "matplotlib", "tqdm"} < set(lines)
-    assert any(line.startswith(("tensorflow-cpu>", "tensorflow-cpu<")) for line in lines)

@@ -32,7 +32,7 @@ def lost(database, submit, simulator):
     """A job on a machine that is gone, with its TPU."""
     submit(machine="TPU")
     with database.write() as session:
-        job = claims.claim(session, WorkerOffer("other", "gone", ("mock",)))
+        job = claims.claim(session, WorkerOffer("other", "gone", ("process",)))
     name = f"gj-{job.id}-1"
     ledger = DatabaseResourceLog(database, "gone")
     ledger.record_intent("tpu_node", f"us-central1-b/{name}", job_id=job.id, attempt=1)

@@ -25,7 +25,7 @@ def host(database, tmp_path):
 def claimed(database, submit, host, *, silent=0.0, **spec):
     submit(**spec)
     with database.write() as session:
-        job = claims.claim(session, WorkerOffer("other", host, ("mock",)))
+        job = claims.claim(session, WorkerOffer("other", host, ("process",)))
         session.execute(update(Job).where(Job.id == job.id).values(heartbeat_at=now(-silent)))
     return job
 
@@ -94,7 +94,7 @@ def test_a_job_that_nobody_took_is_announced_again(host, database, submit):
 def test_gpus_that_no_job_holds_are_free_again(host, database, submit):
     job = submit(machine="V100")
     with database.write() as session:
-        claims.claim(session, WorkerOffer("other", "here", ("mock",), gpus=("0",)))
+        claims.claim(session, WorkerOffer("other", "here", ("process",), gpus=("0",)))
         session.execute(update(Job).where(Job.id == job.id).values(state=JobState.FAILED))
     assert Sweep(host).run(set())["gpus"] == 1
     with database.read() as session:
@@ -129,7 +129,7 @@ def test_scratch_of_another_host_is_its_own_to_clear_up_while_it_lives(host, dat
     job = claimed(database, submit, "there", silent=1000)
     host.scratch(job.id, 1).make(host.artifacts)
     with database.write() as session:
-        workers.register(session, WorkerOffer("other", "there", ("mock",)), boot_id="b", slots=1)
+        workers.register(session, WorkerOffer("other", "there", ("process",)), boot_id="b", slots=1)
     swept = Sweep(host).run(set())
     assert (swept["lost_jobs"], swept["scratch"]) == (1, 0)
     with database.write() as session:

@@ -1,4 +1,4 @@
-"""Jobs of the mock backend that send metrics, and a job that sends what it should not."""
+"""Jobs of the process backend that send metrics, and a job that sends what it should not."""
 
 import socket
 import sys

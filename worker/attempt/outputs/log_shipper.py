@@ -24,6 +24,7 @@ MAX_METRIC_NAMES = 200
 BATCH_VALUES = 20_000
 """Values of metrics in one batch, read or written."""
 _BATCH_BLOCKS = 4
+_QUOTED_BYTES = 80  # of a malformed line
 _THINNING_STEPS = 16
 _HASH_MULTIPLIER = 2_654_435_761  # 2**32 over the golden ratio: its multiples are spread evenly
 _MAX_VALUE = 10**300
@@ -149,9 +150,9 @@ class LogShipper:
 class MetricsReader:
     """Reads the job's metrics file in batches: JSON lines, each with a step, a time and some numbers.
 
-    Malformed lines are skipped: a job must not fail for a metric. For each further sixteenth of the value limit, half
-    as many lines are taken as before, so that a long run keeps its beginning and its end. Lines are chosen by a hash of
-    their number, so that alternating kinds of lines are all kept.
+    Malformed lines are skipped, and the first is told: a job must not fail for a metric. For each further sixteenth of
+    the value limit, half as many lines are taken as before, so that a long run keeps its beginning and its end. Lines
+    are chosen by a hash of their number, so that alternating kinds of lines are all kept.
 
     Args:
         source: The file.
@@ -221,6 +222,7 @@ class MetricsReader:
             return None
         found = parse_metric(line)
         if found is None:
+            self._report_malformed(line)
             return None
         step, at, given = found
         values = self._limit_names(given)
@@ -247,6 +249,13 @@ class MetricsReader:
                 "names are left out.",
             )
         return values
+
+    def _report_malformed(self, line: bytes) -> None:
+        text = line.strip()[:_QUOTED_BYTES].decode(errors="replace")
+        self.left_out.setdefault(
+            "malformed_metric",
+            f"Lines of its metrics file that are no JSON object with numbers are left out; the first is {text!r}.",
+        )
 
     def _report_omitted_values(self) -> None:
         self.left_out.setdefault(

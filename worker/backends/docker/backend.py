@@ -35,6 +35,7 @@ from worker.backends.base import (
 from worker.backends.docker.container.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB, container_name
 from worker.backends.docker.container.exit_status import determine_exit
 from worker.backends.docker.container.launcher import Launcher
+from worker.backends.docker.container.streams import ContainerStream, connect_to_container, run_in_container
 from worker.backends.docker.engine.client import (
     OLDEST_API,
     ContainerState,
@@ -47,6 +48,7 @@ from worker.backends.docker.engine.stats import ContainerSampler
 from worker.backends.docker.gpu.host_gpus import GpuMonitor
 from worker.backends.docker.images.cache import ImageCache
 from worker.backends.job_processes import JobProcesses, boot_id
+from worker.backends.streams import EnterRequest
 
 logger = logging.getLogger(__name__)
 
@@ -191,6 +193,14 @@ class DockerBackend(Backend):
         gpus = tuple(one["index"] for one in handle.get("gpus", ()))
         return self._sampler.sample(container_name(handle["name"]), gpus)
 
+    def host_address(self) -> str | None:
+        """See `Backend.host_address`."""
+        try:
+            return self._launcher.network.gateway()
+        except (EngineError, LaunchError) as error:
+            logger.info("no_gateway", extra={"error": str(error)})
+            return None
+
     def layer_bytes(self, handle: Handle) -> int:
         """See `Backend.layer_bytes`: the engine scans the container's own files for it."""
         filters = {"name": [f"^/{container_name(handle['name'])}$"]}
@@ -199,6 +209,14 @@ class DockerBackend(Backend):
         except EngineError as error:
             raise LaunchError("engine_unavailable", str(error)) from error
         return sum(one.get("SizeRw") or 0 for one in found)
+
+    def run_in_job(self, handle: Handle, request: EnterRequest) -> ContainerStream:
+        """See `EnterableBackend.run_in_job`."""
+        return run_in_container(self._engine, handle, request)
+
+    def connect_to_job(self, handle: Handle, port: int, session_id: str) -> ContainerStream:
+        """See `EnterableBackend.connect_to_job`."""
+        return connect_to_container(self._engine, handle, port, session_id)
 
     def data_folder(self) -> Path | None:
         """See `ImageBackend.data_folder`."""

@@ -56,6 +56,7 @@ class Firewall:
         services: (address, port) that jobs must not reach.
         program: Words to put before an iptables command.
         metrics_port: UDP port of this host that jobs send metrics to; 0: none.
+        token_port: TCP port of this host at which TPU jobs find tokens; 0: none.
         resolvers: DNS servers that are reachable at port 53 even if blocked otherwise: some clouds answer DNS at a
             metadata address.
         ipv6: Whether this host has IPv6, so that the rules are set for it too.
@@ -66,6 +67,7 @@ class Firewall:
     services: tuple[tuple[str, int], ...]
     program: tuple[str, ...] = ()
     metrics_port: int = 0
+    token_port: int = 0
     resolvers: tuple[str, ...] = ()
     ipv6: bool = False
 
@@ -82,8 +84,9 @@ class Firewall:
                 lines += [f"-A {chain} -d {resolver} -p {kind} --dport 53 -j RETURN" for kind in ("udp", "tcp")]
         if version == IPV6:  # needed for neighbour discovery
             lines.append(f"-A {self._input_chain} -p ipv6-icmp -j RETURN")
-        elif self.metrics_port:
-            lines.append(f"-A {self._input_chain} -p udp --dport {self.metrics_port} -j RETURN")
+        else:
+            for kind, port in (("udp", self.metrics_port), ("tcp", self.token_port)):
+                lines += [f"-A {self._input_chain} -p {kind} --dport {port} -j RETURN"] if port else []
         lines.append(f"-A {self._input_chain} -j REJECT")
         lines += [f"-A {self._forward_chain} -d {one} -j REJECT" for one in _of_version(self.blocked, version)]
         lines += [
@@ -170,6 +173,21 @@ class Network:
                 self._set_firewall(self._bridge(name))
         return name
 
+    def gateway(self) -> str | None:
+        """Return this host's address in the jobs' network, which is created if it is missing; None: there is none.
+
+        Raises:
+            LaunchError: See `ensure`.
+            EngineUnavailable: The engine does not answer.
+            EngineRefused: The engine cannot create the network.
+        """
+        name = self.ensure()
+        if name in {NONE, HOST}:
+            return None
+        configs = ((self._find(name) or {}).get("IPAM") or {}).get("Config") or [{}]
+        gateway: str | None = configs[0].get("Gateway")
+        return gateway
+
     def _bridge(self, name: str) -> str:
         """Return the network's interface; creates the network if it is missing."""
         found = self._find(name)
@@ -236,6 +254,7 @@ def make_firewall(settings: Settings, bridge: str) -> Firewall:
         (LINK_LOCAL, *METADATA_6, *settings.docker.blocked),
         tuple(service_addresses(settings)),
         metrics_port=settings.statsd.port,
+        token_port=settings.bucket.token_port if settings.tpu.backend is not None else 0,
         resolvers=tuple(resolvers()),
         ipv6=_IPV6_ADDRESSES.exists(),
     )

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import grpc
+from cachetools import TTLCache
 from google.api_core import exceptions
 from google.auth.exceptions import GoogleAuthError
 from google.cloud import tpu_v1, tpu_v2
@@ -23,8 +24,9 @@ from core.settings.cloud import TpuSettings
 T = TypeVar("T")
 
 TPU_PORT = 8470
-CAPACITY, DENIED, FAILED = "tpu_capacity", "tpu_denied", "tpu_failed"
+CAPACITY, QUOTA, DENIED, FAILED = "tpu_capacity", "tpu_quota", "tpu_denied", "tpu_failed"
 _RATE_LIMIT = "RATE_LIMIT_EXCEEDED"
+_MAX_ZONES, _OFFER_SECONDS = 200, 3600.0
 _UNAVAILABLE = (
     exceptions.ServerError,  # 500, 503, 504
     exceptions.Unknown,
@@ -51,8 +53,8 @@ class ApiRefused(ApiError):
     """The API refused a request.
 
     Attributes:
-        reason: CAPACITY: another zone or time may work; DENIED: nothing will work without a change by an administrator;
-            FAILED: it tried and could not.
+        reason: CAPACITY: another zone or time may work; QUOTA: the project may not have as many; DENIED: nothing will
+            work without a change by an administrator; FAILED: it tried and could not.
         detail: The API's message.
     """
 
@@ -106,6 +108,8 @@ class NodeRequest:
     accelerator_type: str
     runtime: str
     labels: dict[str, str]
+    hosts: int
+    """Its virtual machines, as far as the catalogue knows."""
     startup: Callable[[str], str]
     """Returns the start-up script of a node in this zone."""
 
@@ -120,6 +124,7 @@ class TpuApi:
         self._settings = settings
         self._lock = threading.Lock()
         self._project = settings.project or "simulated"
+        self._offered: TTLCache[str, set[str]] = TTLCache(_MAX_ZONES, _OFFER_SECONDS)
 
     def connect(self) -> None:
         """Create a client with credentials; sends no request."""
@@ -208,6 +213,19 @@ class TpuApi:
         listed = self._call(lambda: list(self._v2.list_accelerator_types(parent=parent, timeout=self._timeout)))
         return {one.type_ for one in listed}
 
+    def offers(self, zone: str, accelerator_type: str) -> bool:
+        """Return whether a zone offers a TPU type, for all that is known; the API is asked once in a while."""
+        with self._lock:
+            offered = self._offered.get(zone)
+        if offered is None:
+            try:
+                offered = self.accelerator_types(zone)
+            except ApiError:
+                return True  # the request itself tells
+            with self._lock:
+                self._offered[zone] = offered
+        return not offered or accelerator_type in offered
+
     def runtime_versions(self, zone: str) -> set[str]:
         """Return the runtime versions that a zone offers."""
         parent = self._zone(zone)
@@ -235,6 +253,7 @@ class TpuApi:
             accelerator_type=request.accelerator_type,
             runtime_version=request.runtime,
             labels=request.labels,
+            tags=settings.tags,
             metadata={"startup-script": request.startup(zone)},
             network_config=tpu_v2.NetworkConfig(
                 network=settings.network or "",
@@ -252,9 +271,11 @@ class TpuApi:
 
     def _create(self, action: Callable[[], Any]) -> str | None:
         try:
-            return str(self._call(action).operation.name)
+            return str(self._call(action, creates=True).operation.name)
         except exceptions.AlreadyExists:
             return None
+        except exceptions.NotFound as error:  # for example, the network, or the zone
+            raise ApiRefused(DENIED, error.message) from error
 
     def _find(self, action: Callable[[], T]) -> T | None:
         try:
@@ -262,16 +283,16 @@ class TpuApi:
         except exceptions.NotFound:
             return None
 
-    def _call(self, action: Callable[[], T]) -> T:
+    def _call(self, action: Callable[[], T], *, creates: bool = False) -> T:
         """Send a request and convert its errors; AlreadyExists and NotFound are left to the caller."""
         try:
             return action()
         except (exceptions.AlreadyExists, exceptions.NotFound):
             raise
-        except exceptions.TooManyRequests as error:  # 429: no capacity or quota; or called too often
-            if error.reason == _RATE_LIMIT:
+        except exceptions.TooManyRequests as error:  # 429: called too often; for a creation, no capacity or quota
+            if error.reason == _RATE_LIMIT or not creates:
                 raise ApiUnavailable(error.message) from error
-            raise ApiRefused(CAPACITY, error.message) from error
+            raise ApiRefused(_exhausted(error.message), error.message) from error
         except _UNAVAILABLE as error:
             raise ApiUnavailable(str(error)) from error
         except exceptions.GoogleAPICallError as error:
@@ -325,5 +346,10 @@ def _seconds(message: Any) -> float:  # noqa: ANN401 - a node or a queued resour
 def _to_refusal(status: status_pb2.Status) -> ApiRefused:
     """Convert an operation's error into the refusal of a call."""
     if status.code in _CAPACITY_CODES:
-        return ApiRefused(CAPACITY, status.message)
+        return ApiRefused(_exhausted(status.message), status.message)
     return ApiRefused(DENIED if status.code in _DENIED_CODES else FAILED, status.message)
+
+
+def _exhausted(message: str) -> str:
+    """Tell a quota from missing capacity: Google has one code for both."""
+    return QUOTA if "quota" in message.lower() else CAPACITY

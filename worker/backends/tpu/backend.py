@@ -9,13 +9,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from core.catalogue.backends import BACKENDS
-from core.catalogue.machine_types import Catalogue
+from core.catalogue.machine_types import Catalogue, MachineType
+from core.errors import GradientError, StoreUnavailable
+from core.jobs.states import WAITING_PHASE
 from core.settings import Settings
+from core.storage.artifacts.scan import Skipped
+from worker.attempt.outputs.missing_artifacts import read_missing, record_missing
 from worker.backends import make_backend
 from worker.backends.base import (
     CloudBackend,
@@ -29,18 +34,23 @@ from worker.backends.base import (
     write_control_file,
 )
 from worker.backends.tpu.api import ApiError, TpuApi
+from worker.backends.tpu.billing import DeletionMonitor
 from worker.backends.tpu.health import NodeHealthMonitor
+from worker.backends.tpu.interruption import run_interruptibly
 from worker.backends.tpu.node_release import NodeDeleter
 from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.orphans import IsOwned, OrphanSweep
 from worker.backends.tpu.provisioning.node_request import build_request, wait_until_reachable
 from worker.backends.tpu.provisioning.provision import Provisioner, ReservedTpu
-from worker.backends.tpu.resource_log import ResourceEntry, ResourceLog
+from worker.backends.tpu.resource_log import POOL, ResourceEntry, ResourceLog
 from worker.backends.tpu.storage.job_storage import JobStorage, OutputCollector, make_bucket_opener
-from worker.backends.tpu.vm.client import VmAgentClient
+from worker.backends.tpu.storage.token_server import FIXED_TOKEN, TokenServer
+from worker.backends.tpu.vm.client import MISSING_BYTES, MISSING_FILE, VmAgentClient
+from worker.backends.tpu.vm.slices import read_host
 
 logger = logging.getLogger(__name__)
 
+_ALL = "."
 _FAILURE_FILE = "device_lost"
 """Control file with the reason that the job was ended: its device was lost."""
 
@@ -62,10 +72,14 @@ class TpuBackend(CloudBackend):
         self._catalogue = Catalogue.load(override_path=settings.machines.file)
         self._attempts = settings.root / "attempts"
         self._resource_log = resource_log
-        self._runner = make_backend("docker" if settings.tpu.runner == "docker" else "mock", settings)
+        self._runner = make_backend("docker" if settings.tpu.runner == "docker" else "process", settings)
+        self._tokens = (
+            TokenServer(open_bucket, settings, self._runner.host_address) if open_bucket is not None else None
+        )
         self._api = TpuApi(settings.tpu)
-        self._deleter = NodeDeleter(self._api, resource_log)
-        self._orphan_sweep = OrphanSweep(self._api, resource_log, settings.tpu)
+        deletions = DeletionMonitor(self._api, resource_log, settings.tpu.poll_seconds)
+        self._deleter = NodeDeleter(self._api, resource_log, deletions)
+        self._orphan_sweep = OrphanSweep(self._api, resource_log, settings.tpu, self._deleter)
         self._health_monitor = NodeHealthMonitor(self._api, resource_log, settings.tpu)
         self._lock = threading.Lock()
         self._kill_at: dict[str, float] = {}
@@ -84,54 +98,78 @@ class TpuBackend(CloudBackend):
                 f"Google's TPU API cannot be used ({error}). Give this worker credentials: a service account of its "
                 "machine, or GOOGLE_APPLICATION_CREDENTIALS; `gradient-server doctor --tpu` says more."
             )
-        return self._runner.unavailable_reason()
+        return None if self._only_on_vms() else self._runner.unavailable_reason()
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """See `Backend.launch`. Nothing is billed before the lease was checked."""
         confirm()
         machine = self._catalogue.get(spec.machine_type)
-        vm_client = self._vm_client_for(spec)
+        vm_client = self._vm_client_for(spec, machine)
         request = build_request(spec, machine, self._settings, self._resource_log.installation())
         if vm_client is not None:
-            request = replace(request, startup=partial(vm_client.startup, spec))
-        storage = JobStorage(self._open_bucket, spec, self._all_settings, progress)
+            request = replace(request, startup=partial(vm_client.startup, spec, in_slice=machine.hosts > 1))
+        # A job on its VM has a token of its own: the VM's account has no access to the bucket.
+        account = None if vm_client is not None else self._settings.service_account
+        storage = JobStorage(self._open_bucket, spec, account, progress)
 
-        def report(words: str) -> None:
-            progress("provisioning", words)
+        report = partial(progress, "provisioning")
 
-        def ready(zone: str) -> None:
+        def stage(zone: str) -> None:
             storage.prepare(zone)
             if vm_client is not None:
-                vm_client.stage(spec, zone, _VM_ENVIRONMENT | spec.env | storage.folders(zone))
+                vm_client.stage(spec, zone)
 
-        device = Provisioner(self._api, self._resource_log, self._settings, ready).provision(spec, request, report)
+        def ready(zone: str) -> None:
+            run_interruptibly(partial(storage.clean_up_if_stopped, partial(stage, zone)), spec.check)
+
+        spot_price = machine.spot_price_per_hour
+        provisioner = Provisioner(self._api, self._resource_log, self._settings, ready, self._deleter, spot_price)
+        device = provisioner.provision(spec, request, partial(progress, WAITING_PHASE))
         handle = _make_handle(spec, device, on_vm=vm_client is not None)
         try:
             if vm_client is not None:
-                vm_client.wait_until_running(
-                    spec, device.entry.zone, report, partial(self._health_monitor.failure, device.entry)
-                )
-                return handle | {"vm": {"zone": device.entry.zone}}
-            wait_until_reachable(device.node, self._settings, report)
+                return handle | {"vm": self._start_on_vm(vm_client, spec, device, storage, report)}
+            wait_until_reachable(device.node, self._settings, report, spec.check)
             env = _device_environment(device) | storage.environment(device.entry.zone)
+            issued = None if machine.docker.network else self._issue_tokens(spec, device.entry.zone)
+            if issued is not None:
+                handle["token_key"], variables = issued
+                env = {name: value for name, value in env.items() if name != FIXED_TOKEN} | variables
             return handle | {"runner": self._runner.launch(replace(spec, env=spec.env | env), confirm, progress)}
         except LaunchError as error:
             confirm()  # only the holder of the job may remove its device
             self._release(device.entry, str(error))
             raise
 
+    def _start_on_vm(
+        self,
+        vm_client: VmAgentClient,
+        spec: LaunchSpec,
+        device: ReservedTpu,
+        storage: JobStorage,
+        report: Callable[[str], None],
+    ) -> Handle:
+        zone, hosts = device.entry.zone, [address for address, _ in device.node.endpoints]
+        vm_client.deliver(spec, zone, _VM_ENVIRONMENT | spec.env | storage.folders(zone), hosts)
+        failure = partial(self._health_monitor.failure, device.entry)
+        vm_client.wait_until_running(spec, zone, hosts, report, failure)
+        return {"zone": zone, "hosts": hosts if len(hosts) > 1 else []}
+
     def poll(self, handle: Handle) -> Exit | None:
         """See `Backend.poll`. A job whose device is lost is ended: it would wait for an answer for ever."""
         vm_client = self._vm_client if "vm" in handle else None
         ended = vm_client.poll(_vm_handle(handle)) if vm_client is not None else self._runner.poll(handle["runner"])
         entry = ResourceEntry(**handle["device"])
-        failed = ended is not None and ended.code != 0
-        failure = _read_failure(handle) or self._health_monitor.failure(entry, last=failed)
+        ended_by_us = _read_failure(handle)
+        failed = ended is not None and (ended.code != 0 or ended_by_us is not None)
+        failure = ended_by_us or self._health_monitor.failure(entry, last=failed)
         if failure is None and vm_client is not None and ended is None:
-            failure = vm_client.silent(handle)
+            failure = vm_client.silent(_vm_handle(handle))
         if ended is None:
+            if self._tokens is not None:
+                self._tokens.renew(handle)
             self._output_collector.mirror(handle["job_id"], entry.zone, self._artifacts(handle))
-        if failure is None:
+        if failure is None or (ended is not None and ended.reason == failure.reason):
             return ended
         if ended is None:
             self._end_job(handle, failure)
@@ -153,8 +191,17 @@ class TpuBackend(CloudBackend):
         """See `Backend.layer_bytes`."""
         return self._runner.layer_bytes(handle["runner"]) if "runner" in handle else 0
 
+    def release(self, handle: Handle) -> None:
+        """See `Backend.release`: outputs are in the bucket by then. A pool's node is not free before `destroy`."""
+        with suppress(StoreUnavailable):
+            for entry in self._resource_log.list_of_attempt(handle["job_id"], handle["attempt"]):
+                if not entry.over and entry.kind != POOL:
+                    self._release(entry, None)
+
     def destroy(self, handle: Handle) -> None:
         """See `Backend.destroy`: the process first, so that nothing uses the device any more."""
+        if self._tokens is not None and "token_key" in handle:
+            self._tokens.remove(handle["token_key"])
         inner = handle.get("runner") or self._runner_handle(handle["name"])
         if inner is not None:
             self._runner.destroy(inner)
@@ -169,11 +216,16 @@ class TpuBackend(CloudBackend):
             self._kill_at.pop(handle["name"], None)
         # Last, since it may take long: the device is no longer billed.
         self._output_collector.complete(handle["job_id"], [entry.zone for entry in entries], self._artifacts(handle))
+        missing = read_control(Path(handle["control"]), MISSING_FILE, MISSING_BYTES)
+        if missing is not None and self._artifacts(handle).is_dir():
+            others = [one for one in read_missing(self._artifacts(handle)) if one.path != _ALL]
+            record_missing(self._artifacts(handle), "", [*others, Skipped(_ALL, f"on the TPU VM, {missing}")])
 
     def list_owned(self) -> list[Handle]:
         """See `Backend.list_owned`: processes, and devices that no process uses (yet)."""
         found: dict[str, Handle] = {}
-        for inner in self._runner.list_owned():
+        runner_idle = self._only_on_vms() and self._runner.unavailable_reason() is not None
+        for inner in [] if runner_idle else self._runner.list_owned():
             found[inner["name"]] = inner | {"runner": inner}
         for entry in self._resource_log.list_on_host():
             name = f"{entry.job_id}-{entry.attempt}"
@@ -186,13 +238,30 @@ class TpuBackend(CloudBackend):
             self._settings.zones, is_finished
         )
 
-    def _vm_client_for(self, spec: LaunchSpec) -> VmAgentClient | None:
+    def _only_on_vms(self) -> bool:
+        """Check whether every type runs its jobs on its own VMs, so that this host needs no engine."""
+        return all(self._on_vm(one) for one in self._catalogue if one.backend == "tpu")
+
+    def _on_vm(self, machine: MachineType) -> bool:
+        return self._settings.on_vm(machine.name, by_default=machine.tpu_on_vm)
+
+    def _issue_tokens(self, spec: LaunchSpec, zone: str) -> tuple[str, dict[str, str]] | None:
+        """Return what `TokenServer.issue` returns; a job without renewed tokens keeps the one that it starts with."""
+        try:
+            return self._tokens.issue(spec.job_id, zone) if self._tokens is not None else None
+        except GradientError as error:
+            logger.warning("token_not_issued", extra={"job_id": spec.job_id, "error": error.message})
+            return None
+
+    def _vm_client_for(self, spec: LaunchSpec, machine: MachineType) -> VmAgentClient | None:
         """Return the runner of this attempt on its TPU VM; None: the job runs on the worker's host.
 
         Raises:
             LaunchError: It should run on a TPU VM, and cannot.
         """
-        if not self._settings.on_vm(spec.machine_type):
+        if not self._on_vm(machine):
+            if machine.hosts > 1:
+                raise LaunchError("tpu_denied", _SLICE_NEEDS_VM.format(name=machine.name, count=machine.hosts))
             return None
         if self._settings.provisioning_for(spec.machine_type) == "pool":
             raise LaunchError("tpu_denied", "a job runs on a TPU VM that is made for it; nodes of a pool are not")
@@ -221,7 +290,7 @@ class TpuBackend(CloudBackend):
         with self._lock:
             self._refused_since.pop(entry.id, None)
 
-    def _release(self, entry: ResourceEntry, why: str) -> None:
+    def _release(self, entry: ResourceEntry, why: str | None) -> None:
         try:
             self._deleter.remove(entry, why)
         except ApiError as error:  # the teardown tries again
@@ -243,13 +312,17 @@ class TpuBackend(CloudBackend):
             self.stop(handle, grace=False)
 
 
+_SLICE_NEEDS_VM = "{name} is a slice of {count} hosts, whose jobs run on its hosts: GRADIENT_TPU__PLACEMENT must be vm"
 _FAILURE_REASONS = frozenset({"preempted", "tpu_suspended", "tpu_unhealthy", "tpu_lost"})
 
 
 def _read_failure(handle: Handle) -> NodeFailure | None:
     """Read why an earlier worker ended the job; the job can write there too, so only known reasons are accepted."""
     reason = read_control(Path(handle["control"]), _FAILURE_FILE)
-    return NodeFailure(reason, f"{handle['device']['name']} was lost") if reason in _FAILURE_REASONS else None
+    if reason not in _FAILURE_REASONS:
+        return None
+    host = read_host(_vm_handle(handle)) if "vm" in handle else None
+    return NodeFailure(reason, f"{handle['device']['name']}{f', {host},' if host else ''} was lost")
 
 
 _VM_ENVIRONMENT = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU", "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true"}

@@ -10,6 +10,7 @@ from core.errors import StoreUnavailable
 from core.settings.cloud import TpuSettings
 from worker.backends.tpu import node_state
 from worker.backends.tpu.api import ApiError, Node, TpuApi
+from worker.backends.tpu.billing import record_billing
 from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.resource_log import POOL, QUEUED, ResourceEntry, ResourceLog
 
@@ -71,7 +72,10 @@ class NodeHealthMonitor:
             failure = self._permanent_failure(entry, node)
             if failure is None and node is not None:
                 failure = self._lasting_failure(node, health, last=last)
+            if node is not None:
                 self._record_state(entry, node, health)
+            else:
+                self._resource_log.record_billing(entry, until=time.time())
         except (ApiError, StoreUnavailable) as error:
             logger.info("tpu_not_looked_at", extra={"resource": entry.name, "error": str(error)})
             return
@@ -107,4 +111,5 @@ class NodeHealthMonitor:
     def _record_state(self, entry: ResourceEntry, node: Node, health: _NodeHealth) -> None:
         if health.recorded != (node.state, node.health):
             self._resource_log.update(entry, state=node.state, health=node.health, detail=node.health_detail or None)
+            record_billing(self._resource_log, entry, node)
             health.recorded = (node.state, node.health)

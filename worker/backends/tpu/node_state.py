@@ -10,6 +10,8 @@ from worker.backends.tpu.api import Node, QueuedResource
 READY = "READY"
 STARTING_STATES = frozenset({"UNSPECIFIED", "CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING", "UNHIDING"})
 """States that lead to READY by themselves."""
+UNBILLED_STATES = frozenset({"PREEMPTED", "STOPPED", "TERMINATED"})
+"""States in which a device that was READY is no longer billed."""
 QUEUED_STATES = frozenset({"UNSPECIFIED", "CREATING", "ACCEPTED", "PROVISIONING", "WAITING_FOR_RESOURCES"})
 """States of a queued resource that lead to ACTIVE by themselves."""
 _HEALTHY = frozenset({"UNSPECIFIED", "HEALTHY"})

@@ -19,11 +19,11 @@ IsOwned = Callable[[str, int], bool]
 class OrphanSweep:
     """See the module."""
 
-    def __init__(self, api: TpuApi, resource_log: ResourceLog, settings: TpuSettings) -> None:
+    def __init__(self, api: TpuApi, resource_log: ResourceLog, settings: TpuSettings, deleter: NodeDeleter) -> None:
         self._api = api
         self._resource_log = resource_log
         self._settings = settings
-        self._deleter = NodeDeleter(api, resource_log)
+        self._deleter = deleter
 
     def remove(self, owned: IsOwned) -> int:
         """Delete all of them; return how many were deleted, or found to be deleted already."""
@@ -56,11 +56,20 @@ class OrphanSweep:
                 if attempt.isdecimal() and owned(job_id, int(attempt)):
                     continue
                 logger.warning("tpu_of_nobody", extra={"resource": name, "job_id": job_id})
-                deleted = self._api.delete_queued if kind == QUEUED else self._api.delete_node
-                count += deleted(orphan.zone, orphan.id)
+                known.add(name)
+                count += self._delete_orphan(kind, name, job_id, int(attempt) if attempt.isdecimal() else 0)
         except ApiError as error:
             logger.warning("zone_not_swept", extra={"zone": zone, "error": str(error)})
         return count
+
+    def _delete_orphan(self, kind: str, name: str, job_id: str, attempt: int) -> bool:
+        """Delete a resource without a record; if its job is known, record it, so that its cost is not lost."""
+        entry = self._resource_log.record_intent(kind, name, job_id=job_id, attempt=attempt)
+        if entry is not None:
+            self._deleter.remove(entry)
+            return True
+        zone, _, cloud_id = name.partition("/")
+        return (self._api.delete_queued if kind == QUEUED else self._api.delete_node)(zone, cloud_id)
 
     def _list_labelled(self, zone: str) -> Iterator[tuple[str, Node | QueuedResource]]:
         """Yield labelled resources; queued resources first, since their nodes are deleted with them."""

@@ -48,8 +48,20 @@ class ResourceLog(Protocol):
     def installation(self) -> str:
         """Return the label of this service's resources, so that those of other services are not touched."""
 
-    def record_intent(self, kind: str, name: str, *, job_id: str, attempt: int) -> ResourceEntry | None:
-        """Record a resource before it is requested; a repeat returns the same entry. None: another attempt holds it."""
+    def record_intent(
+        self, kind: str, name: str, *, job_id: str, attempt: int, price: float | None = None
+    ) -> ResourceEntry | None:
+        """Record a resource before it is requested; a repeat returns the same entry.
+
+        None: another attempt holds it, or the job is not known.
+
+        Args:
+            kind: Its kind.
+            name: Its name.
+            job_id: The job.
+            attempt: The job's attempt.
+            price: US dollars per hour; None: the price of the job's machine type.
+        """
 
     def update(
         self,
@@ -59,9 +71,25 @@ class ResourceLog(Protocol):
         health: str | None = None,
         detail: str | None = None,
         operation: str | None = None,
-        bills: bool = False,
     ) -> None:
-        """Record the cloud's state of a resource and, with `bills`, that it is billed from now on."""
+        """Record the cloud's state of a resource."""
+
+    def record_billing(
+        self,
+        entry: ResourceEntry,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        price: float | None = None,
+    ) -> None:
+        """Record when billing began or ended, in Unix time; what was recorded first stays.
+
+        Args:
+            entry: The resource.
+            since: Start of billing.
+            until: End of billing; ignored for a resource that was never billed.
+            price: US dollars per hour; None: as recorded.
+        """
 
     def record_deletion(self, entry: ResourceEntry, *, gone: bool, detail: str | None = None) -> None:
         """Mark a resource as deleted or, if not `gone`, as "delete requested"."""

@@ -29,7 +29,8 @@ from worker.backends.docker.network import (
 def test_rules_are_one_whole_that_may_be_set_again():
     blocked = ("169.254.0.0/16", "10.0.0.0/8", "fd00:ec2::/32")
     services = (("192.0.2.1", 5432), ("2001:db8::1", 5432))
-    fence = Firewall("gj1", blocked, services, metrics_port=8125, resolvers=("169.254.169.254", "2001:db8::53"))
+    resolvers = ("169.254.169.254", "2001:db8::53")
+    fence = Firewall("gj1", blocked, services, metrics_port=8125, token_port=8473, resolvers=resolvers)
     assert fence.rules().splitlines() == [
         "*filter",
         ":GRADIENT-IN-gj1 - [0:0]",
@@ -41,6 +42,7 @@ def test_rules_are_one_whole_that_may_be_set_again():
         "-A GRADIENT-OUT-gj1 -d 169.254.169.254 -p udp --dport 53 -j RETURN",
         "-A GRADIENT-OUT-gj1 -d 169.254.169.254 -p tcp --dport 53 -j RETURN",
         "-A GRADIENT-IN-gj1 -p udp --dport 8125 -j RETURN",
+        "-A GRADIENT-IN-gj1 -p tcp --dport 8473 -j RETURN",
         "-A GRADIENT-IN-gj1 -j REJECT",
         "-A GRADIENT-OUT-gj1 -d 169.254.0.0/16 -j REJECT",
         "-A GRADIENT-OUT-gj1 -d 10.0.0.0/8 -j REJECT",

@@ -68,17 +68,17 @@ def test_the_start_up_script_is_whole_and_valid(make_harness):
 @pytest.mark.parametrize(
     ("tpu", "simulate", "names", "of_tpus"),
     [
-        ({}, True, ["mock"], "mock"),
+        ({}, True, ["process"], "process"),
         ({}, False, ["docker"], "tpu"),
         ({"project": "p"}, False, ["docker", "tpu"], "tpu"),
-        ({"simulator_address": "h:1"}, True, ["mock", "tpu-simulator"], "tpu-simulator"),
+        ({"simulator_address": "h:1"}, True, ["process", "tpu-simulator"], "tpu-simulator"),
     ],
 )
 def test_which_backend_tpu_jobs_have(tpu, simulate, names, of_tpus):
     settings = Settings(tpu=tpu, machines={"simulate": simulate})
     assert enabled_backends(settings) == names
     assert settings.backend_of("tpu") == of_tpus
-    assert settings.backend_of("docker") == ("mock" if simulate else "docker")
+    assert settings.backend_of("docker") == ("process" if simulate else "docker")
 
 
 def test_without_googles_library_it_says_what_to_install(monkeypatch):

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.settings import Settings
 from worker.backends.base import LaunchError
 from worker.backends.tpu.storage.job_storage import JobStorage
 
@@ -27,7 +26,7 @@ class Bucket:
     def probe(self, _account):
         return SimpleNamespace(statement="It was tried.")
 
-    def stage(self, _job_id, name, source):
+    def stage(self, _job_id, name, source, _check):
         if stat.S_ISREG(os.fstat(source).st_mode):
             self.staged = {name: os.pread(source, 100, 0)}
             return
@@ -65,8 +64,9 @@ def staged(storage, named, meanwhile):
         env={"TPU_STAGE": named},
         storage=storage,
         workspace=storage.parent / "workspace",
+        check=lambda: None,
     )
-    JobStorage(lambda _: bucket, spec, Settings(), lambda *_: None).prepare(ZONE)
+    JobStorage(lambda _: bucket, spec, None, lambda *_: None).prepare(ZONE)
     return bucket.staged
 
 

@@ -144,6 +144,17 @@ def test_a_jobs_token_opens_its_own_prefix_and_nothing_else(gcs, opened):
     assert time.time() < mine.expires_at <= time.time() + 3600
 
 
+def test_an_inspection_changes_nothing(gcs, opened, tmp_path):
+    policy = dict(gcs.simulator.buckets.bucket(opened.name).policy)
+    found = opened.inspect(TPU)
+    assert (found.proved, TPU in found.statement) == (True, True)
+    assert not opened.inspect(None).proved
+    assert (gcs.simulator.buckets.bucket(opened.name).policy, gcs.read_objects(opened.name)) == (policy, {})
+    with pytest.raises(BucketRefused, match="gs://absent-bucket does not exist"):
+        given(gcs, tmp_path, "absent-bucket").inspect(TPU)
+    assert "absent-bucket" not in [bucket.name for bucket in gcs.simulator.buckets.all()]
+
+
 def test_the_tpus_account_gets_the_least_and_proves_it(gcs, opened):
     opened.prepare(JOB)
     trial = opened.probe(TPU)

@@ -1,9 +1,13 @@
 """The ledger of cloud resources in the database, from the intent to the deletion."""
 
+import time
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from sqlalchemy import select, update
 
 from core.db.database import now
+from core.db.models.jobs import Job
 from core.jobs import cloud_resources, lifecycle, queries
 from core.jobs.cloud_resources import CloudResource
 from core.jobs.scheduling import claims
@@ -22,7 +26,7 @@ def ledger(database):
 def job(database, submit):
     submit()
     with database.write() as session:
-        return claims.claim(session, WorkerOffer("w1", "here", ("mock",)))
+        return claims.claim(session, WorkerOffer("w1", "here", ("process",)))
 
 
 def row(database):
@@ -51,11 +55,12 @@ def test_what_was_noted_is_in_the_row(ledger, job, database):
     entry = ledger.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
     ledger.update(entry, state="CREATING", operation="op1")
     assert row(database).billed_at is None
-    ledger.update(entry, state="READY", health="HEALTHY", bills=True)
+    ledger.update(entry, state="READY", health="HEALTHY")
+    ledger.record_billing(entry, since=1_000.0)
     found = row(database)
     assert (found.state, found.health, found.operation) == ("READY", "HEALTHY", "op1")
-    assert found.billed_at is not None
-    ledger.update(entry, state="READY", bills=True)
+    assert found.billed_at.timestamp() == 1_000.0
+    ledger.record_billing(entry, since=2_000.0)
     assert row(database).billed_at == found.billed_at, "it bills since the first time"
     assert ledger.list_of_attempt(job.id, 1)[0].operation == "op1"
 
@@ -88,21 +93,49 @@ def test_another_attempts_are_unowned(ledger, job):
     assert len(ledger.list_orphaned()) == 1
 
 
-def test_it_bills_from_ready_until_the_cloud_takes_the_wish_to_delete_it(ledger, job, database):
+def billed_seconds(database, job):
+    with database.read() as session:
+        return cloud_resources.costs_of_jobs(session, [job])[job.id] * 3600 / job.price_per_hour
+
+
+def test_it_bills_from_ready_until_it_is_deleted(ledger, job, database):
     entry = ledger.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
+    assert billed_seconds(database, job) == 0.0
     with database.read() as session:
-        assert cloud_resources.billed_seconds(session, [job]) == {job.id: 0.0}
-        assert cloud_resources.billed_seconds(session, []) == {}
-    ledger.update(entry, state="READY", bills=True)
-    with database.write() as session:
-        session.execute(update(CloudResource).values(billed_at=now(-100)))
-    with database.read() as session:
-        assert cloud_resources.billed_seconds(session, [job])[job.id] == pytest.approx(100, abs=5)
+        assert cloud_resources.costs_of_jobs(session, []) == {}
+    current = time.time()
+    ledger.record_billing(entry, until=current)
+    ledger.record_billing(entry, since=current - 1000)
+    assert billed_seconds(database, job) == pytest.approx(1000, abs=60), "an end before the start is none"
     ledger.record_deletion(entry, gone=False)
     with database.write() as session:
-        session.execute(update(CloudResource).values(deleting_at=now(-40), gone_at=now()))
+        session.execute(update(CloudResource).values(deleting_at=now(-40)))
+    assert billed_seconds(database, job) == pytest.approx(1000, abs=60), "Google bills until it is deleted"
+    ledger.record_deletion(entry, gone=True)
+    assert billed_seconds(database, job) == pytest.approx(1000, abs=60)
+    ledger.record_billing(entry, until=current - 200)
+    assert billed_seconds(database, job) == pytest.approx(800, abs=1), "it was seen to be gone earlier"
+    ledger.record_billing(entry, until=current)
+    assert billed_seconds(database, job) == pytest.approx(800, abs=1)
+
+
+def test_a_spot_device_has_its_own_price_and_no_cost_is_lost(ledger, job, database):
+    current = time.time()
+    for name, price in ((NAME, job.price_per_hour / 4), (f"{NAME}b", None)):
+        entry = ledger.record_intent("tpu_node", name, job_id=job.id, attempt=1, price=price)
+        ledger.record_billing(entry, since=current - 3600, until=current)
+    assert billed_seconds(database, job) == pytest.approx(3600 * 1.25)
+    with database.write() as session:
+        session.execute(update(Job).values(deleted_at=now(), simulated=False))
     with database.read() as session:
-        assert cloud_resources.billed_seconds(session, [job])[job.id] == pytest.approx(60, abs=5)
+        moment = datetime.fromtimestamp(current, UTC)
+        total = cloud_resources.total_cost(session, moment - timedelta(seconds=1800), moment)
+        assert total == pytest.approx(job.price_per_hour * 1.25 / 2)
+        assert cloud_resources.total_cost(session, moment + timedelta(seconds=1), moment) == 0
+
+
+def test_a_resource_of_an_unknown_job_is_not_recorded(ledger):
+    assert ledger.record_intent("tpu_node", NAME, job_id="jnone", attempt=1) is None
 
 
 def test_a_database_has_one_name_for_ever(ledger, database):

@@ -11,6 +11,9 @@ from support.fake_clouds import MemoryResourceLog, expect_launch_error, tpu_sett
 from core.errors import StoreUnavailable
 from core.settings import Settings
 from worker.backends.base import LaunchError, PortForward, read_control
+from worker.backends.tpu import interruption
+from worker.backends.tpu.storage.errors import BucketRefused
+from worker.backends.tpu.vm import client
 from worker.backends.tpu.vm.agent import PART_BYTES
 from worker.backends.tpu.vm.client import VmAgentClient
 
@@ -23,18 +26,23 @@ class MemoryRelay:
     def __init__(self):
         self.objects = {}
         self.away = False
+        self.request = lambda: None
 
     def put(self, name, content):
+        self.request()
         self.objects[name] = content if isinstance(content, bytes) else content.read_bytes()
 
     def get(self, name, most=1 << 16):
+        self.request()
         if self.away:
             raise StoreUnavailable("away")
         return self.objects[name][:most] if name in self.objects else None
 
-    def names(self, folder, start):
-        whole = [name.removeprefix(f"{folder}/") for name in self.objects if name.startswith(f"{folder}/")]
-        return sorted(name for name in whole if name >= start)
+    def sizes(self, folder, start):
+        self.request()
+        first, after = f"{folder}/{start}", f"{folder}0"  # the character after the slash
+        found = sorted(name for name in self.objects if first <= name < after)
+        return {name.removeprefix(f"{folder}/"): len(self.objects[name]) for name in found}
 
     def clear(self):
         self.objects.clear()
@@ -111,6 +119,137 @@ def test_a_vm_that_tells_nothing_is_given_up(vms, handle):
     assert trouble.reason == "tpu_unhealthy"
 
 
+class Clock:
+    """Time that passes only when the test says so."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        for module in (client, interruption):
+            monkeypatch.setattr(module, "time", self)
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def defaults(relay):
+    """A client with the times of the default settings."""
+    bucket = SimpleNamespace(mailbox=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
+    return VmAgentClient(lambda _region: bucket, Settings())
+
+
+def looked(vms, handle):
+    """Poll once, and wait for the look at the bucket that this begins."""
+    found = vms.poll(handle)
+    vms._status_of(handle).poll.result()
+    return found
+
+
+def test_three_hours_of_steady_output_are_no_silence(defaults, relay, handle, tmp_path, monkeypatch):
+    """One small part each two seconds; each request takes 40 ms. The log is never far behind."""
+    clock = Clock(monkeypatch)
+    requests = []
+    relay.request = lambda: (clock.sleep(0.04), requests.append(clock.now))
+    line, sent = b"a line of output\n", b""
+    for step in range(5400):
+        relay.objects[part(len(sent))] = line
+        sent += line
+        relay.objects["alive"] = json.dumps({"beat": step // 5, "log": len(sent), "ended": False}).encode()
+        requests.clear()
+        began = clock.now
+        assert looked(defaults, handle) is None
+        assert defaults.silent(handle) is None
+        assert len(requests) <= 4
+        clock.now = max(clock.now, began + 2.0)
+    assert (tmp_path / "log").read_bytes() == sent
+
+
+def test_a_worker_that_was_away_for_hours_catches_up_without_a_false_alarm(
+    defaults, relay, handle, tmp_path, monkeypatch
+):
+    clock = Clock(monkeypatch)
+    relay.request = lambda: clock.sleep(0.04)
+    line, count = b"a line of output\n", 5400
+    relay.objects |= {part(number * len(line)): line for number in range(count)}
+    relay.objects |= {"alive": b'{"beat": 9, "ended": true}', "exit": b'{"code": 0}'}
+    while (found := looked(defaults, handle)) is None:
+        assert defaults.silent(handle) is None
+        relay.objects["alive"] = b'{"beat": %d, "ended": true}' % clock.now
+        clock.sleep(1.0)
+    assert found.code == 0
+    assert (tmp_path / "log").read_bytes() == line * count
+
+
+def test_a_bucket_that_cannot_be_reached_is_no_silence_of_the_vm(defaults, relay, handle, monkeypatch):
+    clock = Clock(monkeypatch)
+    relay.objects["alive"] = b"{}"
+    looked(defaults, handle)
+    relay.away = True
+    for _ in range(30):
+        clock.sleep(60.0)
+        looked(defaults, handle)
+        assert defaults.silent(handle) is None
+    relay.away = False
+    for _ in range(2):
+        clock.sleep(100.0)
+        assert defaults.silent(handle) is None
+        looked(defaults, handle)
+    assert defaults.silent(handle).reason == "tpu_unhealthy"
+
+
+def test_at_rest_a_job_costs_one_request_in_two_seconds(defaults, relay, handle, monkeypatch):
+    clock = Clock(monkeypatch)
+    requests = []
+    relay.request = lambda: requests.append(clock.now)
+    relay.objects["alive"] = b'{"beat": 0, "log": 0, "metrics.jsonl": 0, "ended": false}'
+    for _ in range(300):
+        looked(defaults, handle)
+        clock.sleep(0.1)
+    assert len(requests) <= 16
+
+
+@pytest.mark.parametrize("word", ["no_worker", "restarted"])
+def test_an_end_that_the_vm_explains_is_a_lost_tpu(vms, relay, handle, word):
+    relay.objects["exit"] = json.dumps({"code": None, "reason": word}).encode()
+    found = ended(vms, handle)
+    assert (found.code, found.reason) == (None, "tpu_lost")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"phase": "here", "detail": "OSError: No space left on device"}, "launch_failed"),
+        ({"phase": "pulling", "detail": "huge:latest"}, "image_pull"),
+    ],
+)
+def test_a_start_that_never_ends_is_given_up(defaults, relay, monkeypatch, status, reason):
+    clock = Clock(monkeypatch)
+    relay.objects["status"] = json.dumps(status).encode()
+    spec = SimpleNamespace(job_id="j1", attempt=1, check=lambda: None)
+    with pytest.raises(LaunchError) as raised:
+        defaults.wait_until_running(spec, "us-central1-b", ["10.0.0.1"], lambda _: None, lambda: None)
+    assert (raised.value.reason, status["detail"] in raised.value.detail) == (reason, True)
+    assert 1800 <= clock.now - 1000 < 1900
+
+
+def test_a_status_that_the_worker_may_not_read_is_told_as_such(vms, relay):
+    def refuse():
+        raise BucketRefused("bucket_refused", "gs://b: reading status is not allowed")
+
+    relay.request = refuse
+    with pytest.raises(LaunchError, match="bucket_refused: gs://b: reading status"):
+        vms.wait_until_running(
+            SimpleNamespace(job_id="j1", attempt=1, check=lambda: None),
+            "us-central1-b",
+            ["10.0.0.1"],
+            lambda _: None,
+            lambda: None,
+        )
+
+
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
@@ -123,7 +262,13 @@ def test_why_a_job_did_not_begin_is_told(vms, relay, told, reason):
     if told is not None:
         relay.objects["status"] = json.dumps(told).encode()
     with pytest.raises(LaunchError) as raised:
-        vms.wait_until_running(SimpleNamespace(job_id="j1", attempt=1), "us-central1-b", lambda _: None, lambda: None)
+        vms.wait_until_running(
+            SimpleNamespace(job_id="j1", attempt=1, check=lambda: None),
+            "us-central1-b",
+            ["10.0.0.1"],
+            lambda _: None,
+            lambda: None,
+        )
     assert raised.value.reason == reason
 
 

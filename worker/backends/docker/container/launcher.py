@@ -81,7 +81,7 @@ class Launcher:
         self.images = ImageStore(engine, settings)
         self._builder = ImageBuilder(engine, self.images, settings)
         self._bind = settings.ports.bind
-        self._network = Network(engine, settings)
+        self.network = Network(engine, settings)
         self._with_shell: set[str] = set()
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> StartedContainer:
@@ -159,7 +159,7 @@ class Launcher:
             home=self._home,
             user=str(user),
             groups=user.groups,
-            network=self._network.ensure(policy.network),
+            network=self.network.ensure(policy.network),
             pids=policy.pids or self._settings.pids,
             shm_bytes=self._settings.shm_mb * MIB,
             memory_bytes=self._default_memory(info),
@@ -207,7 +207,7 @@ class Launcher:
         return self._builder.build(
             spec,
             progress,
-            network=self._build_network or self._network.ensure(),
+            network=self._build_network or self.network.ensure(),
             memory_bytes=self._default_memory(info),
             push_auth=find_push_auth(spec.login, spec.build.target),
         )

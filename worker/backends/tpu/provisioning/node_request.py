@@ -3,12 +3,14 @@
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from core.catalogue.machine_types import MachineType
 from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchError, LaunchSpec
 from worker.backends.tpu.api import Node, NodeRequest
+from worker.backends.tpu.interruption import Check, pause, run_interruptibly
 
 LABEL, LABEL_JOB, LABEL_ATTEMPT = "gradient-jobs", "gradient-job", "gradient-attempt"
 """Labels of created resources: the installation, the job and the attempt."""
@@ -30,12 +32,18 @@ def build_request(spec: LaunchSpec, machine: MachineType, settings: TpuSettings,
     if machine.tpu_type is None:
         raise LaunchError("tpu_denied", f"machine type {machine.name!r} has no tpu_type; name one in the catalogue")
     return NodeRequest(
-        id=f"gj-{spec.name}",
+        id=node_id(spec),
         accelerator_type=machine.tpu_type,
         runtime=runtime_for(machine, settings),
         labels={LABEL: installation, LABEL_JOB: spec.job_id, LABEL_ATTEMPT: str(spec.attempt)},
+        hosts=machine.hosts,
         startup=lambda _zone: _STARTUP.read_text().replace("@TENSORFLOW@", settings.tensorflow),
     )
+
+
+def node_id(spec: LaunchSpec) -> str:
+    """Return the id of an attempt's node and queued resource."""
+    return f"gj-{spec.name}"
 
 
 def runtime_for(machine: MachineType, settings: TpuSettings) -> str:
@@ -44,7 +52,7 @@ def runtime_for(machine: MachineType, settings: TpuSettings) -> str:
     return settings.runtimes.get(machine.name) or _RUNTIMES.get(generation, _DEFAULT_RUNTIME)
 
 
-def wait_until_reachable(node: Node, settings: TpuSettings, report: Callable[[str], None]) -> None:
+def wait_until_reachable(node: Node, settings: TpuSettings, report: Callable[[str], None], check: Check) -> None:
     """Wait until the device's ports accept connections: TensorFlow would wait for a closed one for ever.
 
     Raises:
@@ -52,11 +60,11 @@ def wait_until_reachable(node: Node, settings: TpuSettings, report: Callable[[st
     """
     until = time.monotonic() + settings.probe_seconds
     for address, port in node.endpoints:
-        while (why := _connect_error(address, port)) is not None:
+        while (why := run_interruptibly(partial(_connect_error, address, port), check)) is not None:
             if time.monotonic() >= until:
                 raise LaunchError("tpu_unreachable", f"grpc://{address}:{port}: {why}")
             report(f"{node.zone}/{node.id} is {node.state}; waiting for grpc://{address}:{port} to answer")
-            time.sleep(settings.poll_seconds)
+            pause(settings.poll_seconds, check)
 
 
 def _connect_error(address: str, port: int) -> str | None:

@@ -13,7 +13,19 @@ from datetime import UTC, datetime
 from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchError, LaunchSpec
 from worker.backends.tpu import node_state
-from worker.backends.tpu.api import CAPACITY, ApiError, ApiRefused, ApiUnavailable, Node, NodeRequest, TpuApi
+from worker.backends.tpu.api import (
+    CAPACITY,
+    DENIED,
+    QUOTA,
+    ApiError,
+    ApiRefused,
+    ApiUnavailable,
+    Node,
+    NodeRequest,
+    TpuApi,
+)
+from worker.backends.tpu.billing import record_billing
+from worker.backends.tpu.interruption import pause
 from worker.backends.tpu.node_release import NodeDeleter
 from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.provisioning.node_creation import (
@@ -42,7 +54,15 @@ class ReservedTpu:
 
 
 class _NextZone(Exception):
-    """This zone has no device for the job."""
+    """This zone has no device for the job.
+
+    Attributes:
+        reason: The reason that the job ends with if no zone has one.
+    """
+
+    def __init__(self, detail: str, reason: str = CAPACITY) -> None:
+        super().__init__(detail)
+        self.reason = reason
 
 
 class RetryBudget:
@@ -71,16 +91,25 @@ class Provisioner:
         resource_log: The record of billed resources.
         settings: The TPU settings.
         prepare_zone: Checks that a job can use a device in a zone, before one is requested; raises LaunchError.
+        deleter: Releases devices that cannot be used.
+        spot_price: US dollars per hour of spot capacity; None: not known.
     """
 
     def __init__(
-        self, api: TpuApi, resource_log: ResourceLog, settings: TpuSettings, prepare_zone: Callable[[str], None]
+        self,
+        api: TpuApi,
+        resource_log: ResourceLog,
+        settings: TpuSettings,
+        prepare_zone: Callable[[str], None],
+        deleter: NodeDeleter,
+        spot_price: float | None,
     ) -> None:
         self._api = api
         self._resource_log = resource_log
         self._settings = settings
         self._prepare_zone = prepare_zone
-        self._deleter = NodeDeleter(api, resource_log)
+        self._deleter = deleter
+        self._spot_price = spot_price
 
     def provision(self, spec: LaunchSpec, request: NodeRequest, report: Report) -> ReservedTpu:
         """Reserve or create a device.
@@ -98,28 +127,37 @@ class Provisioner:
         until = time.monotonic() + self._settings.provision_timeout_seconds - waited
         provisioning = self._settings.provisioning_for(spec.machine_type)
         if provisioning == "pool":
-            return _NodePool(self._api, self._resource_log, self._settings, self._prepare_zone).take(
-                spec, until, report
-            )
+            pool = _NodePool(self._api, self._resource_log, self._settings, self._prepare_zone, self._spot_price)
+            return pool.take(spec, until, report)
         mode: ProvisioningMode = DirectNodeMode(self._api) if provisioning == "node" else QueuedResourceMode(self._api)
         passed = {entry.zone for entry in before if entry.over}
-        tried: list[str] = []
+        tried: list[tuple[str, _NextZone]] = []
         left = [zone for zone in self._settings.zones if zone not in passed]
         while left:
             zone = left.pop(0)
+            if not self._api.offers(zone, request.accelerator_type):
+                tried.append((zone, _NextZone(f"does not offer {request.accelerator_type}", DENIED)))
+                continue
             self._prepare_zone(zone)
             share = (until - time.monotonic()) / (len(left) + 1)
             search = _ZoneSearch(self._deleter, self._resource_log, self._settings, mode, _with_history(report, tried))
+            price = self._spot_price if self._settings.spot else None
             try:
-                return search.run(spec, request, zone, share)
+                return search.run(spec, request, zone, share, price)
             except _NextZone as error:
-                tried.append(f"{zone}: {error}")
-        raise LaunchError(CAPACITY, "; ".join(tried) or "every zone was tried")
+                tried.append((zone, error))
+        reasons = {error.reason for _, error in tried}
+        reason = next((one for one in (CAPACITY, QUOTA, DENIED) if one in reasons), CAPACITY)
+        raise LaunchError(reason, _describe_zones(tried) or "every zone was tried")
 
 
-def _with_history(report: Report, tried: list[str]) -> Report:
+def _describe_zones(tried: list[tuple[str, _NextZone]]) -> str:
+    return "; ".join(f"{zone}: {error}" for zone, error in tried)
+
+
+def _with_history(report: Report, tried: list[tuple[str, _NextZone]]) -> Report:
     """Return a `Report` that appends what was tried before."""
-    return lambda words: report(f"{words}; tried {'; '.join(tried)}" if tried else words)
+    return lambda words: report(f"{words}; tried {_describe_zones(tried)}" if tried else words)
 
 
 class _ZoneSearch:
@@ -140,12 +178,17 @@ class _ZoneSearch:
         self._report = report
         self._state = ""
         self._since = ""
+        self._not_ready_at = 0.0
         self._unhealthy_since: float | None = None
 
-    def run(self, spec: LaunchSpec, request: NodeRequest, zone: str, seconds: float) -> ReservedTpu:
+    def run(
+        self, spec: LaunchSpec, request: NodeRequest, zone: str, seconds: float, price: float | None
+    ) -> ReservedTpu:
         until = time.monotonic() + seconds
         name = f"{zone}/{request.id}"
-        entry = self._resource_log.record_intent(self._mode.kind, name, job_id=spec.job_id, attempt=spec.attempt)
+        entry = self._resource_log.record_intent(
+            self._mode.kind, name, job_id=spec.job_id, attempt=spec.attempt, price=price
+        )
         if entry is None:
             raise LaunchError("internal_error", f"{name} is another attempt's")
         retry_budget = RetryBudget(self._settings.api_retry_seconds)
@@ -157,8 +200,8 @@ class _ZoneSearch:
                 retry_budget.record_failure(error)
             except ApiRefused as error:
                 self._release(entry, error.detail)
-                if error.reason == CAPACITY:
-                    raise _NextZone(error.detail) from error
+                if error.reason in {CAPACITY, QUOTA} or (error.reason == DENIED and zone in error.detail):
+                    raise _NextZone(error.detail, error.reason) from error
                 raise LaunchError(error.reason, error.detail) from error
             else:
                 retry_budget.record_answer()
@@ -167,29 +210,43 @@ class _ZoneSearch:
             if time.monotonic() >= until:
                 self._release(entry, "not had in time")
                 raise _NextZone(f"not had within {max(0.0, seconds):.0f} s")
-            time.sleep(self._settings.poll_seconds)
+            pause(self._settings.poll_seconds, spec.check)
 
     def _step(self, entry: ResourceEntry, request: NodeRequest, until: float) -> tuple[ResourceEntry, Node | None]:
         """Query once, and request the device if none exists."""
+        requested_at = time.time()
         status = self._mode.status(entry)
         if not status.exists:
             operation = self._mode.create(entry.zone, request, max(60.0, until - time.monotonic()))
             self._resource_log.update(entry, state="requested", operation=operation)
             return replace(entry, operation=operation), None
         self._record_status(entry, status)
+        if status.state != node_state.READY:
+            self._not_ready_at = requested_at
         if status.failure is not None:
             self._release(entry, status.failure.detail)
             raise LaunchError(status.failure.reason, status.failure.detail)
+        if status.node is not None and request.hosts == 1:
+            self._check_hosts(entry, status.node)
         return entry, self._check_health(entry, status.node)
+
+    def _check_hosts(self, entry: ResourceEntry, node: Node) -> None:
+        count = len(node.endpoints)
+        if count > 1:
+            detail = f"{entry.name} is a slice of {count} hosts; set `hosts = {count}` for its machine type"
+            self._release(entry, detail)
+            raise LaunchError(DENIED, detail)
 
     def _check_health(self, entry: ResourceEntry, node: Node | None) -> Node | None:
         """Return the node if a job can run on it; release one that stays unhealthy."""
         if node is None or node_state.is_usable(node):
             return node
-        failure = node_state.temporary_failure(node)
-        if failure is None or node.state != node_state.READY:
+        if node.state != node_state.READY:  # not billed meanwhile
             self._unhealthy_since = None
             return None
+        failure = node_state.temporary_failure(node) or NodeFailure(
+            "tpu_unreachable", f"{entry.name} is READY, but has no address"
+        )
         self._unhealthy_since = self._unhealthy_since or time.monotonic()
         if time.monotonic() - self._unhealthy_since >= self._settings.unhealthy_seconds:
             self._release(entry, failure.detail)
@@ -201,7 +258,9 @@ class _ZoneSearch:
         state = status.state if health in {None, "UNSPECIFIED", "HEALTHY"} else f"{status.state}, {health}"
         if state != self._state:
             self._state, self._since = state, f"{datetime.now(UTC):%H:%M:%S} UTC"
-            self._resource_log.update(entry, state=status.state, health=health, bills=status.state == node_state.READY)
+            self._resource_log.update(entry, state=status.state, health=health)
+            if status.node is not None:
+                record_billing(self._resource_log, entry, status.node, not_ready_at=self._not_ready_at)
 
     def _report_state(self, entry: ResourceEntry) -> None:
         since = f"{self._state} since {self._since}" if self._state else "is asked for"
@@ -218,12 +277,18 @@ class _NodePool:
     """Existing nodes that jobs take in turn."""
 
     def __init__(
-        self, api: TpuApi, resource_log: ResourceLog, settings: TpuSettings, prepare_zone: Callable[[str], None]
+        self,
+        api: TpuApi,
+        resource_log: ResourceLog,
+        settings: TpuSettings,
+        prepare_zone: Callable[[str], None],
+        spot_price: float | None,
     ) -> None:
         self._api = api
         self._resource_log = resource_log
         self._settings = settings
         self._prepare_zone = prepare_zone
+        self._spot_price = spot_price
 
     def take(self, spec: LaunchSpec, until: float, report: Report) -> ReservedTpu:
         names = self._settings.pool.get(spec.machine_type, [])
@@ -246,7 +311,7 @@ class _NodePool:
                 return device
             self._check_wait(failures, len(names), until)
             report(_describe_wait(failures, len(names)))
-            time.sleep(self._settings.poll_seconds)
+            pause(self._settings.poll_seconds, spec.check)
 
     def _reserve_first(
         self, spec: LaunchSpec, names: list[str], failures: dict[str, NodeFailure]
@@ -269,7 +334,9 @@ class _NodePool:
                 self._resource_log.record_deletion(entry, gone=True)
                 raise
             if isinstance(found, Node):
-                self._resource_log.update(entry, state=found.state, health=found.health, bills=True)
+                self._resource_log.update(entry, state=found.state, health=found.health)
+                price = self._spot_price if found.spot else None
+                self._resource_log.record_billing(entry, since=time.time(), price=price)  # its share of the pool
                 return ReservedTpu(entry, found)
             self._resource_log.record_deletion(entry, gone=True, detail=found.detail)
             failures[name] = found

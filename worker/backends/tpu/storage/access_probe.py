@@ -19,6 +19,7 @@ from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_e
 _LIFETIME_SECONDS = 300
 _PAUSE_SECONDS = 2.0
 _CONTENT = b"gradient-jobs"
+_PERMISSIONS = [f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list")]
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,13 @@ def impersonate(
     except GoogleAuthError:
         return None
     return other
+
+
+def find_lacking_permissions(bucket: storage.Bucket) -> str:
+    """Name the permissions on a bucket's objects that the caller lacks; empty: it lacks none."""
+    with translate_bucket_errors(bucket.name, "looking at its permissions"):
+        found = bucket.test_iam_permissions(_PERMISSIONS)
+    return ", ".join(sorted(set(_PERMISSIONS) - set(found)))
 
 
 def probe_bucket(bucket: storage.Bucket, account: str, *, until: float) -> ProbeResult:

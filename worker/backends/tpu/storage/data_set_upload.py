@@ -1,6 +1,7 @@
 """Copies a data set from this machine to the bucket, for the TPU to read."""
 
 import base64
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from google_crc32c import Checksum
 from core.storage.artifacts.paths import OPEN_FILE, open_beneath, to_public_path
 from core.storage.artifacts.scan import SkipList, Skipped, scan
 from core.storage.gcs.transfer import FileChanged, upload_file
+from worker.backends.tpu.interruption import Check
 from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
 
 _BLOCK = 1 << 20
@@ -27,7 +29,7 @@ class UploadResult(NamedTuple):
 
 
 def upload_tree(
-    bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, max_bytes: int
+    bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, max_bytes: int, check: Check
 ) -> UploadResult:
     """Copy a file, or every regular file below a folder; objects that are there already are not sent again.
 
@@ -38,6 +40,7 @@ def upload_tree(
         source: Descriptor of the file or folder; stays open.
         parallel: Files sent in parallel.
         max_bytes: Limit on the total size.
+        check: Called again and again; what it raises ends the copy.
 
     Raises:
         BucketRefused: The data set is too large, cannot be read, or changes while it is read.
@@ -52,7 +55,7 @@ def upload_tree(
                 f"The data set {name!r} holds {sum(sizes.values()):,} bytes; GRADIENT_BUCKET__MAX_DATASET_BYTES "
                 f"allows {max_bytes:,}.",
             )
-        _Uploader(bucket, prefix, source, whole=whole).copy(list(sizes), parallel)
+        _Uploader(bucket, prefix, source, check, whole=whole).copy(list(sizes), parallel)
     except OSError as error:
         raise BucketRefused("bucket_refused", f"The data set {name!r} cannot be read: {error}") from error
     return UploadResult(len(sizes), sum(sizes.values()), skipped)
@@ -71,11 +74,12 @@ def _file(opened: int, name: str) -> tuple[dict[str, int], tuple[Skipped, ...]]:
 
 
 class _Uploader:
-    def __init__(self, bucket: storage.Bucket, prefix: str, source: int, *, whole: bool) -> None:
+    def __init__(self, bucket: storage.Bucket, prefix: str, source: int, check: Check, *, whole: bool) -> None:
         self._bucket = bucket
         self._prefix = prefix
         self._source = source
         self._whole = whole
+        self._check = check
         with translate_bucket_errors(bucket.name, "listing"):
             self._existing = {blob.name: (blob.size, blob.crc32c) for blob in bucket.list_blobs(prefix=prefix)}
 
@@ -95,9 +99,10 @@ class _Uploader:
             os.close(parent)
 
     def _upload(self, path: str) -> None:
-        with os.fdopen(self._open(path), "rb") as file:
+        self._check()
+        with _CheckedFile(self._open(path), self._check) as file:
             name = self._prefix + to_public_path(path)
-            if name in self._existing and self._existing[name] == _measure(file.fileno()):
+            if name in self._existing and self._existing[name] == self._measure(file.fileno()):
                 return
             file.seek(0)
             try:
@@ -107,14 +112,27 @@ class _Uploader:
                     "bucket_refused", f"{path!r} of the data set changed while it was copied."
                 ) from error
 
+    def _measure(self, descriptor: int) -> tuple[int, str]:
+        """Return size and crc32c of a file, in the form that Cloud Storage reports them."""
+        checksum, size = Checksum(), 0
+        for block in _blocks(descriptor):
+            self._check()
+            checksum.update(block)
+            size += len(block)
+        return size, base64.b64encode(checksum.digest()).decode()
 
-def _measure(descriptor: int) -> tuple[int, str]:
-    """Return size and crc32c of a file, in the form that Cloud Storage reports them."""
-    checksum, size = Checksum(), 0
-    for block in _blocks(descriptor):
-        checksum.update(block)
-        size += len(block)
-    return size, base64.b64encode(checksum.digest()).decode()
+
+class _CheckedFile(io.FileIO):
+    """A file whose every read checks first whether the copy must end."""
+
+    def __init__(self, descriptor: int, check: Check) -> None:
+        super().__init__(descriptor, "rb")
+        self._check = check
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read up to this many bytes."""
+        self._check()
+        return super().read(size)
 
 
 def _blocks(descriptor: int) -> Iterator[bytes]:

@@ -6,12 +6,14 @@ The settings name it, or it is created when a job first needs it.
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.api_core.exceptions import Conflict, Forbidden, NotFound
+from google.api_core.exceptions import BadRequest, Conflict, Forbidden, NotFound
+from google.auth.credentials import Credentials
 from google.cloud import storage
 
 from core.errors import StoreUnavailable
@@ -21,8 +23,15 @@ from core.storage.artifacts.paths import opened_folder
 from core.storage.gcs.client import open_client, open_credentials, open_session
 from core.storage.gcs.signed_urls import signed_url
 from core.storage.gcs.uploader import remove_all
+from worker.backends.base import no_check
+from worker.backends.tpu.interruption import Check
 from worker.backends.tpu.storage.access import JOBS, Token, create_limited_token, grant_access
-from worker.backends.tpu.storage.access_probe import ProbeResult, impersonate, probe_bucket
+from worker.backends.tpu.storage.access_probe import (
+    ProbeResult,
+    find_lacking_permissions,
+    impersonate,
+    probe_bucket,
+)
 from worker.backends.tpu.storage.data_set_upload import UploadResult, upload_tree
 from worker.backends.tpu.storage.download import DownloadResult, OutputDownloader
 from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
@@ -32,6 +41,7 @@ _CONTINENTS = {"US": "US-", "EU": "EUROPE-", "ASIA": "ASIA-"}
 """Multi-region locations, and the prefixes of their regions' names."""
 _POLICY_SECONDS = 120.0
 _MAX_PASSES = 3
+_BUCKET_NAME = r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
 _TOKEN_URL_SECONDS = 7 * 86_400.0
 """The longest validity that Google allows for a signed URL."""
 _LABELS = {"gradient-jobs": "bucket"}
@@ -61,9 +71,11 @@ def open_bucket(settings: Settings, region: str) -> "JobBucket":
     Raises:
         StoreUnavailable: There are no credentials.
     """
-    client = open_client(settings.gcs)
-    name = settings.bucket.name or f"{client.project}-gradient-{region}"
-    return JobBucket(settings, client.bucket(name), region)
+    credentials, own_project = open_credentials(settings.gcs)
+    project = settings.gcs.project or settings.tpu.project or own_project
+    client = open_client(settings.gcs.model_copy(update={"project": project}), credentials)
+    name = settings.bucket.name or f"{project}-gradient-{region}"
+    return JobBucket(settings, client.bucket(name), region, credentials)
 
 
 class JobBucket:
@@ -73,12 +85,14 @@ class JobBucket:
         settings: The configuration.
         bucket: Opened by a client that acts as the worker.
         region: Where the TPUs are.
+        credentials: The worker's.
     """
 
-    def __init__(self, settings: Settings, bucket: storage.Bucket, region: str) -> None:
+    def __init__(self, settings: Settings, bucket: storage.Bucket, region: str, credentials: Credentials) -> None:
         self._settings = settings
         self._bucket = bucket
         self._region = region
+        self._credentials = credentials
         self._parallel = settings.gcs.concurrency
 
     @property
@@ -108,9 +122,17 @@ class JobBucket:
             expires_at=token.expires_at,
         )
 
+    def token(self, job_id: str) -> Token:
+        """Return a fresh token for the job's prefix.
+
+        Raises:
+            BucketRefused: Google creates no token.
+            StoreUnavailable: Google does not answer.
+        """
+        return self._token(self._prefix(job_id))
+
     def _token(self, prefix: str) -> Token:
-        gcs = self._settings.gcs
-        token = create_limited_token(open_credentials(gcs), open_session(gcs), self.name, prefix)
+        token = create_limited_token(self._credentials, open_session(self._settings.gcs), self.name, prefix)
         return Token(token.text, min(token.expires_at, time.time() + self._settings.bucket.token_seconds))
 
     def _variables(self, token: str) -> dict[str, str]:
@@ -146,6 +168,37 @@ class JobBucket:
                         "GRADIENT_BUCKET__NAME out of the settings to have one made.",
                     ) from None
                 self._create()
+        self._check_usable()
+
+    def inspect(self, service_account: str | None) -> ProbeResult:
+        """Check that the worker may use the bucket, and act as the TPU's account; changes nothing.
+
+        Raises:
+            BucketRefused: The bucket is missing, in another region, or may not be used.
+            StoreUnavailable: Google does not answer.
+        """
+        if re.fullmatch(_BUCKET_NAME, self.name) is None:
+            raise BucketRefused(
+                "bucket_refused", f"{self.name!r} cannot be a bucket's name. Name one in GRADIENT_BUCKET__NAME."
+            )
+        with translate_bucket_errors(self.name, "looking at it"):
+            try:
+                self._bucket.reload()
+            except NotFound:
+                if self._settings.bucket.name is not None:
+                    raise
+                return ProbeResult(proved=False, statement=f"gs://{self.name} does not exist: the first job makes it.")
+        self._check_usable()
+        if lacking := find_lacking_permissions(self._bucket):
+            raise BucketRefused("bucket_refused", f"The worker's account lacks {lacking} on gs://{self.name}.")
+        usable = f"The worker may use gs://{self.name}"
+        if service_account is None:
+            return ProbeResult(proved=False, statement=f"{usable}; the TPU's service account is not known.")
+        if impersonate(self._credentials, open_session(self._settings.gcs), service_account) is None:
+            return ProbeResult(proved=False, statement=f"{usable}, but not act as {service_account}.")
+        return ProbeResult(proved=True, statement=f"{usable}, and act as {service_account}.")
+
+    def _check_usable(self) -> None:
         self._check_region()
         if not self._bucket.iam_configuration.uniform_bucket_level_access_enabled:
             raise BucketRefused(
@@ -159,12 +212,16 @@ class JobBucket:
         bucket.iam_configuration.uniform_bucket_level_access_enabled = True
         bucket.iam_configuration.public_access_prevention = "enforced"
         bucket.labels = _LABELS
+        # Google's default keeps, and bills, each overwritten or deleted object for a week more.
+        bucket.soft_delete_policy.retention_duration_seconds = 0
         # Objects that a crash leaves behind cost money: let the bucket delete them, even if no record of them is left.
         bucket.add_lifecycle_delete_rule(age=self._settings.bucket.keep_days, matches_prefix=[JOBS])
         try:
             bucket.create(location=self._region)
         except Conflict:
             bucket.reload()  # another worker created it first; a bucket of another owner is refused here
+        except BadRequest as error:
+            raise BucketRefused("bucket_refused", f"gs://{self.name} cannot be made: {error.message}") from error
         except Forbidden as error:
             raise BucketRefused(
                 "bucket_refused",
@@ -203,7 +260,7 @@ class JobBucket:
             )
         new = grant_access(self._bucket, service_account)
         gcs = self._settings.gcs
-        credentials = impersonate(open_credentials(gcs), open_session(gcs), service_account)
+        credentials = impersonate(self._credentials, open_session(gcs), service_account)
         if credentials is None:
             return ProbeResult(
                 proved=False,
@@ -213,16 +270,16 @@ class JobBucket:
         client = open_client(gcs, credentials)
         return probe_bucket(client.bucket(self.name), service_account, until=time.monotonic() + seconds * new)
 
-    def stage(self, job_id: str, name: str, source: int) -> UploadResult:
+    def stage(self, job_id: str, name: str, source: int, check: Check = no_check) -> UploadResult:
         """Copy a data set, an open file or folder, to the job's data folder.
 
         Raises:
             BucketRefused: It is too large or cannot be read, or the bucket refuses it.
             StoreUnavailable: Google does not answer; a repeat resumes.
         """
-        return self._upload(f"{self._prefix(job_id)}data/", name, source)
+        return self._upload(f"{self._prefix(job_id)}data/", name, source, check)
 
-    def resume(self, job_id: str, artifacts: Path) -> UploadResult:
+    def resume(self, job_id: str, artifacts: Path, check: Check = no_check) -> UploadResult:
         """Copy an earlier attempt's artifacts to the job's model folder.
 
         The job's prefix was removed when that attempt ended.
@@ -232,11 +289,11 @@ class JobBucket:
             StoreUnavailable: Google does not answer; a repeat resumes.
         """
         with opened_folder(artifacts) as opened:
-            return self._upload(f"{self._prefix(job_id)}model/", artifacts.name, opened)
+            return self._upload(f"{self._prefix(job_id)}model/", artifacts.name, opened, check)
 
-    def _upload(self, prefix: str, name: str, source: int) -> UploadResult:
+    def _upload(self, prefix: str, name: str, source: int, check: Check) -> UploadResult:
         most = self._settings.bucket.max_dataset_bytes
-        return upload_tree(self._bucket, prefix, name, source, parallel=self._parallel, max_bytes=most)
+        return upload_tree(self._bucket, prefix, name, source, parallel=self._parallel, max_bytes=most, check=check)
 
     def mirror(self, job_id: str, into: Path) -> DownloadResult:
         """Download what is new in the job's model folder; inputs are not downloaded.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +42,8 @@ def make_bucket_opener(settings: Settings) -> OpenBucket | None:
     if settings.tpu.backend is None or (settings.tpu.simulator_address is not None and settings.gcs.endpoint is None):
         return None
     # Loaded only where there are TPUs: Google's library takes a second, and need not be installed elsewhere.
-    return partial(import_module("worker.backends.tpu.storage").open_bucket, settings)
+    # A bucket stays open: each new client would ask Google for a token of its own.
+    return cache(partial(import_module("worker.backends.tpu.storage").open_bucket, settings))
 
 
 def region_of(zone: str) -> str:
@@ -53,13 +54,13 @@ def region_of(zone: str) -> str:
 class JobStorage:
     """The bucket folders of an attempt being started, in each region that is searched for a TPU."""
 
-    def __init__(self, opened: OpenBucket | None, spec: LaunchSpec, settings: Settings, progress: Progress) -> None:
+    def __init__(self, opened: OpenBucket | None, spec: LaunchSpec, account: str | None, progress: Progress) -> None:
         self._open = opened
         self._spec = spec
-        # A job on its VM has a token of its own: the VM's account has no access to the bucket.
-        self._account = None if settings.tpu.on_vm(spec.machine_type) else settings.tpu.service_account
+        self._account = account
         self._progress = progress
         self._paths: dict[str, BucketPaths] = {}
+        self._regions: set[str] = set()
 
     def prepare(self, zone: str) -> None:
         """Prepare the job's folders in the bucket of a zone's region, and check that the TPU has access.
@@ -71,6 +72,7 @@ class JobStorage:
         if self._open is None or region in self._paths:
             return
         self._progress("provisioning", f"preparing the bucket in {region}")
+        self._regions.add(region)
         with _open_data_set(self._spec) as source:
             self._paths[region] = self._prepare(self._open, region, source)
 
@@ -83,11 +85,11 @@ class JobStorage:
             logger.info("bucket_probed", extra={"region": region, "found": probed.statement})
             if self._spec.attempt > 1:
                 self._progress("provisioning", f"copying what the attempt before left to the bucket in {region}")
-                bucket.resume(self._spec.job_id, self._spec.artifacts)
+                bucket.resume(self._spec.job_id, self._spec.artifacts, self._spec.check)
             if source is not None:
                 name = self._spec.env[STAGE_VARIABLE].rstrip("/").rpartition("/")[2]
                 self._progress("provisioning", f"copying {name} to the bucket in {region}")
-                bucket.stage(self._spec.job_id, name, source)
+                bucket.stage(self._spec.job_id, name, source, self._spec.check)
         except StoreUnavailable as error:
             raise LaunchError("tpu_api_unavailable", error.message) from error
         except GradientError as error:
@@ -95,6 +97,17 @@ class JobStorage:
                 _remove_quietly(bucket, self._spec.job_id)
             raise LaunchError(getattr(error, "reason", "bucket_refused"), error.message) from error
         return paths
+
+    def clean_up_if_stopped(self, stage: Callable[[], None]) -> None:
+        """Copy the job's files; if a user stops it meanwhile, remove them: there is no device whose end does that."""
+        try:
+            stage()
+            self._spec.check()
+        except LaunchError as error:
+            if error.reason == "stopped_by_user" and self._open is not None:
+                for region in self._regions:
+                    _remove_quietly(self._open(region), self._spec.job_id)
+            raise
 
     def folders(self, zone: str) -> dict[str, str]:
         """Return the variables with the job's folders, for a TPU in this zone."""

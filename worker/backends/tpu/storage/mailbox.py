@@ -35,6 +35,10 @@ class Mailbox:
         """The common prefix of its objects' names."""
         return self._prefix
 
+    def of_host(self, rank: int) -> "Mailbox":
+        """Return the objects of one host of a slice."""
+        return Mailbox(self._bucket, f"{self._prefix}hosts/{rank}/", self._parallel)
+
     def put(self, name: str, content: bytes | Path) -> None:
         """Write an object from bytes or from a file, replacing any earlier one."""
         blob = self._bucket.blob(self._prefix + name)
@@ -54,12 +58,12 @@ class Mailbox:
                 return None
         return content
 
-    def names(self, folder: str, start: str) -> list[str]:
-        """List the names in a folder from `start` on, in order."""
+    def sizes(self, folder: str, start: str) -> dict[str, int]:
+        """Return the sizes of the objects in a folder by name, from `start` on and in order."""
         whole = f"{self._prefix}{folder}/"
         with translate_bucket_errors(self.bucket, f"listing {folder}"):
             found = self._bucket.list_blobs(prefix=whole, start_offset=whole + start, timeout=_CALL_SECONDS)
-            return [blob.name.removeprefix(whole) for blob in found]
+            return {blob.name.removeprefix(whole): blob.size for blob in found}
 
     def clear(self) -> None:
         """Remove all objects below the prefix."""

@@ -162,7 +162,7 @@ def test_a_job_has_an_image_again_that_went_before_it_started(
     place = BackendHarness("docker", tmp_path, clean_engine.settings(pull="missing"))
     reference, _ = registry.add_image("team/shell:1", [*_shell(clean_engine), *make_unique_layers()])
     launcher, removed = place.backend._launcher, []
-    network = launcher._network.ensure
+    network = launcher.network.ensure
 
     def remove_first(*opened):
         if not removed:
@@ -171,7 +171,7 @@ def test_a_job_has_an_image_again_that_went_before_it_started(
             removed.append(reference)
         return network(*opened)
 
-    monkeypatch.setattr(launcher._network, "ensure", remove_first)
+    monkeypatch.setattr(launcher.network, "ensure", remove_first)
     handle = place.launch(place.spec("exit 7", container=reference))
     assert place.wait(handle).code == 7
     assert removed == [reference]

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import http.client
 import itertools
 import json
 import os
@@ -18,11 +19,15 @@ from typing import Any
 
 from . import CALL_SECONDS, FOLDERS, HEARTBEAT_STEPS, PART_BYTES, STREAMED_FILES
 from .bucket import Bucket
+from .deletion import delete_vm
+from .host import read_rank
 from .metadata_server import Metadata
 from .runners import Container, JobFailed, Process
 
 _BLOCK_BYTES = 1024**2
 _ARTIFACT_SECONDS = 10.0
+_SAVE_SECONDS = 600.0
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Agent:
@@ -32,31 +37,87 @@ class Agent:
         settings = json.loads((place / "vm.json").read_text())
         self._place = place
         self._control = place / "control"
-        self._prefix: str = settings["prefix"]
-        self._model: str = settings["model"]
+        self._in_slice: bool = settings["slice"]
+        self._rank = read_rank() if self._in_slice else 0
+        self._shared: str = settings["prefix"]
+        self._prefix = f"{self._shared}hosts/{self._rank}/" if self._in_slice else self._shared
+        self._model: str = settings["model"] + (f"hosts/{self._rank}/" if self._rank else "")
         self._seconds: float = settings["seconds"]
-        self._bucket = Bucket(settings["bucket"], self._prefix + "token", settings["token_url"])
+        self._abandoned_seconds: float = settings["abandoned_seconds"]
+        self._collect_seconds: float = settings["collect_seconds"]
+        self._collect_until = float("inf")
+        self._resources: list[str] = settings["resources"]
+        self._bucket = Bucket(settings["bucket"], self._shared + "token", settings["token_url"])
         plain = os.environ.get("GRADIENT_VM_RUN", "docker") == "process"
         self._runner: Any = Process(place) if plain else Container(place)
         self._sent: dict[str, tuple[int, int]] = {}
         self._positions: dict[str, int] = {}
         self._applied = b""
+        self._abandoned = False
+        self._over = threading.Event()
+        self._beats = itertools.count()
+        self._ended_at = 0.0
+        self._reported, self._reported_at, self._synced_at = b"", 0.0, 0.0
+        self._artifacts_lock, self._alive_lock = threading.Lock(), threading.Lock()
 
     def run(self) -> None:
-        """Run the whole job, starting from its current state."""
-        if self._bucket.get(self._prefix + "exit") is not None:
-            return
+        """Run the whole job, starting from its current state; then wait until the VM is deleted."""
+        guard = threading.Thread(target=self._guard, name="guard", daemon=True)
+        guard.start()
+        if self._bucket.get(self._prefix + "exit") is None:
+            self._run_job()
+        with self._alive_lock:
+            self._put("alive", self._status(ended=True))
+            self._over.set()
+        while guard.is_alive():  # a worker that is there deletes the VM now
+            self._bucket.token()
+            guard.join(self._seconds)
+
+    def _run_job(self) -> None:
         metadata = {"GCE_METADATA_HOST": self._serve_metadata()}
         metadata["GCE_METADATA_IP"] = metadata["GCE_METADATA_HOST"]
-        if not (self._control / "started").exists():
+        while not (self._control / "started").exists():
             try:
                 self._start(metadata)
             except JobFailed as error:
                 self._report("failed", error.reason, error.detail)
                 return
+            except (OSError, tarfile.TarError, EOFError, http.client.HTTPException) as error:
+                # For example, the disk is full: a worker reads this, and decides for how long it is tried.
+                self._report("here", detail=f"{type(error).__name__}: {error}")
+                time.sleep(self._seconds)
         self._report("running")
-        reason = self._monitor()
-        self._put("exit", json.dumps({"code": self._exit_code(), "reason": reason}).encode())
+        for work in (self._beat, self._sync_artifacts):
+            threading.Thread(target=self._repeat, args=(work,), name=work.__name__, daemon=True).start()
+        end = self._monitor()
+        self._put("exit", json.dumps({**end, "at": self._ended_at}).encode())
+
+    def _guard(self) -> None:
+        """End the job and the VM when no worker was heard of for too long: nobody else would, and it costs money."""
+        while (left := self._bucket.received_at + self._abandoned_seconds - time.monotonic()) > 0:
+            time.sleep(left)
+        sys.stderr.write(f"no worker was heard of for {self._abandoned_seconds:.0f} s\n")
+        self._abandoned = True
+        with contextlib.suppress(OSError):
+            (self._control / "stopping").write_text("no worker\n")
+            grace = json.loads((self._place / "job.json").read_text())["stop_grace"]
+            self._runner.signal(signal.SIGTERM)
+            if not self._over.wait(grace):
+                self._runner.signal(signal.SIGKILL)
+        until = time.monotonic() + _SAVE_SECONDS
+        self._over.wait(_SAVE_SECONDS)
+        if self._in_slice:  # the node's other hosts save, too; the first deletes all, or the last one that can
+            self._wait_for_others(until if self._rank == 0 else until + _SAVE_SECONDS)
+        delete_vm(self._resources)
+
+    def _wait_for_others(self, until: float) -> None:
+        count = len(json.loads((self._place / "job.json").read_text())["env"]["TPU_WORKER_HOSTNAMES"].split(","))
+        names = [f"{self._shared}hosts/{rank}/exit" for rank in range(count)]
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                if self._rank == 0 and all(self._bucket.get(name) is not None for name in names):
+                    return
+            time.sleep(self._seconds)
 
     def _serve_metadata(self) -> str:
         """Serve the job's tokens, at the port of an earlier agent if there was one: the job knows it."""
@@ -93,14 +154,20 @@ class Agent:
             (self._place / name).mkdir()
             (self._place / name).chmod(0o777)  # the container may run as any user
         packed = self._place / "workspace.tar.gz"
-        with self._bucket.open(self._prefix + "workspace.tar.gz") as answer, packed.open("wb") as file:
+        with self._bucket.open(self._shared + "workspace.tar.gz") as answer, packed.open("wb") as file:
             shutil.copyfileobj(answer, file)
         with tarfile.open(packed) as archive:
             archive.extractall(self._place / "workspace")  # noqa: S202 - the service packed it
+        _open_to_all(self._place / "workspace")
         self._report("pulling", detail=job["image"])
         self._runner.prepare(job)
-        if self._bucket.get(self._prefix + "wish") is not None:
-            raise JobFailed("stopped_by_user", "before it was started")
+        if self._in_slice:  # programs wait only minutes for the other hosts
+            self._report("prepared")
+        while self._in_slice and self._bucket.get(self._shared + "go") is None:
+            self._check_not_stopped()
+            time.sleep(self._seconds)
+        self._check_not_stopped()
+        (self._place / "boot-id").write_text(_BOOT.read_text())
         (self._control / "command").write_text(job["command"] + "\n")
         self._runner.start(job)
         until = time.monotonic() + CALL_SECONDS
@@ -108,6 +175,10 @@ class Agent:
             if time.monotonic() >= until:
                 raise JobFailed("launch_failed", "the command did not begin")
             time.sleep(0.05)
+
+    def _check_not_stopped(self) -> None:
+        if self._bucket.get(self._shared + "wish") is not None:
+            raise JobFailed("stopped_by_user", "before it was started")
 
     def _read_job(self) -> dict[str, Any]:
         """Read the description of the job, and remove it from the bucket, since it may hold secrets."""
@@ -125,38 +196,63 @@ class Agent:
         job: dict[str, Any] = json.loads(file.read_text())
         return job
 
-    def _monitor(self) -> str | None:
-        """Report on the job until it has ended; return the reason if there is no exit code."""
-        heartbeats = itertools.count()
-        alive = artifacts = 0.0
+    def _monitor(self) -> dict[str, object]:
+        """Report on the job until it has ended; return its exit code, or the reason that there is none."""
         while True:
-            current = time.monotonic()
             try:
                 # Checked first: what was written before the end is sent below.
                 ended = not self._runner.running()
+                self._ended_at = self._ended_at or (time.time() if ended else 0.0)
                 for name in STREAMED_FILES:
                     self._upload_output(name)
-                if ended or current - artifacts >= _ARTIFACT_SECONDS:
-                    artifacts = current
-                    self._send_artifacts()
                 if ended:
-                    return None if self._exit_code() is not None else "process_lost"
-                if current - alive >= HEARTBEAT_STEPS * self._seconds:
-                    alive = current
-                    self._put("alive", str(next(heartbeats)).encode())
+                    self._collect_until = min(self._collect_until, time.monotonic() + self._collect_seconds)
+                    self._send_artifacts()
+                    return self._end()
                 self._apply_request()
             except OSError as error:  # network or metadata server down: the job runs on, and is reported later
                 sys.stderr.write(f"not told of the job: {error}\n")
+                if time.monotonic() >= self._collect_until:  # the VM is billed for as long as it tries
+                    return self._end() | {"missing": f"not sent in {self._collect_seconds:.0f} s: {error}"}
             time.sleep(self._seconds)
 
-    def _exit_code(self) -> int | None:
+    def _end(self) -> dict[str, object]:
+        if self._abandoned:
+            return {"code": None, "reason": "no_worker"}
         with contextlib.suppress(OSError, ValueError):
-            return int((self._control / "exit").read_text())
+            return {"code": int((self._control / "exit").read_text()), "reason": None}
+        if (self._place / "boot-id").read_text() != _BOOT.read_text():
+            return {"code": None, "reason": "restarted"}
         code: int | None = self._runner.code()
-        return code
+        return {"code": code, "reason": "process_lost" if code is None else None}
+
+    def _repeat(self, work: Callable[[], None]) -> None:
+        """Repeat something in a thread of its own until the job is over: sending a large file must delay nothing."""
+        while not self._over.wait(self._seconds):
+            try:
+                work()
+            except OSError as error:
+                sys.stderr.write(f"{work.__name__}: {error}\n")
+
+    def _beat(self) -> None:
+        """Tell that the VM is alive, and how much was sent: at intervals, and when there is more."""
+        sent = self._status()
+        due = sent != self._reported or time.monotonic() - self._reported_at >= HEARTBEAT_STEPS * self._seconds
+        with self._alive_lock:
+            if due and not self._over.is_set():
+                self._put("alive", self._status(beat=next(self._beats)))
+                self._reported, self._reported_at = sent, time.monotonic()
+
+    def _status(self, *, beat: int = 0, ended: bool = False) -> bytes:
+        return json.dumps({"beat": beat, "ended": ended, **self._positions}).encode()
+
+    def _sync_artifacts(self) -> None:
+        if time.monotonic() - self._synced_at >= _ARTIFACT_SECONDS:
+            self._send_artifacts()
+            self._synced_at = time.monotonic()
 
     def _apply_request(self) -> None:
-        request = self._bucket.get(self._prefix + "wish") or b""
+        request = self._bucket.get(self._shared + "wish") or b""
         if request != self._applied:
             (self._control / "stopping").write_text("asked to end\n")
             self._runner.signal(signal.SIGKILL if request == b"kill" else signal.SIGTERM)
@@ -167,6 +263,7 @@ class Agent:
         try:
             descriptor = os.open(self._control / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
+            self._positions.setdefault(name, 0)
             return
         try:
             while stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -192,18 +289,19 @@ class Agent:
 
     def _send_artifacts(self) -> None:
         """Send new and changed artifacts, regular files only, without following links; remove deleted ones."""
-        root = self._place / "artifacts"
-        there = set()
-        for folder, _, names in os.walk(root):
-            for name in names:
-                path = Path(folder, name)
-                shown = os.fsencode(path.relative_to(root)).decode(errors="replace")
-                there.add(shown)
-                with contextlib.suppress(FileNotFoundError):
-                    self._send(path, shown)
-        for gone in self._sent.keys() - there:
-            self._bucket.remove(self._model + gone)
-            del self._sent[gone]
+        with self._artifacts_lock:
+            root = self._place / "artifacts"
+            there = set()
+            for folder, _, names in os.walk(root):
+                for name in names:
+                    path = Path(folder, name)
+                    shown = os.fsencode(path.relative_to(root)).decode(errors="replace")
+                    there.add(shown)
+                    with contextlib.suppress(FileNotFoundError):
+                        self._send(path, shown)
+            for gone in self._sent.keys() - there:
+                self._bucket.remove(self._model + gone)
+                del self._sent[gone]
 
     def _send(self, path: Path, shown: str) -> None:
         status = path.lstat()
@@ -211,8 +309,19 @@ class Agent:
         if not stat.S_ISREG(status.st_mode) or self._sent.get(shown) == state:
             return
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-            self._bucket.put(self._model + shown, _blocks(file, status.st_size), status.st_size)
+            self._bucket.put(self._model + shown, self._blocks(file, status.st_size), status.st_size)
         self._sent[shown] = state
+
+    def _blocks(self, file: Any, size: int) -> Iterator[bytes]:  # noqa: ANN401 - a binary file
+        """Read as many bytes of a file as were announced, even if it grows meanwhile."""
+        while size:
+            if time.monotonic() >= self._collect_until:
+                raise OSError("there was no time for all of it")
+            block: bytes = file.read(min(size, _BLOCK_BYTES))
+            if not block:
+                raise OSError("the file became shorter while it was sent")
+            size -= len(block)
+            yield block
 
     def _report(self, phase: str, reason: str | None = None, detail: str | None = None) -> None:
         self._put("status", json.dumps({"phase": phase, "reason": reason, "detail": detail}).encode())
@@ -221,14 +330,13 @@ class Agent:
         self._bucket.put(self._prefix + name, content, len(content))
 
 
-def _blocks(file: Any, size: int) -> Iterator[bytes]:  # noqa: ANN401 - a binary file
-    """Read as many bytes of a file as were announced, even if it grows meanwhile."""
-    while size:
-        block: bytes = file.read(min(size, _BLOCK_BYTES))
-        if not block:
-            raise OSError("the file became shorter while it was sent")
-        size -= len(block)
-        yield block
+def _open_to_all(folder: Path) -> None:
+    """Let every user write to the workspace: the container may run as any."""
+    for parent, folders, files in os.walk(folder):
+        Path(parent).chmod(0o777)
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode | 0o666)
 
 
 if __name__ == "__main__":

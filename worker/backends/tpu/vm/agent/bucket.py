@@ -35,6 +35,8 @@ class Bucket:
         self._lock = threading.Lock()
         self._token = ""
         self._expires_at = self._read_again_at = 0.0
+        self.received_at = time.monotonic()
+        """Time at which a new token was found, which a worker wrote."""
 
     def token(self) -> tuple[str, float]:
         """Return an access token, and the Unix time at which it expires; waits until there is one."""
@@ -49,6 +51,8 @@ class Bucket:
                         break
                     time.sleep(1)
                 else:
+                    if str(made["access_token"]) != self._token:
+                        self.received_at = time.monotonic()
                     self._token, self._expires_at = str(made["access_token"]), float(made["expires_at"])
                     self._read_again_at = time.time() + min(_TOKEN_SECONDS, (self._expires_at - time.time()) / 2)
             return self._token, self._expires_at

@@ -7,6 +7,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from . import CALL_SECONDS
 from .bucket import Bucket
@@ -25,35 +26,44 @@ class Metadata(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, port: int, bucket: Bucket) -> None:
-        super().__init__(("127.0.0.1", port), _MetadataRequest)
+        super().__init__(("127.0.0.1", port), MetadataRequest)
         self.bucket = bucket
 
 
-class _MetadataRequest(BaseHTTPRequestHandler):
-    server: Metadata
+class MetadataRequest(BaseHTTPRequestHandler):
+    """A request for a token, or for what else a metadata server tells."""
+
+    server: Any
 
     def do_GET(self) -> None:
+        """Answer one request."""
         url = urllib.parse.urlsplit(self.path)
         account = url.path.partition("/instance/service-accounts/")[2]
         if account:
-            self._answer(*self._of_account(account, url.query))
+            self.answer(*self.of_account(account, url.query))
             return
         headers = {"Metadata-Flavor": self.headers.get("Metadata-Flavor", "")}
         request = urllib.request.Request(f"http://{_METADATA}{self.path}", headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:  # noqa: S310 - the same
-                self._answer(200, answer.headers.get("Content-Type", "text/plain"), answer.read())
+                self.answer(200, answer.headers.get("Content-Type", "text/plain"), answer.read())
         except urllib.error.HTTPError as error:
-            self._answer(error.code, "text/plain", error.read())
+            self.answer(error.code, "text/plain", error.read())
         except OSError as error:
-            self._answer(502, "text/plain", str(error).encode())
+            self.answer(502, "text/plain", str(error).encode())
 
-    def _of_account(self, path: str, query: str) -> tuple[int, str, bytes]:
+    def token(self) -> tuple[str, float]:
+        """Return the token, and the Unix time at which it expires."""
+        found: tuple[str, float] = self.server.bucket.token()
+        return found
+
+    def of_account(self, path: str, query: str) -> tuple[int, str, bytes]:
+        """Return status, content type and content of what is asked about an account."""
         if self.headers.get("Metadata-Flavor") != "Google":
             return 403, "text/plain", b"Missing Metadata-Flavor:Google header.\n"
         name = path.partition("/")[2].rstrip("/")
         if name == "token":
-            token, expires_at = self.server.bucket.token()
+            token, expires_at = self.token()
             made = {"access_token": token, "expires_in": int(expires_at - time.time()), "token_type": "Bearer"}
             return 200, "application/json", json.dumps(made).encode()
         facts = {"email": "job", "scopes": ["https://www.googleapis.com/auth/cloud-platform"], "aliases": ["default"]}
@@ -62,7 +72,8 @@ class _MetadataRequest(BaseHTTPRequestHandler):
         texts = {"email": "job\n", "scopes": f"{facts['scopes'][0]}\n"}
         return (200, "text/plain", texts[name].encode()) if name in texts else (404, "text/plain", b"")
 
-    def _answer(self, status: int, kind: str, content: bytes) -> None:
+    def answer(self, status: int, kind: str, content: bytes) -> None:
+        """Send a response."""
         self.send_response(status)
         for name, value in (("Metadata-Flavor", "Google"), ("Content-Type", kind), ("Content-Length", len(content))):
             self.send_header(name, str(value))

@@ -1,4 +1,4 @@
-"""The mock backend: really runs the command, as a process on this machine's CPU.
+"""The process backend: really runs the command, as a process on this machine's CPU.
 
 It simulates any machine type, and its jobs are marked as simulated. The job has the environment, folders, limits and
 signals of the other backends. It runs in a sandbox (`job_sandbox.py`) and a session of its own that outlive the worker.
@@ -7,10 +7,11 @@ names them.
 
 Two variables of the job's environment script it, to try a pipeline out:
 
-- `MOCK_START_FAILURE=why`: it cannot be started;
-- `MOCK_PREEMPT_AFTER=seconds`: its machine is taken away after that time.
+- `SIMULATE_START_FAILURE=why`: it cannot be started;
+- `SIMULATE_PREEMPT_AFTER=seconds`: its machine is taken away after that time.
 
-Its limits are softer than a container's: CPUs are bound by affinity, memory is measured about twice a second.
+Where the worker may write to control groups, they limit memory and CPUs (`control_groups.py`). Elsewhere CPUs are bound
+by affinity alone, and memory is measured about twice a second.
 """
 
 import logging
@@ -45,16 +46,26 @@ from worker.backends.base import (
     write_command,
     write_control_file,
 )
+from worker.backends.control_groups import JobGroup, control_group_support
 from worker.backends.job_processes import JobProcesses, boot_id
 from worker.backends.job_sandbox import JobSandbox, reason_without_sandbox, sandbox_support
 from worker.backends.port_check import check_ports_free
+from worker.backends.process_streams import ProcessStream, SocketStream, connect_to_processes, run_in_processes
 from worker.backends.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox
+from worker.backends.streams import EnterRequest
 from worker.sandbox.namespaces import PATH
 
 logger = logging.getLogger(__name__)
 
 EXIT_REFUSED = 97
 """Exit code of a wrapper that found the attempt already started, or its control folder deleted."""
+
+_JOIN = (
+    'count=$1; shift; while [ "$count" -gt 0 ]; do echo $$ >"$1" || exit '
+    f'{EXIT_REFUSED}; shift; count=$((count - 1)); done; exec "$@"'
+)
+"""Joins the control groups whose files are named first, then becomes the command. A process that joined later could
+have children outside."""
 
 _INHERITED_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
 _NEVER_STARTED_SECONDS = 15.0
@@ -70,13 +81,14 @@ class _Usage:
     cpu_seconds: float
 
 
-class MockBackend(Backend):
+class ProcessBackend(Backend):
     """See the module. One instance serves all attempt threads of a worker."""
 
     def __init__(self, settings: Settings) -> None:
         self._sandbox = _make_sandbox(settings)
         mounts = self._sandbox is not None
-        self.capabilities = replace(BACKENDS["mock"].capabilities, mounts=mounts)
+        self.capabilities = replace(BACKENDS["process"].capabilities, mounts=mounts)
+        self._groups = control_group_support(settings.process.cgroups)[0]
         self._settings = settings
         self._attempts = settings.root / "attempts"
         self._bind = settings.ports.bind
@@ -92,6 +104,9 @@ class MockBackend(Backend):
         if self._settings.process.sandbox == "require" and self._sandbox is None:
             why = sandbox_support(self._settings).problem
             return f"jobs have no sandbox here, and GRADIENT_PROCESS__SANDBOX=require: {why}"
+        if self._settings.process.cgroups == "require" and self._groups is None:
+            lacking = control_group_support("require")[1]
+            return f"jobs have no control groups here, and GRADIENT_PROCESS__CGROUPS=require: {lacking}"
         return None
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
@@ -100,8 +115,8 @@ class MockBackend(Backend):
         missing = self.unavailable_reason()
         if missing is not None:
             raise LaunchError("launch_failed", missing)
-        if "MOCK_START_FAILURE" in spec.env:
-            raise LaunchError("launch_failed", spec.env["MOCK_START_FAILURE"] or "as MOCK_START_FAILURE asks")
+        if "SIMULATE_START_FAILURE" in spec.env:
+            raise LaunchError("launch_failed", spec.env["SIMULATE_START_FAILURE"] or "as SIMULATE_START_FAILURE asks")
         _reject_unsupported(spec, sandboxed=self._sandbox is not None)
         failpoint("created")
         confirm()
@@ -113,7 +128,8 @@ class MockBackend(Backend):
             sandboxed = self._sandbox is not None
         else:  # by another worker, perhaps with other settings
             sandboxed = find_sandbox(spec.job_id, spec.attempt) is not None
-        preempt = _seconds(spec.env.get("MOCK_PREEMPT_AFTER"))
+        group = self._group(base_handle(spec.job_id, spec.attempt, spec.control))
+        preempt = _seconds(spec.env.get("SIMULATE_PREEMPT_AFTER"))
         return {
             **base_handle(spec.job_id, spec.attempt, spec.control),
             "boot_id": boot_id(),
@@ -124,6 +140,7 @@ class MockBackend(Backend):
             "preempt_after": preempt,
             "stop_grace": spec.job_spec.stop_grace,
             "sandboxed": sandboxed,
+            "control_group": group.to_handle() if group is not None else None,
         }
 
     def poll(self, handle: Handle) -> Exit | None:
@@ -143,6 +160,8 @@ class MockBackend(Backend):
             return Exit(None, "host_restarted")
         if read_control(control, STOPPING_FILE) is not None and any(self._processes(handle).all()):
             return None  # the shell ends at once; the training may still be saving, until its grace period is over
+        if code != 0:
+            self._mark_out_of_memory(handle)
         return Exit(code, *_marked(control))
 
     def _exit_without_file(self, handle: Handle, members: JobProcesses, returned: int | None) -> Exit | None:
@@ -150,6 +169,7 @@ class MockBackend(Backend):
         # bubblewrap reports a wrapper that a signal ended as 128 and the signal.
         most = _SIGNALLED if handle["sandboxed"] else math.inf
         if returned is not None and 0 <= returned <= most:
+            self._mark_out_of_memory(handle)
             return Exit(returned, *_marked(Path(handle["control"])))
         if read_control(Path(handle["control"]), "started") is not None:
             return Exit(None, "process_lost")
@@ -169,6 +189,8 @@ class MockBackend(Backend):
     def sample(self, handle: Handle) -> dict[str, float]:
         """See `Backend.sample`."""
         cpu_seconds, memory, count = self._processes(handle).usage()
+        if (group := self._group(handle)) is not None:
+            cpu_seconds, memory = group.cpu_seconds(), group.memory_bytes()
         now = time.monotonic()
         before = self._usage.get(handle["name"])
         self._usage[handle["name"]] = _Usage(now, cpu_seconds)
@@ -179,15 +201,29 @@ class MockBackend(Backend):
 
     def destroy(self, handle: Handle) -> None:
         """Kill all remaining processes of the job; see `Backend.destroy`."""
-        name = handle["name"]
+        name, group = handle["name"], self._group(handle)
+        if group is not None:
+            group.kill_all()
         self._processes(handle).kill(spare_leader=False)
         with self._lock:
             children = self._children.pop(name, [])
         for child in children:
             child.wait()
+        if group is not None:
+            group.remove()
         self._usage.pop(name, None)
         self._sandboxes.pop(name, None)
         self._memory_checked.pop(name, None)
+
+    def run_in_job(self, handle: Handle, request: EnterRequest) -> ProcessStream:
+        """See `EnterableBackend.run_in_job`."""
+        group = self._group(handle)
+        return run_in_processes(self._processes(handle), request, _join_words(group) if group else [])
+
+    def connect_to_job(self, handle: Handle, port: int, session_id: str) -> SocketStream:
+        """See `EnterableBackend.connect_to_job`."""
+        del session_id  # the connection needs no name
+        return connect_to_processes(self._processes(handle), port)
 
     def list_owned(self) -> list[Handle]:
         """List attempts with a folder here and living processes; see `Backend.list_owned`."""
@@ -207,7 +243,8 @@ class MockBackend(Backend):
             # Affects this thread only; the child inherits it before it can run anything.
             os.sched_setaffinity(0, self._cpus(spec.job_spec.cpus))
         try:
-            child = _start_plain(spec) if self._sandbox is None else _start_sandboxed(spec, self._sandbox)
+            join = self._make_group(spec)
+            child = _start_plain(spec, join) if self._sandbox is None else _start_sandboxed(spec, self._sandbox, join)
         except OSError as error:
             raise LaunchError("launch_failed", str(error)) from error
         finally:
@@ -218,6 +255,29 @@ class MockBackend(Backend):
         if self._sandbox is not None:
             _wait_for_wrapper(spec, child)
         failpoint("launched")
+
+    def _make_group(self, spec: LaunchSpec) -> list[str]:
+        """Create the job's control group; return the words before a command that starts it in there."""
+        if self._groups is None:
+            return []
+        group = self._groups.group(spec.name)
+        group.create(spec.memory_bytes, spec.job_spec.cpus)
+        return _join_words(group)
+
+    def _group(self, handle: Handle) -> JobGroup | None:
+        """Return the job's control group; None if it was started without one."""
+        stored = handle.get("control_group")
+        group = self._groups.group(handle["name"]) if self._groups is not None else None
+        group = JobGroup.from_handle(stored) if stored else group
+        return group if group is not None and group.exists() else None
+
+    def _mark_out_of_memory(self, handle: Handle) -> bool:
+        """Record that the kernel killed a process of the job for its memory limit, if it did; return whether."""
+        group, limit = self._group(handle), handle["memory_bytes"]
+        if group is None or limit is None or not group.out_of_memory():
+            return False
+        write_control_file(Path(handle["control"]), "out_of_memory", f"{limit // MIB} MiB")
+        return True
 
     def _processes(self, handle: Handle) -> JobProcesses:
         """Return the processes of the job, in its sandbox or without one; a handle by name alone does not tell."""
@@ -250,7 +310,10 @@ class MockBackend(Backend):
     def _watch_limits(self, handle: Handle, members: JobProcesses, control: Path) -> None:
         limit: int | None = handle["memory_bytes"]
         now = time.monotonic()
-        if limit is not None and now - self._memory_checked.get(handle["name"], 0.0) >= _MEMORY_CHECK_SECONDS:
+        if self._group(handle) is not None:
+            if self._mark_out_of_memory(handle):
+                members.kill(spare_leader=True)
+        elif limit is not None and now - self._memory_checked.get(handle["name"], 0.0) >= _MEMORY_CHECK_SECONDS:
             self._memory_checked[handle["name"]] = now
             used = members.usage()[1]
             if used > limit:
@@ -263,7 +326,7 @@ class MockBackend(Backend):
         if running >= after + handle["stop_grace"]:
             members.kill(spare_leader=True)
         elif running >= after and read_control(control, "preempted") is None:
-            write_control_file(control, "preempted", "as MOCK_PREEMPT_AFTER asks")
+            write_control_file(control, "preempted", "as SIMULATE_PREEMPT_AFTER asks")
             members.signal(signal.SIGTERM, spare_leader=True)
 
 
@@ -283,9 +346,14 @@ def _make_sandbox(settings: Settings) -> JobSandbox | None:
     return None
 
 
-def _start_plain(spec: LaunchSpec) -> "subprocess.Popen[bytes]":
+def _join_words(group: JobGroup) -> list[str]:
+    """Return the words before a command that start it in a control group."""
+    return ["/bin/sh", "-c", _JOIN, "/bin/sh", str(len(group.folders)), *group.process_files]
+
+
+def _start_plain(spec: LaunchSpec, join: list[str]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-        [str(WRAPPER), str(spec.control)],
+        [*join, str(WRAPPER), str(spec.control)],
         cwd=spec.working_dir or spec.workspace,
         env=_inherited_environment(spec.python) | spec.env,
         stdin=subprocess.DEVNULL,
@@ -295,22 +363,20 @@ def _start_plain(spec: LaunchSpec) -> "subprocess.Popen[bytes]":
     )
 
 
-def _start_sandboxed(spec: LaunchSpec, sandbox: JobSandbox) -> "subprocess.Popen[bytes]":
-    """Start bubblewrap, whose own environment only names the attempt; the job's is a file in memory."""
+def _start_sandboxed(spec: LaunchSpec, sandbox: JobSandbox, join: list[str]) -> "subprocess.Popen[bytes]":
+    """Start bubblewrap, whose own environment only names the attempt; the job's is in a script in memory."""
     uid = sandbox.prepare(spec)
     names = {"GRADIENT_JOB_ID": spec.job_id, "GRADIENT_ATTEMPT": str(spec.attempt)}
-    with os.fdopen(os.memfd_create("environment"), "w+b") as variables:
-        for name, value in sandbox.environment(_inherited_environment(spec.python), spec).items():
-            variables.write(os.fsencode(f"{name}={value}\0"))
-        variables.seek(0)
+    with os.fdopen(os.memfd_create("script"), "w+b") as script:
+        script.write(sandbox.script(_inherited_environment(spec.python), spec))
+        script.seek(0)
         return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-            sandbox.command(spec, uid, variables.fileno()),
+            [*join, *sandbox.command(spec, uid)],
             cwd="/",
             env={"PATH": PATH} | names,
-            stdin=subprocess.DEVNULL,
+            stdin=script,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            pass_fds=(variables.fileno(),),
             start_new_session=True,
         )
 
@@ -368,7 +434,7 @@ def _seconds(text: str | None) -> float | None:
     try:
         return float(text) if text else None
     except ValueError as error:
-        raise LaunchError("launch_failed", f"MOCK_PREEMPT_AFTER={text}: not a number of seconds") from error
+        raise LaunchError("launch_failed", f"SIMULATE_PREEMPT_AFTER={text}: not a number of seconds") from error
 
 
 def _marked(control: Path) -> tuple[str | None, str | None]:

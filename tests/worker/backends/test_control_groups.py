@@ -1,0 +1,210 @@
+"""Control groups of the process backend's jobs: real ones, and both versions on folders that look like them."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from support.backend_harness import BackendHarness
+from support.deployment import wait_until
+
+from core.settings import Settings
+from core.settings.worker import ProcessSettings
+from gradient_server.checks.finding import Status
+from gradient_server.checks.host import limits
+from worker.backends import control_groups as groups
+from worker.backends.base import LaunchError
+from worker.backends.control_groups import JobGroup, NoControlGroups, find_control_groups
+
+PYTHON = Path(sys.executable).resolve()
+HOG = f"{PYTHON} -c 'import time; x = bytearray(400 * 1024**2); time.sleep(600)'"
+UNIFIED = ("cpu.max", "cpu.stat", "memory.max", "memory.swap.max", "memory.current", "memory.events", "memory.stat")
+SEPARATE = {
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "memory.stat"),
+    "cpu": ("cpu.cfs_period_us", "cpu.cfs_quota_us"),
+    "cpuacct": ("cpuacct.usage",),
+    "unified": ("cgroup.kill",),
+}
+
+
+@pytest.fixture(params=["plain", "sandbox"])
+def place(request, tmp_path, control_groups):  # noqa: ARG001 - a requirement
+    if request.param == "sandbox":
+        request.getfixturevalue("bubblewrap")
+    sandbox = "require" if request.param == "sandbox" else "off"
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox=sandbox, cgroups="require"))
+    yield place
+    place.clear()
+
+
+def group_of(handle):
+    return JobGroup.from_handle(handle["control_group"])
+
+
+@pytest.mark.integration
+def test_the_kernel_keeps_a_job_within_its_memory(place):
+    """No process ever has more, and the job's end has the reason."""
+    handle = place.launch(place.spec(f"{HOG}; exit $?", memory_mb=100))
+    ended = place.wait(handle)
+    assert (ended.code, ended.reason, ended.detail) == (137, "out_of_memory", "100 MiB")
+
+
+@pytest.mark.integration
+def test_a_job_that_outlives_its_killed_process_is_ended(place):
+    spec = place.spec(f"{HOG} & sleep 600", memory_mb=100)
+    assert place.wait(place.launch(spec)).reason == "out_of_memory"
+
+
+@pytest.mark.integration
+def test_half_a_cpu_is_half_a_cpu(place):
+    spec, handle = place.running(f"echo up; {PYTHON} -c 'while True: pass'", cpus=0.5)
+    begin = [group_of(handle).cpu_seconds(), os.times().elapsed]
+    wait_until(lambda: group_of(handle).cpu_seconds() > begin[0] + 1, "a second of CPU time")
+    assert os.times().elapsed - begin[1] > 1.6, "at full speed it would take one second"
+    assert (place.backend.sample(handle), place.backend.sample(handle)["cpu_percent"])[1] < 200
+    assert spec.name in str(group_of(handle).cpu)
+
+
+@pytest.mark.integration
+def test_a_job_and_what_it_started_are_in_its_group_until_it_is_removed(place):
+    _, handle = place.running("setsid sleep 600 & echo up; sleep 600")
+    group = group_of(handle)
+    assert json.loads(json.dumps(handle)) == handle
+    wait_until(lambda: len((group.memory / "cgroup.procs").read_text().split()) >= 3, "all processes")
+    assert place.backend.sample(handle)["memory_bytes"] > 0
+    place.backend.destroy(handle)
+    assert not any(folder.exists() for folder in group.folders)
+    place.backend.destroy(handle)
+
+
+@pytest.mark.integration
+def test_another_worker_finds_the_group_by_the_handle(place, tmp_path):
+    handle = place.launch(place.spec(HOG, memory_mb=100))
+    later = BackendHarness("process", tmp_path, process=ProcessSettings(cgroups="off"))
+    assert wait_until(lambda: later.backend.poll(handle), "the job to end").reason == "out_of_memory"
+    later.backend.destroy(handle)
+    assert not group_of(handle).exists()
+
+
+def test_without_groups_where_they_are_required_no_job_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr("worker.backends.process.control_group_support", lambda _: (None, "nothing is mounted"))
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="off", cgroups="require"))
+    with pytest.raises(LaunchError, match="nothing is mounted"):
+        place.launch(place.spec("true"))
+
+
+class FakeKernel:
+    """Folders that look like mounted control groups; a new folder gets the files that the kernel would make."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.proc = root / "proc"
+        self.proc.mkdir()
+        make = Path.mkdir
+        monkeypatch.setattr(Path, "mkdir", lambda path, *args, **options: self._fill(make, path, *args, **options))
+        monkeypatch.setattr(groups, "_removed", lambda folder: shutil.rmtree(folder) or True)
+
+    def _fill(self, make, path, *args, **options):
+        make(path, *args, **options)
+        for name in SEPARATE.get(path.relative_to(self.root).parts[0], UNIFIED):
+            (path / name).touch()
+
+    def mount(self, name, kind, options, own, *, inner="/"):
+        with (self.proc / "mountinfo").open("a") as file:
+            file.write(f"30 25 0:1 {inner} {self.root / name} rw - {kind} cgroup rw,{options}\n")
+        with (self.proc / "cgroup").open("a") as file:
+            file.write(f"1:{options if kind == 'cgroup' else ''}:{own}\n")
+        folder = self.root / name / own.removeprefix(inner).lstrip("/")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    return FakeKernel(tmp_path, monkeypatch)
+
+
+def unified(kernel, own, monkeypatch, *, delegated=True, controllers="cpuset cpu memory pids"):
+    folder = kernel.mount("two", "cgroup2", "nsdelegate", own)
+    (kernel.root / "two" / "cgroup.controllers").write_text(controllers)
+    for parent in {folder, folder.parent} - {kernel.root}:
+        (parent / "cgroup.subtree_control").write_text("pids")
+    monkeypatch.setattr(groups.os, "getxattr", lambda *_: b"1" if delegated else b"0")
+    return folder
+
+
+def test_version_2_in_a_delegated_group(kernel, monkeypatch):
+    own = unified(kernel, "/system.slice/worker.service/main", monkeypatch)
+    found = find_control_groups(kernel.proc)
+    assert (found.version, found.memory) == (2, own.parent)
+    assert (own.parent / "cgroup.subtree_control").read_text() == "+cpu +memory"
+    assert not list(own.parent.glob("gradient-*")), "the probe is removed"
+    group = found.group("j1-1")
+    group.create(64 * 1024**2, 1.5)
+    assert (group.memory / "memory.max").read_text() == str(64 * 1024**2)
+    assert (group.memory / "memory.swap.max").read_text() == "0"
+    assert (group.cpu / "cpu.max").read_text() == "150000 100000"
+    (group.memory / "memory.events").write_text("low 0\noom 1\noom_kill 0\n")
+    assert not group.out_of_memory()
+    (group.memory / "memory.events").write_text("low 0\noom 1\noom_kill 2\n")
+    assert group.out_of_memory()
+    (group.cpu / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
+    (group.memory / "memory.current").write_text("1000\n")
+    (group.memory / "memory.stat").write_text("anon 600\ninactive_file 300\n")
+    assert (group.cpu_seconds(), group.memory_bytes()) == (2.5, 700)
+    assert JobGroup.from_handle(json.loads(json.dumps(group.to_handle()))) == group
+
+
+@pytest.mark.parametrize(
+    ("own", "delegated", "controllers", "why"),
+    [
+        ("/user.slice/shell.scope", False, "cpu memory", "is not delegated"),
+        ("/system.slice/worker.service/main", True, "pids", "no control groups with the controller memory"),
+    ],
+)
+def test_what_version_2_lacks_is_said(kernel, monkeypatch, own, delegated, controllers, why):
+    unified(kernel, own, monkeypatch, delegated=delegated, controllers=controllers)
+    with pytest.raises(NoControlGroups, match=why):
+        find_control_groups(kernel.proc)
+
+
+def test_version_1_with_version_2_for_the_end(kernel):
+    """The mount shows only a part of the hierarchy, as in a container."""
+    memory = kernel.mount("memory", "cgroup", "memory", "/docker/a/b", inner="/docker/a")
+    cpu = kernel.mount("cpu", "cgroup", "cpu", "/")
+    usage = kernel.mount("cpuacct", "cgroup", "cpuacct", "/")
+    kill = kernel.mount("unified", "cgroup2", "nsdelegate", "/")
+    (kill / "cgroup.controllers").write_text("hugetlb")
+    found = find_control_groups(kernel.proc)
+    assert (found.version, found.memory, found.cpu, found.usage, found.kill) == (1, memory, cpu, usage, kill)
+    assert memory == kernel.root / "memory" / "b"
+    group = found.group("j1-1")
+    group.create(64 * 1024**2, 0.001)
+    assert (group.memory / "memory.limit_in_bytes").read_text() == str(64 * 1024**2)
+    assert (group.cpu / "cpu.cfs_quota_us").read_text() == "1000"
+    (group.memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+    (group.usage / "cpuacct.usage").write_text("1500000000\n")
+    assert (group.out_of_memory(), group.cpu_seconds()) == (True, 1.5)
+    group.kill_all()
+    assert (group.kill / "cgroup.kill").read_text() == "1"
+    group.remove()
+    assert not group.exists()
+
+
+def test_a_machine_without_control_groups(kernel):
+    (kernel.proc / "cgroup").write_text("")
+    (kernel.proc / "mountinfo").write_text("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    with pytest.raises(NoControlGroups, match="controller memory are mounted"):
+        find_control_groups(kernel.proc)
+
+
+def test_the_doctor_says_how_jobs_are_limited(monkeypatch, tmp_path):
+    found = groups.ControlGroups(2, tmp_path, tmp_path, tmp_path, tmp_path)
+    monkeypatch.setattr("gradient_server.checks.host.control_group_support", lambda _: (found, None))
+    assert limits(Settings()).message == "Control groups (version 2) limit the memory and CPUs of jobs."
+    monkeypatch.setattr("gradient_server.checks.host.control_group_support", lambda _: (None, "nothing is mounted"))
+    assert limits(Settings()).status is Status.WARNING
+    assert "nothing is mounted" in limits(Settings()).message
+    assert limits(Settings(process=ProcessSettings(cgroups="require"))).status is Status.PROBLEM

@@ -1,0 +1,187 @@
+"""The bill of a TPU as Google writes it, against the one that the service tells."""
+
+import threading
+import time
+
+import pytest
+from support.deployment import wait_until
+
+from core.catalogue.machine_types import Catalogue
+from worker.backends.base import LaunchError
+
+pytestmark = pytest.mark.integration
+
+NEAR = 1.0
+"""Seconds by which the service may be wrong on a busy machine; its polls are 20 ms apart."""
+WAYS = pytest.mark.parametrize("way", ["node", "queued"])
+
+
+def no_owner(*_):
+    return False
+
+
+def billed(place, google):
+    """Wait for the end of both bills; return theirs and ours, each as start and end."""
+    log = place._resource_log
+    wait_until(lambda: log.billing()[1] is not None, "the end of the bill")
+    (times,) = google.tpu.billed.values()
+    return times, list(log.billing()[:2])
+
+
+@WAYS
+def test_it_ends_when_the_deletion_has_ended(make_google_harness, google, way):
+    """The answer to the request only says that the deletion has begun."""
+    google.tpu.delete_seconds = 2.0
+    place = make_google_harness(provisioning=way)
+    handle = place.launch(place.spec("true"))
+    place.wait(handle)
+    place.backend.release(handle)
+    assert (place._resource_log.billing()[1], len(google.tpu.nodes)) == (None, 1)
+    theirs, ours = billed(place, google)
+    assert ours == pytest.approx(theirs, abs=NEAR)
+    assert ours[1] - ours[0] >= 1.5
+
+
+def test_it_ends_with_the_deletion_whose_answer_comes_late(make_google_harness, google):
+    google.tpu.late.append(("DeleteNode", 3.0))
+    place = make_google_harness(provisioning="node", timeout_seconds=6.0)
+    handle = place.launch(place.spec("true"))
+    place.wait(handle)
+    asked = threading.Thread(target=place.backend.release, args=(handle,))
+    asked.start()
+    theirs, ours = billed(place, google)
+    assert asked.is_alive(), "nobody waits for the answer"
+    asked.join()
+    assert ours == pytest.approx(theirs, abs=NEAR)
+
+
+def test_it_goes_on_while_a_deletion_does_not_succeed(make_google_harness, google):
+    place = make_google_harness()
+    handle = place.launch(place.spec("true"))
+    place.wait(handle)
+    google.tpu.stuck.update(google.tpu.queued)
+    place.backend.release(handle)
+    time.sleep(1.0)
+    assert place._resource_log.billing()[1] is None
+    place.backend.remove_orphans(no_owner, no_owner)
+    theirs, ours = billed(place, google)
+    assert ours == pytest.approx(theirs, abs=NEAR)
+    google.tpu.stuck.clear()
+    place.backend.remove_orphans(no_owner, no_owner)
+
+
+@WAYS
+def test_it_ends_with_the_preemption(make_google_harness, google, way):
+    place = make_google_harness(provisioning=way)
+    _, handle = place.running("echo up; exec sleep 600", stop_grace=0)
+    google.tpu.preempt()
+    assert place.wait(handle).reason == "preempted"
+    time.sleep(1.5)
+    place.backend.destroy(handle)
+    theirs, ours = billed(place, google)
+    assert ours == pytest.approx(theirs, abs=NEAR)
+
+
+def test_it_counts_from_the_nodes_creation_if_no_worker_saw_it_become_ready(make_google_harness, google):
+    """A job whose worker dies while it waits, stopped before the next worker is there."""
+    google.tpu.ready = False
+    place = make_google_harness()
+
+    def die(_, words):
+        if "WAITING_FOR_RESOURCES" in words:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        place.launch(place.spec("true"), progress=die)
+    google.tpu.serve_queue()
+    time.sleep(2.0)
+    heir = place.new_instance()
+    for handle in heir.list_owned():
+        heir.destroy(handle)
+    theirs, ours = billed(place, google)
+    assert ours == pytest.approx(theirs, abs=NEAR)
+    assert ours[1] - ours[0] >= 1.5
+
+
+def test_a_device_without_a_record_is_not_lost_to_its_job(make_google_harness, google):
+    """As after the restore of an older database."""
+    place = make_google_harness()
+    handle = place.launch(place.spec("true"))
+    place.wait(handle)
+    place._resource_log._rows.clear()
+    place.backend.remove_orphans(no_owner, no_owner)
+    theirs, ours = billed(place, google)
+    assert ours == pytest.approx(theirs, abs=NEAR)
+
+
+@pytest.mark.parametrize("spot", [True, False])
+def test_a_spot_device_has_the_spot_price(make_google_harness, google, spot):
+    place = make_google_harness(spot=spot)
+    place.launch(place.spec("true"))
+    price = Catalogue.load().get("TPU").spot_price_per_hour
+    assert price is not None
+    assert place._resource_log.billing()[2] == (price if spot else None)
+    assert len(google.tpu.nodes) == 1
+
+
+class Stop:
+    """A user's stop, as a start sees it."""
+
+    def __init__(self):
+        self.requested_at = None
+
+    def request(self):
+        self.requested_at = time.monotonic()
+
+    def check(self):
+        if self.requested_at is not None:
+            raise LaunchError("stopped_by_user", "before it was started")
+
+
+def expect_stopped(place, spec, progress):
+    """Launch what a stop must end within two seconds."""
+    with pytest.raises(LaunchError) as raised:
+        place.launch(spec, progress=progress)
+    seconds = time.monotonic() - spec.check.__self__.requested_at
+    assert (raised.value.reason, seconds < 2.0) == ("stopped_by_user", True), seconds
+
+
+def test_a_stop_ends_the_wait_for_a_device(make_google_harness, google):
+    google.tpu.ready = False
+    place, stop = make_google_harness(poll_seconds=60.0), Stop()
+    spec = place.spec("true", check=stop.check)
+    expect_stopped(place, spec, lambda phase, _: phase == "waiting" and threading.Timer(0.5, stop.request).start())
+
+
+@pytest.mark.parametrize("placement", ["grpc", "vm"])
+def test_a_stop_ends_the_copy_to_the_bucket(make_google_harness, google, placement):
+    google.storage.slow["upload.*(/data/set|workspace.tar.gz)"] = 6.0
+    place, stop = make_google_harness(placement=placement), Stop()
+    spec = place.spec("true", check=stop.check, env={"TPU_STAGE": "set"} if placement == "grpc" else {})
+    (spec.workspace / "set").write_bytes(b"x" * 1000)
+    folders = 3  # written first
+    copying = threading.Thread(
+        target=lambda: (wait_until(lambda: len(uploads(google)) > folders, "the copy"), stop.request())
+    )
+    copying.start()
+    expect_stopped(place, spec, lambda *_: None)
+    copying.join()
+    assert google.tpu.made() == []
+    wait_until(lambda: google.storage.names("jobs/") == [], "what was copied to be removed")
+
+
+def uploads(google):
+    return [one for one in list(google.storage.requests) if "upload" in one]
+
+
+def test_a_copy_in_many_parts_ends_between_two(make_google_harness, google):
+    """Nothing is copied on behind the back of a job that has ended."""
+    place, stop = make_google_harness(), Stop()
+    spec = place.spec("true", check=stop.check, env={"TPU_STAGE": "set"})
+    (spec.workspace / "set").mkdir()
+    for number in range(200):
+        (spec.workspace / "set" / str(number)).write_bytes(b"x")
+    google.storage.slow["upload.*/data/"] = 0.2
+    expect_stopped(place, spec, lambda _, words: "copying set" in words and threading.Timer(1.0, stop.request).start())
+    wait_until(lambda: google.storage.names("jobs/") == [], "what was copied to be removed")
+    assert len(uploads(google)) < 150

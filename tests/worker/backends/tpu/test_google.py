@@ -1,0 +1,191 @@
+"""TPU jobs with production settings: Google's clients over TLS, a service account's key, no simulator."""
+
+import socket
+
+import grpc
+import pytest
+from support.deployment import wait_until
+from support.fake_clouds import expect_launch_error
+from support.google_cloud import PROJECT
+from support.google_tpu import Refusal, State
+
+from core.jobs.reasons import REASONS
+from worker.backends.base import read_exit_code
+
+pytestmark = pytest.mark.integration
+
+BUCKET = f"{PROJECT}-gradient-us-central1"
+WAYS = pytest.mark.parametrize("way", ["node", "queued"])
+
+
+def made_in(google):
+    return [one.partition(" ")[2] for one in google.tpu.made()]
+
+
+@WAYS
+def test_a_job_gets_its_device_and_the_projects_bucket(make_google_harness, google, way):
+    place = make_google_harness(provisioning=way)
+    spec = place.spec('echo "$TPU_GRPC_URL $TPU_MODEL_DIR"')
+    handle = place.launch(spec)
+    assert place.wait(handle).code == 0
+    address, port = google.tpu.device
+    assert place.output(spec).decode() == f"grpc://{address}:{port} gs://{BUCKET}/jobs/{place.job_id}/model\n"
+    assert google.storage.buckets[BUCKET]["project"] == PROJECT
+    place.backend.destroy(handle)
+    assert (google.tpu.nodes, google.tpu.queued, google.storage.names()) == ({}, {}, [])
+
+
+@WAYS
+def test_a_zone_that_lacks_the_type_is_passed_over(make_google_harness, google, way):
+    place = make_google_harness("TPU v5e", provisioning=way)
+    assert place.wait(place.launch(place.spec("true"))).code == 0
+    assert made_in(google) == ["us-west4-a"]
+    assert [name for name in google.storage.buckets if "central1" in name] == []
+    asked = [one for one in google.tpu.requests if one.startswith("ListAcceleratorTypes")]
+    assert len(asked) == 2, "zones in order, and each once"
+
+
+def test_a_type_that_no_zone_offers_is_refused_before_anything_is_made(make_google_harness, google):
+    place = make_google_harness("TPU v6e", zones=["us-central1-b", "us-west4-a"])
+    reason, detail = expect_launch_error(place)
+    assert reason == "tpu_denied"
+    assert detail == "us-central1-b: does not offer v6e-8; us-west4-a: does not offer v6e-8"
+    assert google.tpu.made() == []
+
+
+@WAYS
+def test_a_zone_that_is_not_open_to_the_project_is_passed_over(make_google_harness, google, way):
+    google.tpu.offered["us-west4-a"].append("v2-8")
+    closed = Refusal(grpc.StatusCode.PERMISSION_DENIED, "Location us-central1-b is not found or access is denied")
+    google.tpu.faults.append(("Create.*", closed))
+    place = make_google_harness(provisioning=way)
+    place.launch(place.spec("true"))
+    assert made_in(google) == ["us-central1-b", "us-west4-a"]
+
+
+def test_an_end_after_a_preemption_is_no_success(make_google_harness, google):
+    """A program that saves what it has on SIGTERM ends with 0, and has not done its work."""
+    place = make_google_harness()
+    _, handle = place.running('trap "exit 0" TERM; echo up; while :; do sleep 0.02; done')
+    google.tpu.node().state = State.PREEMPTED
+    exit_ = place.wait(handle)
+    assert (exit_.code, exit_.reason) == (0, "preempted")
+
+
+def test_a_success_before_a_preemption_is_one(make_google_harness, google):
+    place = make_google_harness(watch_seconds=600.0)
+    spec = place.spec("true")
+    handle = place.launch(spec)
+    wait_until(lambda: read_exit_code(spec.control) == 0, "the command to end")
+    google.tpu.node().state = State.PREEMPTED
+    assert (place.wait(handle).reason, place.wait(handle).code) == (None, 0)
+
+
+def test_a_busy_api_does_not_cost_a_place_in_the_queue(make_google_harness, google):
+    """A refused creation tells of capacity or quota; a refused look at what was created tells of neither."""
+    google.tpu.ready = False
+    place, said = make_google_harness(), []
+
+    def progress(_, words):
+        if "WAITING_FOR_RESOURCES" in words and not said:
+            said.append(words)
+            busy = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "Resource has been exhausted (e.g. check quota).")
+            google.tpu.faults.append(("GetQueuedResource", busy))
+        elif said and not google.tpu.faults:
+            google.tpu.serve_queue()
+
+    assert place.wait(place.launch(place.spec("true"), progress=progress)).code == 0
+    assert len(google.tpu.made()) == 1
+
+
+def test_a_missing_network_is_a_refusal(make_google_harness, google):
+    words = "The resource 'projects/proj/global/networks/gone' was not found"
+    google.tpu.faults.append(("Create.*", Refusal(grpc.StatusCode.NOT_FOUND, words)))
+    assert expect_launch_error(make_google_harness()) == ("tpu_denied", words)
+
+
+def test_a_quota_is_told_from_capacity(make_google_harness, google):
+    words = "Quota limit 'TPUV2PerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 in zone us-central1-b."
+    google.tpu.faults.append(("Create.*", Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, words)))
+    reason, detail = expect_launch_error(make_google_harness())
+    assert reason == "tpu_quota"
+    assert words in detail
+
+
+def test_a_node_whose_request_is_stuck_is_deleted_by_its_own_name(make_google_harness, google):
+    place = make_google_harness()
+    handle = place.launch(place.spec("true"))
+    google.tpu.stuck.update(google.tpu.queued)
+    place.wait(handle)
+    place.backend.destroy(handle)
+    place.backend.remove_orphans(lambda *_: False, lambda _: False)
+    assert google.tpu.nodes == {}
+    google.tpu.stuck.clear()
+    place.backend.remove_orphans(lambda *_: False, lambda _: False)
+
+
+def test_a_bucket_keeps_no_deleted_objects_and_a_node_has_its_tags(make_google_harness, google):
+    place = make_google_harness(tags=["tpu"])
+    place.launch(place.spec("true"))
+    assert google.storage.buckets[BUCKET]["softDeletePolicy"]["retentionDurationSeconds"] == 0
+    assert list(google.tpu.node().tags) == ["tpu"]
+
+
+def test_a_device_is_given_back_when_the_command_has_ended(make_google_harness, google):
+    """Its outputs are collected after that, for as long as it takes."""
+    place = make_google_harness()
+    spec = place.spec("exit 4")
+    handle = place.launch(spec)
+    assert place.wait(handle).code == 4
+    place.backend.release(handle)
+    assert (google.tpu.nodes, google.tpu.queued) == ({}, {})
+    google.storage.put(BUCKET, f"jobs/{place.job_id}/model/late", b"kept")
+    place.backend.destroy(handle)
+    assert (spec.artifacts / "late").read_bytes() == b"kept"
+
+
+@WAYS
+def test_a_device_without_an_address_is_not_billed_for_hours(make_google_harness, google, way):
+    google.tpu.endpoints = 0
+    reason, detail = expect_launch_error(make_google_harness(provisioning=way))
+    assert reason == "tpu_unreachable"
+    assert "has no address" in detail
+    assert google.tpu.nodes == {}
+
+
+TPU_ACCOUNT = f"tpu@{PROJECT}.iam.gserviceaccount.com"
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        ("upload.*/.probe-", TPU_ACCOUNT),
+        ("/iam", f"giving {TPU_ACCOUNT} access"),
+        (f"GET /storage/v1/b/{BUCKET}[?]", "looking at it is not allowed"),
+    ],
+)
+def test_an_account_that_the_bucket_refuses_is_named_before_anything_bills(make_google_harness, google, refused, words):
+    place = make_google_harness(service_account=TPU_ACCOUNT)
+    place.wait(place.launch(place.spec("true")))  # Google takes minutes to apply a grant; this one is old then
+    google.storage.refuse += [(refused, 403)] * 100
+    reason, detail = expect_launch_error(place, place.spec("true", attempt=2))
+    assert (reason, len(google.tpu.made())) == ("bucket_refused", 1)
+    assert words in detail
+
+
+def test_a_worker_that_may_not_act_as_the_tpus_account_goes_on(make_google_harness, google):
+    google.storage.refuse += [(":generateAccessToken", 403)] * 100
+    place = make_google_harness(service_account=TPU_ACCOUNT)
+    assert place.wait(place.launch(place.spec("true"))).code == 0
+
+
+@WAYS
+def test_a_port_that_never_opens_is_paid_for_once(make_google_harness, google, way):
+    """Nothing would be different at the next attempt."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        google.tpu.device = closed.getsockname()
+    place = make_google_harness(provisioning=way, probe_seconds=1.0)
+    reason, detail = expect_launch_error(place)
+    assert (reason, google.tpu.nodes) == ("tpu_unreachable", {})
+    assert "Connection refused" in detail
+    assert not REASONS[reason].retry

@@ -1,0 +1,151 @@
+"""Jobs on TPU VMs with production settings: the start-up script runs, and reaches Google as the worker does."""
+
+import json
+import time
+
+import pytest
+from support.deployment import wait_until
+from support.fake_clouds import expect_launch_error
+
+from worker.attempt.outputs.missing_artifacts import read_missing
+from worker.backends.base import LaunchError
+
+pytestmark = pytest.mark.integration
+
+ON_VM = {"placement": "vm", "vm_poll_seconds": 0.05, "probe_seconds": 60.0, "unhealthy_seconds": 20.0}
+
+
+@pytest.fixture
+def make_vm_harness(make_google_harness):
+    def make(machine_type="TPU v5e", **options):
+        return make_google_harness(machine_type, **ON_VM | options)
+
+    return make
+
+
+def ended(place, handle):
+    exit_ = place.wait(handle)
+    place.backend.destroy(handle)
+    return exit_
+
+
+def artifact(spec, name):
+    found = spec.artifacts / name
+    return found.read_text() if found.exists() else None
+
+
+def test_a_job_runs_on_its_vm_with_the_vms_own_folders(make_vm_harness, google):
+    place = make_vm_harness()
+    host = {"GRADIENT_ARTIFACTS_DIR": "/of/the/worker", "PS_MODEL_PATH": "/of/the/worker"}
+    spec = place.spec('echo "$TPU_NAME"; echo kept >"$GRADIENT_ARTIFACTS_DIR/model"; exit 3', env=host)
+    handle = place.launch(spec)
+    assert google.tpu.node().accelerator_type == "v5litepod-8"
+    assert ended(place, handle).code == 3
+    assert place.output(spec) == b"local\n"
+    assert artifact(spec, "model") == "kept\n"
+    assert (google.tpu.nodes, google.tpu.queued, google.storage.names()) == ({}, {}, [])
+
+
+def test_an_upload_that_takes_long_is_no_silence(make_vm_harness, google):
+    """The VM's sign of life, its output and a stop do not wait behind an artifact."""
+    google.storage.slow["POST .*%2Fmodel%2Fbig"] = 5.0
+    place = make_vm_harness(unhealthy_seconds=2.0)
+    spec = place.spec('echo up; echo x >"$GRADIENT_ARTIFACTS_DIR/big"')
+    handle = place.launch(spec)
+    began = time.monotonic()
+    exit_ = ended(place, handle)
+    assert (exit_.code, exit_.reason) == (0, None)
+    assert time.monotonic() - began > 4.0
+    assert artifact(spec, "big") == "x\n"
+
+
+def test_a_vm_that_cannot_prepare_its_job_is_given_up_with_its_words(make_vm_harness, google):
+    google.storage.refuse += [("GET .*workspace.tar.gz", 403)] * 1000
+    reason, detail = expect_launch_error(make_vm_harness(vm_start_seconds=1.0))
+    assert reason == "launch_failed"
+    assert "HTTP Error 403" in detail
+    assert google.tpu.nodes == {}
+
+
+def test_a_slice_of_several_hosts_is_refused_by_its_node_too(make_vm_harness, google):
+    google.tpu.endpoints = 4
+    reason, detail = expect_launch_error(make_vm_harness())
+    assert reason == "tpu_denied"
+    assert "4 hosts" in detail
+    assert google.tpu.nodes == {}
+
+
+@pytest.mark.parametrize("way", ["queued", "node"])
+def test_a_vm_that_hears_of_no_worker_saves_and_deletes_itself(make_vm_harness, google, way):
+    place = make_vm_harness(provisioning=way, vm_abandoned_seconds=6.0, watch_seconds=600.0)
+    save = 'trap "echo saved >\\"$GRADIENT_ARTIFACTS_DIR/model\\"; exit 0" TERM'
+    spec = place.spec(f"{save}; echo up; while :; do sleep 0.05; done")
+    place.launch(spec)  # and then the worker dies
+    wait_until(lambda: not google.tpu.nodes, "the VM to delete itself")
+    assert (google.tpu.queued, any(one.startswith("REST DELETE") for one in google.tpu.requests)) == ({}, True)
+    heir = place.new_instance()
+    handle = place._made[0]
+    exit_ = wait_until(lambda: heir.poll(handle), "the next worker to read the end")
+    assert (exit_.reason, "heard of no worker" in exit_.detail) == ("tpu_lost", True)
+    heir.destroy(handle)
+    assert artifact(spec, "model") == "saved\n"
+    assert place.output(spec).startswith(b"up\n")
+
+
+def test_a_vm_that_restarts_is_no_fault_of_the_job(make_vm_harness, google):
+    place = make_vm_harness()
+    spec = place.spec("echo up; sleep 600")
+    handle = place.launch(spec)
+    wait_until(lambda: place.backend.poll(handle) or place.output(spec), "the job to run")
+    google.vms.restart(google.tpu.node().name.rpartition("/")[2])
+    exit_ = ended(place, handle)
+    assert (exit_.reason, "restarted" in str(exit_)) == ("tpu_lost", True), exit_
+
+
+def test_at_rest_a_job_costs_few_requests_and_no_new_tokens(make_vm_harness, google):
+    place = make_vm_harness(vm_poll_seconds=0.2)
+    spec = place.spec("echo up; sleep 600")
+    handle = place.launch(spec)
+    wait_until(lambda: place.backend.poll(handle) or place.output(spec), "the job to run")
+    google.storage.requests.clear()
+    until = time.monotonic() + 4.0
+    while time.monotonic() < until:
+        assert place.backend.poll(handle) is None
+        time.sleep(0.02)
+    asked = list(google.storage.requests)
+    assert [one for one in asked if "/token" in one or "oauth2" in one or "sts" in one] == []
+    looks = 4.0 / 0.2
+    assert len(asked) <= 2.5 * looks, json.dumps(asked, indent=1)
+
+
+def test_a_vm_is_not_billed_for_ever_for_artifacts_that_cannot_be_sent(make_vm_harness, google):
+    google.storage.refuse += [("POST .*%2Fmodel%2Fbig", 403)] * 10_000
+    place = make_vm_harness(vm_collect_seconds=2.0)
+    spec = place.spec('echo kept >"$GRADIENT_ARTIFACTS_DIR/small"; echo x >"$GRADIENT_ARTIFACTS_DIR/big"')
+    exit_ = ended(place, place.launch(spec))
+    assert (exit_.code, exit_.reason, google.tpu.nodes) == (0, None, {})
+    [missing] = read_missing(spec.artifacts)
+    assert "on the TPU VM, not sent in 2 s: " in missing.why
+
+
+def test_every_user_of_an_image_can_write_to_the_workspace_there(make_vm_harness):
+    place = make_vm_harness()
+    spec = place.spec("stat -c '%a %n' . sub sub/file; touch made")
+    (spec.workspace / "sub").mkdir(mode=0o700)
+    (spec.workspace / "sub" / "file").touch(0o640)
+    spec.workspace.chmod(0o755)
+    assert ended(place, place.launch(spec)).code == 0
+    assert place.output(spec).decode().splitlines() == ["777 .", "777 sub", "666 sub/file"]
+
+
+@pytest.mark.parametrize("placement", ["vm", "grpc"])
+def test_jobs_on_their_vms_need_no_engine_on_the_workers_host(make_google_harness, tmp_path, placement, monkeypatch):
+    engine = {"url": f"unix://{tmp_path}/no-engine.sock"}
+    place = make_google_harness(placement=placement, runner="docker", docker=engine)
+    assert (place.backend.unavailable_reason() is None) == (placement == "vm")
+    if placement == "vm":
+        assert place.backend.list_owned() == []
+    else:  # jobs of an engine that does not answer are not taken for lost
+        with pytest.raises(LaunchError, match="engine_unavailable"):
+            place.backend.list_owned()
+        monkeypatch.setattr(place.backend, "list_owned", list)  # for the end of the test

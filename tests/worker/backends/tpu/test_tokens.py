@@ -1,0 +1,67 @@
+"""Tokens of jobs beside their TPU, which are renewed for as long as the job runs."""
+
+import socket
+import sys
+import time
+
+import pytest
+from support.deployment import wait_until
+
+pytestmark = pytest.mark.integration
+
+ASK = """
+import os, time, google.auth.exceptions, google.auth.compute_engine, google.auth.transport.requests as requests
+assert "GOOGLE_AUTH_TOKEN_FOR_TESTING" not in os.environ
+credentials = google.auth.compute_engine.Credentials()
+while True:
+    try:
+        credentials.refresh(requests.Request())
+        print(credentials.token, flush=True)
+    except google.auth.exceptions.TransportError:
+        pass
+    time.sleep(0.2)
+"""
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def tokens(place, spec):
+    return set(place.output(spec).decode().split())
+
+
+def test_a_job_finds_a_fresh_token_for_as_long_as_it_runs(make_google_harness, google, port):
+    """Google's own client asks for it as on a machine of Google's; another worker goes on after the first."""
+    place = make_google_harness(bucket={"token_seconds": 60, "token_port": port})
+    place.backend._tokens._renew_seconds = 0.5
+    spec = place.spec(f"exec {sys.executable} -c '{ASK}'")
+    handle = place.launch(spec)
+    wait_until(lambda: place.backend.poll(handle) or len(tokens(place, spec)) >= 3, "three tokens, one after the other")
+    mine = {google.storage.prefixes[token] for token in tokens(place, spec)}
+    assert mine == {f"jobs/{place.job_id}/"}, "and each is limited to the job's own folder"
+    place.backend._tokens._server.shutdown()
+    place.backend._tokens._server.server_close()
+    heir, before = place.new_instance(), tokens(place, spec)
+    heir._tokens._renew_seconds = 0.5
+    code = wait_until(
+        lambda: heir.poll(handle) or (tokens(place, spec) - before and "more"), "the next worker's tokens"
+    )
+    assert code == "more"
+    heir._tokens._server.shutdown()
+    heir._tokens._server.server_close()
+    heir.destroy(handle)
+    assert list(heir._tokens._folder.iterdir()) == []
+
+
+def test_a_job_keeps_its_first_token_where_none_can_be_served(make_google_harness, port):
+    with socket.create_server(("127.0.0.1", port)):
+        place = make_google_harness(bucket={"token_port": port}, timeout_seconds=1.0)
+        spec = place.spec('echo "${GOOGLE_AUTH_TOKEN_FOR_TESTING:+kept} ${GCE_METADATA_HOST:-none}"')
+        began = time.monotonic()
+        assert place.wait(place.launch(spec)).code == 0
+        assert time.monotonic() - began < 60
+    assert place.output(spec) == b"kept none\n"
+    assert list(place.backend._tokens._folder.iterdir()) == []

@@ -1,0 +1,320 @@
+"""Control groups of jobs that are processes of this host: hard limits, usage, and an end that no process escapes.
+
+Version 2 is used if it has the memory and CPU controllers, else version 1. A group is a folder in each hierarchy. A job
+without a sandbox is the worker's own user, and could leave its group if it means to.
+"""
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_UNIFIED = 2
+"""The version whose controllers share one hierarchy."""
+_PREFIX = "gradient-"
+_PROCESSES = "cgroup.procs"
+_KILL = "cgroup.kill"
+_CONTROLLERS = ("cpu", "memory")
+_PERIOD_MICROSECONDS = 100_000
+_LEAST_QUOTA_MICROSECONDS = 1_000
+"""The kernel accepts no less."""
+_EMPTY_SECONDS = 5.0
+_EMPTY_PAUSE_SECONDS = 0.01
+_DELEGATED = "user.delegate"
+"""Attribute that systemd sets on groups whose content it leaves to a service."""
+
+
+class NoControlGroups(Exception):
+    """The worker cannot limit jobs by control groups; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """A mounted hierarchy.
+
+    Attributes:
+        folder: This process's own group in it.
+        top: The mount point.
+        controllers: Those of version 1; empty for version 2.
+    """
+
+    folder: Path
+    top: Path
+    controllers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class JobGroup:
+    """The control group of one attempt.
+
+    Attributes:
+        version: 1 or 2.
+        memory: Folder of the memory controller.
+        cpu: Folder of the CPU controller.
+        usage: Folder with the CPU time.
+        kill: Folder whose `cgroup.kill` ends all processes; None: there is none.
+    """
+
+    version: int
+    memory: Path
+    cpu: Path
+    usage: Path
+    kill: Path | None
+
+    @property
+    def folders(self) -> list[Path]:
+        """Its folders, each once."""
+        return list(dict.fromkeys(path for path in (self.memory, self.cpu, self.usage, self.kill) if path))
+
+    @property
+    def process_files(self) -> list[str]:
+        """The files to which a process writes its pid to join."""
+        return [str(folder / _PROCESSES) for folder in self.folders]
+
+    @classmethod
+    def from_handle(cls, stored: dict[str, Any]) -> "JobGroup":
+        """Return the group that `to_handle` stored."""
+        paths = {name: None if path is None else Path(path) for name, path in stored.items() if name != "version"}
+        return cls(version=stored["version"], **paths)  # type: ignore[arg-type] # only `kill` may be None
+
+    def to_handle(self) -> dict[str, Any]:
+        """Return the group as JSON values: a later worker may be in another group itself."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+    def exists(self) -> bool:
+        """Return whether the attempt has this group."""
+        return self.memory.is_dir()
+
+    def create(self, memory_bytes: int | None, cpus: float | None) -> None:
+        """Create the group, or set its limits again.
+
+        Args:
+            memory_bytes: Most memory; swap is not used in addition. None: no limit.
+            cpus: Most CPUs, such as 0.5; None: no limit.
+
+        Raises:
+            OSError: The kernel refused.
+        """
+        for folder in self.folders:
+            folder.mkdir(exist_ok=True)
+        if memory_bytes is not None and self.version == _UNIFIED:
+            _write(self.memory / "memory.max", memory_bytes)
+            _write_if_there(self.memory / "memory.swap.max", 0)
+        elif memory_bytes is not None:
+            _write(self.memory / "memory.limit_in_bytes", memory_bytes)
+            _write_if_there(self.memory / "memory.memsw.limit_in_bytes", memory_bytes)
+        if cpus is not None:
+            quota = max(_LEAST_QUOTA_MICROSECONDS, round(cpus * _PERIOD_MICROSECONDS))
+            if self.version == _UNIFIED:
+                _write(self.cpu / "cpu.max", f"{quota} {_PERIOD_MICROSECONDS}")
+            else:
+                _write(self.cpu / "cpu.cfs_period_us", _PERIOD_MICROSECONDS)
+                _write(self.cpu / "cpu.cfs_quota_us", quota)
+
+    def out_of_memory(self) -> bool:
+        """Return whether the kernel has killed one of its processes for the memory limit."""
+        file = "memory.events" if self.version == _UNIFIED else "memory.oom_control"
+        return _read_table(self.memory / file).get("oom_kill", 0) > 0
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU seconds that its processes have used, ended ones included."""
+        if self.version == _UNIFIED:
+            return _read_table(self.usage / "cpu.stat").get("usage_usec", 0) / 1e6
+        return _read_number(self.usage / "cpuacct.usage") / 1e9
+
+    def memory_bytes(self) -> int:
+        """Return the memory in use, without the cache of files that the kernel can drop at once."""
+        current, cache = "memory.usage_in_bytes", "total_inactive_file"
+        if self.version == _UNIFIED:
+            current, cache = "memory.current", "inactive_file"
+        return max(0, _read_number(self.memory / current) - _read_table(self.memory / "memory.stat").get(cache, 0))
+
+    def kill_all(self) -> None:
+        """Kill its processes at once, where the kernel can."""
+        if self.kill is not None:
+            with suppress(OSError):
+                _write(self.kill / _KILL, 1)
+
+    def remove(self) -> None:
+        """Remove the group as soon as its last process has ended."""
+        deadline = time.monotonic() + _EMPTY_SECONDS
+        while left := [folder for folder in self.folders if not _removed(folder)]:
+            if time.monotonic() > deadline:
+                logger.warning("control_group_not_removed", extra={"folder": str(left[0])})
+                return
+            time.sleep(_EMPTY_PAUSE_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroups:
+    """The place of jobs' control groups on this host; see `find_control_groups`.
+
+    Attributes:
+        version: 1 or 2.
+        memory: Folder below which groups have the memory controller.
+        cpu: The same for the CPU controller.
+        usage: The same for CPU time.
+        kill: The same for `cgroup.kill`; None: there is none.
+    """
+
+    version: int
+    memory: Path
+    cpu: Path
+    usage: Path
+    kill: Path | None
+
+    def group(self, attempt: str) -> JobGroup:
+        """Return the group of an attempt by its name; it may not exist."""
+        name = f"{_PREFIX}{attempt}"
+        kill = None if self.kill is None else self.kill / name
+        return JobGroup(self.version, self.memory / name, self.cpu / name, self.usage / name, kill)
+
+
+@cache
+def control_group_support(settings_mode: str) -> tuple[ControlGroups | None, str | None]:
+    """Return the place of jobs' control groups, or the reason that there is none.
+
+    Args:
+        settings_mode: The setting `process.cgroups`.
+    """
+    if settings_mode == "off":
+        return None, "GRADIENT_PROCESS__CGROUPS=off"
+    try:
+        return find_control_groups(), None
+    except NoControlGroups as error:
+        return None, str(error)
+
+
+def find_control_groups(proc: Path = Path("/proc/self")) -> ControlGroups:
+    """Find the place where the worker may create groups with the memory and CPU controllers, by creating one.
+
+    Args:
+        proc: Folder of this process in /proc.
+
+    Raises:
+        NoControlGroups: There is none.
+    """
+    mounts = list(_read_mounts(proc))
+    two = next((mount for mount in mounts if not mount.controllers), None)
+    try:
+        controllers = (two.top / "cgroup.controllers").read_text().split() if two is not None else []
+        if two is not None and set(_CONTROLLERS) <= set(controllers):
+            base = _delegated_folder(two)
+            found = ControlGroups(_UNIFIED, base, base, base, base)
+        else:
+            found = _find_version_1(mounts, two)
+        probe = found.group(f"probe-{secrets.token_hex(4)}")
+        try:
+            probe.create(1 << 30, 1.0)
+        finally:
+            for folder in probe.folders:
+                _removed(folder)
+    except OSError as error:
+        raise NoControlGroups(f"{error.filename}: {error.strerror}") from error
+    return found
+
+
+def _find_version_1(mounts: list[_Mount], two: _Mount | None) -> ControlGroups:
+    by_controller = {name: mount.folder for mount in mounts for name in mount.controllers}
+    missing = [name for name in ("memory", "cpu", "cpuacct") if name not in by_controller]
+    if missing:
+        raise NoControlGroups(f"no control groups with the controller {missing[0]} are mounted")
+    # Version 2 without controllers may be there, too; all groups in it can be killed.
+    kill = two.folder if two is not None and os.access(two.folder, os.W_OK) else None
+    return ControlGroups(1, by_controller["memory"], by_controller["cpu"], by_controller["cpuacct"], kill)
+
+
+def _delegated_folder(mount: _Mount) -> Path:
+    """Return the folder below which the worker may create groups of version 2.
+
+    A group with processes of its own cannot limit others below it. So it is the group above the worker's, if systemd
+    left that to the service (Delegate=yes, DelegateSubgroup=), or the top of the whole hierarchy.
+    """
+    own = mount.folder
+    if own != mount.top:
+        if not _is_delegated(own.parent):
+            raise NoControlGroups(
+                f"{own.parent} is not delegated to this service (systemd 254 or later: Delegate=yes, DelegateSubgroup=)"
+            )
+        own = own.parent
+    missing = set(_CONTROLLERS) - set((own / "cgroup.subtree_control").read_text().split())
+    if missing:
+        _write(own / "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(missing)))
+    return own
+
+
+def _is_delegated(folder: Path) -> bool:
+    try:
+        return os.getxattr(folder, _DELEGATED) == b"1"
+    except OSError:
+        return False
+
+
+def _read_mounts(proc: Path) -> Iterator[_Mount]:
+    """Yield the mounted hierarchies of control groups that have this process's own group."""
+    try:
+        memberships = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
+        mounts = [line.split(" ") for line in (proc / "mountinfo").read_text().splitlines()]
+    except OSError as error:
+        raise NoControlGroups(f"{error.filename}: {error.strerror}") from error
+    own = {name: path for _, names, path in memberships for name in names.split(",")}
+    for words in mounts:
+        dash = words.index("-")
+        kind, options = words[dash + 1], set(words[dash + 3].split(","))
+        names = frozenset(options & own.keys()) if kind == "cgroup" else frozenset[str]()
+        if kind not in {"cgroup", "cgroup2"} or (kind == "cgroup" and not names):
+            continue
+        path = own.get(next(iter(names), ""), "/")
+        within = os.path.relpath(path, words[3])
+        if not within.startswith(".."):
+            yield _Mount(Path(os.path.normpath(Path(words[4], within))), Path(words[4]), names)
+
+
+def _removed(folder: Path) -> bool:
+    """Remove a group's folder; return whether it is gone, which it is not while it has processes."""
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _write(file: Path, value: object) -> None:
+    # Without O_CREAT: a missing file is a missing feature.
+    descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, f"{value}".encode())
+    except OSError as error:
+        error.filename = str(file)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _write_if_there(file: Path, value: object) -> None:
+    with suppress(FileNotFoundError):  # without swap accounting
+        _write(file, value)
+
+
+def _read_number(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # removed meanwhile
+        return 0
+
+
+def _read_table(file: Path) -> dict[str, int]:
+    try:
+        return {name: int(value) for name, value in (line.split() for line in file.read_text().splitlines())}
+    except (OSError, ValueError):
+        return {}

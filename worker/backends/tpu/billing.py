@@ -1,0 +1,89 @@
+"""Records from when to when Google bills a device: while it is READY, until it is deleted or taken away.
+
+The end of a deletion is not the answer to its request: a deletion can take minutes, fail later, or be done although its
+answer was lost. So a device is watched until it no longer exists.
+"""
+
+import logging
+import threading
+import time
+
+from core.errors import StoreUnavailable
+from worker.backends.tpu import node_state
+from worker.backends.tpu.api import ApiError, Node, TpuApi
+from worker.backends.tpu.resource_log import ResourceEntry, ResourceLog
+
+logger = logging.getLogger(__name__)
+
+
+def record_billing(
+    resource_log: ResourceLog, entry: ResourceEntry, node: Node, *, price: float | None = None, not_ready_at: float = 0
+) -> None:
+    """Record that a device is billed, or no longer is, as its state shows.
+
+    Args:
+        resource_log: The record of billed resources.
+        entry: The device's entry.
+        node: The device.
+        price: US dollars per hour; None: as recorded.
+        not_ready_at: Unix time at which it was last seen in another state; it became READY after that.
+    """
+    if node.state == node_state.READY:
+        resource_log.record_billing(entry, since=max(node.created, not_ready_at), price=price)
+    elif node.state in node_state.UNBILLED_STATES:
+        resource_log.record_billing(entry, since=node.created, until=time.time(), price=price)
+
+
+class DeletionMonitor:
+    """Watches devices whose deletion was requested, in a thread of its own, and records when they are gone.
+
+    Args:
+        api: Google's TPU API.
+        resource_log: The record of billed resources.
+        seconds: Time between two checks of a device.
+    """
+
+    def __init__(self, api: TpuApi, resource_log: ResourceLog, seconds: float) -> None:
+        self._api = api
+        self._resource_log = resource_log
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._entries: dict[int, ResourceEntry] = {}
+        self._is_running = False
+
+    def add(self, entry: ResourceEntry) -> None:
+        """Watch this device until it is gone; a repeat changes nothing."""
+        with self._lock:
+            self._entries[entry.id] = entry
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="tpu-deletions", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self._seconds)
+            for entry in list(self._entries.values()):
+                try:
+                    is_gone = self._is_gone(entry)
+                except (ApiError, StoreUnavailable) as error:
+                    logger.info("tpu_deletion_not_seen", extra={"resource": entry.name, "error": str(error)})
+                    continue
+                except Exception:  # an error would end the thread
+                    logger.exception("tpu_deletion_check_failed")
+                    is_gone = True
+                if is_gone:
+                    with self._lock:
+                        self._entries.pop(entry.id, None)
+            with self._lock:
+                if not self._entries:
+                    self._is_running = False
+                    return
+
+    def _is_gone(self, entry: ResourceEntry) -> bool:
+        """Return whether the device no longer exists; then record it as the end of billing."""
+        node = self._api.node(entry.zone, entry.cloud_id)
+        if node is None:
+            self._resource_log.record_billing(entry, until=time.time())
+        else:
+            record_billing(self._resource_log, entry, node)
+        return node is None

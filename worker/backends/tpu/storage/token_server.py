@@ -1,0 +1,173 @@
+"""Fresh tokens for jobs beside their TPU: a token is valid for an hour at most, and a job can run for days.
+
+Each worker serves its host's jobs as a cloud's metadata server does, where Google's clients and TensorFlow look for
+tokens. The tokens are files, so that any worker of the host can serve and renew them.
+"""
+
+import json
+import logging
+import secrets
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from core.errors import GradientError
+from core.settings import Settings
+from core.system.filesystem import write_atomically
+from worker.backends.base import Handle
+from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
+from worker.backends.tpu.vm.agent.metadata_server import MetadataRequest
+
+logger = logging.getLogger(__name__)
+
+FIXED_TOKEN = "GOOGLE_AUTH_TOKEN_FOR_TESTING"  # noqa: S105 - the name of a variable
+"""The variable with a token that TensorFlow would take in place of fresh ones."""
+_ACCOUNTS = "computeMetadata/v1/instance/service-accounts/"
+_CALL_SECONDS = 5.0
+_KEY_BYTES = 24
+
+
+class TokenServer:
+    """See the module; usable from any thread.
+
+    Args:
+        opened: Opens the bucket of a region.
+        settings: The service's.
+        find_address: Returns the address of this host that its jobs reach; None while there is none.
+    """
+
+    def __init__(self, opened: OpenBucket, settings: Settings, find_address: Callable[[], str | None]) -> None:
+        self._open = opened
+        self._port = settings.bucket.token_port
+        self._find_address = find_address
+        self._folder = settings.root / "cache" / "tokens"
+        self._renew_seconds = settings.bucket.token_seconds / 6
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="tpu-tokens")
+        self._lock = threading.Lock()
+        self._server: _Server | None = None
+        self._renewed_at: dict[str, float] = {}
+
+    def issue(self, job_id: str, zone: str) -> tuple[str, dict[str, str]] | None:
+        """Return a new key, and the variables by which a job finds its tokens; None: none can be served here.
+
+        Raises:
+            GradientError: Google makes no token.
+        """
+        address = self._find_address() if self._port else None
+        if address is None:
+            return None
+        key = secrets.token_urlsafe(_KEY_BYTES)
+        self._write(key, job_id, zone)
+        self._serve(address)
+        host = f"{address}:{self._port}/{key}"
+        try:
+            request = urllib.request.Request(f"http://{host}/{_ACCOUNTS}default/email", headers=_HEADERS)
+            with _DIRECT.open(request, timeout=_CALL_SECONDS):
+                return key, {"GCE_METADATA_HOST": host, "GCE_METADATA_IP": host}
+        except OSError as error:
+            logger.warning("tokens_not_served", extra={"address": address, "port": self._port, "error": str(error)})
+            self.remove(key)
+            return None
+
+    def renew(self, handle: Handle) -> None:
+        """Renew a job's token if that is due, in another thread; serve it, if this worker does not do so yet."""
+        key = handle.get("token_key")
+        if key is None:
+            return
+        with self._lock:
+            if time.monotonic() - self._renewed_at.get(key, 0.0) < self._renew_seconds:
+                return
+            self._renewed_at[key] = time.monotonic()
+        self._pool.submit(self._renew, key, handle["job_id"], handle["device"]["name"].partition("/")[0])
+
+    def remove(self, key: str) -> None:
+        """Remove a job's token."""
+        (self._folder / key).unlink(missing_ok=True)
+        with self._lock:
+            self._renewed_at.pop(key, None)
+
+    def _renew(self, key: str, job_id: str, zone: str) -> None:
+        try:
+            if (self._folder / key).exists():  # else the job has ended
+                self._write(key, job_id, zone)
+            address = self._find_address()
+            if address is not None:
+                self._serve(address)
+        except (GradientError, OSError):  # the next time is long before the token ends
+            logger.warning("token_not_renewed", exc_info=True, extra={"job_id": job_id})
+        except Exception:  # an error in a pool's thread would be lost otherwise
+            logger.exception("token_renewal_failed", extra={"job_id": job_id})
+
+    def _write(self, key: str, job_id: str, zone: str) -> None:
+        token = self._open(region_of(zone)).token(job_id)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(self._folder / key, json.dumps([token.text, token.expires_at]).encode(), durable=False)
+        with self._lock:
+            self._renewed_at[key] = time.monotonic()
+
+    def _serve(self, address: str) -> None:
+        """Listen, unless this worker does already; another worker of this host may do so in its place."""
+        with self._lock:
+            if self._server is not None:
+                return
+            try:
+                self._server = _Server((address, self._port), self._folder)
+            except OSError as error:
+                logger.info("token_port_taken", extra={"address": address, "port": self._port, "error": str(error)})
+                return
+        threading.Thread(target=self._server.serve_forever, name="tokens", daemon=True).start()
+
+
+_HEADERS = {"Metadata-Flavor": "Google"}
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], folder: Path) -> None:
+        super().__init__(address, _TokenRequest)
+        self.folder = folder
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as the base class has it
+        """Log a client that went away, without a stack trace."""
+        del request
+        logger.info("token_request_failed", extra={"client": str(client_address)})
+
+
+class _TokenRequest(MetadataRequest):
+    """A request whose path begins with the job's key, which no other job knows."""
+
+    timeout = _CALL_SECONDS
+    server: _Server
+
+    def do_GET(self) -> None:  # noqa: N802 - as http.server names it
+        """Answer as Google's metadata server does, as far as tokens need it."""
+        url = urllib.parse.urlsplit(self.path)
+        self._key, _, rest = url.path.lstrip("/").partition("/")
+        account = rest.removeprefix(_ACCOUNTS)
+        if self._read() is None or (rest and account == rest):
+            self.answer(404, "text/plain", b"")
+        elif not rest:
+            self.answer(200, "text/plain", b"")
+        else:
+            self.answer(*self.of_account(account, url.query))
+
+    def token(self) -> tuple[str, float]:
+        """See `MetadataRequest.token`."""
+        return self._read() or ("", 0.0)
+
+    def _read(self) -> tuple[str, float] | None:
+        if not self._key.replace("-", "").replace("_", "").isalnum():
+            return None
+        with suppress(FileNotFoundError):
+            text, expires_at = json.loads((self.server.folder / self._key).read_bytes())
+            return str(text), float(expires_at)
+        return None

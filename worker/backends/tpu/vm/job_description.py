@@ -1,0 +1,44 @@
+"""The description of a job that its VM reads."""
+
+from pathlib import PurePosixPath
+
+from worker.backends.base import ARTIFACTS, CONTROL, STORAGE, WORKSPACE, LaunchSpec
+
+VM_FOLDERS = {
+    "GRADIENT_WORKSPACE_DIR": WORKSPACE,
+    "GRADIENT_ARTIFACTS_DIR": ARTIFACTS,
+    "GRADIENT_STORAGE_DIR": STORAGE,
+    "GRADIENT_METRICS_FILE": f"{CONTROL}/metrics.jsonl",
+    "PS_JOBSPACE": WORKSPACE,
+    "PS_MODEL_PATH": ARTIFACTS,
+}
+"""The folders of a job on its VM, in place of those that it would have here."""
+
+
+def describe_job(spec: LaunchSpec, image: str, env: dict[str, str], shm_bytes: int) -> dict[str, object]:
+    """Describe the job for the VM."""
+    login = spec.login(image)
+    limits = {
+        "cpus": spec.job_spec.cpus,
+        "memory": spec.memory_bytes,
+        "shm-size": spec.shared_mem_bytes or shm_bytes,
+        "user": spec.job_spec.user,
+    }
+    within = None
+    if spec.working_dir is not None:
+        request = PurePosixPath(spec.working_dir)
+        root = next((one for one in (WORKSPACE, str(spec.workspace)) if request.is_relative_to(one)), None)
+        within = str(request.relative_to(root)) if root is not None else None
+    return {
+        "command": spec.job_spec.command,
+        "image": image,
+        "env": env,
+        "pull": spec.job_spec.image_pull_policy,
+        "login": None
+        if login is None
+        else {"host": login.host, "username": login.username, "password": login.password},
+        "options": [f"--{name}={value}" for name, value in limits.items() if value is not None],
+        "working_dir": spec.working_dir if within is None else f"{WORKSPACE}/{within}",
+        "folder": within,
+        "stop_grace": spec.job_spec.stop_grace,
+    }

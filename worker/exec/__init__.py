@@ -1,0 +1,1 @@
+"""Exec sessions in the jobs of this worker."""

@@ -1,0 +1,177 @@
+"""Takes exec sessions from the service, at a Unix socket in the folder that both share, and runs them.
+
+Whoever can connect may enter every job of this worker: only the service's own user can, and jobs see neither the folder
+nor, in containers, its files.
+"""
+
+import logging
+import signal
+import socket
+import threading
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from core.db.models.jobs import Job
+from core.jobs.exec import channel
+from core.monitoring.logging import bind
+from worker.attempt.launch_inputs import LaunchSecrets
+from worker.backends.base import LaunchError
+from worker.backends.streams import EnterableBackend, EnterRefused, EnterRequest, JobStream, Terminal
+from worker.context import WorkerContext
+from worker.exec.registry import Session
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 64
+_KILLED = 128 + signal.SIGKILL
+_END_SECONDS = 2.0
+_REQUEST_SECONDS = 10.0
+_MAX_TERMINAL = 10_000
+
+
+class ExecListener:
+    """Accepts sessions in a thread, and runs each in threads of its own.
+
+    Args:
+        context: The worker's stores, backends and sessions.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._socket: socket.socket | None = None
+
+    def start(self) -> None:
+        """Listen, unless this installation allows no sessions."""
+        if not self._context.settings.exec.enabled:
+            return
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        root, name = self._context.settings.root, self._context.worker_name
+        try:
+            # The supervisor holds the lock of this name: no other worker of this host listens here.
+            (root / "workers" / f"{name}.sock").unlink(missing_ok=True)
+            with channel.socket_address(root, name) as address:
+                listener.bind(address)
+            (root / "workers" / f"{name}.sock").chmod(0o600)
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            logger.warning("exec_not_available: users cannot enter this worker's jobs", extra={"why": str(error)})
+            return
+        self._socket = listener
+        threading.Thread(target=self._accept, args=(listener,), name="exec", daemon=True).start()
+
+    def stop(self) -> None:
+        """Accept no more sessions."""
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), name="exec-session", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                connection.settimeout(_REQUEST_SECONDS)
+                frame = channel.receive(connection)
+                connection.settimeout(None)
+                if frame is not None:
+                    self._run(connection, channel.decode_control(frame[1]))
+            except (OSError, channel.ChannelBroken):
+                logger.debug("exec_channel_lost", exc_info=True)
+            except Exception:  # one session must not end the others
+                logger.exception("exec_failed")
+
+    def _run(self, connection: socket.socket, request: dict[str, Any]) -> None:
+        session = Session(request["session"], request["key"], request.get("port"), request.get("parent"))
+        with ExitStack() as stack:
+            try:
+                job = stack.enter_context(self._context.sessions.session(request, session))
+                bind(**job.log_context())
+                stream = self._open(job, session, request)
+            except EnterRefused as error:
+                connection.sendall(channel.encode_control({"refused": str(error)}))
+                return
+            if stream is not None:
+                stack.callback(stream.close)
+                session.stream = stream
+                if session.ending.is_set():  # meanwhile, so that nobody closed it
+                    stream.close()
+            connection.sendall(channel.encode_control({"started": True}))
+            threading.Thread(target=_feed, args=(connection, session), name=f"feed-{session.id}", daemon=True).start()
+            _drain(connection, session)
+
+    def _open(self, job: Job, session: Session, request: dict[str, Any]) -> JobStream | None:
+        """Start the command, or connect to the port; None for a port session, which only allows connections."""
+        backend, handle = self._context.backend(job.backend), job.handle or {}
+        if not isinstance(backend, EnterableBackend):
+            raise EnterRefused(f"The backend {job.backend!r} has no exec sessions.")
+        if session.port is None:
+            terminal = request["terminal"]
+            wanted = EnterRequest(session.id, tuple(request["command"]), Terminal(*terminal) if terminal else None)
+            return backend.run_in_job(handle, wanted)
+        if session.parent is None:
+            return None
+        port = session.port
+        if not backend.capabilities.containers:  # such a job listens on the host's port instead of its own
+            port = self._host_ports(job).get(port, port)
+        return backend.connect_to_job(handle, port, session.id)
+
+    def _host_ports(self, job: Job) -> dict[int, int]:
+        try:
+            ports = LaunchSecrets(self._context.settings, self._context.database, job).ports()
+        except LaunchError as error:
+            raise EnterRefused(error.detail) from error
+        return {one.internal: one.external for one in ports}
+
+
+def _feed(connection: socket.socket, session: Session) -> None:
+    """Pass the client's input on to the job, until the client is gone: then nobody needs the session any more."""
+    stream = session.stream
+    try:
+        while (frame := channel.receive(connection)) is not None:
+            kind, payload = frame
+            if stream is None:
+                continue
+            if kind == channel.INPUT:
+                stream.write(payload)
+            else:
+                _control(stream, channel.decode_control(payload))
+    except (OSError, channel.ChannelBroken, ValueError, TypeError, KeyError):
+        logger.debug("exec_input_ended", exc_info=True)
+    session.end("The client disconnected.")
+
+
+def _control(stream: JobStream, message: dict[str, Any]) -> None:
+    if message.get("eof"):
+        stream.end_input()
+    elif "resize" in message:
+        rows, columns = (min(max(int(count), 1), _MAX_TERMINAL) for count in message["resize"])
+        stream.resize(rows, columns)
+    elif "signal" in message:
+        stream.send_signal(signal.Signals[f"SIG{message['signal']}"].name.removeprefix("SIG"))
+
+
+def _drain(connection: socket.socket, session: Session) -> None:
+    """Pass the job's output on to the client, as fast as it reads, and then how it ended."""
+    try:
+        if session.stream is None:
+            session.ending.wait()
+            code = 0
+        else:
+            for number, data in session.stream.outputs():
+                connection.sendall(channel.encode(channel.OUTPUT, bytes([number]) + data))
+            code = 0 if session.ending.is_set() else session.stream.exit_code()
+            if code == _KILLED:  # perhaps by the end of its job, which the worker learns in a moment
+                session.ending.wait(_END_SECONDS)
+        last = {"exit": code} if session.ended is None else {"ended": session.ended}
+        connection.sendall(channel.encode_control(last))
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        logger.debug("exec_output_ended", exc_info=True)
