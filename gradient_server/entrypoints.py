@@ -28,6 +28,7 @@ from gradient_server.schema_upgrade import prepare_schema
 from gradient_server.startup_wait import wait_until_ready
 
 if TYPE_CHECKING:
+    from gradient_server.checks.finding import Finding
     from worker.context import WorkerContext
     from worker.supervisor import Supervisor
 
@@ -42,8 +43,14 @@ class InsecureHttp(GradientError):
     """Keys and passwords would cross a network in the clear."""
 
 
-def up(settings: Settings, name: str | None) -> int:
-    """Run API and worker in one process until SIGTERM or Ctrl-C; jobs keep running."""
+def up(settings: Settings, name: str | None, why_backend: str = "") -> int:
+    """Run API and worker in one process until SIGTERM or Ctrl-C; jobs keep running.
+
+    Args:
+        settings: The service's.
+        name: Name of the worker; None: this machine's.
+        why_backend: Reason for the backend of its jobs, to print when it is ready.
+    """
     require_separate_ports_host(settings)
     database = _open_database_when_ready(settings, migrate=True)
     listener = _listen(settings)
@@ -52,7 +59,7 @@ def up(settings: Settings, name: str | None) -> int:
     thread = threading.Thread(target=supervisor.run, name="supervisor")
     thread.start()
     try:
-        _serve(settings, database, listener, _describe_machines(settings))
+        _serve(settings, database, listener, _describe_machines(settings, why_backend))
     finally:
         supervisor.stop()
         thread.join()
@@ -60,11 +67,11 @@ def up(settings: Settings, name: str | None) -> int:
     return 0
 
 
-def up_with_tpu_simulator(settings: Settings, name: str | None) -> int:
+def up_with_tpu_simulator(settings: Settings, name: str | None, why_backend: str = "") -> int:
     """Run API and worker with a simulated cloud for TPU jobs, which ends with the process."""
     cloud = simulator.load_simulated_cloud()().start()
     try:
-        return up(cloud.settings(settings), name)
+        return up(cloud.settings(settings), name, why_backend)
     finally:
         cloud.stop()
 
@@ -196,9 +203,12 @@ def _serve(settings: Settings, database: Database, listener: socket.socket, mach
 
     settings = _with_port(settings, listener)
     key_id = ensure_local_key(settings.root / "cli.json", settings.public_url, database)
+    settings = _with_administrator(settings, key_id)
     dispatcher = Dispatcher(database, _local_notifier(settings).notify, _broker_publisher(settings))
     dispatcher.start()
-    server = Server(create_app(settings, database=database, wake=dispatcher.wake))
+    app = create_app(settings, database=database, wake=dispatcher.wake)
+    app.state.run_checks = lambda: _run_checks(settings)
+    server = Server(app)
     for number in (signal.SIGTERM, signal.SIGINT):
         # Set before uvicorn installs its handlers. After its shutdown uvicorn raises the signal again, which must not
         # end the process before the rest is closed.
@@ -252,17 +262,36 @@ def _with_port(settings: Settings, listener: socket.socket) -> Settings:
     return settings.model_copy(update={"api": settings.api.model_copy(update={"port": port})})
 
 
-def _describe_machines(settings: Settings) -> str:
-    """Return the lines about simulated machines of a server that runs a worker itself."""
+def _run_checks(settings: Settings) -> "list[Finding]":
+    from gradient_server.commands import doctor
+
+    return doctor.run_checks(settings)
+
+
+def _with_administrator(settings: Settings, key_id: str) -> Settings:
+    """Return the settings with one more administrator: whoever can read this machine's key may do everything."""
+    known = settings.sign_in.administrators
+    return settings.model_copy(
+        update={"sign_in": settings.sign_in.model_copy(update={"administrators": [*known, key_id]})}
+    )
+
+
+def _describe_machines(settings: Settings, why_backend: str) -> str:
+    """Return the lines about the machines of a server that runs a worker itself."""
+    from worker.backends.control_groups import control_group_support
     from worker.backends.job_sandbox import reason_without_sandbox
 
-    lines = ""
+    backend = "process" if settings.machines.simulate else "docker"
+    lines = f"\n  Backend    {backend}" + (f" ({why_backend})" if why_backend else "")
     if settings.machines.simulate:
         lines += "\n  Machines   simulated: every machine type runs on this computer's CPU"
         if reason_without_sandbox(settings) is None:
             lines += ", each job in a sandbox"
         else:
             lines += ", as your user, without isolation;\n             submit only programs that you trust"
+        groups, why = control_group_support(settings.process.cgroups)
+        limited = f"control groups, version {groups.version}" if groups else f"CPU affinity and sampled memory ({why})"
+        lines += f"\n  Limits     {limited}"
     if settings.tpu.simulator_address is not None:
         lines += "\n  TPUs       simulated: API, bucket and device"
     return lines

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from core.errors import GradientError
 from core.monitoring.logging import configure
 from core.settings import Settings
+from gradient_server.backend_choice import BACKENDS, choose, with_earlier_choice
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -18,12 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Run Gradient Jobs. Settings are read from GRADIENT_* variables; .env.example lists them.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    up = commands.add_parser(
-        "up",
-        help="run everything on this machine: API, dashboard and worker in one process",
-        description="Run API, dashboard and worker in one process, with all data under GRADIENT_HOME "
-        "(default: ~/.gradient-jobs). Jobs keep running when it stops, and are adopted at the next start.",
-    )
+    up = _add_up(commands)
     api = commands.add_parser(
         "api",
         help="run only the API and the dashboard",
@@ -49,6 +45,24 @@ def build_parser() -> argparse.ArgumentParser:
     _add_simulator(commands, up)
     _add_users(commands)
     return parser
+
+
+def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    up = commands.add_parser(
+        "up",
+        help="run everything on this machine: API, dashboard and worker in one process",
+        description="Run API, dashboard and worker in one process, with all data under GRADIENT_HOME "
+        "(default: ~/.gradient-jobs). Jobs keep running when it stops, and are adopted at the next start.",
+    )
+    up.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="auto",
+        help="backend that runs jobs; docker: in containers; process: as processes of this machine, on simulated "
+        "machine types; auto: the last choice for this data folder, else docker if its engine answers and you agree, "
+        "else process (default: auto)",
+    )
+    return up
 
 
 def _add_simulator(
@@ -120,6 +134,11 @@ def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         "--images",
         action="store_true",
         help="delete unused container images of jobs on this machine instead",
+    )
+    prune.add_argument(
+        "--environments",
+        action="store_true",
+        help="delete Python environments that no job on this machine uses, and downloaded packages, instead",
     )
     prune.add_argument("--dry-run", action="store_true", help="list what would be deleted, but delete nothing")
     prune.add_argument("--json", action="store_true", help="print JSON")
@@ -208,7 +227,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     parsed = build_parser().parse_args(arguments)
     try:
-        settings = Settings()
+        # `up` chooses the backend itself.
+        settings = Settings() if parsed.command == "up" else with_earlier_choice(Settings())
         # The doctor prints its findings itself.
         configure(settings.log_format, "critical" if parsed.command == "doctor" else settings.log_level)
         return _run_command(parsed, settings)
@@ -261,6 +281,10 @@ def _run_storage(parsed: argparse.Namespace, settings: Settings) -> int:
         from gradient_server.commands import prune_images
 
         return prune_images.run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
+    if parsed.environments:
+        from gradient_server.commands import prune_environments
+
+        return prune_environments.run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
     from gradient_server.commands import prune
 
     return prune.run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
@@ -295,11 +319,9 @@ def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
     settings = settings.model_copy(update={"api": api})
     if parsed.command == "api":
         return entrypoints.api(settings)
-    return (
-        entrypoints.up_with_tpu_simulator(settings, parsed.name)
-        if parsed.tpu_simulator
-        else entrypoints.up(settings, parsed.name)
-    )
+    backend = choose(settings, parsed.backend)
+    start = entrypoints.up_with_tpu_simulator if parsed.tpu_simulator else entrypoints.up
+    return start(backend.settings, parsed.name, backend.reason)
 
 
 def _parse_port(text: str) -> int:

@@ -1,7 +1,7 @@
 """Dependencies of endpoints, as `Annotated` aliases."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, cast
 
 from fastapi import Depends
@@ -20,6 +20,7 @@ from service.log_stream.registry import StreamRegistry
 from service.metrics.project_job_counts import JobCounts
 from service.metrics.service_metrics import ServiceMetrics
 from service.presenters.metrics_cache import JobMetricsCache
+from service.storage_usage import StorageUsage
 
 
 @dataclass(kw_only=True)
@@ -36,6 +37,7 @@ class AppState(stores.Stores):
         streams: The logs being followed now.
         limits: The limits per key.
         job_counts: Numbers of jobs by project.
+        storage_usage: Sizes of the projects' storage.
         metrics: Cached responses with jobs' metrics.
         measures: This process's own metrics, for Prometheus.
         wake: Wakes the dispatcher; called after the commit of a transaction that wrote to the outbox.
@@ -50,9 +52,15 @@ class AppState(stores.Stores):
     streams: StreamRegistry
     limits: Limits
     job_counts: JobCounts
+    storage_usage: StorageUsage = field(init=False)
     metrics: JobMetricsCache
     service_metrics: ServiceMetrics
     wake: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        """Open the stores, and what measures them."""
+        super().__post_init__()
+        self.storage_usage = StorageUsage(self.storage)
 
     def backend_for(self, machine: MachineType) -> str:
         """Return the backend that runs jobs on this machine type."""

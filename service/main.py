@@ -8,11 +8,12 @@ from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from core.catalogue.images import ImageCatalogue
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
-from core.errors import StoreUnavailable
+from core.errors import MachineTypeUnknown, SpecInvalid, StoreUnavailable
 from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
 from core.settings import Settings
@@ -33,19 +34,21 @@ from service.metrics.service_metrics import MetricsMiddleware, ServiceMetrics
 from service.presenters.metrics_cache import JobMetricsCache
 from service.routes import (
     artifacts,
-    health,
-    images,
+    comparisons,
+    exec_sessions,
     jobs,
+    keys,
     logs,
-    machine_types,
     metrics,
     projects,
-    prometheus,
     registries,
     secrets,
+    storage,
     tpus,
     workspaces,
 )
+from service.routes.catalogue import images, machine_types
+from service.routes.server import client, health, prometheus, workers
 
 logger = logging.getLogger(__name__)
 
@@ -54,16 +57,23 @@ _ROUTE_MODULES = (
     logs,
     artifacts,
     metrics,
+    comparisons,
     machine_types,
     images,
     projects,
     secrets,
     registries,
+    keys,
     tpus,
     workspaces,
+    storage,
     prometheus,
+    exec_sessions,
+    workers,
 )
 _FLUSH_SECONDS = 60
+_NOT_COMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/octet-stream", "text/plain")
+"""Content types of artifacts and raw logs, whose length must stay known, and of streams."""
 _DESCRIPTION = """Submit jobs, follow them, and download their artifacts.
 
 Every request but `/health` and `/readiness` needs an API key, as `x-api-key` or `Authorization: Bearer`.
@@ -83,8 +93,10 @@ def create_app_state(settings: Settings, database: Database, *, wake: Callable[[
     return AppState(
         settings=settings,
         database=database,
-        catalogue=Catalogue.load(override_path=settings.machines.file),
-        images=ImageCatalogue.load(override_path=settings.images.file),
+        catalogue=_load_catalogue(settings),
+        images=ImageCatalogue.load(
+            override_path=settings.images.file, default_packages=settings.environments.default == "trainer"
+        ),
         artifacts=open_artifacts(settings),
         keys=keys,
         sessions=Sessions(database, keys, settings.sign_in),
@@ -97,6 +109,15 @@ def create_app_state(settings: Settings, database: Database, *, wake: Callable[[
         service_metrics=ServiceMetrics(streams),
         wake=wake,
     )
+
+
+def _load_catalogue(settings: Settings) -> Catalogue:
+    catalogue = Catalogue.load(override_path=settings.machines.file)
+    try:
+        catalogue.get(settings.machines.default)
+    except MachineTypeUnknown as error:
+        raise SpecInvalid(f"GRADIENT_MACHINES__DEFAULT: {error.message}") from error
+    return catalogue
 
 
 def create_app(settings: Settings, *, database: Database, wake: Callable[[], None]) -> FastAPI:
@@ -128,9 +149,12 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.add_middleware(TracingMiddleware, keys=app_state.keys)
     app.add_middleware(MetricsMiddleware, service_metrics=app_state.service_metrics)
     app.include_router(health.router, responses=errors.PUBLIC_RESPONSES)
+    app.include_router(client.router)
     for module in _ROUTE_MODULES:
         app.include_router(module.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
     dashboard.mount(app)
+    # The outermost middleware: the error pages are rendered from responses that are not compressed yet.
+    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=6, exclude_content_types=_NOT_COMPRESSED)
     return app
 
 

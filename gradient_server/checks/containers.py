@@ -8,13 +8,11 @@ from typing import Any
 from core.catalogue.machine_types import Catalogue
 from core.errors import SpecInvalid
 from core.settings import Settings
+from gradient_server.checks.engine_access import EngineProblem, query_engine
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from worker.backends.docker.container.granted_privileges import policy_problems
-from worker.backends.docker.engine.client import Engine, EngineError
 from worker.backends.docker.gpu import device_requests, nvml
 from worker.backends.docker.gpu.nvml import GpuSample
-
-_TIMEOUT_SECONDS = 5.0
 
 
 def check(settings: Settings) -> Iterator[Finding]:
@@ -22,15 +20,12 @@ def check(settings: Settings) -> Iterator[Finding]:
     if settings.machines.simulate:
         return
     yield from container_policies(settings)
-    engine = Engine(settings.docker, timeout=_TIMEOUT_SECONDS)
-    try:
-        info = engine.info()
-    except EngineError as error:
+    info = query_engine(settings.docker)
+    if isinstance(info, EngineProblem):
         yield warning(
             "docker",
-            f"The Docker engine at {settings.docker.url} does not answer ({error}). No worker can run jobs here.",
-            "Start it (systemctl start docker), give this user access to its socket, or correct GRADIENT_DOCKER__URL. "
-            "A machine that runs only the API needs no engine.",
+            f"No worker can run jobs here: {info.why}.",
+            f"{info.fix} A machine that runs only the API needs no engine.",
         )
         return
     yield live_restore(info)

@@ -16,6 +16,7 @@ from core.system.canonical_host import canonical_host
 from core.system.inotify import FileWatcher
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from gradient_server.port_address_check import are_ports_at_dashboard
+from worker.backends.control_groups import control_group_support
 from worker.backends.job_sandbox import reason_without_sandbox, sandbox_support
 from worker.sandbox.bubblewrap import unavailable
 
@@ -36,6 +37,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield sandbox(settings.worker.sandbox)
     if settings.machines.simulate:
         yield job_sandbox(settings)
+        yield limits(settings)
     yield home(settings.root)
     yield disk(settings.root, settings.disk.min_free_mb * MIB)
     yield folders(settings.root)
@@ -96,6 +98,25 @@ def job_sandbox(settings: Settings) -> Finding:
             "jobs", f"Jobs run in a sandbox, but {support.limitation}.", "Run the worker on the host itself."
         )
     return ok("jobs", "Jobs of simulated machines run in a sandbox.")
+
+
+def limits(settings: Settings) -> Finding:
+    """Check that control groups limit jobs that are processes of this host.
+
+    The doctor's own group counts: that of a service may be delegated when that of a shell is not.
+    """
+    mode = settings.process.cgroups
+    found, why = control_group_support(mode)
+    if found is not None:
+        return ok("limits", f"Control groups (version {found.version}) limit the memory and CPUs of jobs.")
+    fix = (
+        "Unset GRADIENT_PROCESS__CGROUPS."
+        if mode == "off"
+        else "Start the worker by deploy/systemd/gradient-jobs-worker.service (systemd 254 or later), or as root."
+    )
+    if mode == "require":
+        return problem("limits", f"Workers started like this run no jobs of simulated machines: {why}.", fix)
+    return warning("limits", f"A job can exceed its memory limit for half a second, and its CPU share: {why}.", fix)
 
 
 def home(root: Path) -> Finding:

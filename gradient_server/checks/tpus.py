@@ -12,12 +12,10 @@ from worker.backends.tpu.provisioning.node_request import runtime_for
 from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
 
 _ROLES = "roles/tpu.admin, and roles/iam.serviceAccountUser on the account that nodes act as"
-_PROBE_JOB_ID = "doctor"
-"""A made-up job id, for the test of a bucket."""
 
 
 def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator[Finding]:
-    """Check everything, in the order in which to fix it. Creates no TPU, but missing buckets, and writes to buckets.
+    """Check everything, in the order in which to fix it; changes nothing.
 
     Args:
         settings: The service's settings.
@@ -113,8 +111,8 @@ def _offered(machine: MachineType, offered: dict[str, set[str]]) -> Iterator[Fin
         yield warning(
             "tpu-offer",
             f"{machine.name} ({machine.tpu_type}) is offered in none of {', '.join(offered)}.",
-            "Add a zone that offers it to GRADIENT_TPU__ZONES (cloud.google.com/tpu/docs/regions-zones), or do not use "
-            "this type.",
+            "Add a zone that offers it to GRADIENT_TPU__ZONES (cloud.google.com/tpu/docs/regions-zones"
+            f"{': ' if machine.zones else ''}{', '.join(machine.zones)}), or do not use this type.",
         )
 
 
@@ -159,10 +157,7 @@ def _buckets(settings: Settings, open_bucket: OpenBucket | None) -> Iterator[Fin
     names = [*settings.tpu.zones, *(name.partition("/")[0] for pool in settings.tpu.pool.values() for name in pool)]
     for region in dict.fromkeys(map(region_of, names)):
         try:
-            bucket = open_bucket(region)
-            bucket.prepare(_PROBE_JOB_ID)
-            found = bucket.probe(settings.tpu.service_account)
-            bucket.remove(_PROBE_JOB_ID)
+            found = open_bucket(region).inspect(settings.tpu.service_account)
         except GradientError as error:
             yield problem(
                 "tpu-bucket",
@@ -171,8 +166,11 @@ def _buckets(settings: Settings, open_bucket: OpenBucket | None) -> Iterator[Fin
                 "roles/storage.objectUser.",
             )
         else:
-            fix = "Set GRADIENT_TPU__SERVICE_ACCOUNT, and grant the worker roles/iam.serviceAccountTokenCreator on it."
-            text = f"The bucket for {region} can be used. {found.statement}"
+            fix = (
+                "Nothing, if the account may make buckets and all types run on their TPU VMs. Else set "
+                "GRADIENT_TPU__SERVICE_ACCOUNT, and grant the worker roles/iam.serviceAccountTokenCreator on it."
+            )
+            text = f"The bucket for {region}: {found.statement}"
             yield ok("tpu-bucket", text) if found.proved else warning("tpu-bucket", text, fix)
 
 

@@ -10,6 +10,8 @@ from core.errors import StoreUnavailable
 from core.formatting import format_bytes, iso_time
 from core.settings import Settings
 from core.storage.disk_usage import DiskUsage, FolderUsage, measure
+from gradient_server.commands.prune_environments import environment_fields, folder_bytes
+from worker.environments.cache import EnvironmentCache, StoredEnvironment
 
 _KINDS = {
     "workspaces": "uploaded folders",
@@ -17,11 +19,15 @@ _KINDS = {
     "logs": "logs of jobs",
     "attempts": "scratch folders of running jobs",
     "storage": "storage of the projects",
+    "environments": "Python packages of jobs, and their downloads",
 }
 _DATABASE = "database"
 _OTHER = "other"
 _LARGEST_JOBS = 10
+_HINTS = ("", "`gradient-cli jobs delete ID`, `gradient-server prune` and `prune --environments` free space.")
 _ROW = "{:12} {:>10} {:>9}  {:17} {}"
+
+_Environments = list[tuple[StoredEnvironment, int]]
 
 
 def run(settings: Settings, *, as_json: bool) -> int:
@@ -35,7 +41,12 @@ def run(settings: Settings, *, as_json: bool) -> int:
         raise StoreUnavailable(f"The folder {root} does not exist. Check GRADIENT_HOME.")
     usage = measure(root)
     kinds = _by_kind(usage, settings)
-    print(_format_json(root, usage, kinds) if as_json else "\n".join(_report_lines(root, usage, kinds)))
+    cache = EnvironmentCache(settings)
+    environments = [(one, folder_bytes(cache.root / one.digest)) for one in cache.stored()]
+    if as_json:
+        print(_format_json(root, usage, kinds, environments))
+    else:
+        print("\n".join((*_report_lines(root, usage, kinds), *_environment_lines(environments), *_HINTS)))
     return 0
 
 
@@ -70,11 +81,18 @@ def _report_lines(root: Path, usage: DiskUsage, kinds: dict[str, FolderUsage]) -
         yield "Largest jobs (log, artifacts and scratch folder):"
         for job_id, size in usage.jobs.most_common(_LARGEST_JOBS):
             yield f"  {format_bytes(size):>10}  {job_id}"
-    yield ""
-    yield "`gradient-cli jobs delete ID` and `gradient-server prune` free space."
 
 
-def _format_json(root: Path, usage: DiskUsage, kinds: dict[str, FolderUsage]) -> str:
+def _environment_lines(environments: _Environments) -> Iterator[str]:
+    if environments:
+        yield ""
+        yield "Python environments of jobs, with the downloads that they share:"
+    for one, size in reversed(environments):
+        used = "in use" if one.in_use else f"{_moment(one.used_at):%Y-%m-%d %H:%M}"
+        yield f"  {format_bytes(size):>10}  {one.digest[:8]}  {used:16}  {one.summary}"
+
+
+def _format_json(root: Path, usage: DiskUsage, kinds: dict[str, FolderUsage], environments: _Environments) -> str:
     found = {
         "home": str(root),
         "freeBytes": shutil.disk_usage(root).free,
@@ -87,6 +105,7 @@ def _format_json(root: Path, usage: DiskUsage, kinds: dict[str, FolderUsage]) ->
             for name, kind in kinds.items()
         },
         "largestJobs": [{"id": job_id, "bytes": size} for job_id, size in usage.jobs.most_common(_LARGEST_JOBS)],
+        "environments": [environment_fields(one, size) for one, size in environments],
         "unreadable": usage.unreadable,
     }
     return json.dumps(found, indent=2)

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from core.db.database import Database
 from core.errors import StoreUnavailable
 from core.settings import Settings
-from gradient_server.checks import artifact_bucket, containers, host, jobs
+from gradient_server.checks import artifact_bucket, backend, containers, host, jobs
 from gradient_server.checks import database as database_checks
 from gradient_server.checks.finding import Finding, Status, problem
 
@@ -35,6 +35,7 @@ def run_checks(settings: Settings) -> list[Finding]:
     """Run all checks but those of Google Cloud, in the order in which to fix their findings."""
     return [
         *host.check(settings),
+        backend.backend(settings),
         *containers.check(settings),
         *artifact_bucket.check(settings),
         *_database_findings(settings),

@@ -5,7 +5,7 @@ import json
 from datetime import datetime
 
 from core.db.database import Database
-from core.db.models.jobs import ApiKey
+from core.db.models.credentials import ApiKey
 from core.formatting import iso_time
 from core.security import api_keys
 from core.settings import Settings

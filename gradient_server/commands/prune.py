@@ -11,6 +11,7 @@ from core.errors import StoreUnavailable
 from core.formatting import format_bytes, iso_time
 from core.settings import Settings
 from core.storage.artifacts.factory import open_artifacts
+from core.storage.disk_usage import measure
 from core.storage.prune import PruneReport, RemovalCount, prune
 from core.storage.retention import OutputKind
 from core.storage.stores import Stores
@@ -28,7 +29,16 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
     finally:
         _end_progress()
         database.close()
-    print(_format_json(report, dry_run=dry_run) if as_json else "\n".join(_report_lines(report, dry_run=dry_run)))
+    packages = sum(one.bytes for one in measure(settings.root / "environments").entries.values())
+    if as_json:
+        print(_format_json(report, packages, dry_run=dry_run))
+    else:
+        print("\n".join(_report_lines(report, dry_run=dry_run)))
+        if packages:
+            days = settings.environments.unused_days
+            unused = f"workers remove those unused for {days} days" if days else "unused ones are kept"
+            print(f"Python packages of jobs take {format_bytes(packages)}; {unused} (GRADIENT_ENVIRONMENTS__*),")
+            print("and `gradient-server prune --environments` all that no job uses.")
     return int(report.failed > 0)
 
 
@@ -101,7 +111,7 @@ def _row(name: str, what: str, tally: RemovalCount, policy: str) -> str:
     return _ROW.format(name, what, f"{tally.count:,}", format_bytes(tally.bytes), oldest, policy)
 
 
-def _format_json(report: PruneReport, *, dry_run: bool) -> str:
+def _format_json(report: PruneReport, packages: int, *, dry_run: bool) -> str:
     projects = [
         {
             "id": project.id,
@@ -117,6 +127,7 @@ def _format_json(report: PruneReport, *, dry_run: bool) -> str:
         "dryRun": dry_run,
         "projects": projects,
         "workspaces": {**_tally_fields(report.workspaces), "keepDays": report.workspaces_days or None},
+        "environments": {"bytes": packages},
         "unfinished": report.unfinished,
         "failed": report.failed,
     }

@@ -4,8 +4,7 @@ import argparse
 import json
 
 from core.db.database import Database
-from core.db.models.credentials import BrowserSession
-from core.db.models.jobs import ApiKey
+from core.db.models.credentials import ApiKey, BrowserSession
 from core.formatting import iso_time
 from core.security import sessions
 from core.settings import Settings

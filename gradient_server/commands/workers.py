@@ -7,14 +7,11 @@ import sys
 import time
 from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from core.db import schema_check
-from core.db.database import Database, now
-from core.db.models.jobs import Worker
+from core.db.database import Database
 from core.formatting import iso_time
-from core.jobs.queries import WORKER_STALE_SECONDS
 from core.jobs.scheduling import workers
 from core.settings import Settings
 
@@ -53,12 +50,11 @@ def _list(database: Database, *, as_json: bool) -> int:
 
 def _worker_rows(session: Session) -> list[dict[str, Any]]:
     jobs = workers.held_job_counts(session)
-    seen = select(Worker, Worker.seen_at >= now(-WORKER_STALE_SECONDS)).order_by(Worker.name)
     return [
         {
             "name": worker.name,
             "host": worker.host,
-            "state": "silent" if not lately else "drained" if worker.drained_at else "ready",
+            "state": state,
             "jobs": jobs.get(worker.name, 0),
             "slots": worker.slots,
             "backends": worker.backends,
@@ -68,7 +64,7 @@ def _worker_rows(session: Session) -> list[dict[str, Any]]:
             "memoryMb": worker.memory_mb,
             "seenAt": iso_time(worker.seen_at),
         }
-        for worker, lately in session.execute(seen)
+        for worker, state in workers.states(session)
     ]
 
 

@@ -11,7 +11,7 @@ from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBea
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
-from core.errors import Unauthorized
+from core.errors import AdministratorOnly, Unauthorized
 from service.auth.session_cookie import session_token
 from service.deps import AppState, AppStateDep
 
@@ -97,3 +97,21 @@ async def _acquire_search_slot(app_state: AppStateDep, caller: PageCaller) -> As
 
 SearchSlot = Depends(_acquire_search_slot, scope="function")
 """Holds one of the key's slots for requests that read many rows."""
+
+
+def is_administrator(app_state: AppState, caller: Principal) -> bool:
+    """Return whether the caller's key is that of an administrator."""
+    return caller.id in app_state.settings.sign_in.administrators
+
+
+def require_administrator(app_state: AppState, caller: Principal) -> None:
+    """Refuse everybody but administrators.
+
+    Raises:
+        AdministratorOnly: The caller's key is not that of an administrator.
+    """
+    if not is_administrator(app_state, caller):
+        raise AdministratorOnly(
+            f"Only administrators may do this, and your key {caller.id} ({caller.name}) is not one of theirs. Ask one, "
+            "or have its id added to GRADIENT_SIGN_IN__ADMINISTRATORS."
+        )

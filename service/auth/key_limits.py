@@ -12,20 +12,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import anyio
-from sqlalchemy import ColumnElement, ScalarSelect, func, literal, literal_column, select
+from sqlalchemy import ColumnElement, ScalarSelect, func, literal, select
 from sqlalchemy.orm import Session
 
-from core.db.models.jobs import Job
+from core.db.models.jobs import IS_QUEUED, Job
 from core.errors import LimitReached
-from core.jobs.states import JobState
 from core.settings.limits import LimitSettings
 
 _WINDOW_SECONDS = 60.0
 _MAX_IDLE_KEYS = 4096
 _QUEUE_RETRY_SECONDS = 30.0
 _SLOT_RETRY_SECONDS = 5.0
-_QUEUED = Job.state == literal_column(f"'{JobState.QUEUED}'")
-"""With a literal, as in the partial indexes: with a bound parameter SQLite would not use them."""
+_SESSION_WAIT_SECONDS = 1.0
 _GRANT_DIVISOR = 8
 _GRANT_SECONDS = 30.0
 
@@ -195,7 +193,7 @@ class _QueueScope(NamedTuple):
 
     def count_query(self) -> ScalarSelect[int]:
         """Return the number of its queued jobs, counted up to one more than the limit."""
-        found = select(literal(1)).where(_QUEUED, self.owned).limit(self.limit + 1).subquery()
+        found = select(literal(1)).where(IS_QUEUED, self.owned).limit(self.limit + 1).subquery()
         return select(func.count()).select_from(found).scalar_subquery()
 
 
@@ -209,6 +207,8 @@ class Limits:
         queue: Checked for each new job.
         searches: Slots for requests that read many rows.
         uploads: Slots for submissions with an archive, which is checked during the request.
+        exec_sessions: Slots for exec sessions.
+        exec_connections: Slots for connections of port sessions.
     """
 
     def __init__(self, settings: LimitSettings) -> None:
@@ -218,6 +218,13 @@ class Limits:
         self.queue = QueueLimit(settings)
         self.searches = ConcurrencyLimit(settings.searches, "searches", "searches", wait_seconds=settings.wait_seconds)
         self.uploads = ConcurrencyLimit(settings.uploads, "uploads", "uploads", wait_seconds=settings.wait_seconds)
+        wait = min(settings.wait_seconds, _SESSION_WAIT_SECONDS)
+        self.exec_sessions = ConcurrencyLimit(
+            settings.exec_sessions, "exec sessions", "exec_sessions", wait_seconds=wait
+        )
+        self.exec_connections = ConcurrencyLimit(
+            settings.exec_connections, "connections to jobs' ports", "exec_connections", wait_seconds=wait
+        )
         self._readers: anyio.CapacityLimiter | None = None
 
     @property

@@ -68,7 +68,8 @@ class SignInLimiter:
     """Checks passwords, in threads of low priority: a check takes a tenth of a second of a CPU and 16 MiB.
 
     Wrong passwords delay the same client's next attempt for the same address, so nobody can block a user at another
-    client. Many wrong ones delay the client for all addresses.
+    client. Many wrong ones delay the client for all addresses. If others were refused during the check of one, the
+    next check waits for as long again: a storm of sign-ins takes half of the time of these threads.
 
     Args:
         at_once: Number of concurrent checks; default: one for two CPUs, at least one.
@@ -77,6 +78,7 @@ class SignInLimiter:
     def __init__(self, at_once: int | None = None) -> None:
         self._at_once = at_once or max(1, (os.cpu_count() or 1) // 2)
         self._running = 0
+        self._refused = 0
         self._threads = ThreadPoolExecutor(self._at_once, "sign-in", initializer=_lower_priority)
         self._clients = FailureBackoff(free=20, longest=60.0, forgotten=900.0)
         self._pairs = FailureBackoff(free=5, longest=60.0, forgotten=900.0)
@@ -98,18 +100,26 @@ class SignInLimiter:
             seconds = math.ceil(wait)
             raise _too_many_requests(f"Too many wrong passwords. Try again in {seconds} seconds.", seconds)
         if self._running >= self._at_once:
+            self._refused += 1
             raise _too_many_requests(f"Too many logins at once; the limit is {self._at_once}. Try again.", 1)
         self._running += 1
+        loop, refused, began = asyncio.get_running_loop(), self._refused, time.monotonic()
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._threads, check)
+            found = await loop.run_in_executor(self._threads, check)
         except Unauthorized:
             self._clients.record_failure(client)
             self._pairs.record_failure(pair)
+            if self._refused > refused:
+                self._running += 1
+                loop.call_later(time.monotonic() - began, self._release)
             raise
         finally:
-            self._running -= 1
+            self._release()
         self._pairs.reset(pair)
         return found
+
+    def _release(self) -> None:
+        self._running -= 1
 
 
 def _lower_priority() -> None:

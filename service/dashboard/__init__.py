@@ -2,10 +2,13 @@
 
 from fastapi import FastAPI
 
-from service.dashboard import artifact_pages, assets, job_pages, login, tpu_page
+from service.dashboard import assets, comparison_pages, job_pages, login, tpu_page
 from service.dashboard.error_pages import ErrorPageMiddleware
+from service.dashboard.forms import job_form_pages, project_page, settings_pages
 from service.dashboard.host_name import DashboardHost
+from service.dashboard.lists import job_list, machines, now_page, project_list
 from service.dashboard.login import wrong_key_backoff
+from service.dashboard.outputs import artifact_pages, metric_page
 
 __all__ = ["mount"]
 
@@ -16,6 +19,7 @@ def mount(app: FastAPI) -> None:
     Must come last: the error pages are rendered from the error responses of everything else.
     """
     app.state.wrong_keys = wrong_key_backoff()
-    for pages in (login, job_pages, artifact_pages, tpu_page, assets):
+    lists = (now_page, job_list, machines, project_list, project_page, comparison_pages, tpu_page)
+    for pages in (login, *lists, job_form_pages, settings_pages, job_pages, artifact_pages, metric_page, assets):
         app.include_router(pages.router, include_in_schema=False, dependencies=[DashboardHost])
     app.add_middleware(ErrorPageMiddleware)

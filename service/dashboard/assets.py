@@ -1,7 +1,9 @@
 """Style sheet and scripts, served from memory under an address that changes with their content."""
 
 import hashlib
+from collections.abc import Iterator
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -19,19 +21,33 @@ _TYPES = {
 _FOREVER = "public, max-age=31536000, immutable"
 
 
-def _load_assets() -> dict[str, bytes]:
-    return {
-        entry.name: entry.read_bytes()
-        for entry in files("service.dashboard").joinpath("static").iterdir()
-        if _suffix(entry.name) in _TYPES
-    }
+def _load_assets(folder: Traversable, path: str = "") -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _load_assets(entry, f"{path}{entry.name}/")
+        elif _suffix(entry.name) in _TYPES:
+            yield f"{path}{entry.name}", entry.read_bytes()
 
 
 def _suffix(name: str) -> str:
     return "." + name.rpartition(".")[2]
 
 
-_ASSETS = _load_assets()
+_VENDOR = "vendor/"
+_ASSETS = dict(_load_assets(files("service.dashboard").joinpath("static")))
+_DOT = b"#ffd166"
+_STATE_DOTS = {"pending": b"#f2c15c", "running": b"#4da3ff", "succeeded": b"#3ddc84", "failed": b"#ff5a4f"}
+_ASSETS |= {
+    f"icon-{state}.svg": _ASSETS["icon.svg"].replace(_DOT, colour).replace(b'r="2.6"', b'r="6"')
+    for state, colour in _STATE_DOTS.items()
+}
+THEME = "theme.js"
+"""The script that runs before a page is drawn; it is no module."""
+MODULES = tuple(
+    sorted(name for name in _ASSETS if name.endswith(".js") and name != THEME and not name.startswith(_VENDOR))
+)
+"""Names of the modules. Pages announce all of them, because a browser finds imports only one after the other."""
+
 _VERSION = hashlib.sha256(b"\0".join(n.encode() + b"\0" + _ASSETS[n] for n in sorted(_ASSETS))).hexdigest()[:12]
 
 
@@ -40,7 +56,7 @@ def asset_url(name: str) -> str:
     return f"/ui/static/{_VERSION}/{name}"
 
 
-@router.get("/ui/static/{version}/{name}")
+@router.get("/ui/static/{version}/{name:path}")
 async def read_asset(request: Request, version: str, name: str) -> Response:
     """Serve an asset, cached permanently if the address is of this version."""
     content = _ASSETS.get(name)

@@ -63,10 +63,9 @@ def safe_redirect_target(wanted: str | None) -> str:
 
 
 @router.get("/")
-@router.get("/ui")
 def redirect_home() -> Response:
-    """Redirect to the list of jobs."""
-    return RedirectResponse(HOME, 303)
+    """Redirect to the page of what runs now."""
+    return RedirectResponse("/ui", 303)
 
 
 @router.get("/ui/login", response_model=None)

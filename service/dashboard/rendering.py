@@ -1,6 +1,7 @@
 """Rendering of templates: all output of jobs is escaped, and only the service's own files may run or load."""
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -10,7 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from core.formatting import format_bytes, format_duration, iso_time
-from service.dashboard.assets import asset_url
+from core.search.query_text import quote as quote_term
+from service.dashboard.assets import MODULES, asset_url
 
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -23,6 +25,8 @@ PAGE_HEADERS = {
 NO_VALUE = "\N{EN DASH}"
 """Shown in place of a missing value."""
 
+_REORDERING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_STATE_WORDS = {"Stopped": "Succeeded", "Cancelled": "Stopped"}
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _EXACT_DOLLARS = 1
 _LEAST_DOLLARS = 0.0001
@@ -76,11 +80,12 @@ def format_price(amount: float) -> str:
 
 def format_sentence(text: str) -> Markup:
     """Format a sentence of the service, with text between backticks as code."""
+    shown = str(show_reordering(text))
     pieces = [
         Markup("<code>{}</code>").format(piece) if number % 2 else escape(piece)
-        for number, piece in enumerate(text.split("`"))
+        for number, piece in enumerate(shown.split("`"))
     ]
-    return Markup("").join(pieces) if len(pieces) % 2 else escape(text)
+    return Markup("").join(pieces) if len(pieces) % 2 else escape(shown)
 
 
 def format_number(value: float | None) -> str:
@@ -93,12 +98,32 @@ def format_percent(percent: float) -> str:
     return f"{percent:.0f} %"
 
 
+def show_reordering(value: object) -> object:
+    """Replace characters that reorder the text around them with visible escapes, such as `<U+202E>`.
+
+    With them the file `U+202E gnp.exe` would be shown as `exe.png`.
+    """
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return _REORDERING.sub(lambda found: f"<U+{ord(found[0]):04X}>", value)
+
+
+def exact(text: str) -> Markup:
+    """Escape a value that is sent back by a form, without making its reordering characters visible."""
+    return escape(text)
+
+
+def state_word(state: str) -> str:
+    """Return the word that pages show for a state of the API, whose words are those of the original service."""
+    return _STATE_WORDS.get(state, state)
+
+
 def strip_colours(text: str) -> str:
     """Strip the colours from a line of a log."""
     return _COLOURS.sub("", text)
 
 
-def job_url(job_id: str, rest: str = "", **query: str | None) -> str:
+def job_url(job_id: str, rest: str = "", **query: str | int | None) -> str:
     """Return the address of a job's page, or of one below it, leaving out parameters that are None or empty."""
     return _with_query(f"/ui/jobs/{quote(job_id, safe='')}{rest}", query)
 
@@ -108,13 +133,33 @@ def jobs_url(**query: str | None) -> str:
     return _with_query("/ui/jobs", query)
 
 
-def artifact_url(job_id: str, path: str, *, inline: bool = False) -> str:
+def settings_url(page: str, **query: str | None) -> str:
+    """Return the address of a page of the settings."""
+    return _with_query(f"/ui/settings/{page}", query)
+
+
+def new_job_url(**options: str | None) -> str:
+    """Return the address of the form of a new job with these options filled in."""
+    return _with_query("/ui/jobs/new", options)
+
+
+def project_url(name: str) -> str:
+    """Return the address of a project's page."""
+    return f"/ui/projects/{quote(name, safe='')}"
+
+
+def artifact_url(job_id: str, path: str, *, inline: bool = False, attempt: int | None = None) -> str:
     """Return the address of one artifact's content."""
-    shown = "?inline=1" if inline else ""
-    return f"/jobs/{quote(job_id, safe='')}/artifacts/file/{quote(path, safe='/')}{shown}"
+    address = f"/jobs/{quote(job_id, safe='')}/artifacts/file/{quote(path, safe='/')}"
+    return _with_query(address, {"inline": "1" if inline else None, "attempt": attempt})
 
 
-def _with_query(path: str, query: dict[str, str | None]) -> str:
+def zip_url(job_id: str, *, prefix: str = "", attempt: int | None = None) -> str:
+    """Return the address of the zip of a job's artifacts, or of those of one folder."""
+    return _with_query(f"/jobs/{quote(job_id, safe='')}/artifacts.zip", {"prefix": prefix, "attempt": attempt})
+
+
+def _with_query(path: str, query: Mapping[str, str | int | None]) -> str:
     given = urlencode({name: value for name, value in query.items() if value})
     return f"{path}?{given}" if given else path
 
@@ -123,11 +168,13 @@ def _create_environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("service.dashboard"),
         autoescape=True,
+        finalize=show_reordering,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     filters = [
+        exact,
         format_bytes,
         format_dollars,
         format_future_time,
@@ -137,6 +184,7 @@ def _create_environment() -> Environment:
         format_price,
         format_sentence,
         format_time,
+        state_word,
         strip_colours,
     ]
     environment.filters |= {function.__name__: function for function in filters}
@@ -145,6 +193,12 @@ def _create_environment() -> Environment:
         "artifact_url": artifact_url,
         "job_url": job_url,
         "jobs_url": jobs_url,
+        "modules": MODULES,
+        "query_term": quote_term,
+        "new_job_url": new_job_url,
+        "project_url": project_url,
+        "settings_url": settings_url,
+        "zip_url": zip_url,
     }
     return environment
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from service.schemas.jobs import EventView
+from service.schemas.events import EventView
 
 _QUEUED_EVENTS = {"submitted", "requeued"}
 _PHASE_BY_EVENT = {
@@ -37,17 +37,21 @@ class PhaseSpan:
     width: float
 
 
-def phase_spans(events: Sequence[EventView], current: datetime) -> list[PhaseSpan]:
-    """Return the phases since a job was last queued.
+def phase_spans(events: Sequence[EventView], current: datetime, attempt: int | None = None) -> list[PhaseSpan]:
+    """Return the phases of one attempt, from when the job was queued for it.
 
     Args:
         events: The events of one job, oldest first.
         current: The time at which to end an open phase.
+        attempt: Number of the attempt; None: the phases since the job was last queued.
     """
-    first = max((at for at, event in enumerate(events) if event.kind in _QUEUED_EVENTS), default=0)
+    queued = [at for at, event in enumerate(events) if event.kind in _QUEUED_EVENTS]
+    last = len(queued) - 1
+    chosen = last if attempt is None else min(attempt - 1, last)
+    first, stop = (queued[chosen], [*queued, len(events)][chosen + 1]) if queued else (0, len(events))
     began: list[tuple[str, datetime]] = []
-    ended: datetime | None = None
-    for event in events[first:]:
+    ended: datetime | None = events[stop].at if stop < len(events) else None
+    for event in events[first:stop]:
         phase = event.phase if event.kind == "phase" else _PHASE_BY_EVENT.get(event.kind)
         if event.kind == "finished":
             ended = event.at

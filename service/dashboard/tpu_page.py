@@ -14,4 +14,4 @@ router = APIRouter(dependencies=[Depends(require_key_or_session)])
 @router.get("/ui/tpus")
 def show_tpus(session: ReadSession, caller: PageCaller) -> Response:
     """Show every TPU that was requested and is not known to be deleted."""
-    return render_page("tpus.html", caller=caller, found=list_tpus(session).tpus)
+    return render_page("tpus.html", caller=caller, found=list_tpus(session))

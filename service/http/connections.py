@@ -12,8 +12,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import h11
+from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
 from core.settings.api import ApiSettings
@@ -203,6 +205,18 @@ class Connection(H11Protocol):
         self._start_timeout(None)
         self._connections.closed(self)
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection over to a WebSocket; it is counted until its end."""
+        self._start_timeout(None)
+        super().handle_websocket_upgrade(event)
+        protocol = self.transport.get_protocol()
+        if isinstance(protocol, WebSocketConnection):
+            protocol.upgraded_from = self
+
+    def forget(self) -> None:
+        """Stop counting the connection, which has ended as a WebSocket."""
+        self._connections.closed(self)
+
     def end(self) -> None:
         """Abort the connection."""
         self.transport.abort()
@@ -233,6 +247,28 @@ class Connection(H11Protocol):
             self.end()
         else:
             self._measure_body()
+
+
+class WebSocketConnection(WebSocketsSansIOProtocol):
+    """The protocol of a connection that became a WebSocket.
+
+    Attributes:
+        upgraded_from: The connection, which is counted until its end.
+    """
+
+    upgraded_from: Connection | None = None
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send a message of the application."""
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True  # it was refused; uvicorn would log that as an error
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop counting the connection."""
+        super().connection_lost(exc)
+        if self.upgraded_from is not None:
+            self.upgraded_from.forget()
 
 
 def _refusal_response(reason: str) -> bytes:

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from core import errors
-from service.schemas.jobs import ErrorView
+from service.schemas.base import ErrorDetail, ErrorView
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +23,12 @@ STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
     errors.GradientError: 500,
     errors.NotFound: 404,
     errors.JobNotFound: 404,
+    errors.ComparisonNotFound: 404,
     errors.ProjectNotFound: 404,
     errors.WorkerNotFound: 404,
     errors.WorkspaceNotFound: 404,
     errors.ArtifactNotFound: 404,
+    errors.StoredFileNotFound: 404,
     errors.CredentialNotFound: 404,
     errors.OutputRemoved: 410,
     errors.SpecInvalid: 400,
@@ -36,14 +38,18 @@ STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
     errors.CursorInvalid: 400,
     errors.IdempotencyMismatch: 422,
     errors.Unauthorized: 401,
+    errors.AdministratorOnly: 403,
     errors.SecretUnreadable: 503,
     errors.StoreUnavailable: 503,
     errors.ExtraMissing: 503,
     errors.StorageFull: 507,
+    errors.StorageClosed: 501,
     errors.LimitReached: 429,
     errors.DatabaseOutdated: 503,
     errors.ReleaseOutdated: 503,
     errors.LeaseLost: 409,
+    errors.ExecDisabled: 403,
+    errors.JobNotEnterable: 409,
 }
 """HTTP status of every class in `core.errors`; a missing class is a bug in this module."""
 
@@ -104,6 +110,12 @@ def error_response(
     if field is not None:
         body["field"] = field
     return JSONResponse({"error": body}, status, {**_HEADERS.get(status, {}), **(headers or {})})
+
+
+def error_detail(error: errors.GradientError) -> ErrorDetail:
+    """Return what is wrong, for a response about several things of which some failed."""
+    status = STATUS_BY_ERROR[type(error)]
+    return ErrorDetail(name=type(error).__name__, status=status, message=error.message, field=error.field)
 
 
 def http_error_response(error: HTTPException) -> JSONResponse:

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from service.schemas.jobs import ErrorView
+from service.schemas.base import ErrorView
 
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})\Z")
 _BLOCK = 256 * 1024
@@ -23,6 +23,11 @@ INLINE_TYPES = {
     ".jpeg": "image/jpeg",
     ".gif": "image/gif",
     ".webp": "image/webp",
+    ".mp3": "audio/mpeg",
+    ".ogg": "audio/ogg",
+    ".wav": "audio/wav",
+    ".mp4": "video/mp4",
+    ".webm": "video/webm",
     ".txt": "text/plain; charset=utf-8",
     ".log": "text/plain; charset=utf-8",
     ".json": "text/plain; charset=utf-8",

@@ -1,7 +1,7 @@
 """JSON bodies, read after authentication."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -9,10 +9,7 @@ from pydantic import BaseModel
 from service.auth.authentication import Caller
 from service.deps import AppStateDep
 from service.http.body_limit import allow_json
-from service.schemas.jobs import RequestModel as Shape
-from service.schemas.jobs import parse_request
-
-R = TypeVar("R", bound=Shape)
+from service.schemas.base import R, parse_request
 
 
 def json_body_schema(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from service.http.errors import http_error_response, internal_error_response
 logger = logging.getLogger(__name__)
 
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
+_WEBSOCKET = "WEBSOCKET"
+"""In place of the method of a WebSocket, which a browser opens to any site."""
 
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -98,7 +100,9 @@ class OriginCheckMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
-        refusal = self._refusal(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
+        refusal = None
+        if scope["type"] in {"http", "websocket"}:
+            refusal = self._refusal(scope.get("method", _WEBSOCKET), Headers(scope=scope))
         if refusal is not None:
             await http_error_response(refusal)(scope, receive, send)
         else:

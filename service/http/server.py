@@ -8,8 +8,9 @@ from typing import cast
 import uvicorn
 from fastapi import FastAPI
 
+from core.jobs.exec.channel import MAX_PAYLOAD
 from service.deps import AppState
-from service.http.connections import BACKLOG, Connection, Connections
+from service.http.connections import BACKLOG, Connection, Connections, WebSocketConnection
 
 _GRACEFUL_SECONDS = 10
 _HEADER_BYTES = 64 * 1024
@@ -33,7 +34,12 @@ class Server(uvicorn.Server):
             host=host or api.host,
             port=api.port if port is None else port,
             http=cast("type[asyncio.Protocol]", partial(Connection, connections=self._connections)),
-            ws="none",
+            ws=WebSocketConnection,
+            ws_max_size=MAX_PAYLOAD,
+            ws_ping_interval=self._app_state.settings.exec.ping_seconds,
+            # A client that reads nothing answers no ping either.
+            ws_ping_timeout=api.send_seconds,
+            ws_per_message_deflate=False,
             backlog=BACKLOG,
             timeout_keep_alive=api.idle_seconds,
             proxy_headers=bool(api.trusted_proxies),

@@ -1,7 +1,7 @@
 """A job's artifacts as one zip, created while it is sent."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from zipstream import ZIP_DEFLATED, ZIP_STORED, ZipStream
 
@@ -26,13 +26,17 @@ _COMPRESSED_SUFFIXES = (
 )
 
 
-def zip_blocks(store: ArtifactStore, job_id: str, attempt: int, folder: str) -> Iterator[bytes]:
-    """Yield the bytes of a zip with all files of an attempt, in a folder of this name.
+def zip_blocks(
+    store: ArtifactStore, job_id: str, attempt: int, folder: str, *, selected: Callable[[str], bool]
+) -> Iterator[bytes]:
+    """Yield the bytes of a zip with the files of an attempt whose path `selected` accepts, in a folder of this name.
 
     One file is open at a time and one block in memory; only the list of names at the end grows with their number.
     """
     stream = ZipStream(compress_type=ZIP_DEFLATED, compress_level=1)
     for file in store.walk(job_id, attempt):
+        if not selected(file.path):
+            continue
         kind = ZIP_STORED if file.path.lower().endswith(_COMPRESSED_SUFFIXES) else ZIP_DEFLATED
         blocks = _blocks(store, job_id, attempt, file)
         first = next(blocks, None)

@@ -2,6 +2,7 @@
 
     line     a line of the log; its id is the line's number, so that a client can resume after it
     partial  the current text of an unfinished line, such as a progress bar
+    gap      lines that are not sent, because the client accepts skips and is far behind: the first and the last
     phase    the job's state, phase and reason, whenever they change
     removed  the log was deleted: when, and by which policy
     end      the job ended and every line was sent
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 _PAGE_LINES = 2000
 _PAGE_BYTES = 256 * 1024
+_LINES_AFTER_GAP = 100
+_AFTER_GAP_SECONDS = 0.2
 _JOB_POLL_SECONDS = 1.0
 _QUEUE_POLL_SECONDS = 5.0
 _MIN_POLL_SECONDS = 0.01
@@ -61,15 +64,18 @@ class LogStream(Response):
         job_id: Id of the job.
         after: The last line that the client has.
         key: Id of the client's API key.
+        max_behind: Most lines that the client may be behind before lines are skipped; None: every line is sent.
     """
 
-    def __init__(self, app_state: AppState, job_id: str, after: int, key: str) -> None:
+    def __init__(
+        self, app_state: AppState, job_id: str, after: int, key: str, *, max_behind: int | None = None
+    ) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(headers=headers, media_type="text/event-stream")
         del self.headers["content-length"]
         self._app_state = app_state
         self._key = key
-        self._follower = LogFollower(app_state, job_id, after)
+        self._follower = LogFollower(app_state, job_id, after, max_behind=max_behind)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the job ends, the client disconnects or the service stops.
@@ -134,6 +140,8 @@ class LogStream(Response):
                 sent = polled_at
             if follower.done:
                 return
+            if follower.skipped:
+                earliest = max(earliest, polled_at + _AFTER_GAP_SECONDS)
             if not follower.more:
                 await _wait_for_change(wakes, follower.next_job_poll_at, earliest)
 
@@ -175,13 +183,15 @@ class LogFollower:
         app_state: The application's state.
         job_id: Id of the job.
         after: The last line that the client has.
+        max_behind: Most lines that the client may be behind before lines are skipped; None: every line is sent.
     """
 
-    def __init__(self, app_state: AppState, job_id: str, after: int) -> None:
+    def __init__(self, app_state: AppState, job_id: str, after: int, *, max_behind: int | None = None) -> None:
         self._app_state = app_state
         self._job_id = job_id
         self._reader = app_state.logs.reader(job_id)
         self._after = after
+        self._max_behind = max_behind
         self._partial = ""
         self._phase: dict[str, Any] | None = None
         self._job: Job | None = None
@@ -193,6 +203,8 @@ class LogFollower:
         """Time of the next poll of the row, by the monotonic clock."""
         self.more = False
         """True if more lines may be ready to be read."""
+        self.skipped = False
+        """True if the last poll skipped lines: the next one can wait, because the client cannot keep up."""
         self.done = False
         """True once no more events will follow."""
 
@@ -255,11 +267,13 @@ class LogFollower:
         final = self._job is not None and self._job.ended
         # Read before the lines: if no lines follow, it belongs after the last line sent.
         partial = "" if final else self._reader.partial()
+        gap = self._skip_ahead(final=final)
+        self.skipped = bool(gap)
         lines = self._reader.lines(self._after, _PAGE_LINES, final=final, max_page_bytes=_PAGE_BYTES)
-        self.more = bool(lines)
+        self.more = bool(lines) and not self.skipped
         if lines:
             self._after, self._partial = lines[-1].line, ""
-            return [_format_event("line", log_row(line), line.line) for line in lines]
+            return [*gap, *(_format_event("line", log_row(line), line.line) for line in lines)]
         if final and self._job is not None:
             self.done = True
             gone = [_format_event("removed", self._removed.model_dump())] if self._removed else []
@@ -268,6 +282,15 @@ class LogFollower:
             return []
         self._partial = partial
         return [_format_event("partial", {"message": partial})]
+
+    def _skip_ahead(self, *, final: bool) -> list[bytes]:
+        if self._max_behind is None:
+            return []
+        first = self._after + 1
+        if self._reader.tail(self._max_behind, final=final) < first:
+            return []
+        self._after = self._reader.tail(min(_LINES_AFTER_GAP, self._max_behind), final=final)
+        return [_format_event("gap", {"from": first, "to": self._after}, self._after)]
 
 
 def log_row(line: LogLine) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The protocol of the original Paperspace clients, translated to this service's own functions.
 
 Their requests to `/jobs/createJob`, with or without a trailing slash, are served at `/original/jobs/createJob`:
-`middleware.py` decides which protocol a request uses. This package contains no rules about jobs.
+`protocol_dispatch.py` decides which protocol a request uses. This package contains no rules about jobs.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,8 @@ from core.errors import SpecInvalid
 from core.jobs.spec.container_options import WORKSPACE
 from service.original.params import Params
 from service.original.presenters import CLUSTER, CLUSTER_ID
-from service.schemas.jobs import SubmitJob, parse_request
+from service.schemas.base import parse_request
+from service.schemas.jobs import SubmitJob
 
 DEFAULT_MACHINE_TYPE = "K80"
 """The machine type of jobs that name none, as in the original service."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from core.jobs.metrics import Series
-from service.schemas.jobs import PointView, SeriesView
+from service.schemas.metrics import PointView, SeriesView
 
 Point = tuple[float | None, float, float | None]
 """(step, unix time in seconds, value)"""

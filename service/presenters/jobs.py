@@ -8,6 +8,8 @@ from sqlalchemy.orm import Session
 
 from core.catalogue.backends import capabilities_of
 from core.catalogue.machine_types import Catalogue, MachineType
+from core.comparison import comparisons
+from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Attempt, Event, Job, PortAllocation, Project
 from core.errors import SpecInvalid
 from core.jobs import cloud_resources, notes, queries, storage_quota
@@ -25,8 +27,10 @@ from core.storage.retention import OutputKind, RecordedRemoval
 from service.deps import AppState
 from service.presenters.ports import port_views
 from service.presenters.removed import removed_view
+from service.schemas.catalogue.machine_types import MachineTypeView
+from service.schemas.events import EventView
 from service.schemas.job_list import ListJobs
-from service.schemas.jobs import EventView, GpuView, JobTpu, JobView, MachineTypeView, ResolvedJob, UsageView
+from service.schemas.jobs import GpuView, JobComparison, JobTpu, JobView, ResolvedJob, UsageView
 from service.schemas.projects import ProjectView
 
 _PUBLIC_STATES = {
@@ -84,12 +88,12 @@ def job_view(session: Session, app_state: AppState, job: Job) -> JobView:
     return job_views(session, app_state, [job])[0]
 
 
-def submitted_view(app_state: AppState, job: Job, project: str) -> JobView:
+def submitted_view(app_state: AppState, job: Job, project: str, notes_on_job: Sequence[str]) -> JobView:
     """Convert a submitted job to its public form, without queue position and estimate, whose cost grows with the queue.
 
     Makes no query: with a slow database, each would delay the response.
     """
-    return _job_view(job, _JobContext(project), app_state.settings, datetime.now(UTC))
+    return _job_view(job, _JobContext(project, notes=notes_on_job), app_state.settings, datetime.now(UTC))
 
 
 def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> list[JobView]:
@@ -100,7 +104,8 @@ def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> lis
     attempts = queries.current_attempts(session, jobs)
     ports = ports_of_jobs(session, jobs)
     texts = notes.notes_of(session, jobs)
-    billed = cloud_resources.billed_seconds(session, [job for job in jobs if capabilities_of(job.backend).billed])
+    compared = comparisons.comparisons_of(session, [job.id for job in jobs])
+    costs = cloud_resources.costs_of_jobs(session, [job for job in jobs if capabilities_of(job.backend).billed])
     settings, current = app_state.settings, datetime.now(UTC)
     return [
         _job_view(
@@ -112,10 +117,11 @@ def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> lis
                 ports.get(job.id, ()),
                 attempts.get(job.id),
                 texts.get(job.id, ()),
+                compared.get(job.id, ()),
             ),
             settings,
             current,
-        ).model_copy(update={"cost": _cost(job, billed[job.id])} if job.id in billed else None)
+        ).model_copy(update={"cost": round(costs[job.id], 6)} if job.id in costs else None)
         for job in jobs
     ]
 
@@ -129,6 +135,7 @@ class _JobContext(NamedTuple):
     ports: Sequence[PortAllocation] = ()
     attempt: Attempt | None = None
     notes: Sequence[str] = ()
+    comparisons: Sequence[Comparison] = ()
 
 
 def _job_view(job: Job, context: _JobContext, settings: Settings, current: datetime) -> JobView:
@@ -167,9 +174,15 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         artifacts_state=job.artifacts_state,
         notes=list(context.notes),
         removed=[removed_view(one) for one in context.removed],
+        comparisons=_comparison_views(context.comparisons, settings),
         stop_requested=job.stop_requested_at is not None,
         url=f"{settings.public_url}/ui/jobs/{job.id}",
     )
+
+
+def _comparison_views(found: Sequence[Comparison], settings: Settings) -> list[JobComparison]:
+    start = f"{settings.public_url}/ui/comparisons"
+    return [JobComparison(id=each.id, name=each.name, url=f"{start}/{each.id}") for each in found]
 
 
 def _cost(job: Job, seconds: float) -> float:

@@ -5,15 +5,16 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.jobs import metrics
-from core.jobs.metrics import MAX_SERIES, RowCount
+from core.jobs.metrics import MAX_SERIES, RowCount, XRange
 from core.settings.limits import MetricSettings
 from service.presenters.downsample import series_view
-from service.schemas.jobs import Metrics, SeriesView
+from service.schemas.metrics import Metrics, SeriesView
 
 MAX_POINTS = 100_000
 """Largest number of points in one response, of all series together."""
@@ -22,6 +23,13 @@ _MAX_BYTES = 64 * 1024**2
 _LARGE_ROWS = 5000
 _LARGE_SECONDS = 10.0
 _LOCKS = 64
+
+
+class _Key(NamedTuple):
+    job_id: str
+    name: str | None
+    max_points: int
+    within: XRange | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +63,16 @@ class JobMetricsCache:
         self._settings = settings
         self._lock = threading.Lock()
         self._build_locks = [threading.Lock() for _ in range(_LOCKS)]
-        self._responses: OrderedDict[tuple[str, str | None, int], JobMetricsResponse] = OrderedDict()
+        self._responses: OrderedDict[_Key, JobMetricsResponse] = OrderedDict()
         self._bytes = 0
 
-    def get(self, session: Session, job: Job, name: str | None, max_points: int) -> JobMetricsResponse:
-        """Return the metrics of a job, each series downsampled to `max_points` keeping its peaks."""
-        key = (job.id, name, max_points)
+    def get(
+        self, session: Session, job: Job, name: str | None, max_points: int, within: XRange | None = None
+    ) -> JobMetricsResponse:
+        """Return the metrics of a job, all or those in a range, each downsampled to `max_points` keeping its peaks."""
+        key = _Key(job.id, name, max_points, within)
         with self._build_locks[hash(job.id) % _LOCKS]:
-            extents = metrics.count_rows(session, job.id)
+            extents = metrics.count_rows(session, job.id, within)
             notices = metrics.limit_messages(session, job.id)
             if job.logs_removed_at is not None:
                 notices.append("The metrics were deleted together with the job's log.")
@@ -74,10 +84,12 @@ class JobMetricsCache:
             return self._store(key, self._build(session, key, extents, notices, etag))
 
     def _build(
-        self, session: Session, key: tuple[str, str | None, int], extents: list[RowCount], notices: list[str], etag: str
+        self, session: Session, key: _Key, extents: list[RowCount], notices: list[str], etag: str
     ) -> JobMetricsResponse:
-        job_id, name, max_points = key
-        columns = metrics.read(session, job_id, extents, most_values=self._settings.read_values, name=name)
+        job_id, name, max_points, within = key
+        columns = metrics.read(
+            session, job_id, extents, most_values=self._settings.read_values, name=name, within=within
+        )
         points_per_series = max(_MIN_POINTS, min(max_points, MAX_POINTS // max(1, len(columns))))
         parts: list[bytes] = []
         summary: list[SeriesView] = []
@@ -96,13 +108,13 @@ class JobMetricsCache:
         body = b'{"series":[' + b",".join(parts) + end.removeprefix('{"series":[').encode()
         return JobMetricsResponse(etag, body, summary, left_out)
 
-    def _cached(self, key: tuple[str, str | None, int]) -> JobMetricsResponse | None:
+    def _cached(self, key: _Key) -> JobMetricsResponse | None:
         with self._lock:
             if key in self._responses:
                 self._responses.move_to_end(key)
             return self._responses.get(key)
 
-    def _store(self, key: tuple[str, str | None, int], answer: JobMetricsResponse) -> JobMetricsResponse:
+    def _store(self, key: _Key, answer: JobMetricsResponse) -> JobMetricsResponse:
         with self._lock:
             before = self._responses.pop(key, None)
             self._bytes -= len(before.body) if before else 0
@@ -118,5 +130,5 @@ def _is_recent(answer: JobMetricsResponse) -> bool:
     return time.monotonic() - answer.made_at < _LARGE_SECONDS
 
 
-def _etag(key: tuple[str, str | None, int], extents: list[RowCount], notices: list[str]) -> str:
+def _etag(key: _Key, extents: list[RowCount], notices: list[str]) -> str:
     return f'"{hashlib.sha256(repr((key, extents, notices)).encode()).hexdigest()[:32]}"'

@@ -8,7 +8,8 @@ from core.db.models.jobs import Job
 from core.errors import OutputRemoved
 from core.storage import retention
 from core.storage.retention import OutputKind, RecordedRemoval
-from service.schemas.jobs import ErrorView, RemovedView
+from service.schemas.base import ErrorView
+from service.schemas.jobs import RemovedView
 
 REMOVED_RESPONSE: dict[int | str, dict[str, Any]] = {
     410: {"model": ErrorView, "description": "Deleted by a policy; the message says when and by which."}

@@ -2,12 +2,14 @@
 
 import contextlib
 from datetime import UTC, datetime
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 
 from core.jobs import queries
+from core.storage.artifacts.paths import not_found
 from core.storage.artifacts.store import ArtifactFile, OpenArtifact
 from core.storage.retention import OutputKind
 from service.deps import AppStateDep, ReadSession
@@ -16,9 +18,10 @@ from service.http.path_convertor import FILE
 from service.http.zip_stream import zip_blocks
 from service.presenters import openapi_links
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
-from service.schemas.jobs import ArtifactsPage, ArtifactView, SkippedView
+from service.schemas.artifacts import ArtifactsPage, ArtifactView, SkippedView
 
 _MAX_ATTEMPT = 2**31 - 1
+_MAX_CHOSEN = 1000
 
 AttemptNumber = Annotated[
     int | None, Query(ge=1, le=_MAX_ATTEMPT, description="number of an earlier attempt; default: the latest")
@@ -57,7 +60,7 @@ def list_artifacts(
     page = app_state.artifacts.list(job.id, attempt or job.attempt, prefix=prefix, after=after, limit=limit)
     return ArtifactsPage(
         state="failed" if job.artifacts_state == "failed" else page.state,
-        files=[_artifact_view(file) for file in page.files],
+        files=[artifact_view(file) for file in page.files],
         skipped=[SkippedView(path=skipped.path, why=skipped.why) for skipped in page.skipped],
         next=page.next,
         total_files=page.total_files,
@@ -94,12 +97,33 @@ def read_artifact(
 
 
 @router.get("/artifacts.zip", response_class=Response, responses=_ZIP_RESPONSES)
-def read_zip(session: ReadSession, app_state: AppStateDep, job_id: str, attempt: AttemptNumber = None) -> Response:
-    """Read all artifacts of a job as one zip, created while it is sent."""
+def read_zip(
+    session: ReadSession,
+    app_state: AppStateDep,
+    job_id: str,
+    prefix: Annotated[str, Query(description="only files whose path begins with this, such as `model/`")] = "",
+    path: Annotated[
+        list[str] | None,
+        Query(max_length=_MAX_CHOSEN, description="only these files, and those in the folders that end with a slash"),
+    ] = None,
+    attempt: AttemptNumber = None,
+) -> Response:
+    """Read the artifacts of a job, or some of them, as one zip, created while it is sent."""
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.ARTIFACTS)
-    blocks = zip_blocks(app_state.artifacts, job.id, attempt or job.attempt, job.id)
-    headers = file_responses.user_content_headers(f"{job.id}.zip") | {"Content-Type": "application/zip"}
+    number = attempt or job.attempt
+    chosen = frozenset(path or ())
+    for given in {prefix, *chosen} - {""}:
+        if not app_state.artifacts.list(job.id, number, prefix=given, limit=1).files:
+            raise not_found(given)
+    folders = tuple(one for one in chosen if one.endswith("/"))
+
+    def selected(file: str) -> bool:
+        return file.startswith(prefix) and (not chosen or file in chosen or file.startswith(folders))
+
+    blocks = zip_blocks(app_state.artifacts, job.id, number, job.id, selected=selected)
+    name = "-".join([job.id, *PurePosixPath(prefix).parts])
+    headers = file_responses.user_content_headers(f"{name}.zip") | {"Content-Type": "application/zip"}
     return StreamingResponse(blocks, headers=headers)
 
 
@@ -108,7 +132,8 @@ def _is_browser(request: Request) -> bool:
     return request.headers.get("sec-fetch-mode") == "navigate"
 
 
-def _artifact_view(file: ArtifactFile) -> ArtifactView:
+def artifact_view(file: ArtifactFile) -> ArtifactView:
+    """Convert a stored file to its public form."""
     modified = datetime.fromtimestamp(file.mtime_ms / 1000, UTC)
     return ArtifactView(path=file.path, size=file.size, sha256=file.sha256, modified=modified)
 

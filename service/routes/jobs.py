@@ -1,24 +1,34 @@
-"""Jobs: submit, list, show, stop, clone and delete them, and list the events of one."""
+"""Jobs: submit, list, show, stop, clone, tag and delete them, and list the events of one."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
+from core.comparison.peaks import HALF, SINGLE
 from core.db.database import on_commit
-from core.errors import StoreUnavailable
+from core.errors import GradientError, StoreUnavailable
 from core.jobs import lifecycle, queries, tags
-from service.auth.authentication import Caller, PageCaller
+from core.jobs.queries import JobFilter
+from core.search.columns import parse_order
+from core.search.conditions import build_conditions
+from service.auth.authentication import Caller, PageCaller, SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_upload
+from service.http.errors import error_detail
 from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters import openapi_links
 from service.presenters.jobs import event_view, job_filter, job_view, job_views
-from service.schemas.job_changes import ChangeTags, CloneJob
+from service.presenters.predictions import prediction_view
+from service.schemas.base import ErrorView, parse_request
+from service.schemas.comparisons import PredictionView
+from service.schemas.events import Events
+from service.schemas.job_changes import ActionResult, ActionResults, ChangeTags, CloneJob, JobActions
 from service.schemas.job_list import ListJobs
-from service.schemas.jobs import DryRun, ErrorView, Events, JobsPage, JobView, SubmitJob, parse_request
+from service.schemas.jobs import DryRun, JobsPage, JobView, SubmitJob
 from service.submission import create
 from service.submission.body import SPEC, WORKSPACE, SubmissionBody, read_submission, run_submission
 from service.submission.create import RequestOrigin, Submitted
@@ -30,8 +40,11 @@ IdempotencyKey = Annotated[
     Header(alias="Idempotency-Key", description="a repeated request with the same key returns the first job"),
 ]
 
-_UNINDEXED_FILTERS = frozenset({"name", "machineType", "tag", "query", "since"})
-_SPEC_SCHEMA = SubmitJob.model_json_schema()
+AtOnce = Annotated[
+    bool, Query(alias="now", description="without the job's grace period, also for one that is stopping already")
+]
+
+_UNINDEXED_FILTERS = frozenset({"tag", "query", "since", "q", "sort"})
 _FORM_SCHEMA = {
     "type": "object",
     "required": [SPEC],
@@ -39,15 +52,6 @@ _FORM_SCHEMA = {
         SPEC: {"type": "string", "description": "the job as JSON text"},
         WORKSPACE: {"type": "string", "format": "binary", "description": "a zip or tar.gz of the working directory"},
     },
-}
-_SUBMIT_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": _SPEC_SCHEMA},
-            "multipart/form-data": {"schema": _FORM_SCHEMA},
-        },
-    }
 }
 _SUBMIT_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"model": JobView | DryRun, "description": "Already created with this Idempotency-Key; or a dry run."},
@@ -63,6 +67,15 @@ _CLONE_RESPONSES: dict[int | str, dict[str, Any]] = {
     },
     201: {"links": openapi_links.LINKS_FROM_JOB},
 }
+
+
+def submission_schema(model: type[SubmitJob]) -> dict[str, Any]:
+    """Return the OpenAPI schema of a body that is JSON, or a form with an archive of the working directory."""
+    content = {
+        "application/json": {"schema": model.model_json_schema()},
+        "multipart/form-data": {"schema": _FORM_SCHEMA},
+    }
+    return {"requestBody": {"required": True, "content": content}}
 
 
 async def _read_submission(request: Request, app_state: AppStateDep, caller: Caller) -> AsyncIterator[SubmissionBody]:
@@ -90,7 +103,11 @@ SubmissionBodyDep = Annotated[SubmissionBody, Depends(_read_submission, scope="f
 
 
 @router.post(
-    "", status_code=201, response_model=JobView | DryRun, responses=_SUBMIT_RESPONSES, openapi_extra=_SUBMIT_BODY
+    "",
+    status_code=201,
+    response_model=JobView | DryRun,
+    responses=_SUBMIT_RESPONSES,
+    openapi_extra=submission_schema(SubmitJob),
 )
 async def submit_job(
     response: Response,
@@ -120,7 +137,7 @@ def _dry_run(app_state: AppState, body: SubmissionBody) -> DryRun:
     return create.dry_run(app_state, parse_request(SubmitJob, body.spec), uploaded=body.workspace is not None)
 
 
-async def _acquire_list_slot(request: Request, app_state: AppStateDep, caller: PageCaller) -> AsyncIterator[None]:
+async def acquire_list_slot(request: Request, app_state: AppStateDep, caller: PageCaller) -> AsyncIterator[None]:
     """Hold a slot of the key for a list with filters that have no index."""
     if request.query_params.keys().isdisjoint(_UNINDEXED_FILTERS):
         yield
@@ -129,18 +146,64 @@ async def _acquire_list_slot(request: Request, app_state: AppStateDep, caller: P
         yield
 
 
+def read_filter(session: Session, app_state: AppState, caller_id: str, wanted: ListJobs) -> JobFilter:
+    """Return what a list of jobs is filtered by.
+
+    Raises:
+        SpecInvalid: A filter or a term of the query is wrong.
+    """
+    return replace(
+        job_filter(wanted, app_state.catalogue),
+        submitted_by=caller_id if wanted.mine else None,
+        conditions=build_conditions(session, app_state.catalogue, wanted.q or ""),
+    )
+
+
 @router.get(
     "",
     responses={200: {"links": openapi_links.LINKS_FROM_JOB_LIST}},
-    dependencies=[Depends(_acquire_list_slot, scope="function")],
+    dependencies=[Depends(acquire_list_slot, scope="function")],
 )
 def list_jobs(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, wanted: Annotated[ListJobs, Query()]
 ) -> JobsPage:
-    """List jobs, newest first."""
-    matches = replace(job_filter(wanted, app_state.catalogue), submitted_by=caller.id if wanted.mine else None)
-    page = queries.page(session, matches, limit=wanted.limit, after=wanted.after)
-    return JobsPage(jobs=job_views(session, app_state, page.jobs), next=page.next_cursor)
+    """List jobs, newest first or as `sort` says."""
+    matches = read_filter(session, app_state, caller.id, wanted)
+    page = queries.page(
+        session,
+        matches,
+        limit=wanted.limit,
+        after=wanted.after,
+        before=wanted.before,
+        ordering=parse_order(session.get_bind().dialect.name, wanted.sort) if wanted.sort else None,
+    )
+    return JobsPage(jobs=job_views(session, app_state, page.jobs), next=page.next_cursor, previous=page.previous_cursor)
+
+
+@router.post("/actions", openapi_extra=json_body_schema(JobActions))
+def act_on_jobs(
+    app_state: AppStateDep, _caller: Caller, body: Annotated[JobActions, Depends(parse_json_body(JobActions))]
+) -> ActionResults:
+    """Stop, delete or tag several jobs; each succeeds or fails by itself."""
+    return ActionResults(results=[_act(app_state, job_id, body) for job_id in dict.fromkeys(body.ids)])
+
+
+def _act(app_state: AppState, job_id: str, wanted: JobActions) -> ActionResult:
+    try:
+        with app_state.database.write() as session:
+            if wanted.action == "tag":
+                job = tags.change(session, job_id, add=wanted.add, remove=wanted.remove)
+            else:
+                job = (
+                    lifecycle.request_stop(session, job_id, at_once=wanted.now)
+                    if wanted.action == "stop"
+                    else lifecycle.delete(session, job_id)
+                )
+                on_commit(session, app_state.wake)
+            view = None if wanted.action == "delete" else job_view(session, app_state, job)
+        return ActionResult(id=job_id, done=True, job=view)
+    except GradientError as error:
+        return ActionResult(id=job_id, done=False, error=error_detail(error))
 
 
 @router.get("/{job_id}", responses={200: {"links": openapi_links.LINKS_FROM_JOB}})
@@ -149,10 +212,31 @@ def show_job(session: ReadSession, app_state: AppStateDep, job_id: str) -> JobVi
     return job_view(session, app_state, queries.get(session, job_id))
 
 
+@router.get("/{job_id}/prediction", dependencies=[SearchSlot])
+def predict_job(
+    session: ReadSession,
+    app_state: AppStateDep,
+    job_id: str,
+    machine_type: Annotated[
+        str,
+        Query(alias="machineType", max_length=2000, description="names or aliases with commas between; left out: all"),
+    ] = "",
+    precision: Annotated[
+        Literal["float32", "mixed"] | None, Query(description="of the predicted run; the job's if left out")
+    ] = None,
+) -> PredictionView:
+    """Estimate time, cost and memory of a measured job on other machine types, and judge what bounds it."""
+    wanted = [name.strip() for name in machine_type.split(",") if name.strip()]
+    bits = {"float32": SINGLE, "mixed": HALF}.get(precision or "")
+    return prediction_view(session, app_state, queries.get(session, job_id), wanted, bits)
+
+
 @router.post("/{job_id}/stop")
-def stop_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, job_id: str) -> JobView:
+def stop_job(
+    session: WriteSession, app_state: AppStateDep, _caller: Caller, job_id: str, *, at_once: AtOnce = False
+) -> JobView:
     """Request that a job stop; no effect if it has ended."""
-    job = lifecycle.request_stop(session, job_id)
+    job = lifecycle.request_stop(session, job_id, at_once=at_once)
     on_commit(session, app_state.wake)
     return job_view(session, app_state, job)
 

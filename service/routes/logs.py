@@ -8,13 +8,14 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.jobs import queries
 from core.storage.retention import OutputKind
-from service.auth.authentication import PageCaller
+from service.auth.authentication import PageCaller, SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession
 from service.http import file_responses
 from service.http.errors import problem
 from service.log_stream.follower import LogStream, log_row
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
-from service.schemas.jobs import MAX_LINE, LogPage, LogRow, ReadLog
+from service.schemas.jobs import MAX_LINE
+from service.schemas.logs import LogMatches, LogPage, LogRow, ReadLog, SearchLog
 
 router = APIRouter(prefix="/jobs/{job_id}/logs", tags=["logs"])
 
@@ -23,12 +24,16 @@ _LOG_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": (
             "Lines. With `Accept: text/event-stream`: events `line`, `partial`, `phase` and `end`, followed until the "
-            "job has ended; `Last-Event-ID` resumes the stream after a line. If a policy deleted the log, the only "
-            "event before `end` is `removed`."
+            "job has ended; `Last-Event-ID` resumes the stream after a line. With `maxBehind`, an event `gap` "
+            "names the lines that were skipped, which can still be read as pages. If a policy deleted the log, the "
+            "only event before `end` is `removed`."
         ),
         "content": {_EVENT_STREAM: {"schema": {"type": "string"}}},
     }
 }
+SEARCH_SECONDS = 1.0
+"""Longest time of one search in a log."""
+
 _RAW_RESPONSES = {**file_responses.RESPONSES, **REMOVED_RESPONSE}
 
 
@@ -46,8 +51,30 @@ def read_log(
     job = queries.get(session, job_id)
     if _EVENT_STREAM in request.headers.get("accept", ""):
         seen = _parse_last_event_id(last_event_id)
-        return LogStream(app_state, job_id, _start_line(app_state, job, wanted) if seen is None else seen, caller.id)
+        after = _start_line(app_state, job, wanted) if seen is None else seen
+        return LogStream(app_state, job_id, after, caller.id, max_behind=wanted.max_behind)
     return read_log_page(session, app_state, job, _start_line(app_state, job, wanted), wanted.limit)
+
+
+@router.get("/search", dependencies=[SearchSlot])
+def search_log(
+    session: ReadSession, app_state: AppStateDep, job_id: str, wanted: Annotated[SearchLog, Query()]
+) -> LogMatches:
+    """Find the lines that contain a text; without `matchCase`, ASCII letters match in any case.
+
+    Searches for at most a second: a larger log is searched in several requests.
+    """
+    job = queries.get(session, job_id)
+    check_not_removed(session, job, OutputKind.LOGS)
+    found = app_state.logs.reader(job.id).search(
+        wanted.query,
+        after=wanted.line,
+        limit=wanted.limit,
+        final=job.ended,
+        match_case=wanted.match_case,
+        seconds=SEARCH_SECONDS,
+    )
+    return LogMatches(lines=found.lines, searched_to=found.searched_to, complete=found.complete)
 
 
 @router.get(
@@ -77,15 +104,17 @@ def read_raw_log(
 def read_log_page(session: Session, app_state: AppState, job: Job, after: int, limit: int) -> LogPage:
     """Read the lines after `after`. The job's row was read before the log, so `complete` cannot be set too early."""
     if removed := find_removed(session, job, OutputKind.LOGS):
-        return LogPage(lines=[], complete=True, removed=removed)
+        return LogPage(lines=[], total=0, complete=True, removed=removed)
     reader = app_state.logs.reader(job.id)
     lines = reader.lines(after, limit, final=job.ended)
     last = lines[-1].line if lines else after
-    complete = job.ended and last >= reader.tail(0, final=True)
+    total = reader.tail(0, final=job.ended)
+    complete = job.ended and last >= total
     partial = "" if job.ended else reader.partial()
     if reader.line_count != last:  # it does not belong after these lines
         partial = ""
-    return LogPage(lines=[LogRow(**log_row(line)) for line in lines], complete=complete, partial=partial or None)
+    rows = [LogRow(**log_row(line)) for line in lines]
+    return LogPage(lines=rows, total=total, complete=complete, partial=partial or None)
 
 
 def _start_line(app_state: AppState, job: Job, wanted: ReadLog) -> int:

@@ -1,14 +1,17 @@
 """Metrics of jobs."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, Field
 
+from core.errors import SpecInvalid
 from core.jobs import queries
+from core.jobs.metrics import XRange
 from service.auth.authentication import SearchSlot
 from service.deps import AppStateDep, ReadSession
 from service.http import file_responses
-from service.schemas.jobs import Metrics
+from service.schemas.metrics import Metrics
 
 router = APIRouter(prefix="/jobs/{job_id}/metrics", tags=["metrics"])
 
@@ -16,6 +19,32 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"headers": {"ETag": {"schema": {"type": "string"}}}},
     304: {"description": "Not modified since the version in If-None-Match."},
 }
+_LAST_TIME = 4_102_444_800  # the year 2100
+
+
+class MetricsQuery(BaseModel):
+    """The metrics to return: their names, points and range."""
+
+    name: str | None = Field(None, description="return only this metric")
+    max_points: int = Field(1000, alias="maxPoints", ge=3, le=100_000)
+    axis: Literal["step", "time"] = Field("step", description="unit of `from` and `to`")
+    start: float | None = Field(None, alias="from", allow_inf_nan=False, description="first step, or Unix time in s")
+    stop: float | None = Field(None, alias="to", allow_inf_nan=False, description="last step, or Unix time in s")
+
+    def range(self) -> XRange | None:
+        """Return the requested range of the horizontal axis; None: everything.
+
+        Raises:
+            SpecInvalid: One end is missing, or a time is out of range.
+        """
+        if self.start is None and self.stop is None:
+            return None
+        if self.start is None or self.stop is None:
+            missing = "from" if self.start is None else "to"
+            raise SpecInvalid("`from` and `to` must be given together.", field=missing)
+        if self.axis == "time" and not 0 <= self.start <= self.stop <= _LAST_TIME:
+            raise SpecInvalid("`from` and `to` must be Unix times in seconds, `from` the earlier.", field="from")
+        return XRange(self.axis, self.start, self.stop)
 
 
 @router.get(
@@ -30,14 +59,15 @@ def read_metrics(
     session: ReadSession,
     app_state: AppStateDep,
     job_id: str,
-    name: Annotated[str | None, Query(description="return only this metric")] = None,
-    max_points: Annotated[int, Query(alias="maxPoints", ge=3, le=100_000)] = 1000,
+    wanted: Annotated[MetricsQuery, Query()],
 ) -> Response:
     """Return a job's metrics as series, each downsampled to `maxPoints` with its peaks.
 
-    The metrics of a large running job may be 10 seconds old.
+    With `from` and `to`, only the points between them, at their full resolution if they are few enough. The metrics of
+    a large running job may be 10 seconds old.
     """
-    answer = app_state.metrics.get(session, queries.get(session, job_id), name, max_points)
+    found = queries.get(session, job_id)
+    answer = app_state.metrics.get(session, found, wanted.name, wanted.max_points, wanted.range())
     headers = {"ETag": answer.etag}
     if file_responses.not_modified(request, answer.etag):
         return Response(status_code=304, headers=headers)

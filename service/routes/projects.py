@@ -14,7 +14,7 @@ from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters import openapi_links
 from service.presenters.jobs import project_view
 from service.schemas.projects import CreateProject, Projects, ProjectView, UpdateProject
-from service.submission.create import check_project_name
+from service.submission.validation import check_project_name
 
 router = APIRouter(prefix="/projects", tags=["projects"])
 

@@ -12,7 +12,7 @@ from core.security.credentials import ALL_PROJECTS, AnyRegistry
 from core.security.encryption import Vault
 from core.system.egress import Egress, strip_port
 from service.auth.authentication import Caller
-from service.deps import AppStateDep, ReadSession, WriteSession
+from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.schemas.credentials import Registries, RegistryView, SetRegistry
 
@@ -67,13 +67,20 @@ def delete_project_registry(session: WriteSession, _caller: Caller, project_id: 
     credentials.delete_registry(session, queries.project(session, project_id).id, host)
 
 
-def _set_registry(
-    response: Response, session: Session, app_state: AppStateDep, project_id: str, host: str, body: SetRegistry
-) -> RegistryView:
+def set_registry_login(
+    session: Session, app_state: AppState, project_id: str, host: str, body: SetRegistry
+) -> tuple[AnyRegistry, bool]:
+    """Store a registry login, unless connections to its host are not allowed; return it, and whether it is new."""
     Egress(app_state.settings.egress).check_host(strip_port(parse_host(host)), "host")
-    registry, made = credentials.put_registry(
+    return credentials.put_registry(
         session, Vault(app_state.settings), project_id, host, body.username, body.password, push=body.push
     )
+
+
+def _set_registry(
+    response: Response, session: Session, app_state: AppState, project_id: str, host: str, body: SetRegistry
+) -> RegistryView:
+    registry, made = set_registry_login(session, app_state, project_id, host, body)
     response.status_code = 201 if made else 200
     return _registry_view(registry, project_id)
 

@@ -1,5 +1,7 @@
 """TPUs that are billed or about to be."""
 
+from datetime import timedelta
+
 from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import select
@@ -9,10 +11,11 @@ from core.db.models.jobs import Job
 from core.jobs import cloud_resources
 from core.jobs.cloud_resources import CloudResource
 from service.deps import ReadSession
-from service.schemas.base import View
-from service.schemas.jobs import Time
+from service.schemas.base import Time, View
 
 router = APIRouter(prefix="/tpus", tags=["tpus"])
+
+_TOTAL_DAYS = 30
 
 
 class TpuView(View):
@@ -37,7 +40,7 @@ class TpuView(View):
     requested_at: Time
     seen_at: Time | None = Field(description="when the cloud last reported it")
     billed_at: Time | None = Field(description="when billing started; null: not billed yet")
-    price_per_hour: float
+    price_per_hour: float = Field(description="US dollars; of spot capacity, if it is that and its price is known")
     cost: float = Field(description="US dollars so far")
 
 
@@ -45,6 +48,9 @@ class Tpus(View):
     """The TPUs, oldest first."""
 
     tpus: list[TpuView]
+    recent_cost: float = Field(
+        description="US dollars that all TPUs have cost in the last 30 days: those of deleted jobs too, none simulated"
+    )
 
 
 @router.get("")
@@ -55,11 +61,15 @@ def list_tpus(session: ReadSession) -> Tpus:
     jobs = {job.id: job for job in session.scalars(wanted)} if found else {}
     current = session.scalars(select(now())).one()
     return Tpus(
-        tpus=[_tpu_view(one, jobs[one.job_id], cloud_resources.resource_billed_seconds(one, current)) for one in found]
+        tpus=[
+            _tpu_view(one, jobs[one.job_id], cloud_resources.cost(one, jobs[one.job_id].price_per_hour, current))
+            for one in found
+        ],
+        recent_cost=round(cloud_resources.total_cost(session, current - timedelta(days=_TOTAL_DAYS), current), 6),
     )
 
 
-def _tpu_view(resource: CloudResource, job: Job, seconds: float) -> TpuView:
+def _tpu_view(resource: CloudResource, job: Job, cost: float) -> TpuView:
     zone, _, name = resource.name.partition("/")
     return TpuView(
         name=name,
@@ -77,6 +87,6 @@ def _tpu_view(resource: CloudResource, job: Job, seconds: float) -> TpuView:
         requested_at=resource.intended_at,
         seen_at=resource.seen_at,
         billed_at=resource.billed_at,
-        price_per_hour=job.price_per_hour,
-        cost=round(seconds * job.price_per_hour / 3600, 6),
+        price_per_hour=job.price_per_hour if resource.price_per_hour is None else resource.price_per_hour,
+        cost=round(cost, 6),
     )

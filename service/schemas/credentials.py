@@ -2,8 +2,7 @@
 
 from pydantic import Field
 
-from service.schemas.base import View
-from service.schemas.jobs import RequestModel, Time
+from service.schemas.base import RequestModel, Time, View
 
 
 class SetSecret(RequestModel):

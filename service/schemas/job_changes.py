@@ -1,13 +1,15 @@
-"""Schemas of changes: to the clone of a job, and to a job's tags."""
+"""Schemas of changes: to the clone of a job, to a job's tags, and to several jobs at once."""
 
 from dataclasses import replace
+from typing import Literal
 
 from pydantic import Field
 
 from core.errors import SpecInvalid
 from core.jobs.spec.job_spec import JobSpec
+from service.schemas.base import ErrorDetail, RequestModel, View
 from service.schemas.job_options import RequestOptions
-from service.schemas.jobs import Ports, RequestModel
+from service.schemas.jobs import JobView, Ports
 
 _KEPT = ("workspace", "workspace_sha256", "registry_username")
 
@@ -47,3 +49,26 @@ class ChangeTags(RequestModel):
 
     add: list[str] = Field([], description="tags to add; those that the job has already change nothing")
     remove: list[str] = Field([], description="tags to remove; those that the job does not have change nothing")
+
+
+class JobActions(ChangeTags):
+    """An action on several jobs."""
+
+    action: Literal["stop", "delete", "tag"]
+    ids: list[str] = Field(min_length=1, max_length=200, description="ids of the jobs")
+    now: bool = Field(default=False, description="stop them without their grace period")
+
+
+class ActionResult(View):
+    """The result of an action on one job."""
+
+    id: str
+    done: bool
+    job: JobView | None = Field(None, description="the job after the action; null: deleted, or not done")
+    error: ErrorDetail | None = Field(None, description="why it was not done")
+
+
+class ActionResults(View):
+    """The results of an action, in the order of the ids."""
+
+    results: list[ActionResult]

@@ -5,7 +5,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
 
-from service.schemas.jobs import QueryModel
+from core.search.query_text import MAX_QUERY
+from service.schemas.base import QueryModel
 
 
 def _to_utc(moment: datetime) -> datetime:
@@ -15,7 +16,7 @@ def _to_utc(moment: datetime) -> datetime:
         raise ValueError("must be in the years 1 to 9999 in UTC") from None
 
 
-def _refuse_number(value: object) -> object:
+def refuse_number(value: object) -> object:
     """Refuse what Pydantic would take for seconds since 1970."""
     try:
         float(str(value))
@@ -39,9 +40,21 @@ class ListJobs(QueryModel):
     query: str | None = Field(
         None, min_length=1, max_length=200, description="text in the job's name or command, in any case"
     )
-    since: Annotated[AwareDatetime, BeforeValidator(_refuse_number), AfterValidator(_to_utc)] | None = Field(
+    since: Annotated[AwareDatetime, BeforeValidator(refuse_number), AfterValidator(_to_utc)] | None = Field(
         None, description="jobs created at this time or later"
     )
     mine: bool = Field(default=False, description="only jobs that were submitted with the key of this request")
+    q: str | None = Field(
+        None,
+        max_length=MAX_QUERY,
+        description='query: state:failed project:nlp tag:a,b acc>0.9 created<2d "text in name or command"',
+    )
+    sort: str | None = Field(
+        None,
+        max_length=200,
+        description="name, state, machine, project, created, finished, duration, cost or a metric; with - before it, "
+        "highest first. Sorted are the newest 10,000 matches",
+    )
     limit: int = Field(50, ge=1, le=500)
     after: str | None = Field(None, description="`next` of the previous page")
+    before: str | None = Field(None, description="`previous` of the next page")

@@ -1,72 +1,19 @@
-"""Schemas of requests and responses: JSON in camelCase, times in UTC with milliseconds and Z."""
+"""Schemas of jobs."""
 
-from datetime import datetime
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
-from pydantic.alias_generators import to_camel
+from pydantic import Field
 
-from core.formatting import iso_time
 from core.jobs.spec.job_spec import JobSpec
-from service.schemas.base import View
+from service.schemas.base import RequestModel, Time, View, single_error_message
+from service.schemas.catalogue.machine_types import MachineTypeView
 from service.schemas.job_options import RequestOptions, ViewOptions
 
 MAX_LINE = 2**62
-_IMAGE = "image reference that `container` resolves to; null: the worker's default image, or an image that is built"
-
-
-Time = Annotated[datetime, PlainSerializer(iso_time, return_type=str)]
-
-
-class RequestModel(BaseModel):
-    """Base of requests: unknown fields are refused, and text such as "5" is not taken as a number."""
-
-    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True)
-
-
-R = TypeVar("R", bound=RequestModel)
-
-
-def parse_request(model: type[R], raw: bytes | dict[str, object]) -> R:
-    """Validate a request, given as JSON text or as its fields.
-
-    Raises:
-        RequestValidationError: The JSON does not fit the model; for an unknown field, the error lists the known names.
-    """
-    try:
-        return model.model_validate_json(raw) if isinstance(raw, bytes) else model.model_validate(raw)
-    except ValidationError as error:
-        hidden = {field.alias or name for name, field in model.model_fields.items() if field.repr is False}
-        known = [field.alias or name for name, field in model.model_fields.items()]
-        found = [
-            {"type": one["type"], "loc": ("body", *one["loc"]), "msg": one["msg"]}
-            # Hidden fields must not be echoed; the input of invalid JSON is the whole request.
-            | {"input": None if hidden & {*one["loc"]} or (hidden and not one["loc"]) else one["input"]}
-            | ({"ctx": {"known": known}} if one["type"] == "extra_forbidden" else {})
-            for one in error.errors(include_url=False, include_context=False)
-        ]
-        raise RequestValidationError(found) from error
-
-
-def single_error_message(text: str) -> WrapValidator:
-    """Return a validator that reports one message instead of one for each type of a union."""
-
-    def validate(given: object, check: ValidatorFunctionWrapHandler) -> object:
-        try:
-            return check(given)
-        except ValidationError:
-            raise ValueError(text) from None
-
-    return WrapValidator(validate)
+_IMAGE = (
+    "image reference that `container` resolves to; null: the worker's default image, an image that is built, or a "
+    "container that is not used"
+)
 
 
 Ports = Annotated[
@@ -116,35 +63,6 @@ class SubmitJob(RequestOptions, RequestModel):
         )
 
 
-class QueryModel(BaseModel):
-    """Base of query parameters: numbers are parsed from text, unknown names are refused."""
-
-    model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
-
-
-class ReadLog(QueryModel):
-    """The lines of a log to read."""
-
-    line: int = Field(0, ge=0, le=MAX_LINE, description="return lines after this number; 0: from the start")
-    limit: int = Field(2000, ge=1, le=10_000)
-    tail: int | None = Field(None, ge=0, le=MAX_LINE, description="return only this number of last lines")
-
-
-class ErrorDetail(View):
-    """The details of an error."""
-
-    name: str = Field(description="stable name of the kind of error")
-    status: int = Field(description="the HTTP status")
-    message: str = Field(description="what is wrong and what to do about it")
-    field: str | None = Field(None, description="name of the input that caused the error")
-
-
-class ErrorView(View):
-    """The response to a failed request."""
-
-    error: ErrorDetail
-
-
 class PortView(View):
     """A port of a job."""
 
@@ -192,6 +110,14 @@ class RemovedView(View):
     what: Literal["logs", "artifacts"]
     at: Time
     message: str = Field(description="sentence that names the policy")
+
+
+class JobComparison(View):
+    """A comparison that a job is part of."""
+
+    id: str
+    name: str | None
+    url: str = Field(description="address of its page")
 
 
 class JobView(ViewOptions, View):
@@ -244,8 +170,12 @@ class JobView(ViewOptions, View):
     tpu: JobTpu | None = Field(description="TPU of this attempt; null until it starts")
     usage: UsageView | None = Field(description="usage of this attempt; null before the first sample")
     artifacts_state: str
-    notes: list[str] = Field(description="facts about the last attempt, such as files that were not kept")
+    notes: list[str] = Field(
+        description="facts about the job and its last attempt, such as a container that is not used, or files that "
+        "were not kept"
+    )
     removed: list[RemovedView] = Field(description="logs and artifacts of the job that policies deleted")
+    comparisons: list[JobComparison] = Field(description="comparisons that the job is part of, oldest first")
     stop_requested: bool
     url: str = Field(description="address of the job's page")
 
@@ -255,31 +185,7 @@ class JobsPage(View):
 
     jobs: list[JobView]
     next: str | None = Field(description="cursor of the next page, for `after`")
-
-
-class MachineTypeView(View):
-    """A machine type."""
-
-    name: str
-    aliases: list[str]
-    backend: str
-    accelerator: str
-    count: int
-    cpus: int | None
-    memory_gb: float
-    memory_bandwidth_gbps: float
-    tflops: dict[str, float]
-    price_per_hour: float
-    price_source: str
-    spec_source: str
-    simulated: bool = Field(description="whether a stand-in runs its jobs")
-    available: bool = Field(description="whether a running worker offers it now")
-
-
-class MachineTypes(View):
-    """Every machine type."""
-
-    machine_types: list[MachineTypeView]
+    previous: str | None = Field(None, description="cursor of the previous page, for `before`")
 
 
 class ResolvedJob(ViewOptions, View):
@@ -300,105 +206,18 @@ class DryRun(View):
     job: ResolvedJob
     machine_type: MachineTypeView
     price_per_hour: float
+    max_cost: float | None = Field(
+        description="US dollars at most: price times time limit times attempts; null: there is no time limit"
+    )
+    queue_position: int = Field(description="place in the queue of its machine type; 1 is next")
+    wait_reason: str = Field(description="stable code: why the job would wait, if it had to")
+    wait_message: str = Field(description="the reason as a sentence")
+    estimated_start_at: Time | None = Field(
+        description="estimate from the last jobs of its machine type; null: fewer than three have ended, or no worker "
+        "offers it"
+    )
     max_workspace_files: int = Field(description="most files, folders and links in the archive of a workspace")
     notes: list[str]
-
-
-class EventView(View):
-    """Something that happened to a job."""
-
-    id: int
-    at: Time
-    attempt: int
-    kind: str
-    from_state: str | None
-    to_state: str | None
-    phase: str | None
-    reason: str | None
-    message: str | None
-
-
-class Events(View):
-    """A job's events, oldest first."""
-
-    events: list[EventView]
-
-
-class LogRow(View):
-    """One line of a job's output."""
-
-    line: int = Field(description="line number from 1, without gaps")
-    timestamp: str
-    message: str
-
-
-class LogPage(View):
-    """Some lines of a job's log."""
-
-    lines: list[LogRow]
-    complete: bool = Field(description="whether the job has ended and no more lines follow")
-    partial: str | None = Field(
-        None, description="text so far of the unfinished line after these, such as a progress bar; null: there is none"
-    )
-    removed: RemovedView | None = Field(
-        None, description="when and by which policy the log was deleted; null: it was not"
-    )
-
-
-class PointView(View):
-    """One value of a metric."""
-
-    step: float | None
-    time: Time
-    value: float | None = Field(description="null if the job wrote NaN or infinity")
-
-
-class SeriesView(View):
-    """One metric over time."""
-
-    name: str
-    source: Literal["job", "system"]
-    points: list[PointView]
-    last: float | None
-    min: float | None
-    max: float | None
-
-
-class Metrics(View):
-    """A job's metrics."""
-
-    series: list[SeriesView]
-    left_out: str | None = Field(None, description="data left out because of a limit, and the limit; null: none")
-
-
-class ArtifactView(View):
-    """An artifact of a job."""
-
-    path: str
-    size: int
-    sha256: str | None = Field(description="null while the job may still write the file")
-    modified: Time
-
-
-class SkippedView(View):
-    """An output of a job that was not stored."""
-
-    path: str
-    why: str
-
-
-class ArtifactsPage(View):
-    """One page of a job's artifacts, by path."""
-
-    state: str = Field(description="none, partial, complete, failed or removed")
-    files: list[ArtifactView]
-    skipped: list[SkippedView]
-    next: str | None = Field(description="cursor of the next page, for `after`")
-    total_files: int
-    total_bytes: int
-    removed: RemovedView | None = Field(
-        None, description="when and by which policy they were deleted; null: they were not"
-    )
 
 
 class WorkspaceView(View):
@@ -406,20 +225,3 @@ class WorkspaceView(View):
 
     sha256: str
     size: int
-
-
-class ImageNameView(View):
-    """A short name for `container`."""
-
-    name: str
-    aliases: list[str]
-    image: str = Field(description="image reference that it stands for")
-    gpu_image: str | None = Field(description="image reference for machine types with NVIDIA GPUs, if different")
-    summary: str
-    hosts: int = Field(description="number of hosts with a running worker that already have one of these images")
-
-
-class ImageNames(View):
-    """Every short name for `container`."""
-
-    images: list[ImageNameView]

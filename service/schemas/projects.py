@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.schemas.base import View
-from service.schemas.jobs import RequestModel, Time, single_error_message
+from service.schemas.base import RequestModel, Time, View, single_error_message
 
 
 class CreateProject(RequestModel):

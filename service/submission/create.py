@@ -7,44 +7,30 @@ from typing import BinaryIO, NamedTuple
 
 from sqlalchemy.orm import Session
 
-from core.catalogue.backends import capabilities_of
-from core.catalogue.machine_types import MachineType
+from core.catalogue.backends import runs_containers
 from core.db.database import on_commit
 from core.db.models.jobs import Job, Project
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
 from core.jobs import lifecycle, notes, projects, queries, storage_quota
 from core.jobs.lifecycle import NewJob
-from core.jobs.scheduling.capacity import LiveWorkers, live_workers
-from core.jobs.spec.container_options import is_in_workspace
-from core.jobs.spec.job_spec import MAX_NAME, JobSpec, check_label, split_login
+from core.jobs.reasons import reason_message
+from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, live_workers
+from core.jobs.scheduling.wait_status import prospective_waits
+from core.jobs.spec.job_spec import split_login
 from core.jobs.spec.ports import check_not_reserved
 from core.monitoring import tracing
 from core.security import credentials
 from core.security.encryption import Vault
 from core.storage.archives import ArchiveLimits
-from core.system.egress import Egress
 from core.system.failpoints import failpoint
 from service.deps import AppState
 from service.presenters.jobs import machine_type_view, resolved_view, submitted_view
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import DryRun, JobView, SubmitJob
-from service.submission.image import choose_image, with_pinned_image
+from service.submission.image import ChosenImage, with_pinned_image
+from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate, validate_spec
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_PROJECT = "default"
-
-_MAX_IDEMPOTENCY_KEY = 255
-
-
-@dataclass(frozen=True, slots=True)
-class _ValidatedJob:
-    """A job that can be run here, except that its workspace is not yet checked."""
-
-    spec: JobSpec
-    machine: MachineType
-    image: str | None
-    git_login: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +41,14 @@ class RequestOrigin:
         key_id: Id of the client's API key.
         request_id: Id of the request.
         idempotency_key: The client's Idempotency-Key, or None.
+        may_ignore_container: Whether a container that this server cannot run is recorded with a note, not refused: the
+            original clients name one with every job.
     """
 
     key_id: str
     request_id: str
     idempotency_key: str | None
+    may_ignore_container: bool = False
 
 
 class Submitted(NamedTuple):
@@ -70,7 +59,14 @@ class Submitted(NamedTuple):
     created: bool
 
 
-def submit(app_state: AppState, origin: RequestOrigin, request: SubmitJob, upload: BinaryIO | None) -> Submitted:
+def submit(
+    app_state: AppState,
+    origin: RequestOrigin,
+    request: SubmitJob,
+    upload: BinaryIO | None,
+    *,
+    parent_id: str | None = None,
+) -> Submitted:
     """Create the job that a client requested.
 
     Args:
@@ -78,6 +74,7 @@ def submit(app_state: AppState, origin: RequestOrigin, request: SubmitJob, uploa
         origin: The client and its request.
         request: The job.
         upload: Its workspace's archive, or None; stored only if the rest is valid.
+        parent_id: Id of the job that it is a changed clone of; if both have the same git address, it gets its login.
 
     Raises:
         SpecInvalid: The spec cannot be run here.
@@ -86,20 +83,31 @@ def submit(app_state: AppState, origin: RequestOrigin, request: SubmitJob, uploa
     """
     check_idempotency_key(origin.idempotency_key)
     with tracing.span("submit"):
-        valid = _validate(app_state, request, uploaded=upload is not None)
-        sha256 = _store_workspace(app_state, upload, request.workspace_sha256)
+        valid = validate(
+            app_state, request, uploaded=upload is not None, may_ignore_container=origin.may_ignore_container
+        )
+        sha256 = store_workspace(app_state, upload, request.workspace_sha256)
         if sha256 != valid.spec.workspace_sha256:
             valid = replace(valid, spec=replace(valid.spec, workspace_sha256=sha256))
         digest = lifecycle.request_digest(_canonical_request(request), (sha256 or "").encode())
         with app_state.database.write() as session:
-            project = _resolve_project(session, request)
-            job, created = _insert_job(session, app_state, origin, valid, project, digest)
+            project = resolve_project(session, request)
+            job, created = insert_job(session, app_state, origin, valid, project, digest, parent_id=parent_id)
             if created and request.registry_password:
                 credentials.save_job_login(session, Vault(app_state.settings), job.id, request.registry_password)
-            if created and valid.git_login:
-                credentials.save_git_login(session, Vault(app_state.settings), job.id, valid.git_login)
+            if created:
+                _save_git_login(session, app_state, job, valid.git_login)
         _log_submission(job, created=created)
-    return _present(app_state, job, project.name, created=created)
+    return _present(app_state, job, project.name, valid.image, created=created)
+
+
+def _save_git_login(session: Session, app_state: AppState, job: Job, login: str | None) -> None:
+    """Store the login of a job's git address, or that of the job that it is a clone of."""
+    original = None if job.parent_id is None else queries.get(session, job.parent_id)
+    if original is not None and original.spec.workspace == job.spec.workspace:
+        credentials.copy_git_login(session, Vault(app_state.settings), original, job.id, login)
+    elif login:
+        credentials.save_git_login(session, Vault(app_state.settings), job.id, login)
 
 
 def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> DryRun:
@@ -108,22 +116,29 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> DryRu
     Raises:
         SpecInvalid: The spec cannot be run here.
     """
-    valid = _validate(app_state, request, uploaded=uploaded)
+    valid = validate(app_state, request, uploaded=uploaded)
     _check_workspace_stored(app_state, request.workspace_sha256)
     machine, backend = valid.machine, app_state.backend_for(valid.machine)
-    project: dict[str, str | None] = {"id": request.project_id, "name": request.project}
     with app_state.database.read() as session:
         if request.project_id:
-            project["name"] = queries.project(session, request.project_id).name
-        offered = live_workers(session)
-    project["name"] = project["name"] or DEFAULT_PROJECT
+            name = queries.project(session, request.project_id).name
+        else:
+            name = request.project or DEFAULT_PROJECT
+        job = _prospective_job(valid, backend, request.project_id or projects.find_id(session, name) or "")
+        offered, waits = live_workers(session), prospective_waits(session, [job])[job.id]
     return DryRun(
-        job=resolved_view(valid.spec, machine, backend, project, valid.image),
+        job=resolved_view(
+            valid.spec, machine, backend, {"id": request.project_id, "name": name}, valid.image.reference
+        ),
         machine_type=machine_type_view(machine, backend, offered),
         price_per_hour=machine.price_per_hour,
+        max_cost=_max_cost(valid),
+        queue_position=waits.position,
+        wait_reason=waits.reason,
+        wait_message=reason_message(waits.reason, waits.detail),
+        estimated_start_at=waits.starts_at,
         max_workspace_files=_archive_limits(app_state).max_files,
-        notes=_dry_run_notes(machine, backend, offered, uploaded=uploaded)
-        + notes.unused_container(backend, valid.spec.container),
+        notes=[*_dry_run_notes(valid, job, offered, uploaded=uploaded), *valid.image.notes],
     )
 
 
@@ -150,25 +165,29 @@ def clone(
     check_idempotency_key(origin.idempotency_key)
     changes = changes or CloneJob()
     with tracing.span("submit"):
-        valid = _validate_clone(app_state, job_id, changes, pin_image=pin_image)
+        valid = _validate_clone(app_state, origin, job_id, changes, pin_image=pin_image)
         with app_state.database.write() as session:
             cloned = queries.get(session, job_id)
             requested = json.dumps(changes.model_dump(mode="json", exclude_none=True), sort_keys=True).encode()
             digest = lifecycle.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image), requested)
             project = queries.project(session, cloned.project_id)
-            job, created = _insert_job(session, app_state, origin, valid, project, digest, parent_id=cloned.id)
+            job, created = insert_job(session, app_state, origin, valid, project, digest, parent_id=cloned.id)
             if created:
                 credentials.copy_git_login(session, Vault(app_state.settings), cloned, job.id, valid.git_login)
         _log_submission(job, created=created)
-    return _present(app_state, job, project.name, created=created)
+    return _present(app_state, job, project.name, valid.image, created=created)
 
 
-def _validate_clone(app_state: AppState, job_id: str, changes: CloneJob, *, pin_image: bool) -> _ValidatedJob:
+def _validate_clone(
+    app_state: AppState, origin: RequestOrigin, job_id: str, changes: CloneJob, *, pin_image: bool
+) -> ValidatedJob:
     with app_state.database.read() as session:
         cloned = queries.get(session, job_id)
         machine = app_state.catalogue.get(changes.machine_type or cloned.machine_type)
         spec = changes.changed(with_pinned_image(cloned) if pin_image else cloned.spec, machine.name)
         credentials.check_secrets_exist(session, spec, cloned.project_id)
+        ran_in_container = runs_containers(cloned.backend, app_state.settings)
+        had_stand_in = cloned.image is not None and app_state.images.stand_in(cloned.image) is not None
     if spec.registry_username is not None:
         raise SpecInvalid(
             f"Job {job_id} came with a password for its registry, which is not stored for other jobs. Submit it again "
@@ -176,7 +195,8 @@ def _validate_clone(app_state: AppState, job_id: str, changes: CloneJob, *, pin_
             field="registryPassword",
         )
     check_not_reserved(spec.parsed_ports(), app_state.settings.own_ports)
-    valid = _validate_spec(app_state, spec, machine, uploaded=False)
+    may_ignore = origin.may_ignore_container or not (ran_in_container or had_stand_in)
+    valid = validate_spec(app_state, spec, machine, uploaded=False, may_ignore_container=may_ignore)
     if spec.workspace_sha256 is not None and not app_state.workspaces.mark_used(spec.workspace_sha256):
         raise WorkspaceNotFound(
             f"The workspace that job {job_id} ran on is no longer stored here, so it cannot be cloned. Submit the "
@@ -186,146 +206,24 @@ def _validate_clone(app_state: AppState, job_id: str, changes: CloneJob, *, pin_
     return valid
 
 
-def check_idempotency_key(key: str | None) -> None:
-    """Validate an Idempotency-Key.
-
-    Raises:
-        SpecInvalid: The key is empty, too long, or not only visible ASCII.
-    """
-    if key is not None and not (
-        0 < len(key) <= _MAX_IDEMPOTENCY_KEY and key.isascii() and key.isprintable() and " " not in key
-    ):
-        raise SpecInvalid(
-            f"An Idempotency-Key has 1 to {_MAX_IDEMPOTENCY_KEY} visible ASCII characters; use a random UUID.",
-            field="Idempotency-Key",
-        )
-
-
-def check_project_name(name: str) -> str:
-    """Validate a project's name and return it.
-
-    Raises:
-        SpecInvalid: The name is not valid.
-    """
-    check_label(name, "project", MAX_NAME)
-    return name
-
-
-def _validate(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> _ValidatedJob:
-    machine = app_state.catalogue.get(request.machine_type)
-    spec = request.spec(machine.name)
-    if spec.workspace is not None and uploaded:
-        raise SpecInvalid("Give either a git URL or an uploaded folder, not both.", field="workspace")
-    if request.project is not None and request.project_id is not None:
-        raise SpecInvalid("Give either project (a name) or projectId, not both.", field="projectId")
-    if request.project is not None:
-        check_project_name(request.project)
-    check_not_reserved(spec.parsed_ports(), app_state.settings.own_ports)
-    _check_registry(request)
-    valid = _validate_spec(app_state, spec, machine, uploaded=uploaded)
-    if request.project_id is not None or spec.secrets():
-        with app_state.database.read() as session:
-            if request.project_id is not None:
-                project_id: str | None = queries.project(session, request.project_id).id
-            else:
-                project_id = projects.find_id(session, request.project or DEFAULT_PROJECT)
-            credentials.check_secrets_exist(session, spec, project_id)
-    return valid
-
-
-def _validate_spec(app_state: AppState, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> _ValidatedJob:
-    """Refuse a job that cannot be run here, and separate the login of its git address."""
-    spec, git_login = _split_git_login(spec)
-    _check_backend_supports(app_state, spec, machine)
-    image = choose_image(app_state, spec, machine, uploaded=uploaded)
-    _check_egress(app_state, spec, image)
-    return _ValidatedJob(spec, machine, image, git_login)
-
-
-def _split_git_login(spec: JobSpec) -> tuple[JobSpec, str | None]:
-    """Split a spec into the spec without the `user:password` of its git address, and that login."""
-    if spec.workspace is None:
-        return spec, None
-    workspace, login = split_login(spec.workspace)
-    return (spec, None) if login is None else (replace(spec, workspace=workspace), login)
-
-
-def _check_egress(app_state: AppState, spec: JobSpec, image: str | None) -> None:
-    """Refuse a job that names a git server or a registry to which connections are not allowed.
-
-    Args:
-        app_state: The application's state.
-        spec: The job.
-        image: The image reference that its `container` resolves to.
-
-    Raises:
-        EgressRefused: The job names such a server or registry.
-    """
-    if spec.workspace is None and image is None and spec.registry_target is None:
-        return
-    egress = Egress(app_state.settings.egress)
-    if spec.workspace is not None:
-        egress.check_url(spec.workspace.removeprefix("git+"), "workspace")
-    if image is not None:
-        egress.check_image(image, "container")
-    if spec.registry_target is not None:
-        egress.check_image(spec.registry_target, "registryTarget")
-
-
-def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: MachineType) -> None:
-    """Refuse a priority over the limit, and options that the machine would ignore."""
-    _check_priority(app_state, spec)
-    capabilities = capabilities_of(app_state.backend_for(machine))
-    if spec.outputs and not capabilities.local_workspace:
-        raise SpecInvalid(
-            f"A job on {machine.name} works on another machine, whose working directory is not fetched. Leave outputs "
-            "out and write to $GRADIENT_ARTIFACTS_DIR.",
-            field="outputs",
-        )
-    if capabilities.containers:
-        if spec.python is not None:
-            raise SpecInvalid(
-                f"{machine.name} runs jobs in containers, whose image has their Python. Leave python out, and name an "
-                "image, such as python:3.12-slim.",
-                field="python",
-            )
-        return
-    simulated = "Machine types are simulated on this server: jobs run as processes of the server's own user."
-    if spec.user is not None:
-        raise SpecInvalid(f"{simulated} Leave the user out, or use a server with containers.", field="user")
-    if spec.working_dir is not None and not is_in_workspace(spec.working_dir):
-        raise SpecInvalid(
-            f"{simulated} They have no container; name a folder of the workspace, such as src/train.",
-            field="workingDir",
-        )
-
-
-def _check_priority(app_state: AppState, spec: JobSpec) -> None:
-    highest = app_state.settings.limits.priority
-    if spec.priority > highest:
-        raise SpecInvalid(
-            f"{spec.priority} is above {highest}, the highest priority here (GRADIENT_LIMITS__PRIORITY).",
-            field="priority",
-        )
-
-
-def _check_registry(request: SubmitJob) -> None:
-    username, password = request.registry_username, request.registry_password
-    if bool(username) != bool(password):
-        raise SpecInvalid(
-            "A registry login needs both registryUsername and registryPassword; give the other one too.",
-            field="registryPassword" if username else "registryUsername",
-        )
-    if username and password:
-        credentials.check_login(username, password, "registryUsername", "registryPassword")
-
-
 def _archive_limits(app_state: AppState) -> ArchiveLimits:
     api = app_state.settings.api
     return ArchiveLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_unpacked_bytes)
 
 
-def _store_workspace(app_state: AppState, upload: BinaryIO | None, expected: str | None) -> str | None:
+def store_workspace(app_state: AppState, upload: BinaryIO | None, expected: str | None) -> str | None:
+    """Store an uploaded workspace, or mark a stored one as used; return its digest.
+
+    Args:
+        app_state: The application's state.
+        upload: The archive, or None.
+        expected: Digest of the archive, or of one that is stored; None: unknown, or no workspace.
+
+    Raises:
+        WorkspaceInvalid: The archive is damaged, too large, or another than expected.
+        WorkspaceNotFound: No archive of this digest is stored.
+        StoreUnavailable: The disk does not take it.
+    """
     if upload is None:
         # Marked as used, so that it is not deleted before the job that refers to it is stored.
         if expected is not None and not app_state.workspaces.mark_used(expected):
@@ -348,22 +246,30 @@ def _workspace_not_stored() -> WorkspaceNotFound:
     )
 
 
-def _resolve_project(session: Session, request: SubmitJob) -> Project:
+def resolve_project(session: Session, request: SubmitJob) -> Project:
+    """Return the project that a request names, created if missing."""
     if request.project_id is not None:
         return queries.project(session, request.project_id)
     return projects.get_or_create(session, request.project or DEFAULT_PROJECT)[0]
 
 
-def _insert_job(
+def insert_job(
     session: Session,
     app_state: AppState,
     origin: RequestOrigin,
-    valid: _ValidatedJob,
+    valid: ValidatedJob,
     project: Project,
-    digest: str,
+    digest: str | None,
     *,
     parent_id: str | None = None,
 ) -> tuple[Job, bool]:
+    """Insert a validated job; return it, and whether it was created now.
+
+    Raises:
+        IdempotencyMismatch: The Idempotency-Key was used with another request before.
+        LimitReached: Its key or project has too many queued jobs.
+        StorageFull: Its project is over its quota.
+    """
     submission = NewJob(
         spec=valid.spec,
         machine=valid.machine,
@@ -375,12 +281,14 @@ def _insert_job(
         request_sha256=digest,
         request_id=origin.request_id,
         trace_parent=tracing.trace_parent(),
-        image=valid.image,
+        image=valid.image.reference,
     )
     job, created = lifecycle.submit(session, submission)
     if created:  # a repeat under the same Idempotency-Key adds no job
         storage_quota.check_quota(session, project, app_state.settings.disk.project_mb)
         app_state.limits.queue.check(session, job)
+        for text in valid.image.notes:
+            notes.add(session, job, text)
     on_commit(session, app_state.wake)
     failpoint("submit_before_commit")
     return job, created
@@ -393,9 +301,9 @@ def _log_submission(job: Job, *, created: bool) -> None:
     tracing.set_attributes({"gradient.job.id": job.id, "gradient.machine_type": job.machine_type})
 
 
-def _present(app_state: AppState, job: Job, project: str, *, created: bool) -> Submitted:
+def _present(app_state: AppState, job: Job, project: str, image: ChosenImage, *, created: bool) -> Submitted:
     failpoint("submit_after_commit")
-    return Submitted(job, submitted_view(app_state, job, project), created)
+    return Submitted(job, submitted_view(app_state, job, project, image.notes), created)
 
 
 def _canonical_request(request: SubmitJob) -> bytes:
@@ -407,12 +315,37 @@ def _canonical_request(request: SubmitJob) -> bytes:
     return json.dumps(fields, sort_keys=True).encode()
 
 
-def _dry_run_notes(machine: MachineType, backend: str, offered: LiveWorkers, *, uploaded: bool) -> list[str]:
+def _prospective_job(valid: ValidatedJob, backend: str, project_id: str) -> Job:
+    """Build the row of a job that is not submitted, to ask how it would wait."""
+    return Job(
+        id="",
+        project_id=project_id,
+        machine_type=valid.machine.name,
+        backend=backend,
+        priority=valid.spec.priority,
+        gpus=valid.machine.gpus,
+        cpus=valid.spec.cpus,
+        memory_mb=valid.spec.memory_mb,
+        spec_json=valid.spec.to_json(),
+    )
+
+
+def _max_cost(valid: ValidatedJob) -> float | None:
+    if valid.spec.time_limit is None:
+        return None
+    return round(valid.spec.time_limit * valid.spec.max_attempts * valid.machine.price_per_hour / 3600, 6)
+
+
+def _dry_run_notes(valid: ValidatedJob, job: Job, offered: LiveWorkers, *, uploaded: bool) -> list[str]:
     notes = []
+    machine, backend = valid.machine, job.backend
+    workers = offered.for_machine_type(machine.name, backend)
     if backend != machine.backend:
         notes.append("Simulated: the job runs on this server's own CPU, at that CPU's speed.")
     if not offered.available(machine.name, backend):
         notes.append("No running worker offers this machine type now; the job would wait.")
+    elif not any(fits(worker, job) for worker in workers):
+        notes.append(f"It asks for {explain_too_large(job, workers)}: the job would wait for a larger worker.")
     if uploaded:
         notes.append("The uploaded workspace was not validated.")
     return notes

@@ -1,9 +1,13 @@
-"""Choice of a job's image: resolves short names, and refuses builds where none are possible or allowed."""
+"""Choice of a job's image: resolves short names, and refuses what this server cannot run or build.
 
-from dataclasses import replace
+Where jobs run without containers, an image is refused unless the default packages stand for it: a job that ran
+with other packages than its image's would fail late, or not at all.
+"""
 
-from core.catalogue.backends import capabilities_of
-from core.catalogue.images import with_digest
+from dataclasses import dataclass, replace
+
+from core.catalogue.backends import capabilities_of, runs_containers
+from core.catalogue.images import ImageCatalogue, with_digest
 from core.catalogue.machine_types import MachineType
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid
@@ -11,26 +15,83 @@ from core.jobs.spec.job_spec import JobSpec
 from service.deps import AppState
 
 
-def choose_image(app_state: AppState, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> str | None:
-    """Resolve a job's `container` to an image reference; None: the worker's default image, or one to be built.
+@dataclass(frozen=True, slots=True)
+class ChosenImage:
+    """The image of a job.
+
+    Attributes:
+        reference: The image reference; None: the worker's default image, one to be built, or no image.
+        notes: Notes for the user on a `container` that is not run as a container.
+    """
+
+    reference: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def choose_image(
+    app_state: AppState, spec: JobSpec, machine: MachineType, *, uploaded: bool, may_ignore_container: bool
+) -> ChosenImage:
+    """Resolve a job's `container` to an image reference.
 
     Args:
         app_state: The application's state.
         spec: The job's spec.
         machine: Its machine type.
         uploaded: Whether it has an uploaded workspace.
+        may_ignore_container: Record a container that this server cannot run, with a note, rather than refuse it.
 
     Raises:
-        SpecInvalid: The image is to be built, and cannot be.
+        SpecInvalid: The container cannot be run here, or the image is to be built, and cannot be.
     """
-    if not spec.use_dockerfile:
-        return app_state.images.resolve(spec.container, machine).image
+    if spec.use_dockerfile:
+        _check_build(app_state, spec, machine, uploaded=uploaded)
+        return ChosenImage()
+    image = app_state.images.resolve(spec.container, machine).image
+    if image is None or runs_containers(app_state.backend_for(machine), app_state.settings):
+        return ChosenImage(image)
+    if may_ignore_container:
+        text = (
+            f"The container {spec.container} is not used: machine types are simulated on this server, by "
+            "processes with the server's own programs. List Python packages in requirements.txt, or have the server "
+            "run jobs in Docker (docs/deploy.md)."
+        )
+        return ChosenImage(notes=(text,))
+    return _choose_stand_in(spec, app_state.images, image)
+
+
+def _choose_stand_in(spec: JobSpec, images: ImageCatalogue, image: str) -> ChosenImage:
+    package = images.stand_in(image)
+    if package is None:
+        raise _refused_container(spec, images)
+    if spec.python is not None:
+        raise SpecInvalid(
+            f"{spec.container} stands for this server's default packages. Leave python out, or leave container out.",
+            field="python",
+        )
+    text = (
+        f"{spec.container} stands for this server's default packages here, with {package}: machine types are "
+        "simulated, without containers. As in a container, requirements.txt is not installed before the command."
+    )
+    return ChosenImage(image, (text,))
+
+
+def _refused_container(spec: JobSpec, images: ImageCatalogue) -> SpecInvalid:
+    names = ", ".join(short.name for short in images if images.stand_in(short.image))
+    return SpecInvalid(
+        f"This server runs jobs without containers, and has nothing that stands for {(spec.container or '')[:120]!r}. "
+        "Leave container out, and list Python packages in requirements.txt; or have the server run jobs in Docker "
+        f"(gradient-server up --backend docker). Images that its default packages stand for: {names or 'none'}.",
+        field="container",
+    )
+
+
+def _check_build(app_state: AppState, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> None:
     backend = app_state.backend_for(machine)
     if not capabilities_of(backend).builds_images:
         why = "Machine types are simulated here" if backend != machine.backend else f"{machine.name} has no engine"
         raise SpecInvalid(
             f"{why}, so no image can be built: leave useDockerfile out, or have the service run jobs in containers "
-            "(GRADIENT_MACHINES__SIMULATE=false).",
+            "(gradient-server up --backend docker, or GRADIENT_MACHINES__SIMULATE=false).",
             field="useDockerfile",
         )
     if not app_state.settings.images.builds:
@@ -46,7 +107,6 @@ def choose_image(app_state: AppState, spec: JobSpec, machine: MachineType, *, up
             "a git URL.",
             field="useDockerfile",
         )
-    return None
 
 
 def with_pinned_image(job: Job) -> JobSpec:

@@ -41,12 +41,14 @@ def test_every_kind_and_the_largest_jobs_are_shown(settings, capsys):
     os.link(model, stored)
     write(settings, "gradient.db", 3 * BLOCK)
     write(settings, "gradient.db-wal", BLOCK)
+    write(settings, "environments/cache/tiny.whl", 2 * BLOCK)
     write(settings, "cli.json", 10)
     found = json.loads(shown(settings, capsys, as_json=True))
     kinds = found["kinds"]
     assert [kinds[name]["files"] for name in ("workspaces", "logs", "database", "other")] == [1, 12, 2, 1]
     assert kinds["attempts"]["files"] + kinds["artifacts"]["files"] == 1, "a file with two names is there once"
     assert kinds["database"]["bytes"] == 4 * BLOCK
+    assert kinds["environments"]["bytes"] == 2 * BLOCK
     assert kinds["logs"]["oldest"] == "2023-11-14T22:13:20.000Z"
     assert [job["id"] for job in found["largestJobs"]] == [JOBS[0], *JOBS[:2:-1]]
     assert found["largestJobs"][0]["bytes"] == 101 * BLOCK

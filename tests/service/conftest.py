@@ -1,7 +1,8 @@
 """A real application over SQLite, behind a real uvicorn."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
@@ -15,9 +16,13 @@ from support.live_service import FakeWorker, LiveServer
 
 from core.db import migrations
 from core.db.database import Database
+from core.db.models.jobs import Attempt
+from core.jobs import metrics
 from core.security import api_keys
 from core.settings import Settings
 from core.settings.api import ApiSettings
+from core.settings.environments import EnvironmentSettings
+from core.settings.worker import MachineSettings
 from service.deps import AppState
 from service.main import create_app
 
@@ -27,7 +32,11 @@ def settings(tmp_path: Path, migrated_sqlite: Path) -> Settings:
     home = tmp_path / "home"
     home.mkdir()
     shutil.copy(migrated_sqlite, home / "gradient.db")
-    return Settings(home=home, api=ApiSettings(max_upload_bytes=20 * 1024**2, max_unpacked_bytes=40 * 1024**2))
+    return Settings(
+        home=home,
+        api=ApiSettings(max_upload_bytes=20 * 1024**2, max_unpacked_bytes=40 * 1024**2),
+        environments=EnvironmentSettings(default="trainer"),
+    )
 
 
 @pytest.fixture
@@ -82,6 +91,16 @@ def client(live_server: LiveServer) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
+def docker_client(settings: Settings, database: Database, api_key: str) -> Iterator[httpx.Client]:
+    """A client of a server whose jobs run in containers."""
+    settings = settings.model_copy(update={"machines": MachineSettings(simulate=False)})
+    live_server = LiveServer(create_app(settings, database=database, wake=lambda: None), api_key)
+    with live_server.client() as client:
+        yield client
+    live_server.stop()
+
+
+@pytest.fixture
 def anonymous_client(live_server: LiveServer) -> Iterator[httpx.Client]:
     """A client without a key."""
     with httpx.Client(base_url=live_server.url, timeout=60, verify=EMPTY_SSL_CONTEXT) as client:
@@ -105,3 +124,31 @@ def fuzz_target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     yield FuzzTarget(home, database)
     shutdown_lifespans()
     database.close()
+
+
+@pytest.fixture
+def train(worker: FakeWorker, database: Database) -> Callable[..., str]:
+    """A function that runs the next job in line, with one report of accuracy each `seconds` and 10 steps."""
+    worker.register()
+
+    def train(seconds: float, accuracies: list[float], reason: str = "completed") -> str:
+        job = worker.start()
+        with database.write() as session:
+            attempt = session.get(Attempt, (job.id, job.attempt))
+            started = attempt.started_at
+            attempt.peak_memory_bytes = 1000
+            row = {"job_id": job.id, "attempt": job.attempt, "source": "job"}
+            rows = [
+                row
+                | {"offset": n, "step": 10.0 * n, "at": started + timedelta(seconds=seconds * n)}
+                | {"values": {"accuracy": value, "lr": 0.1}}
+                for n, value in enumerate(accuracies, 1)
+            ]
+            metrics.add(session, rows)
+        worker.end(job, reason, **({} if reason == "completed" else {"exit_code": 1}))
+        with database.write() as session:
+            attempt = session.get(Attempt, (job.id, job.attempt))
+            attempt.ended_at = started + timedelta(seconds=seconds * len(accuracies))
+        return job.id
+
+    return train

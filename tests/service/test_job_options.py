@@ -15,10 +15,10 @@ from service.schemas.jobs import JobView, ResolvedJob, SubmitJob
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("core", "service", "gradient_cli")
+PACKAGES = ("core", "service", "client")
 RECIPE = {
     "core/jobs/spec/job_spec.py": ("    code_commit:", '    toy_level: Annotated[int | None, "a toy"] = None\n'),
-    "gradient_cli/workspace/job_spec.py": ('    "cpus":', '    "toyLevel": (_integer, "N", "a toy"),\n'),
+    "client/gradient_cli/workspace/job_spec.py": ('    "cpus":', '    "toyLevel": (_integer, "N", "a toy"),\n'),
 }
 """The line that the recipe in ARCHITECTURE.md adds to each file, and the line that it goes before."""
 JOURNEY = """
@@ -47,7 +47,7 @@ with TestClient(
     shown = client.get(f"/jobs/{made['id']}").json()
     refused = client.post("/jobs", json=asked | {"toyLevel": "seven"}).status_code
 with database.write() as session:
-    launched = claims.claim(session, claims.WorkerOffer("w", "h", ("mock",))).spec
+    launched = claims.claim(session, claims.WorkerOffer("w", "h", ("process",))).spec
 print(json.dumps([filed["toyLevel"], made["toyLevel"], shown["toyLevel"], launched.toy_level, refused]))
 """
 
@@ -79,7 +79,7 @@ def test_an_option_goes_from_the_flag_to_the_launched_job(tmp_path, settings):
     found = subprocess.run(
         [sys.executable, "-c", JOURNEY, settings.home],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "copy")},
+        env={"PYTHONPATH": f"{tmp_path}/copy:{tmp_path}/copy/client"},
         capture_output=True,
         text=True,
         check=False,

@@ -11,6 +11,7 @@ from core.catalogue.backends import BACKENDS, BackendType
 from core.catalogue.machine_types import PACKAGED
 from core.notify.local_notifier import LocalNotifier
 from core.settings.docker import DockerSettings
+from core.settings.environments import EnvironmentSettings
 from core.settings.worker import MachineSettings
 from worker.context import WorkerContext
 from worker.supervisor import Supervisor
@@ -30,7 +31,11 @@ def settings(settings, tmp_path, monkeypatch):
         cpu.replace("[CPU]", "[TOY]").replace('backend = "docker"', 'backend = "toy"').replace("aliases", "#")
     )
     return settings.model_copy(
-        update={"machines": MachineSettings(simulate=False, file=file), "docker": DockerSettings(url="unix:///nowhere")}
+        update={
+            "machines": MachineSettings(simulate=False, file=file),
+            "docker": DockerSettings(url="unix:///nowhere"),
+            "environments": EnvironmentSettings(default=[]),
+        }
     )
 
 

@@ -18,7 +18,10 @@ from gradient_server.simulator.tpu.faults import TpuFault, TpuFaults
 from gradient_server.simulator.tpu.state import TpuApiError, TpuProject
 
 ZONES = ("us-central1-a", "us-central1-b", "us-west4-a", "us-east5-b", "europe-west4-a")
-TYPES = ("v2-8", "v3-8", "v5litepod-8", "v6e-8")
+TYPES = (
+    *(f"{name}-{size}" for name in ("v2", "v3", "v4", "v5p") for size in (8, 16, 32, 64)),
+    *(f"{name}-{size}" for name in ("v5litepod", "v6e") for size in (1, 4, 8, 16, 32, 64)),
+)
 RUNTIMES = ("tpu-ubuntu2204-base", "v2-alpha-tpuv5-lite", "v2-alpha-tpuv5", "v2-alpha-tpuv6e")
 _DOMAIN = "googleapis.com"
 _THREADS = 64  # each hanging call occupies one

@@ -34,6 +34,8 @@ DENIED = (
     "team to gain TPU Node access."
 )
 NO_CAPACITY = "There is no more capacity in the zone {zone!r}; you can try in another zone."
+_NAMED_BY_CHIPS = frozenset({"v5litepod", "v6e"})
+"""Generations whose types are named by chips; the others' are named by cores, of which a chip has two."""
 _USABLE = frozenset({NodeState.CREATING, NodeState.READY, NodeState.RESTARTING, NodeState.REPAIRING})
 
 
@@ -101,6 +103,7 @@ class TpuProject:
     _queued: dict[str, _PendingResource] = field(default_factory=dict)
     _operations: dict[str, _Operation] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _slices: Iterator[int] = field(default_factory=itertools.count)
 
     # ---- Methods of the API
 
@@ -237,9 +240,17 @@ class TpuProject:
         node = self._nodes[name]
         if node.state == NodeState.CREATING:
             node.state, node.health = NodeState.READY, Health.HEALTHY
-            node.network_endpoints = [tpu_v2.NetworkEndpoint(ip_address=self.device[0], port=self.device[1])]
+            addresses = self._addresses(host_count(node.accelerator_type))
+            node.network_endpoints = [tpu_v2.NetworkEndpoint(ip_address=one, port=self.device[1]) for one in addresses]
             if self.machines is not None:
-                self.machines.start(name, node.metadata.get("startup-script", ""))
+                self.machines.start(name, node.metadata.get("startup-script", ""), len(addresses))
+
+    def _addresses(self, hosts: int) -> list[str]:
+        """Return an address of this computer for each host; the hosts of a slice need different ones."""
+        if hosts == 1:
+            return [self.device[0]]
+        net = next(self._slices) % 250
+        return [f"127.{100 + host // 250}.{net + 1}.{host % 250 + 1}" for host in range(hosts)]
 
     def _advance_queued(self, waiting: _PendingResource, current: float) -> None:
         message, state = waiting.message, waiting.message.state.state
@@ -297,6 +308,15 @@ class TpuProject:
         self._advance()
         (node,) = (node for name, node in self._nodes.items() if _short_name(name) == node_id)
         return node
+
+
+def host_count(accelerator_type: str) -> int:
+    """Return the number of virtual machines of a slice: of four chips each, if it is larger than one of eight cores."""
+    generation, _, size = accelerator_type.rpartition("-")
+    if not size.isdigit():  # a node of a pool that states no type
+        return 1
+    chips = int(size) // (1 if generation in _NAMED_BY_CHIPS else 2)
+    return chips // 4 if int(size) > 8 else 1  # noqa: PLR2004 - eight is the most of one host, chips or cores
 
 
 def _complete(operation: _Operation) -> None:

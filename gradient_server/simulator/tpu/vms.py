@@ -1,5 +1,7 @@
 """Simulated TPU VMs: each is a process on this computer that runs its node's startup script.
 
+A slice has several, each with its number, and an address of its own on this computer.
+
 Only scripts that support this (see `MARK`) are run: any other would change this computer as if it were a new VM.
 """
 
@@ -34,30 +36,37 @@ class SimulatedVms:
     def __init__(self, environment: dict[str, str], token: Callable[[], str] = lambda: "simulated") -> None:
         self._root = Path(tempfile.mkdtemp(prefix="gradient-vm-"))
         self._lock = threading.Lock()
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._metadata = _MetadataServer(token)
-        self._thread = threading.Thread(target=self._metadata.serve_forever, name="vm-metadata", daemon=True)
-        self._thread.start()
-        address, port = self._metadata.server_address[:2]
+        self._running: dict[str, dict[int, subprocess.Popen[bytes]]] = {}
+        self._token = token
+        self._metadata = {0: _MetadataServer(token, 0)}
         self._environment = {
-            "GCE_METADATA_HOST": f"{address!s}:{port}",
+            "GCE_METADATA_HOST": self._metadata[0].address,
             "GRADIENT_VM_RUN": "process",
         } | environment
 
-    def start(self, name: str, script: str) -> None:
-        """Start a VM: run its startup script, if it supports that."""
+    def start(self, name: str, script: str, hosts: int = 1) -> None:
+        """Start a node's VMs: run its startup script on each, if it supports that."""
         if MARKER_VARIABLE not in script:
             return
-        place = self._root / name.replace("/", "_")
-        place.mkdir()
+        with self._lock:
+            self._running[name] = {}
+            for rank in range(hosts):
+                self._start_host(name, rank, script)
+
+    def _start_host(self, name: str, rank: int, script: str) -> None:
+        if rank not in self._metadata:
+            self._metadata[rank] = _MetadataServer(self._token, rank)
+        place = self._place(name, rank)
+        place.mkdir(parents=True)
         kept = {key: value for key, value in os.environ.items() if not key.startswith("GRADIENT_")}
-        with self._lock, (place / "output").open("wb") as output:
-            self._running[name] = process = subprocess.Popen(
+        own = {MARKER_VARIABLE: str(place / "disk"), "GCE_METADATA_HOST": self._metadata[rank].address}
+        with (place / "output").open("wb") as output:
+            self._running[name][rank] = process = subprocess.Popen(
                 ["/bin/bash", "-s"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=kept | self._environment | {MARKER_VARIABLE: str(place / "disk")},
+                env=kept | self._environment | own,
                 start_new_session=True,
             )
             if process.stdin is not None:
@@ -65,47 +74,67 @@ class SimulatedVms:
                     pipe.write(script.encode())
 
     def end(self, name: str) -> None:
-        """Delete a VM, killing all its processes."""
+        """Delete a node's VMs, killing all their processes."""
+        for rank in list(self._running.get(name, ())):
+            self.end_host(name, rank)
+        self._running.pop(name, None)
+        shutil.rmtree(self._root / name.replace("/", "_"), ignore_errors=True)
+
+    def end_host(self, name: str, rank: int) -> None:
+        """Switch one VM of a node off: all its processes are killed."""
         with self._lock:
-            process = self._running.pop(name, None)
+            process = self._running.get(name, {}).pop(rank, None)
         if process is None:
             return
-        place = str(self._root / name.replace("/", "_") / "disk")
+        place = str(self._place(name, rank) / "disk")
         for member in psutil.process_iter():
             with suppress(psutil.Error):
                 if member.environ().get(MARKER_VARIABLE) == place:
                     member.send_signal(signal.SIGKILL)
         process.wait()
-        shutil.rmtree(self._root / name.replace("/", "_"), ignore_errors=True)
+
+    def _place(self, name: str, rank: int) -> Path:
+        return self._root / name.replace("/", "_") / str(rank)
 
     def stop(self) -> None:
         """Delete all VMs and stop the metadata server."""
         for name in list(self._running):
             self.end(name)
-        self._metadata.shutdown()
-        self._thread.join()
-        self._metadata.server_close()
+        for metadata in self._metadata.values():
+            metadata.stop()
         shutil.rmtree(self._root, ignore_errors=True)
 
 
 class _MetadataServer(ThreadingHTTPServer):
-    """The VMs' metadata server: it only serves access tokens of the service account."""
+    """The metadata server of the VMs with this number: it only serves that, and tokens of the service account."""
 
     daemon_threads = True
 
-    def __init__(self, token: Callable[[], str]) -> None:
+    def __init__(self, token: Callable[[], str], rank: int) -> None:
         super().__init__(("127.0.0.1", 0), _MetadataHandler)
         self.token = token
+        self.rank = rank
+        self._thread = threading.Thread(target=self.serve_forever, name="vm-metadata", daemon=True)
+        self._thread.start()
+        self.address = f"127.0.0.1:{self.server_address[1]}"
+
+    def stop(self) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
 
 
 class _MetadataHandler(BaseHTTPRequestHandler):
     server: _MetadataServer
 
     def do_GET(self) -> None:
-        known = self.path.endswith("/instance/service-accounts/default/token")
-        path = self.headers.get("Metadata-Flavor") == "Google"
         made = {"access_token": self.server.token(), "expires_in": _TOKEN_SECONDS, "token_type": "Bearer"}
-        content = json.dumps(made).encode() if known and path else b""
+        known = {
+            "/instance/service-accounts/default/token": json.dumps(made),
+            "/instance/attributes/agent-worker-number": str(self.server.rank),
+        }
+        path = self.path.removeprefix("/computeMetadata/v1")
+        content = known.get(path, "").encode() if self.headers.get("Metadata-Flavor") == "Google" else b""
         self.send_response(200 if content else 404)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()

@@ -1,13 +1,19 @@
 // Text with SGR colours as elements. Only colours and weights are known; every other escape is left out, and text
-// only ever becomes text nodes.
+// only ever becomes text nodes. Addresses of web pages become links.
 
 const ESCAPE = /\x1b\[([0-9;:]*)m|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?|[\x00-\x08\x0a-\x1f\x7f-\x9f]/g;
 // Characters that reorder the text around them: shown as visible escapes.
-const REORDERING = /[\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+const REORDERING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+// Without the punctuation that ends the sentence around an address.
+const ADDRESS = /\bhttps?:\/\/[^\s<>"'`\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]*[^\s<>"'`.,;:!?)\]}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 const LEVELS = [0, 95, 135, 175, 215, 255];
 
+export function showReordering(text) {
+  return text.replace(REORDERING, (c) => `<U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}>`);
+}
+
 export function plainStyle() {
-  return { fg: null, bg: null, bold: false, dim: false, italic: false, underline: false };
+  return { fg: null, bg: null, bold: false, dim: false, italic: false, underline: false, strike: false, inverse: false };
 }
 
 // Puts `text` into `element`; `style` is updated to the style after it.
@@ -23,18 +29,32 @@ export function writeAnsi(element, text, style) {
 
 function append(element, text, style) {
   if (!text) return;
-  const shown = text.replace(REORDERING, (c) => `<U+${c.codePointAt(0).toString(16).toUpperCase()}>`);
-  const names = ["bold", "dim", "italic", "underline"].filter((name) => style[name]);
+  const names = ["bold", "dim", "italic", "underline", "strike", "inverse"].filter((name) => style[name]);
   if (!names.length && style.fg === null && style.bg === null) {
-    element.append(shown);
+    appendLinked(element, text);
     return;
   }
   const span = document.createElement("span");
   span.className = names.join(" ");
   paint(span, "fg", "color", style.fg);
-  paint(span, "bg", "backgroundColor", style.bg);
-  span.append(shown);
+  // An inverse text has its colour as background, by the style sheet.
+  if (!style.inverse) paint(span, "bg", "backgroundColor", style.bg);
+  appendLinked(span, text);
   element.append(span);
+}
+
+function appendLinked(element, text) {
+  let from = 0;
+  for (const match of text.matchAll(ADDRESS)) {
+    const link = document.createElement("a");
+    link.href = match[0];
+    link.rel = "noreferrer";
+    link.target = "_blank";
+    link.append(match[0]);
+    element.append(showReordering(text.slice(from, match.index)), link);
+    from = match.index + match[0].length;
+  }
+  element.append(showReordering(text.slice(from)));
 }
 
 function paint(span, prefix, property, colour) {
@@ -51,9 +71,13 @@ function apply(style, parameters) {
     else if (code === 2) style.dim = true;
     else if (code === 3) style.italic = true;
     else if (code === 4) style.underline = true;
+    else if (code === 7) style.inverse = true;
+    else if (code === 9) style.strike = true;
     else if (code === 22) style.bold = style.dim = false;
     else if (code === 23) style.italic = false;
     else if (code === 24) style.underline = false;
+    else if (code === 27) style.inverse = false;
+    else if (code === 29) style.strike = false;
     else if (code >= 30 && code <= 37) style.fg = code - 30;
     else if (code === 38) style.fg = extended(codes);
     else if (code === 39) style.fg = null;

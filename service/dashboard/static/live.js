@@ -53,7 +53,9 @@ async function fetchParts() {
   } catch {
     failures += 1;
   }
-  main.classList.toggle("stale", failures > 1);
+  const stale = failures > 1 ? "The server does not answer; what is shown may be out of date." : "";
+  const banner = document.getElementById("stale");
+  if (banner.textContent !== stale) banner.textContent = stale;
 }
 
 function replaceParts(fresh) {
@@ -72,5 +74,8 @@ function replaceParts(fresh) {
     for (const listener of listeners) listener(part);
   }
   document.title = fresh.title;
+  const icon = fresh.querySelector('link[rel="icon"]')?.getAttribute("href");
+  const shownIcon = document.querySelector('link[rel="icon"]');
+  if (icon && shownIcon.getAttribute("href") !== icon) shownIcon.setAttribute("href", icon);
   main.dataset.live = fresh.querySelector("main")?.dataset.live ?? "no";
 }

@@ -1,14 +1,17 @@
-// A job's log: its last lines, then every further one as it is printed.
+// A job's log: a window of some hundred rows over a log of any length, which follows its end or shows any line.
 
 import { plainStyle, writeAnsi } from "./ansi.js";
-import { isLive, refresh } from "./live.js";
+import { startFind } from "./find.js";
+import { follow } from "./stream.js";
 
-const MOST_LINES = 5000;
+const PAGE = 200;
+const MOST_ROWS = 600;
 const DRAW_MS = 80;
 const RETRY_MS = 3000;
-const NEAR_END_PX = 24;
+const NEAR_PX = 300;
+const AT_END_PX = 24;
 
-export async function followLog(box) {
+export async function showLog(box) {
   const log = new Log(box);
   for (;;) {
     try {
@@ -19,88 +22,158 @@ export async function followLog(box) {
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
   }
-  log.follow();
+  follow(log, log.address);
+}
+
+// Lines 20 and 30 for the address `#L20-L30`.
+function linkedLines() {
+  const found = /^#L(\d{1,15})(?:-L?(\d{1,15}))?$/.exec(location.hash);
+  if (!found) return null;
+  const ends = [Number(found[1]), Number(found[2] ?? found[1])].sort((one, other) => one - other);
+  return ends[0] > 0 ? ends : null;
 }
 
 class Log {
-  #box;
-  #address;
-  #last = 0;
+  #first = 1; // the line of the first row
+  #shown = 0; // the line of the last row
   #waiting = [];
   #partial = "";
   #partialRow = null;
   #drawing = 0;
+  #turn = 0;
+  #top = 0; // where the box was scrolled to, to follow the end
+  #loading = false;
+  #complete = false;
   #style = plainStyle();
-  #leftOut = false;
+  #skipped = "";
+  #marked = null;
   #follow = document.getElementById("follow");
+  #bar = document.querySelector("[data-log-bar]");
+  #place = document.querySelector("[data-log-place]");
+  #line = document.querySelector("[data-log-line]");
+  last = 0; // the last line that exists
 
   constructor(box) {
-    this.#box = box;
-    this.#address = `/jobs/${encodeURIComponent(box.dataset.log)}/logs`;
-    box.addEventListener("scroll", () => { this.#follow.checked = this.#atEnd(); }, { passive: true });
-    this.#follow.addEventListener("change", () => this.#keepAtEnd());
+    this.box = box;
+    this.address = `/jobs/${encodeURIComponent(box.dataset.log)}/logs`;
+    box.addEventListener("scroll", () => this.#scrolled(), { passive: true });
+    box.addEventListener("click", (event) => this.#clicked(event));
+    box.addEventListener("keydown", (event) => {
+      if (event.key === "Home") this.#go(1, event);
+      if (event.key === "End") this.#go(this.last, event);
+    });
+    this.#follow.addEventListener("change", () => { if (this.#follow.checked) this.show(this.last); });
+    this.#place.addEventListener("input", () => this.show(Number(this.#place.value)));
+    this.#line.addEventListener("change", () => {
+      const wanted = Math.min(Math.max(1, Math.trunc(Number(this.#line.value)) || 1), this.last);
+      this.#line.value = wanted;
+      if (location.hash === `#L${wanted}`) this.show(wanted);
+      else location.hash = `L${wanted}`;
+    });
+    window.addEventListener("hashchange", () => this.#showLinked());
+    startFind(this);
   }
 
-  // Reads the end of the log; true if nothing will follow.
+  // Shows the linked lines, or the end; true if nothing will follow.
   async start() {
-    const answer = await fetch(`${this.#address}?tail=${MOST_LINES}&limit=${MOST_LINES}`);
-    if (!answer.ok) throw new Error(answer.statusText);
-    const page = await answer.json();
-    this.#leftOut = page.lines.length > 0 && page.lines[0].line > 1;
-    page.lines.forEach((row) => this.#take(row));
-    this.#draw();
-    if (page.complete && !page.lines.length) this.note("Nothing was printed.");
+    const page = await this.read({ tail: PAGE });
+    this.#complete = page.complete;
+    this.last = page.total;
+    this.#replace(page.lines);
+    this.#keepAtEnd();
+    this.#showPlace();
+    if (linkedLines()) await this.#showLinked();
+    this.#follow.closest("label").hidden = page.complete;
+    this.note();
     return page.complete;
   }
 
-  follow() {
-    if (!this.#last) this.note("Waiting for output…");
-    const source = new EventSource(`${this.#address}?line=${this.#last}`);
-    source.addEventListener("line", (event) => {
-      this.#partial = "";
-      this.#take(JSON.parse(event.data));
-      this.#soon();
-    });
-    source.addEventListener("partial", (event) => {
-      this.#partial = JSON.parse(event.data).message;
-      this.#soon();
-    });
-    source.addEventListener("phase", () => refresh());
-    source.addEventListener("end", () => {
-      source.close();
-      this.#partial = "";
-      this.#draw();
-      if (!this.#last) this.note("Nothing was printed.");
-      refresh();
-    });
-    source.addEventListener("open", () => this.#note());
-    source.addEventListener("error", () => {
-      if (source.readyState !== EventSource.CLOSED) {
-        this.note("Connection lost; coming back…");
+  async read(place) {
+    const answer = await fetch(`${this.address}?${new URLSearchParams({ limit: PAGE, ...place })}`);
+    if (!answer.ok) throw new Error(answer.statusText);
+    return answer.json();
+  }
+
+  // Shows a line in the middle, or the end.
+  async show(line) {
+    const turn = ++this.#turn;
+    const end = line >= this.last;
+    this.#follow.checked = end;
+    if (!this.#holds(line) || (end && this.#shown < this.last)) {
+      try {
+        const page = await this.read(end ? { tail: PAGE } : { line: Math.max(0, Math.trunc(line - PAGE / 2)) });
+        if (turn !== this.#turn) return;
+        this.last = Math.max(this.last, page.total);
+        this.#replace(page.lines);
+      } catch {
+        this.note("The log cannot be read at this moment.");
         return;
       }
-      source.close();
-      this.note("Connection lost; coming back…");
-      // Refreshes the page first: its response shows whether the job and the session still exist.
-      setTimeout(() => refresh().then(() => this.follow()), isLive() ? RETRY_MS : 4 * RETRY_MS);
-    });
+    }
+    this.#mark();
+    if (end) this.#keepAtEnd();
+    else this.rowOf(line)?.scrollIntoView({ block: "center" });
+    this.#showPlace();
+  }
+
+  // The line in the middle of what is seen.
+  middle() {
+    const { scrollTop, scrollHeight, clientHeight } = this.box;
+    return Math.round(this.#first + ((scrollTop + clientHeight / 2) / Math.max(1, scrollHeight)) * (this.#shown - this.#first));
+  }
+
+  // The row of a line, if it is drawn.
+  rowOf(line) {
+    return this.#holds(line) ? this.box.children[line - this.#first] : undefined;
+  }
+
+  // A line of the stream.
+  line(row) {
+    if (row.line <= this.last) return;
+    this.last = row.line;
+    this.#partial = "";
+    if (this.#follow.checked || row.line === this.#end() + 1) this.#waiting.push(row);
+    if (this.#waiting.length > PAGE) this.#waiting.shift();
+    this.#soon();
+  }
+
+  partial({ message }) {
+    this.#partial = message;
+    this.#soon();
+  }
+
+  gap({ from, to }) {
+    this.last = Math.max(this.last, to);
+    this.#skipped = `Lines ${from.toLocaleString("en")} to ${to.toLocaleString("en")} came too fast to show; scroll up to read them`;
+    this.#waiting = [];
+    this.#soon();
+  }
+
+  // New lines that were asked for.
+  page({ lines, partial, total }) {
+    lines.forEach((row) => this.line(row));
+    this.last = Math.max(this.last, total);
+    this.partial({ message: partial ?? "" });
+  }
+
+  end() {
+    this.#complete = true;
+    this.#partial = "";
+    this.#draw();
+    this.#follow.closest("label").hidden = true;
   }
 
   note(text) {
-    document.querySelector("[data-log-note]").textContent = text;
+    const usual = this.last ? this.#skipped : this.#complete ? "Nothing was printed." : "Waiting for output…";
+    document.querySelector("[data-log-note]").textContent = text ?? usual;
   }
 
-  #note() {
-    if (!this.#last) this.note("Waiting for output…");
-    else this.note(this.#leftOut ? `The last ${MOST_LINES.toLocaleString("en")} lines` : "");
+  #end() {
+    return this.#waiting.at(-1)?.line ?? this.#shown;
   }
 
-  #take(row) {
-    if (row.line <= this.#last) return;
-    this.#last = row.line;
-    this.#waiting.push(row);
-    // A hidden page draws rarely: rows beyond the most that it shows are not kept.
-    if (this.#waiting.length > 2 * MOST_LINES) this.#waiting.splice(0, MOST_LINES);
+  #holds(line) {
+    return line >= this.#first && line <= this.#shown;
   }
 
   #soon() {
@@ -110,41 +183,168 @@ class Log {
   #draw() {
     clearTimeout(this.#drawing);
     this.#drawing = 0;
+    // Scrolled up since, though the event of it has not come yet.
+    if (this.box.scrollTop < this.#top && !this.#atBottom()) this.#follow.checked = false;
     const rows = this.#waiting.splice(0);
-    const added = document.createDocumentFragment();
-    for (const row of rows.slice(-MOST_LINES)) added.append(this.#element(row.message, row));
-    this.#partialRow?.remove();
-    this.#partialRow = null;
-    this.#box.append(added);
-    while (this.#box.childElementCount > MOST_LINES) {
-      this.#box.firstElementChild.remove();
-      this.#leftOut = true;
-    }
-    if (this.#partial) {
-      this.#partialRow = this.#element(this.#partial, null);
-      this.#box.append(this.#partialRow);
-    }
-    if (rows.length || this.#partial) this.#note();
+    const follows = rows.length > 0 && rows[0].line === this.#shown + 1;
+    if (rows.length && !follows && this.#follow.checked) this.#replace(rows);
+    else if (follows && (this.#follow.checked || this.#shown - this.#first < MOST_ROWS)) this.#append(rows);
+    this.#drawPartial();
+    this.note();
     this.#keepAtEnd();
+    this.#showPlace();
   }
 
-  #element(message, row) {
+  #drawPartial() {
+    this.#partialRow?.remove();
+    this.#partialRow = null;
+    if (!this.#partial || this.#shown < this.last) return;
+    // A line that is not finished is drawn again: its colours must not carry on.
+    this.#partialRow = this.#element(this.#partial, null, { ...this.#style });
+    this.box.append(this.#partialRow);
+  }
+
+  #replace(rows) {
+    this.#partialRow = null;
+    this.#style = plainStyle();
+    this.box.replaceChildren(...rows.map((row) => this.#element(row.message, row, this.#style)));
+    this.#first = rows[0]?.line ?? 1;
+    this.#shown = rows.at(-1)?.line ?? 0;
+    this.#dress();
+  }
+
+  #append(rows) {
+    this.#partialRow?.remove();
+    this.box.append(...rows.map((row) => this.#element(row.message, row, this.#style)));
+    this.#shown = rows.at(-1).line;
+    const height = this.box.scrollHeight;
+    while (this.#shown - this.#first >= MOST_ROWS) {
+      this.box.firstElementChild.remove();
+      this.#first += 1;
+    }
+    this.box.scrollTop -= height - this.box.scrollHeight;
+    this.#dress();
+  }
+
+  #prepend(rows) {
+    const style = plainStyle();
+    const height = this.box.scrollHeight;
+    this.box.prepend(...rows.map((row) => this.#element(row.message, row, style)));
+    this.box.scrollTop += this.box.scrollHeight - height;
+    this.#first = rows[0].line;
+    while (this.#shown - this.#first >= MOST_ROWS) {
+      this.#partialRow?.remove();
+      this.#partialRow = null;
+      this.box.lastElementChild.remove();
+      this.#shown -= 1;
+    }
+    this.#dress();
+  }
+
+  #dress() {
+    this.box.style.setProperty("--digits", Math.max(3, String(this.last).length));
+    this.#mark();
+  }
+
+  #element(message, row, style) {
     const element = document.createElement("div");
     element.className = row ? "row" : "row partial";
+    const number = document.createElement("a");
+    number.className = "line";
     if (row) {
       element.dataset.line = row.line;
       element.title = row.timestamp;
+      number.href = `#L${row.line}`;
+      number.tabIndex = -1;
+      number.dataset.number = row.line;
+      number.setAttribute("aria-label", `Line ${row.line}`);
     }
-    // A line that is not finished is drawn again: its colours must not carry on.
-    writeAnsi(element, message, row ? this.#style : { ...this.#style });
+    element.append(number);
+    writeAnsi(element, message, style);
     return element;
   }
 
-  #atEnd() {
-    return this.#box.scrollHeight - this.#box.scrollTop - this.#box.clientHeight < NEAR_END_PX;
+  // Marks the linked lines, and those with which further attempts begin.
+  #mark() {
+    this.#marked = linkedLines();
+    for (const row of this.box.querySelectorAll(".marked, .begins")) row.classList.remove("marked", "begins");
+    const [from, to] = this.#marked ?? [1, 0];
+    for (let line = Math.max(from, this.#first); line <= Math.min(to, this.#shown); line += 1) {
+      this.rowOf(line).classList.add("marked");
+    }
+    for (const one of document.querySelectorAll("[data-first-line]")) {
+      const line = Number(one.dataset.firstLine);
+      const row = this.rowOf(line);
+      if (!row || line === 1) continue;
+      row.dataset.begins = one.dataset.attempt;
+      row.classList.add("begins");
+    }
+  }
+
+  async #showLinked() {
+    const lines = linkedLines();
+    if (!lines) return this.#mark();
+    await this.show(Math.min(lines[0], this.last));
+    this.box.scrollIntoView({ block: "nearest" });
+  }
+
+  #clicked(event) {
+    const line = Number(event.target.closest("a.line")?.dataset.number);
+    if (!line || !event.shiftKey || !this.#marked) return;
+    event.preventDefault();
+    const [from, to] = this.#marked;
+    history.replaceState(null, "", `#L${Math.min(from, line)}-L${line < from ? to : line}`);
+    this.#mark();
+  }
+
+  #go(line, event) {
+    event.preventDefault();
+    this.show(line);
+  }
+
+  #scrolled() {
+    const follows = this.#follow.checked || this.#end() >= this.last;
+    this.#follow.checked = follows && this.#atBottom();
+    this.#showPlace();
+    const { scrollTop, scrollHeight, clientHeight } = this.box;
+    if (scrollTop < NEAR_PX && this.#first > 1) this.#load(Math.max(0, this.#first - 1 - PAGE), this.#first - 1);
+    else if (scrollHeight - scrollTop - clientHeight < NEAR_PX && this.#shown < this.last) this.#load(this.#shown, this.last);
+  }
+
+  // Reads the rows after line `after`, up to `to`, which are next to those shown.
+  async #load(after, to) {
+    if (this.#loading) return;
+    this.#loading = true;
+    const turn = this.#turn;
+    try {
+      const { lines } = await this.read({ line: after, limit: Math.min(PAGE, to - after) });
+      if (turn !== this.#turn || !lines.length) return;
+      if (lines.at(-1).line === this.#first - 1) this.#prepend(lines);
+      else if (lines[0].line === this.#shown + 1) this.#append(lines);
+    } catch {
+      this.note("The log cannot be read at this moment.");
+    } finally {
+      this.#loading = false;
+    }
+  }
+
+  #atBottom() {
+    return this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < AT_END_PX;
   }
 
   #keepAtEnd() {
-    if (this.#follow.checked) this.#box.scrollTop = this.#box.scrollHeight;
+    if (!this.#follow.checked) return;
+    this.box.scrollTop = this.box.scrollHeight;
+    this.#top = this.box.scrollTop;
+  }
+
+  // Shows in the bar where in the log the rows are.
+  #showPlace() {
+    this.#bar.hidden = this.last === 0;
+    const line = this.#follow.checked ? this.last : this.middle();
+    this.#place.max = this.#line.max = Math.max(1, this.last);
+    if (document.activeElement !== this.#place) this.#place.value = line;
+    this.#place.setAttribute("aria-valuetext", `line ${line} of ${this.last}`);
+    document.querySelector("[data-log-total]").textContent = this.last.toLocaleString("en");
   }
 }

@@ -1,9 +1,12 @@
 // The entry point of every page: starts the parts that update themselves.
 
-import { drawMetrics } from "./charts.js";
+import { showMetrics } from "./charts/board.js";
 import { offerCopies } from "./copy.js";
+import { checkWhileTyping } from "./job_form.js";
 import { keepFresh, onChange } from "./live.js";
-import { followLog } from "./log.js";
+import { showLog } from "./log.js";
+import { listenForKeys } from "./palette.js";
+import { selectRows } from "./table.js";
 import { tellTimes } from "./times.js";
 
 function enliven(part) {
@@ -15,15 +18,18 @@ enliven(document);
 onChange(enliven);
 setInterval(() => tellTimes(document), 10_000);
 
-for (const form of document.querySelectorAll("[data-filters]")) {
-  form.classList.add("by-itself");
-  form.addEventListener("change", () => form.requestSubmit());
-}
+const table = document.querySelector("[data-table]");
+if (table) selectRows(table);
+
+if (document.querySelector(".sections")) listenForKeys();
+
+const job = document.querySelector("[data-job-form]");
+if (job) checkWhileTyping(job, enliven);
 
 const log = document.querySelector("[data-log]");
-if (log) followLog(log);
+if (log) showLog(log);
 
 const metrics = document.querySelector("[data-metrics]");
-if (metrics) drawMetrics(metrics);
+if (metrics) showMetrics(metrics);
 
 keepFresh();

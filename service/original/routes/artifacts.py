@@ -1,4 +1,4 @@
-"""Artifacts of jobs: listed, deleted, or fetched by link and by S3's read protocol (`signed_links.py`, `s3.py`)."""
+"""Artifacts of jobs: listed, deleted, fetched by link or by S3's read protocol (`signed_links.py`, `s3_read.py`)."""
 
 import re
 import secrets

@@ -80,7 +80,7 @@ async def create_job(
     """Submit a job."""
     given, body = posted
     job = to_submit_job(given, request.headers.get(CLIENT_NAME_HEADER), uploaded=body.workspace is not None)
-    origin = RequestOrigin(caller.id, request_id, None)
+    origin = RequestOrigin(caller.id, request_id, None, may_ignore_container=True)
 
     def submit() -> dict[str, Any]:
         with app_state.service_metrics.time_submission():
@@ -126,8 +126,9 @@ def destroy_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, 
 def clone_job(app_state: AppStateDep, caller: Caller, request_id: RequestId, job_id: str) -> dict[str, Any]:
     """Submit the same job again, with the same workspace."""
     app_state.limits.submissions.acquire(caller.id)
+    origin = RequestOrigin(caller.id, request_id, None, may_ignore_container=True)
     with app_state.service_metrics.time_submission():
-        return submitted_shape(create.clone(app_state, RequestOrigin(caller.id, request_id, None), job_id))
+        return submitted_shape(create.clone(app_state, origin, job_id))
 
 
 def _read_job(app_state: AppState, job_id: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from core.security.one_time_tokens import Purpose
 from service.deps import AppStateDep
 from service.http.asgi_scope import client_network
 from service.original.params import Params, openapi_params, read_params
-from service.schemas.jobs import ErrorView
+from service.schemas.base import ErrorView
 
 router = APIRouter()
 

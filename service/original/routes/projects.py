@@ -12,7 +12,7 @@ from service.deps import ReadSession, WriteSession
 from service.original.error_messages import OriginalRoute
 from service.original.params import OriginalParams, openapi_params
 from service.original.presenters import project_shape
-from service.submission.create import check_project_name
+from service.submission.validation import check_project_name
 
 router = APIRouter(route_class=OriginalRoute)
 

@@ -16,7 +16,8 @@ from sqlalchemy import text, update
 
 from core.db import migrations
 from core.db.database import Database, now
-from core.db.models.jobs import ApiKey, Event, Job
+from core.db.models.credentials import ApiKey
+from core.db.models.jobs import Event, Job
 from core.formatting import GIB
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
@@ -88,7 +89,7 @@ def found(settings, check):
     return finding
 
 
-def register(database, backends=("mock",)):
+def register(database, backends=("process",)):
     with database.write() as session:
         workers.register(session, WorkerOffer("w", "h", tuple(backends)), boot_id="b", slots=2)
 
@@ -166,7 +167,7 @@ def test_the_command_over_a_service_that_runs(deployment):
     )
     findings = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
     assert findings["worker"]["status"] == "ok"
-    assert "offers mock" in findings["worker"]["message"]
+    assert "offers process" in findings["worker"]["message"]
     assert [check for check, one in findings.items() if one["status"] == "problem"] == []
     assert done.returncode == 0
     assert done.stderr == ""
@@ -358,9 +359,9 @@ def test_a_broker_that_is_away_and_one_that_answers(embedded):
 
 def test_workers_and_what_they_offer(settings, database):
     assert found(settings, "worker").status is WARNING
-    register(database, ["mock", "docker"])
+    register(database, ["process", "docker"])
     finding = found(settings, "worker")
-    assert (finding.status, finding.message) == (OK, "w on h offers mock, docker (0 of 2 slots in use).")
+    assert (finding.status, finding.message) == (OK, "w on h offers process, docker (0 of 2 slots in use).")
 
 
 def test_jobs_that_no_worker_takes(settings, database, submit):
@@ -369,7 +370,7 @@ def test_jobs_that_no_worker_takes(settings, database, submit):
     register(database, ["docker"])
     finding = found(settings, "queue")
     assert finding.status is PROBLEM
-    assert "1 for CPU (backend mock); the oldest for 2 hours" in finding.message
+    assert "1 for CPU (backend process); the oldest for 2 hours" in finding.message
     register(database)
     assert found(settings, "queue").status is OK
 
@@ -377,7 +378,7 @@ def test_jobs_that_no_worker_takes(settings, database, submit):
 def test_jobs_that_are_silent(settings, database, submit):
     job = submit()
     with database.write() as session:
-        claims.claim(session, WorkerOffer("w", "far", ("mock",)))
+        claims.claim(session, WorkerOffer("w", "far", ("process",)))
     assert found(settings, "leases").status is OK
     change(database, Job, heartbeat_at=now(-61))
     finding = found(settings, "leases")
@@ -431,7 +432,7 @@ def test_secrets_that_cannot_be_read(settings, database):
 def test_scratch_that_is_left_over(settings, database, submit):
     job = submit()
     with database.write() as session:
-        claims.claim(session, WorkerOffer("w", "h", ("mock",)))
+        claims.claim(session, WorkerOffer("w", "h", ("process",)))
     (settings.root / "attempts" / f"{job.id}-1").mkdir(parents=True)
     assert found(settings, "scratch").status is OK
     (settings.root / "attempts" / "jgone-3").mkdir()

@@ -103,15 +103,10 @@ class Bucket:
         self.proved = proved
         self.statement = "It was tried." if proved else "It could not be tried."
 
-    def prepare(self, _):
+    def inspect(self, _):
         if self._wrong:
             raise GradientError(self._wrong)
-
-    def probe(self, _):
         return self
-
-    def remove(self, _):
-        return None
 
 
 def test_the_bucket_of_each_region(settings):

@@ -19,7 +19,7 @@ from gradient_server.checks import workers as fleet
 from gradient_server.checks.finding import Status
 
 OK, WARNING, PROBLEM = Status.OK, Status.WARNING, Status.PROBLEM
-OFFER = WorkerOffer("w", "h", ("mock",))
+OFFER = WorkerOffer("w", "h", ("process",))
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_worker_that_is_deaf(found, change):
 def test_many_workers_are_not_all_named(database, found, change):
     with database.write() as session:
         for number in range(8):
-            workers.register(session, WorkerOffer(f"w{number}", "h", ("mock",)), boot_id="b", slots=1)
+            workers.register(session, WorkerOffer(f"w{number}", "h", ("process",)), boot_id="b", slots=1)
     change(Worker, drained_at=now())
     assert "; and 4 more" in found("drained").message
 

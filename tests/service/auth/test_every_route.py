@@ -12,8 +12,7 @@ from sqlalchemy import update
 from support.live_service import make_job_body
 
 from core.db.database import now
-from core.db.models.credentials import BrowserSession
-from core.db.models.jobs import ApiKey
+from core.db.models.credentials import ApiKey, BrowserSession
 from core.security import api_keys
 from service.auth.session_cookie import COOKIES
 
@@ -23,9 +22,10 @@ PUBLIC = {
     ("GET", "/openapi.json"),
     ("HEAD", "/openapi.json"),
     ("GET", "/"),
-    ("GET", "/ui"),
     ("GET", "/ui/login"),
     ("GET", "/ui/static/{version}/{name}"),
+    ("GET", "/client"),
+    ("GET", "/client/{name}"),
 }
 """Public routes: they say nothing of any job."""
 OWN_FORMS_ALONE = {("POST", "/ui/login"), ("POST", "/ui/logout")}
@@ -151,9 +151,10 @@ def test_no_session_changes_anything_but_by_a_form_of_ours(app, anonymous_client
 
 def test_what_is_public_is_as_few_as_it_is_listed(app, anonymous_client):
     assert set(routes(app)) >= PUBLIC | OWN_FORMS_ALONE
-    for method, path in sorted(PUBLIC - {("GET", "/ui/static/{version}/{name}")}):
+    for method, path in sorted(PUBLIC - {("GET", "/ui/static/{version}/{name}"), ("GET", "/client/{name}")}):
         assert anonymous_client.request(method, path).status_code in {200, 303}, (method, path)
     assert anonymous_client.get("/ui/static/x/style.css").status_code in {200, 404}
+    assert anonymous_client.get(anonymous_client.get("/client").text.strip()).status_code == 200
 
 
 def test_signing_in_takes_a_password(app, anonymous_client, strangers):

@@ -117,6 +117,30 @@ def test_who_comes_while_as_many_as_may_are_checked_is_refused_at_once():
     anyio.run(attack)
 
 
+def test_in_a_storm_of_wrong_passwords_checks_pause_for_as_long_as_they_take():
+    async def attack():
+        sign_ins, go_on = SignInLimiter(at_once=1), threading.Event()
+
+        def slow():
+            go_on.wait(60)
+            wrong()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(outcome, sign_ins, "ann", "stranger", slow)
+            await anyio.wait_all_tasks_blocked()
+            assert await outcome(sign_ins, "bob", "another", wrong) == 429
+            await anyio.sleep(0.5)
+            go_on.set()
+        assert await outcome(sign_ins, "carl", "a third", lambda: "in") == 429, "its place is still taken"
+        for _ in range(6000):
+            if await outcome(sign_ins, "carl", "a third", lambda: "in") == "in":
+                return
+            await anyio.sleep(0.01)
+        pytest.fail("its place was never free again")
+
+    anyio.run(attack)
+
+
 def test_a_check_lets_every_other_thread_run_first():
     async def priorities():
         def own():

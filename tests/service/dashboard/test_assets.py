@@ -1,16 +1,28 @@
 """Style sheet and scripts: cached for ever under their version, and nothing from elsewhere in them."""
 
+import gzip
+import hashlib
 import re
-from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
+import service.dashboard
 from service.dashboard.assets import asset_url
 
-STATIC = files("service.dashboard").joinpath("static")
+STATIC = Path(service.dashboard.__file__).parent / "static"
+SERVED = sorted(str(path.relative_to(STATIC)) for path in STATIC.rglob("*.*") if path.suffix != ".LICENSE")
+SCRIPTS = sorted(STATIC.rglob("*.js"))
+MAX_SCRIPT_BYTES = 60_000
+UPLOT = {
+    "uplot-1.6.32.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uplot-1.6.32.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+    "uplot-1.6.32.LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
+}
+"""The files of the npm package uplot 1.6.32, by the names that they have here, with their sha256."""
 
 
-@pytest.mark.parametrize("name", sorted(entry.name for entry in STATIC.iterdir()))
+@pytest.mark.parametrize("name", SERVED)
 def test_a_file_is_cached_for_ever_under_its_version(anonymous_browser, name):
     answer = anonymous_browser.get(asset_url(name))
     assert answer.content == STATIC.joinpath(name).read_bytes()
@@ -26,7 +38,24 @@ def test_nothing_else_is_served(anonymous_browser, name):
     assert anonymous_browser.get(f"/ui/static/x/{name}").status_code == 404
 
 
-@pytest.mark.parametrize("entry", [e for e in STATIC.iterdir() if e.name.endswith(".js")], ids=lambda e: e.name)
+def test_all_scripts_together_are_small():
+    assert sum(len(gzip.compress(script.read_bytes(), 9)) for script in SCRIPTS) <= MAX_SCRIPT_BYTES
+
+
+def test_the_chart_library_is_the_published_one():
+    vendored = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (STATIC / "vendor").iterdir()}
+    assert vendored == UPLOT
+    assert (
+        (STATIC / "vendor/uplot-1.6.32.js").read_text().startswith("/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
+    )
+    assert "The MIT License" in (STATIC / "vendor/uplot-1.6.32.LICENSE").read_text()
+
+
+def test_a_license_is_not_served(anonymous_browser):
+    assert anonymous_browser.get(asset_url("vendor/uplot-1.6.32.LICENSE")).status_code == 404
+
+
+@pytest.mark.parametrize("entry", [e for e in SCRIPTS if e.parent.name != "vendor"], ids=lambda e: e.name)
 def test_scripts_never_make_markup_from_text(entry):
     text = entry.read_text()
     assert not re.search(r"innerHTML\s*=|outerHTML\s*=|insertAdjacentHTML|document\.write|\beval\(|new Function", text)

@@ -2,12 +2,14 @@
 
 import json
 import re
-import threading
 from html.parser import HTMLParser
 
+from sqlalchemy import update
 from support.live_service import make_job_body
 
+from core.db.models.jobs import Job
 from core.jobs import metrics
+from service.dashboard.assets import MODULES, asset_url
 
 EVIL = "<script>alert('x')</script>\" onload=alert(1) 🚀"
 
@@ -42,10 +44,10 @@ class Markup(HTMLParser):
 
 
 def no_script(page) -> bool:
-    """Return whether a page's only script is our file; fail on a handler, style or foreign address in its markup."""
+    """Return whether a page's only scripts are our files; fail on a handler, style or foreign address in its markup."""
     markup = Markup(page.text)
     assert markup.risky == []
-    return len(markup.scripts) == 1 and re.fullmatch(r"/ui/static/\w+/page\.js", markup.scripts[0]) is not None
+    return re.fullmatch(r"/ui/static/\w+/theme\.js /ui/static/\w+/page\.js", " ".join(markup.scripts)) is not None
 
 
 def test_before_the_first_job_the_page_says_how_to_submit_one(signed_in_browser):
@@ -70,21 +72,23 @@ def test_every_state_has_its_word_and_its_reason(signed_in_browser, client, work
     worker.start()
     made(client, name="waits")
     page = signed_in_browser.get("/ui/jobs")
-    assert badges(page) == ["Pending", "Running", "Cancelled", "Error", "Failed", "Stopped"]
+    assert badges(page) == ["Pending", "Running", "Stopped", "Error", "Failed", "Succeeded"]
     assert "Exit code 137: the command was killed" in page.text
     assert "The workspace could not be unpacked: no such file" in page.text
     assert "Waiting for a free machine." in page.text
     assert no_script(page)
     for job in client.get("/jobs").json()["jobs"]:
         shown = signed_in_browser.get(f"/ui/jobs/{job['id']}")
-        assert (shown.status_code, badges(shown)) == (200, [job["state"]])
+        word = {"Stopped": "Succeeded", "Cancelled": "Stopped"}.get(job["state"], job["state"])
+        assert (shown.status_code, badges(shown)) == (200, [word])
+        assert f"<title>{word}: " in shown.text
         assert ('data-live="yes"' in shown.text) == (job["state"] in {"Pending", "Running"})
         assert ('action="/ui/jobs/' + job["id"] + '/stop"' in shown.text) == (job["state"] in {"Pending", "Running"})
         assert no_script(shown)
 
 
 def test_the_list_is_narrowed_and_paged_without_scripts(signed_in_browser, client, monkeypatch):
-    monkeypatch.setattr("service.dashboard.job_pages.PAGE_JOBS", 2)
+    monkeypatch.setattr("service.dashboard.lists.job_list.PAGE_JOBS", 2)
     names = [f"job-{number}" for number in range(5)]
     for name in names:
         made(client, name=name, project="vision" if name in {"job-1", "job-3"} else "default")
@@ -98,14 +102,40 @@ def test_the_list_is_narrowed_and_paged_without_scripts(signed_in_browser, clien
     assert seen == names[::-1]
     vision = signed_in_browser.get("/ui/jobs?project=vision&state=Pending,Running")
     assert re.findall(r">(job-\d)</a>", vision.text) == ["job-3", "job-1"]
-    assert '<option value="vision" selected>vision (2)</option>' in vision.text
+    assert "<span>project:vision</span>" in vision.text
+    assert "2 jobs</p>" in vision.text
     assert "No jobs here." in signed_in_browser.get("/ui/jobs?state=Error").text
 
 
+def test_the_list_is_searched_without_scripts(signed_in_browser, client):
+    made(client, name="mnist-cnn", command="python train.py --lr 0.1", tags=["sweep-1"])
+    made(client, name="other", command="python train.py --lr 0.01")
+    made(client, name="large", machineType="GPU+")
+
+    def found(**filters):
+        return re.findall(r">([\w-]+)</a> <code", signed_in_browser.get("/ui/jobs", params=filters).text)
+
+    assert found(query="MNIST") == ["mnist-cnn"]
+    assert found(query="train.py") == ["other", "mnist-cnn"]
+    assert found(tag="sweep-1") == ["mnist-cnn"]
+    assert found(machineType="GPU+", query="", tag="") == ["large"]
+    page = signed_in_browser.get("/ui/jobs", params={"query": "<b>", "state": "Stopped"})
+    assert 'name="q" value="state:Stopped &#34;&lt;b&gt;&#34;"' in page.text
+    assert re.search(r'<a class="chip chosen" [^>]*>Succeeded', page.text)
+    assert "No jobs here." in page.text
+    assert signed_in_browser.get("/ui/jobs", params={"query": "x" * 201}).status_code == 422
+
+
+def test_every_list_refreshes(signed_in_browser, client):
+    client.post(f"/jobs/{made(client)}/stop")
+    for address in ("/ui/jobs", "/ui/jobs?project=default", "/ui/jobs?state=Failed"):
+        assert 'data-live="yes"' in signed_in_browser.get(address).text
+
+
 def test_a_state_or_page_that_cannot_be_is_explained(signed_in_browser):
-    for query in ("state=Nonsense", "after=nonsense"):
+    for query, shown in (("state=Nonsense", 'role="alert">'), ("after=nonsense", "<h1>That cannot be done</h1>")):
         answer = signed_in_browser.get(f"/ui/jobs?{query}")
-        assert (answer.status_code, "<h1>That cannot be done</h1>" in answer.text) == (400, True)
+        assert (answer.status_code, shown in answer.text) == (400, True)
 
 
 def test_nothing_a_job_says_becomes_markup(signed_in_browser, client, worker, stores):
@@ -202,6 +232,13 @@ def test_attempts_are_told_apart(signed_in_browser, client, worker):
     assert "was killed (SIGKILL)" in signed_in_browser.get(f"/ui/jobs/{job_id}").text
 
 
+def test_the_event_of_a_retry_has_the_details_of_its_reason(client, worker):
+    job_id = made(client, maxAttempts=2)
+    worker.end(worker.start(), "exit_nonzero", detail="exit code 3", exit_code=3)
+    requeued = [event for event in client.get(f"/jobs/{job_id}/events").json()["events"] if event["kind"] == "requeued"]
+    assert [event["message"] for event in requeued] == ["The command ended with exit code 3. See the end of its log."]
+
+
 def test_what_a_script_fetches_anew_leaves_out_the_log(signed_in_browser, client, worker, stores):
     job_id = made(client)
     worker.start()
@@ -209,6 +246,127 @@ def test_what_a_script_fetches_anew_leaves_out_the_log(signed_in_browser, client
         log.append(b"spoken words\n", 1000)
     assert "spoken words" in signed_in_browser.get(f"/ui/jobs/{job_id}").text
     assert "spoken words" not in signed_in_browser.get(f"/ui/jobs/{job_id}?part=live").text
+
+
+def test_a_failed_job_shows_the_line_that_names_the_cause(signed_in_browser, client, worker, stores):
+    job_id = made(client)
+    job = worker.start()
+    with stores.logs.open_writer(job_id, 1) as log:
+        log.append(b"start\n  File 'main.py', line 1\n\x1b[31mRuntimeError\x1b[0m: no <config>\nbye\n\n", 1000)
+    worker.end(job, "exit_nonzero", detail="exit code 3", exit_code=3)
+    for address in ("/ui/jobs", f"/ui/jobs/{job_id}"):
+        page = signed_in_browser.get(address)
+        assert "<code>RuntimeError: no &lt;config&gt;</code>" in page.text
+        assert f'<a href="/ui/jobs/{job_id}#L3">line 3</a>' in page.text
+
+
+def test_without_an_error_the_last_words_are_shown(signed_in_browser, client, worker, stores):
+    job_id = made(client)
+    job = worker.start()
+    with stores.logs.open_writer(job_id, 1) as log:
+        log.append(b"one\nno such dataset\n \n", 1000)
+    worker.end(job, "exit_nonzero", detail="exit code 3", exit_code=3)
+    assert "<code>no such dataset</code>" in signed_in_browser.get(f"/ui/jobs/{job_id}").text
+
+
+def test_the_place_of_a_waiting_job_is_said_once(signed_in_browser, client, worker):
+    worker.register()
+    made(client)
+    behind = made(client)
+    for address in ("/ui/jobs", f"/ui/jobs/{behind}"):
+        page = signed_in_browser.get(address).text
+        assert "1 job ahead in the queue." in page
+        assert "Place 2" not in page
+
+
+def test_each_attempt_has_its_timeline_log_and_artifacts(signed_in_browser, client, worker, stores, tmp_path):
+    job_id = made(client, maxAttempts=2)
+    for number in (1, 2):
+        if number == 2:
+            with stores.database.write() as session:
+                session.execute(update(Job).where(Job.id == job_id).values(run_after=None))
+        job = worker.start()
+        with stores.logs.open_writer(job_id, number) as log:
+            log.append(b"one\ntwo\nthr", 1000)
+        folder = tmp_path / str(number) / "model"
+        folder.mkdir(parents=True)
+        (folder / f"of-{number}.txt").write_text(f"attempt {number}")
+        stores.artifacts.close(job_id, number, folder.parent)
+        worker.end(job, "killed", exit_code=137)
+    page = signed_in_browser.get(f"/ui/jobs/{job_id}").text
+    assert re.findall(r'data-attempt="(\d)" data-first-line="(\d)"', page) == [("1", "1"), ("2", "4")]
+    assert page.count('<svg class="bar"') == 2
+    first = f"/ui/jobs/{job_id}/artifacts?attempt=1"
+    assert f'href="{first}"' in page
+    folder = signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts?folder=model/&attempt=1").text
+    assert "of-1.txt" in folder
+    assert "of-2.txt" not in folder
+    assert "Artifacts of attempt 1" in folder
+    assert f"/jobs/{job_id}/artifacts.zip?prefix=model%2F&amp;attempt=1" in folder
+    download = re.search(r'href="(/jobs/[^"]+of-1.txt[^"]*)" download', folder)[1]
+    assert client.get(download).text == "attempt 1"
+    preview = signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts/view?path=model/of-1.txt&attempt=1")
+    assert "attempt 1" in preview.text
+    assert "of-2.txt" in signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts?folder=model/").text
+
+
+def test_names_cannot_reorder_the_text_around_them(signed_in_browser, client, worker, stores, tmp_path):
+    name = "\u202egnp.exe"
+    job_id = made(client, name=name, project=name, tags=[name], envVars={"A": name})
+    job = worker.start()
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / name).write_text("x")
+    stores.artifacts.close(job_id, 1, tmp_path / "left")
+    worker.end(job, exit_code=0)
+    for address in ("/ui/jobs", f"/ui/jobs/{job_id}", f"/ui/jobs/{job_id}/artifacts"):
+        page = signed_in_browser.get(address).text
+        assert "&lt;U+202E&gt;gnp.exe" in page
+        # What a form sends back stays as it is.
+        assert "\u202e" not in re.sub(r'value="[^"]*"', "", page)
+    assert (
+        "&lt;U+202E&gt;gnp.exe"
+        in signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts/view", params={"path": name}).text
+    )
+    assert signed_in_browser.get("/ui/jobs", params={"project": name}).text.count("<tr>") == 2
+
+
+def test_only_a_short_log_is_offered_as_one_text(signed_in_browser, client, worker, stores, monkeypatch):
+    job_id = made(client)
+    worker.start()
+    with stores.logs.open_writer(job_id, 1) as log:
+        log.append(b"x" * 2000 + b"\n", 1000)
+    raw = f'href="/jobs/{job_id}/logs/raw?inline=1"'
+    assert raw in signed_in_browser.get(f"/ui/jobs/{job_id}").text
+    monkeypatch.setattr("service.dashboard.job_pages.LOG_BYTES_IN_TAB", 2000)
+    page = signed_in_browser.get(f"/ui/jobs/{job_id}").text
+    assert raw not in page
+    assert "Download (2.0 kB)" in page
+
+
+def test_every_script_is_announced_at_once(signed_in_browser):
+    page = signed_in_browser.get("/ui/jobs").text
+    announced = set(re.findall(r'<link rel="modulepreload" href="([^"]+)">', page))
+    assert announced == {asset_url(name) for name in MODULES}
+    assert all(signed_in_browser.get(address).status_code == 200 for address in announced)
+
+
+def test_any_line_of_a_log_is_shown_and_found_without_scripts(signed_in_browser, client, worker, stores):
+    job_id = made(client)
+    job = worker.start()
+    with stores.logs.open_writer(job_id, 1) as log:
+        log.append(b"".join(b"line %d\n" % number for number in range(1, 2001)), 1000)
+    worker.end(job, exit_code=0)
+    page = signed_in_browser.get(f"/ui/jobs/{job_id}").text
+    assert "Lines 1,501 to 2,000 of 2,000." in page
+    earlier = re.search(r'href="([^"]+)" rel="prev"', page)[1]
+    page = signed_in_browser.get(earlier).text
+    assert "Lines 1,001 to 1,500 of 2,000." in page
+    assert re.search(r'href="([^"]+)" rel="next"', page)[1] == f"/ui/jobs/{job_id}?line=1501"
+    page = signed_in_browser.get(f"/ui/jobs/{job_id}", params={"line": 7, "find": "LINE 77"}).text
+    assert "line 7\nline 8\n" in page
+    assert re.findall(r">line (\d+)</a>", page) == ["77", *map(str, range(770, 780))]
+    assert "zebra is in no line." in signed_in_browser.get(f"/ui/jobs/{job_id}?find=zebra").text
+    assert signed_in_browser.get(f"/ui/jobs/{job_id}?line=0").status_code == 422
 
 
 def test_a_long_log_shows_its_end(signed_in_browser, client, worker, stores):
@@ -220,38 +378,17 @@ def test_a_long_log_shows_its_end(signed_in_browser, client, worker, stores):
     assert "line 600\n" in page
     assert "line 101\n" in page
     assert "line 100\n" not in page
-    assert "The last 500 lines." in page
+    assert "Lines 101 to 600 of 600." in page
 
 
-def test_stop_clone_and_delete_are_forms(signed_in_browser, client, wake_calls):
+def test_stop_and_delete_are_forms(signed_in_browser, client, wake_calls):
     job_id = made(client, name="first")
     wake_calls.clear()
     assert signed_in_browser.post(f"/ui/jobs/{job_id}/stop").headers["location"] == f"/ui/jobs/{job_id}"
     assert client.get(f"/jobs/{job_id}").json()["state"] == "Cancelled"
     assert wake_calls
-    key = re.search(r'name="key" value="([^"]+)"', signed_in_browser.get(f"/ui/jobs/{job_id}").text)[1]
-    clone = signed_in_browser.post(f"/ui/jobs/{job_id}/clone", data={"key": key}).headers["location"]
-    assert clone != f"/ui/jobs/{job_id}"
-    assert f'href="/ui/jobs/{job_id}"' in signed_in_browser.get(clone).text
     assert signed_in_browser.post(f"/ui/jobs/{job_id}/delete").headers["location"] == "/ui/jobs"
     assert signed_in_browser.get(f"/ui/jobs/{job_id}").status_code == 404
-
-
-def test_a_double_click_on_clone_makes_one_job(signed_in_browser, client):
-    job_id = made(client)
-    key = re.search(r'name="key" value="([^"]+)"', signed_in_browser.get(f"/ui/jobs/{job_id}").text)[1]
-    answers = []
-
-    def click():
-        answers.append(signed_in_browser.post(f"/ui/jobs/{job_id}/clone", data={"key": key}).headers["location"])
-
-    clicks = [threading.Thread(target=click) for _ in range(4)]
-    for one in clicks:
-        one.start()
-    for one in clicks:
-        one.join()
-    assert len(set(answers)) == 1
-    assert len(client.get("/jobs").json()["jobs"]) == 2
 
 
 def test_the_log_is_followed_with_the_cookie_alone(signed_in_browser, client, worker, stores):

@@ -242,7 +242,7 @@ def test_a_link_on_another_site_leads_on_to_where_the_cookie_is_sent(anonymous_b
     assert f'content="0; url=/ui/jobs/{job_id}"' in answer.text
 
 
-@pytest.mark.parametrize("action", ["stop", "clone", "delete"])
+@pytest.mark.parametrize("action", ["stop", "delete"])
 @pytest.mark.parametrize(
     "headers",
     [
@@ -270,7 +270,7 @@ def test_another_site_cannot_sign_a_browser_in(anonymous_browser, live_server):
     assert (answer.status_code, "set-cookie" in answer.headers) == (403, False)
 
 
-@pytest.mark.parametrize("action", ["stop", "clone", "delete"])
+@pytest.mark.parametrize("action", ["stop", "delete"])
 def test_a_form_without_a_session_changes_nothing(anonymous_browser, client, job_id, action):
     answer = anonymous_browser.post(f"/ui/jobs/{job_id}/{action}")
     assert (answer.status_code, "Sign in to see this" in answer.text) == (401, True)

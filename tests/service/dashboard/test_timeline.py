@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from service.dashboard.timeline import phase_spans
-from service.schemas.jobs import EventView
+from service.schemas.events import EventView
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -51,6 +51,13 @@ def test_a_job_under_way_ends_now(events, last):
 def test_only_the_present_attempt_is_drawn():
     again = [*WHOLE[:7], event(80, "requeued"), event(90, "claimed")]
     assert told(again) == [("queued", 10.0, False), ("provisioning", 10.0, True)]
+
+
+def test_an_earlier_attempt_ends_where_the_job_was_queued_again():
+    again = [*WHOLE[:7], event(80, "requeued"), event(90, "claimed")]
+    first = [(one.phase, one.seconds, one.open) for one in phase_spans(again, BEGAN, attempt=1)]
+    assert first[0] == ("queued", 2.0, False)
+    assert first[-2:] == [("running", 60.0, False), ("collecting", 10.0, False)]
 
 
 def test_the_picture_is_filled_and_every_phase_can_be_seen():

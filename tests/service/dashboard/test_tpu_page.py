@@ -1,8 +1,13 @@
 """The page of billed TPUs."""
 
+import time
+
 import pytest
+from sqlalchemy import update
 from support.live_service import make_job_body
 
+from core.db.database import now
+from core.db.models.jobs import Job
 from worker.cloud_resource_log import DatabaseResourceLog
 
 
@@ -27,13 +32,27 @@ def test_a_tpu_is_shown_until_it_is_gone(signed_in_browser, tpu, database):
     assert "not yet" in asked
     assert "on &lt;a&gt; TPU" in asked
     assert f'href="/ui/jobs/{job_id}"' in asked
-    DatabaseResourceLog(database, "here").update(made, state="READY", health="HEALTHY", bills=True)
+    DatabaseResourceLog(database, "here").update(made, state="READY", health="HEALTHY")
+    DatabaseResourceLog(database, "here").record_billing(made, since=time.time())
     billed = signed_in_browser.get("/ui/tpus").text
     assert "READY" in billed
     assert "HEALTHY" in billed
     assert "not yet" not in billed
     DatabaseResourceLog(database, "here").record_deletion(made, gone=True)
     assert "nothing is billed" in signed_in_browser.get("/ui/tpus").text
+
+
+def test_what_deleted_jobs_have_cost_is_not_lost(client, signed_in_browser, tpu, database):
+    _, made = tpu
+    log = DatabaseResourceLog(database, "here")
+    log.record_billing(made, since=time.time() - 3600, until=time.time())
+    log.record_deletion(made, gone=True)
+    with database.write() as session:
+        session.execute(update(Job).values(simulated=False))
+    with database.write() as session:
+        session.execute(update(Job).values(deleted_at=now()))
+    assert client.get("/tpus").json() == {"tpus": [], "recentCost": 4.5}
+    assert "last 30 days cost $4.50" in signed_in_browser.get("/ui/tpus").text
 
 
 def test_a_stranger_is_asked_to_sign_in(anonymous_browser):

@@ -10,10 +10,20 @@ from schemathesis.python.asgi import get_client
 from support.fuzzing import fuzz_settings
 
 from service.dashboard import artifact_pages, assets, job_pages, login
-from service.routes import artifacts, health, jobs, logs, machine_types, metrics, projects, prometheus, workspaces
+from service.routes import (
+    artifacts,
+    jobs,
+    logs,
+    machine_types,
+    metrics,
+    projects,
+    storage,
+    workspaces,
+)
+from service.routes.server import health, prometheus
 
 PAGES = (login, job_pages, artifact_pages, assets)
-API = (artifacts, health, jobs, logs, machine_types, metrics, prometheus, projects, workspaces)
+API = (artifacts, health, jobs, logs, machine_types, metrics, prometheus, projects, storage, workspaces)
 ROUTES = sorted(
     (method, route.path)
     for module in (*PAGES, *API)
@@ -39,7 +49,8 @@ QUERIES = (
     "maxPoints",
     "name",
 )
-QUERIES += ("next", "part", "path", "prefix", "project", "projectId", "state", "tail", "ticket")
+QUERIES += ("modified", "next", "part", "path", "prefix", "project", "projectId", "recursive", "sha256", "state")
+QUERIES += ("tail", "ticket")
 HEADERS = ("Accept", "Content-Type", "Cookie", "Host", "Idempotency-Key", "If-None-Match", "If-Range", "Last-Event-ID")
 HEADERS += ("Origin", "Range", "Sec-Fetch-Site", "X-Request-Id", "Authorization", "Expect", "Accept-Encoding")
 HEADER_VALUES = (

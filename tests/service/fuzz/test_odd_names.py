@@ -39,6 +39,8 @@ HOSTILE = {
     "evil.txt": b"<script>window.broken = 1</script>",
     "evil.png": b"<script>window.broken = 1</script>",
 }
+NOT_OF_JOBS = {"/ui/projects/{name:path}", "/ui/static/{version}/{name:path}"}
+"""Routes with a path in them that serve no files of jobs."""
 SAFE = {
     "x-content-type-options": "nosniff",
     "content-security-policy": "sandbox; default-src 'none'",
@@ -99,13 +101,20 @@ def test_every_route_that_serves_files_of_jobs_keeps_browsers_from_running_them(
     }
     given = client.get("/jobs/artifactsGet", params={"jobId": job_id}).json()
     headers = {"x-amz-security-token": given["Credentials"]["SessionToken"]}
-    paths = {
+    project_id = client.get(f"/jobs/{job_id}").json()["projectId"]
+    for name, content in HOSTILE.items():
+        assert client.put(f"/projects/{project_id}/storage/{job_id}/{name}", content=content).status_code == 200
+    found = {
         route.path for route in iter_route_contexts(app.routes) if ":file}" in route.path or ":path}" in route.path
     }
-    assert len(paths) == 3
+    assert found > NOT_OF_JOBS
+    paths = found - NOT_OF_JOBS
+    assert len(paths) == 4
     for path in paths:
         for name in HOSTILE:
             values = {"job_id": job_id, "path": name, "bucket": given["bucket"], "key": f"{job_id}/{name}"}
+            if "{project_id}" in path:
+                values |= {"project_id": project_id, "path": f"{job_id}/{name}"}
             address = re.sub(r"\{(\w+)(:\w+)?\}", lambda found, values=values: values[found[1]], path)
             for inline in ("", "1"):
                 answer = client.get(address, headers=headers, params={"stamp": stamps[name], "inline": inline or "0"})
@@ -137,7 +146,7 @@ def test_hostile_files_in_a_signed_in_browser_run_nothing_and_see_no_cookie(leav
         for query in ("", "?inline=1"):
             address = f"/jobs/{job_id}/artifacts/file/{name}{query}"
             browser("Page.navigate", url=f"{live_server.url}/ui/jobs/{job_id}/artifacts")
-            browser.wait_for("document.title.startsWith('Artifacts')")
+            browser.wait_for("document.title.startsWith('Artifacts') && document.readyState === 'complete'")
             assert browser.evaluate("document.cookie") == ""
             # As a page, and as whatever a page can load it as.
             loaded = browser.evaluate(

@@ -128,8 +128,9 @@ def test_forms_of_pages_take_no_files(live_server):
         answer = browser.post("/ui/login", data={"key": live_server.api_key}, files={"f": ("f", b"x")})
         assert answer.status_code == 400
         assert browser.post("/ui/login", data={"key": live_server.api_key}).status_code == 303
-        missing = browser.post("/ui/jobs/j1/clone", files={"key": ("f", b"x")})
-        assert missing.status_code == 400
+        for page in ("keys", "secrets", "registries"):
+            answer = browser.post(f"/ui/settings/{page}", files={"name": ("f", b"x")})
+            assert answer.status_code == 400, (page, answer.text)
 
 
 @pytest.mark.parametrize(

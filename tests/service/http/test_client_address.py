@@ -38,6 +38,7 @@ def test_a_registry_that_is_not_public_is_refused(client):
 
 
 def test_an_administrator_opens_a_registry_and_a_git_server(client, stores):
+    stores.settings.machines.simulate = False
     stores.settings.egress = EgressSettings(allowed=["10.0.0.5", "localhost"])
     assert client.post("/jobs", json=make_job_body(container="10.0.0.5:5000/x")).status_code == 201
     assert client.post("/jobs", json=make_job_body(workspace="https://10.0.0.5/x.git")).status_code == 201

@@ -183,7 +183,7 @@ def test_a_trusted_proxy_says_who_the_client_is(settings, database, api_key):
 
 
 def test_readiness_tells_strangers_no_path(anonymous_client, settings, monkeypatch):
-    monkeypatch.setattr("service.routes.health.os.access", lambda *_: False)
+    monkeypatch.setattr("service.routes.server.health.os.access", lambda *_: False)
     answer = anonymous_client.get("/readiness")
     assert answer.status_code == 503
     assert str(settings.root) not in answer.text

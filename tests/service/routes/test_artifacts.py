@@ -257,3 +257,17 @@ def test_a_bucket_that_does_not_answer_is_told(gcs, client, job_id, stored_files
         answer = client.get(path)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert client.get(url(job_id, "notes.txt")).content == stored_files["notes.txt"]
+
+
+def test_one_folder_as_a_zip(client, job_id, stored_files):
+    answer = client.get(f"/jobs/{job_id}/artifacts.zip", params={"prefix": "model/"})
+    assert answer.headers["content-disposition"] == f"attachment; filename*=UTF-8''{job_id}-model.zip"
+    archive = zipfile.ZipFile(io.BytesIO(answer.content))
+    assert sorted(archive.namelist()) == [f"{job_id}/model/empty", f"{job_id}/model/weights.h5"]
+    assert archive.read(f"{job_id}/model/weights.h5") == stored_files["model/weights.h5"]
+    some = client.get(f"/jobs/{job_id}/artifacts.zip", params={"path": ["model/", "notes.txt"]})
+    chosen = [f"{job_id}/model/empty", f"{job_id}/model/weights.h5", f"{job_id}/notes.txt"]
+    assert sorted(zipfile.ZipFile(io.BytesIO(some.content)).namelist()) == chosen
+    assert client.get(f"/jobs/{job_id}/artifacts.zip", params={"path": ["model/", "nope"]}).status_code == 404
+    nothing = client.get(f"/jobs/{job_id}/artifacts.zip", params={"prefix": "modal/"})
+    assert (nothing.status_code, "No artifact at 'modal/'" in nothing.json()["error"]["message"]) == (404, True)

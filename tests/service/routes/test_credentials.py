@@ -94,7 +94,8 @@ def test_a_registry_is_stored_listed_and_forgotten(client):
     assert error(client.delete("/registries/registry.example:5000"))[:2] == (404, "CredentialNotFound")
 
 
-def test_a_password_for_one_job_comes_with_a_name_and_an_image(client):
+def test_a_password_for_one_job_comes_with_a_name_and_an_image(docker_client):
+    client = docker_client
     own = {"container": "ghcr.io/team/image", "registryUsername": "alice", "registryPassword": VALUE}
     made = client.post("/jobs", json=make_job_body(**own), headers={"Idempotency-Key": "k"})
     assert (made.status_code, made.json()["registryUsername"]) == (201, "alice")
@@ -108,7 +109,8 @@ def test_a_password_for_one_job_comes_with_a_name_and_an_image(client):
     assert error(client.post(f"/jobs/{made.json()['id']}/clone")) == (400, "SpecInvalid", "registryPassword")
 
 
-def test_keys_that_are_none_are_said_before_anything_is_made(client, stores):
+def test_keys_that_are_none_are_said_before_anything_is_made(docker_client, stores):
+    client = docker_client
     (stores.settings.root / "secrets.key").write_text("broken")
     (stores.settings.root / "secrets.key").chmod(0o600)
     assert error(client.put("/secrets/a", json={"value": VALUE}))[:2] == (503, "SecretUnreadable")

@@ -1,12 +1,16 @@
 """Images over HTTP: short names resolved, builds refused where there is nothing to build on, clones pinned."""
 
+import html
+
 import pytest
 from sqlalchemy import update
 from support.live_service import LiveServer
 
+from core.catalogue.images import ImageCatalogue
 from core.db.models.jobs import Job
 from core.jobs.scheduling import image_affinity, workers
 from core.jobs.scheduling.claims import WorkerOffer
+from core.settings.cloud import TpuSettings
 from core.settings.docker import ImageSettings
 from core.settings.worker import MachineSettings
 from service.main import create_app
@@ -31,6 +35,9 @@ def test_short_names_are_listed_with_the_hosts_that_have_them(client, database):
     assert listed["trainer"]["gpuImage"] == "gradient/trainer:0.1.0-gpu"
     assert "paperspace/tensorflow-python" in listed["tensorflow"]["aliases"]
     assert listed["trainer"]["hosts"] == 0
+    assert {name for name, one in listed.items() if one["standIn"]} == {
+        *("trainer", "trainer-gpu", "tensorflow", "tensorflow-gpu")
+    }
     with database.write() as session:
         workers.register(session, WorkerOffer("w", "h", ("docker",)), boot_id="b", slots=1)
         image_affinity.replace_host_images(session, "h", ["gradient/trainer:0.1.0", "gradient/trainer:0.1.0-gpu"])
@@ -39,7 +46,8 @@ def test_short_names_are_listed_with_the_hosts_that_have_them(client, database):
     assert (listed["trainer"], listed["tensorflow"]) == (1, 0), "a host without a living worker does not count"
 
 
-def test_a_short_name_is_resolved_in_the_dry_run_and_in_the_job(client):
+def test_a_short_name_is_resolved_in_the_dry_run_and_in_the_job(docker_client):
+    client = docker_client
     wanted = a_job(container="trainer", machineType="V100", imagePullPolicy="Always")
     plan = client.post("/jobs?dryRun=true", json=wanted).json()["job"]
     job = client.post("/jobs", json=wanted).json()
@@ -84,7 +92,8 @@ def test_a_dockerfiles_steps_run_only_where_an_administrator_opened_it(settings,
         live.stop()
 
 
-def test_a_clone_can_be_pinned_to_the_image_that_ran(client, database):
+def test_a_clone_can_be_pinned_to_the_image_that_ran(docker_client, database):
+    client = docker_client
     job = client.post("/jobs", json=a_job(container="trainer")).json()
     message = refused(client.post(f"/jobs/{job['id']}/clone?pinImage=true"), "pinImage")
     assert "without pinImage" in message
@@ -95,3 +104,80 @@ def test_a_clone_can_be_pinned_to_the_image_that_ran(client, database):
     assert (pinned["container"], pinned["image"], pinned["imageDigest"]) == (exact, exact, None)
     loose = client.post(f"/jobs/{job['id']}/clone").json()
     assert (loose["container"], loose["image"]) == ("trainer", "gradient/trainer:0.1.0")
+
+
+@pytest.mark.parametrize("container", ["pytorch/pytorch:latest", "python", f"tensorflow/tensorflow@{DIGEST}"])
+def test_without_containers_an_image_that_nothing_stands_for_is_refused(client, docker_client, container):
+    wanted = a_job(container=container)
+    for query in ("?dryRun=true", ""):
+        message = refused(client.post(f"/jobs{query}", json=wanted), "container")
+        assert container in message
+        for way_out in (
+            "Leave container out",
+            "gradient-server up --backend docker",
+            "trainer, trainer-gpu, tensorflow",
+        ):
+            assert way_out in message
+    assert client.get("/jobs").json()["jobs"] == []
+    assert docker_client.post("/jobs", json=wanted).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("container", "image"),
+    [
+        ("trainer", "gradient/trainer:0.1.0"),
+        ("gradient/trainer:0.0.9", "gradient/trainer:0.0.9"),
+        ("docker.io/tensorflow/tensorflow:2.4.0", "tensorflow/tensorflow:2.4.0"),
+        ("paperspace/tensorflow-python", "tensorflow/tensorflow:2.21.0"),
+    ],
+)
+def test_without_containers_the_default_packages_stand_for_some_images(client, container, image):
+    wanted = a_job(container=container)
+    plan = client.post("/jobs?dryRun=true", json=wanted).json()
+    job = client.post("/jobs", json=wanted).json()
+    [note] = job["notes"]
+    assert f"{container} stands for this server's default packages here, with tensorflow-cpu 2." in note
+    assert note in plan["notes"]
+    shown = client.get(f"/jobs/{job['id']}").json()
+    for one in (plan["job"], job, shown):
+        assert (one["container"], one["image"]) == (container, image)
+    assert shown["notes"] == [note]
+    assert note in html.unescape(client.get(f"/ui/jobs/{job['id']}").text)
+    assert client.post(f"/jobs/{job['id']}/clone").json()["notes"] == [note]
+    message = refused(client.post("/jobs", json=wanted | {"python": "3.12"}), "python")
+    assert "leave container out" in message
+
+
+def test_an_image_whose_package_is_no_default_one_is_refused(client, stores, tmp_path):
+    names = tmp_path / "images.toml"
+    names.write_text('[torch]\nimage = "pytorch/pytorch:2"\nsummary = "PyTorch"\npackage = "no_such_package"\n')
+    stores.images = ImageCatalogue.load(override_path=names)
+    assert "'torch'" in refused(client.post("/jobs", json=a_job(container="torch")), "container")
+    names.write_text('[torch]\nimage = "pytorch/pytorch:2"\nsummary = "PyTorch"\npackage = "numpy"\n')
+    stores.images = ImageCatalogue.load(override_path=names)
+    assert "with numpy" in client.post("/jobs", json=a_job(container="pytorch/pytorch:1.9")).json()["notes"][0]
+    stores.images = ImageCatalogue.load(override_path=names, default_packages=False)
+    assert "stands for" in refused(client.post("/jobs", json=a_job(container="pytorch/pytorch:1.9")), "container")
+
+
+def test_a_tpu_job_that_a_process_runs_has_no_container(client, stores):
+    wanted = a_job(machineType="TPU", container="org/image:tag")
+    on_simulator = {"simulator_address": "127.0.0.1:1", "zones": ["z"]}
+    stores.settings.tpu = TpuSettings(**on_simulator)
+    assert client.post("/jobs?dryRun=true", json=wanted).status_code == 200
+    stores.settings.tpu = TpuSettings(**on_simulator, runner="process")
+    refused(client.post("/jobs?dryRun=true", json=wanted), "container")
+
+
+def test_a_clone_of_a_job_that_ran_without_its_container_runs_without_it(client, docker_client):
+    """Its container came from an original client; of a job that ran in it, it is refused."""
+    ours = docker_client.post("/jobs", json=a_job(container="org/image:tag")).json()
+    refused(client.post(f"/jobs/{ours['id']}/clone"), "container")
+    answer = client.post(
+        "/jobs/createJob", json={"machineType": "CPU", "command": "true", "container": "org/image:tag"}
+    )
+    theirs = client.get(f"/jobs/{answer.json()['id']}").json()
+    assert (theirs["container"], theirs["image"]) == ("org/image:tag", None)
+    [note] = theirs["notes"]
+    assert "org/image:tag is not used" in note
+    assert client.post(f"/jobs/{theirs['id']}/clone").json()["notes"] == [note]

@@ -35,7 +35,7 @@ def test_a_job_is_made_and_shown(client, wake_calls):
         "message": "Waiting for a free machine.",
         "exitCode": None,
         "machineType": "CPU",
-        "backend": "mock",
+        "backend": "process",
         "simulated": True,
         "command": "python main.py",
         "envVars": {"API_KEY": "••••••", "LR": "0.1"},

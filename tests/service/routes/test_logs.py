@@ -97,11 +97,11 @@ def test_pages_are_gapless_and_know_when_they_are_complete(client, job_id, runni
     tail = client.get(f"/jobs/{job_id}/logs", params={"tail": 2}).json()
     assert [row["line"] for row in tail["lines"]] == [3, 4]
     past = client.get(f"/jobs/{job_id}/logs", params={"line": 99}).json()
-    assert past == {"lines": [], "complete": True, "partial": None, "removed": None}
+    assert past == {"lines": [], "total": 4, "complete": True, "partial": None, "removed": None}
 
 
 def test_a_job_that_printed_nothing_has_an_empty_log(client, job_id):
-    nothing = {"lines": [], "partial": None, "removed": None}
+    nothing = {"lines": [], "total": 0, "partial": None, "removed": None}
     assert client.get(f"/jobs/{job_id}/logs").json() == nothing | {"complete": False}
     assert client.get(f"/jobs/{job_id}/logs/raw").content == b""
     client.post(f"/jobs/{job_id}/stop")
@@ -122,6 +122,21 @@ def test_bad_places_in_a_log_are_refused(client, job_id, query):
     answer = client.get(f"/jobs/{job_id}/logs?{query}")
     assert answer.status_code == 422
     assert answer.json()["error"]["field"] == query.partition("=")[0]
+
+
+def test_text_is_found_in_a_log(client, job_id, running, stores, worker):
+    with stores.logs.open_writer(job_id, 1) as log:
+        log.append(b"Epoch 1\nloss: nan\nepoch 2\nepo", 1000)
+    address = f"/jobs/{job_id}/logs/search"
+    found = client.get(address, params={"query": "epoch", "limit": 1}).json()
+    assert found == {"lines": [1], "searchedTo": 1, "complete": False}
+    found = client.get(address, params={"query": "epoch", "line": 1}).json()
+    assert found == {"lines": [3], "searchedTo": 3, "complete": True}
+    assert client.get(address, params={"query": "epoch", "matchCase": True}).json()["lines"] == [3]
+    worker.end(running, exit_code=0)
+    assert client.get(address, params={"query": "epo"}).json()["lines"] == [1, 3, 4]
+    for query in ("", "a\nb", "x" * 201):
+        assert client.get(address, params={"query": query}).json()["error"]["field"] == "query"
 
 
 @pytest.mark.parametrize("last", ["-1", "x", "9" * 30, "0" * 20 + "9" * 5000, "1.5"])

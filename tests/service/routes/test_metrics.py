@@ -88,6 +88,41 @@ def test_series_come_by_name_and_source(client, database):
     assert client.get(f"/jobs/{job_id}/metrics", params={"maxPoints": 1}).status_code == 422
 
 
+def test_a_range_of_steps_or_times_comes_alone(client, database):
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
+    system = {"job_id": job_id, "attempt": 1, "source": "system", "offset": 0, "step": None, "at": BEGAN}
+    with database.write() as session:
+        metrics.add(session, [*rows_of(job_id, range(1000), 1), system | {"values": {"cpu": 1.0}}])
+
+    def steps(**wanted):
+        answer = client.get(f"/jobs/{job_id}/metrics", params={"maxPoints": 50, **wanted})
+        assert answer.status_code == 200, answer.text
+        return {one["name"]: [point["step"] for point in one["points"]] for one in answer.json()["series"]}
+
+    assert len(steps()["m0"]) == 50
+    assert steps(**{"from": 100, "to": 110}) == {"m0": [float(step) for step in range(100, 111)], "cpu": [None]}
+    began = BEGAN.timestamp()
+    by_time = steps(**{"axis": "time", "from": began + 5, "to": began + 7})
+    assert by_time == {"m0": [5.0, 6.0, 7.0]}
+    assert steps(**{"from": 5000, "to": 6000}) == {"cpu": [None]}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"from": 1},
+        {"to": 1},
+        {"axis": "time", "from": 5, "to": 1},
+        {"axis": "time", "from": 0, "to": 1e300},
+        {"axis": "epoch", "from": 0, "to": 1},
+        {"from": "nan", "to": 1},
+    ],
+)
+def test_a_range_that_is_none_is_refused(client, wrong):
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
+    assert client.get(f"/jobs/{job_id}/metrics", params=wrong).status_code in {400, 422}
+
+
 def rows_of(job_id, numbers, names):
     row = {"job_id": job_id, "attempt": 1, "source": "job"}
     values = {f"m{place}": place / 7 for place in range(names)}

@@ -102,14 +102,14 @@ def test_jobs_queue_and_workers_come_from_the_record(client, figures, worker):
     for _ in range(3):
         submit(client)
     worker.start()
-    assert figures("gradient_jobs", state="queued", backend="mock", pool="CPU") == 2
-    assert figures("gradient_jobs", state="running", backend="mock", pool="CPU") == 1
-    assert figures("gradient_jobs", state="finishing", backend="mock", pool="CPU") == 0
-    assert figures("gradient_queue_jobs", backend="mock", pool="CPU") == 2
-    assert 0 < figures("gradient_queue_oldest_seconds", backend="mock", pool="CPU") < 60
-    assert figures("gradient_workers", backend="mock") == 1
-    assert figures("gradient_queue_workers", backend="mock", pool="CPU") == 1
-    assert figures("gradient_jobs_silent", backend="mock", pool="CPU") == 0
+    assert figures("gradient_jobs", state="queued", backend="process", pool="CPU") == 2
+    assert figures("gradient_jobs", state="running", backend="process", pool="CPU") == 1
+    assert figures("gradient_jobs", state="finishing", backend="process", pool="CPU") == 0
+    assert figures("gradient_queue_jobs", backend="process", pool="CPU") == 2
+    assert 0 < figures("gradient_queue_oldest_seconds", backend="process", pool="CPU") < 60
+    assert figures("gradient_workers", backend="process") == 1
+    assert figures("gradient_queue_workers", backend="process", pool="CPU") == 1
+    assert figures("gradient_jobs_silent", backend="process", pool="CPU") == 0
     assert figures("gradient_worker_slots", worker="w", host="h") == 1
     assert figures("gradient_worker_jobs", worker="w", host="h") == 1
     assert figures("gradient_outbox_messages") == 3
@@ -117,8 +117,8 @@ def test_jobs_queue_and_workers_come_from_the_record(client, figures, worker):
 
 def test_a_queue_that_nobody_serves_shows_no_worker(client, figures):
     submit(client)
-    assert figures("gradient_workers", backend="mock") == 0
-    assert figures("gradient_queue_workers", backend="mock", pool="CPU") == 0
+    assert figures("gradient_workers", backend="process") == 0
+    assert figures("gradient_queue_workers", backend="process", pool="CPU") == 0
 
 
 def test_workers_that_are_away_drained_or_deaf_are_told_by_name(figures, worker, database):
@@ -151,20 +151,20 @@ def test_claims_are_timed_and_what_was_kept_is_counted(client, figures, worker, 
     with database.write() as session:
         set_output_sizes(session, job, log_bytes=700, artifact_bytes=9000)
     for _ in range(2):
-        assert figures("gradient_claim_duration_seconds_count", backend="mock", pool="CPU") == 1
+        assert figures("gradient_claim_duration_seconds_count", backend="process", pool="CPU") == 1
         assert figures("gradient_stored_bytes_total", content="log") == 700
         assert figures("gradient_stored_bytes_total", content="artifact") == 9000
-    assert 0 <= figures("gradient_claim_duration_seconds_sum", backend="mock", pool="CPU") < 60
+    assert 0 <= figures("gradient_claim_duration_seconds_sum", backend="process", pool="CPU") < 60
 
 
 def test_jobs_that_end_are_counted_whoever_ended_them(client, figures, worker):
-    assert figures("gradient_jobs_ended_total", state="succeeded", backend="mock", pool="CPU") is None
+    assert figures("gradient_jobs_ended_total", state="succeeded", backend="process", pool="CPU") is None
     for reason in ("completed", "completed", "launch_failed"):
         submit(client)
         worker.end(worker.start(), reason)
-    assert figures("gradient_jobs_ended_total", state="succeeded", backend="mock", pool="CPU") == 2
-    assert figures("gradient_jobs_ended_total", state="failed", backend="mock", pool="CPU") == 1
-    assert figures("gradient_jobs", state="succeeded", backend="mock", pool="CPU") is None
+    assert figures("gradient_jobs_ended_total", state="succeeded", backend="process", pool="CPU") == 2
+    assert figures("gradient_jobs_ended_total", state="failed", backend="process", pool="CPU") == 1
+    assert figures("gradient_jobs", state="succeeded", backend="process", pool="CPU") is None
 
 
 def test_requests_are_counted_by_the_pattern_of_their_route(client, figures):
@@ -236,7 +236,7 @@ def test_followed_logs_are_counted_while_they_are_open(client, figures, worker):
 
 
 def test_the_record_is_asked_a_fixed_number_of_times(client, database, figures):
-    assert figures("gradient_queue_jobs", backend="mock", pool="CPU") is None
+    assert figures("gradient_queue_jobs", backend="process", pool="CPU") is None
     for _ in range(5):
         submit(client)
     statements = []

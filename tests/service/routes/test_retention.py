@@ -105,7 +105,13 @@ def test_lists_of_what_was_removed_are_empty_and_say_why(client, pruned):
     assert [one["message"] for one in job["removed"]] == [f"The log was {SENTENCE}", f"The artifacts were {SENTENCE}"]
     assert client.get("/jobs").json()["jobs"] == [job]
     log, artifacts = job["removed"]
-    assert client.get(f"/jobs/{pruned}/logs").json() == {"lines": [], "complete": True, "partial": None, "removed": log}
+    assert client.get(f"/jobs/{pruned}/logs").json() == {
+        "lines": [],
+        "total": 0,
+        "complete": True,
+        "partial": None,
+        "removed": log,
+    }
     page = client.get(f"/jobs/{pruned}/artifacts").json()
     assert page == {
         "state": "removed",

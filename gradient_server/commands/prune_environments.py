@@ -1,0 +1,65 @@
+"""`gradient-server prune --environments`: lists and deletes Python environments that no job of this host uses."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from core.formatting import format_bytes, iso_time
+from core.settings import Settings
+from core.storage.disk_usage import measure
+from worker.environments.cache import EnvironmentCache, StoredEnvironment
+from worker.environments.default import DefaultEnvironment, service_python
+from worker.environments.installer import UvError
+
+_ROW = "{:>10}  {:16}  {}"
+
+
+def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
+    """Delete unused environments and all downloaded packages, or only list them, and return the exit code."""
+    cache = EnvironmentCache(settings)
+    default = DefaultEnvironment(settings.environments, cache).wanted(service_python()).digest
+    stored = cache.stored()
+    unused = [one for one in stored if one.digest != default and not one.in_use]
+    before = folder_bytes(cache.root)
+    if dry_run:
+        kept = sum(folder_bytes(cache.root / one.digest) for one in stored if one not in unused)
+        freed = max(0, before - kept - folder_bytes(cache.root / "python"))
+    else:
+        unused = [one for one in unused if cache.remove(one.digest)]
+        if cache.root.is_dir():
+            with suppress(UvError):  # an installation uses the downloads
+                cache.installer.clean_cache()
+        freed = max(0, before - folder_bytes(cache.root))
+    lines = _report_lines(unused, freed, dry_run=dry_run)
+    print(_format_json(unused, freed, dry_run=dry_run) if as_json else "\n".join(lines))
+    return 0
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the disk space of a folder; files with several hard links count once."""
+    return sum(one.bytes for one in measure(folder).entries.values())
+
+
+def environment_fields(one: StoredEnvironment, size: int) -> dict[str, object]:
+    """Return an environment for JSON."""
+    used = iso_time(datetime.fromtimestamp(one.used_at, UTC))
+    return {"id": one.digest, "bytes": size, "usedAt": used, "inUse": one.in_use, "requirements": list(one.lines)}
+
+
+def _report_lines(unused: Sequence[StoredEnvironment], freed: int, *, dry_run: bool) -> Iterator[str]:
+    if unused:
+        yield _ROW.format("", "LAST USED (UTC)", "REQUIREMENTS")
+        for one in unused:
+            yield _ROW.format(one.digest[:8], f"{datetime.fromtimestamp(one.used_at, UTC):%Y-%m-%d %H:%M}", one.summary)
+    count = f"{len(unused)} environment{'s' * (len(unused) != 1)} and the downloaded packages ({format_bytes(freed)})"
+    yield f"{'Would be removed' if dry_run else 'Removed'}: {count if freed or unused else 'nothing'}."
+
+
+def _format_json(unused: Sequence[StoredEnvironment], freed: int, *, dry_run: bool) -> str:
+    environments = [
+        {name: value for name, value in environment_fields(one, 0).items() if name not in {"bytes", "inUse"}}
+        for one in unused
+    ]
+    return json.dumps({"dryRun": dry_run, "bytes": freed, "environments": environments}, indent=2)

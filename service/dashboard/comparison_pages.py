@@ -1,0 +1,79 @@
+"""The pages of comparisons: a list, and the table and learning curves of one."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
+from sqlalchemy.orm import Session
+
+from core.comparison import comparisons
+from core.db.models.comparisons import Comparison
+from core.db.models.jobs import Job
+from core.formatting import format_duration
+from core.jobs import queries
+from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
+from service.dashboard.line_chart import Line, LineChart, draw_lines
+from service.dashboard.rendering import format_dollars, render_page
+from service.deps import AppStateDep, ReadSession
+from service.presenters.comparisons import comparison_view
+from service.routes.comparisons import list_comparisons
+from service.routes.jobs import predict_job
+
+router = APIRouter(dependencies=[Depends(require_key_or_session)])
+
+_COLOURS = 8
+_SECONDS_PER_HOUR = 3600
+
+
+@router.get("/ui/comparisons")
+def show_comparisons(
+    session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None
+) -> Response:
+    """Show the comparisons, newest first."""
+    found = list_comparisons(session, app_state, after=after)
+    return render_page("comparisons.html", caller=caller, found=found, after=after)
+
+
+@router.get("/ui/comparisons/{comparison_id}")
+def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCaller, comparison_id: str) -> Response:
+    """Show a comparison: its table, the differences between its jobs, and their learning curves."""
+    comparison = comparisons.get(session, comparison_id)
+    return render_page(
+        "comparison.html",
+        caller=caller,
+        found=comparison_view(session, app_state, comparison),
+        charts=_charts(session, comparison, comparisons.jobs_of(session, comparison.id)),
+    )
+
+
+@router.get("/ui/jobs/{job_id}/prediction", dependencies=[SearchSlot])
+def show_prediction(
+    session: ReadSession,
+    app_state: AppStateDep,
+    caller: PageCaller,
+    job_id: str,
+    precision: Literal["float32", "mixed"] | None = None,
+) -> Response:
+    """Show what bounds a job, and estimates of it on all machine types."""
+    job = queries.get(session, job_id)
+    found = predict_job(session, app_state, job_id, precision=precision)
+    name = job.shown_name
+    return render_page("prediction.html", caller=caller, found=found, name=name, precision=precision)
+
+
+def _charts(session: Session, comparison: Comparison, jobs: Sequence[Job]) -> list[LineChart]:
+    """Draw the comparison's metric against time and against dollars, one line for each job."""
+    curves = comparisons.learning_curves(session, comparison, jobs)
+    types = {job.machine_type: number for number, job in enumerate({job.machine_type: job for job in jobs}.values())}
+    by_time, by_cost = [], []
+    for job in jobs:
+        if job.id in curves:
+            colour, price = types[job.machine_type] % _COLOURS, job.price_per_hour / _SECONDS_PER_HOUR
+            by_time.append(Line(job.machine_type, colour, curves[job.id]))
+            by_cost.append(Line(job.machine_type, colour, [(x * price, y) for x, y in curves[job.id]]))
+    drawn = [
+        draw_lines(f"{comparison.metric} by running time", by_time, format_duration),
+        draw_lines(f"{comparison.metric} by cost", by_cost, format_dollars),
+    ]
+    return [chart for chart in drawn if chart is not None]

@@ -1,0 +1,69 @@
+"""The job of the form as a command of `gradient-cli`, and as a project file for it."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from core.jobs.spec.job_spec import REDACTED
+
+_FLAGS = {"workingDir": "workingDirectory", "tags": "tag"}
+"""Options whose flag has another name than in the API."""
+_FILED = {"workingDir": "workingDirectory"}
+"""Options that have another name in a project file."""
+_NOT_GIVEN = frozenset({"workspace", "workspaceSha256", "registryPassword", "codeCommit"})
+
+
+def as_command(fields: Mapping[str, Any]) -> str:
+    """Return the command that submits a job with these fields of a request.
+
+    Values that the form hides are left to the environment of the command, and a password to its prompt. Uploaded files
+    are those of the folder that it is run in.
+    """
+    lines = ["gradient-cli jobs create", *(_quote(flag, value) for flag, value in _flags(fields))]
+    return " \\\n  ".join(lines)
+
+
+def _flags(fields: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    for name, value in fields.items():
+        flag = _FLAGS.get(name, name)
+        if name in _NOT_GIVEN:
+            continue
+        if value is True:
+            yield flag, None
+        elif isinstance(value, dict):
+            yield from ((flag, key if text == REDACTED else f"{key}={text}") for key, text in value.items())
+        elif isinstance(value, list):
+            yield from ((flag, text) for text in value)
+        else:
+            yield flag, str(value)
+    if "workspaceSha256" not in fields:
+        yield "workspace", fields.get("workspace", "none")
+
+
+def _quote(flag: str, value: str | None) -> str:
+    if value is None:
+        return f"--{flag}"
+    # After a space, a value that begins with a dash would be taken for an option.
+    return f"--{flag}={shlex.quote(value)}" if value.startswith("-") else f"--{flag} {shlex.quote(value)}"
+
+
+def as_project_file(fields: Mapping[str, Any]) -> str:
+    """Return the project file with these fields of a request."""
+    lines, variables = [], fields.get("envVars", {})
+    for name, value in fields.items():
+        if name not in _NOT_GIVEN and name != "envVars":
+            lines.append(f"{_FILED.get(name, name)} = {_toml(value)}")
+    if "workspaceSha256" not in fields:
+        lines.append(f"workspace = {_toml(fields.get('workspace', 'none'))}")
+    if variables:
+        lines += ["", "[envVars]"]
+        lines += [
+            f"# {name} is hidden here" if text == REDACTED else f"{name} = {_toml(text)}"
+            for name, text in variables.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

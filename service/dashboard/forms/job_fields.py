@@ -1,0 +1,216 @@
+"""The fields of the form of a new job, derived from the options of a submission, and what was typed into them.
+
+An option that is added to `JobSpec` gets its field here without a change.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from core.jobs.spec.job_spec import REDACTED, SECRET_PREFIX, JobSpec
+from service.schemas.jobs import SubmitJob
+
+SHOWN_FIRST = ("name", "project", "tags", "container", "envVars", "outputs", "timeLimit", "maxAttempts", "ports")
+"""Options with a field of the usual kind that are always shown, in this order; the others can be unfolded."""
+
+_DRAWN_APART = frozenset({"machineType", "command", "workspace", "workspaceSha256", "codeCommit", "projectId"})
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
+_LABELS = {"envVars": "Environment variables", "container": "Image", "cpus": "CPUs", "memoryMb": "Memory (MiB)"}
+_HINTS = {
+    "variables": "NAME=VALUE on each line; NAME=secret:SECRET passes a stored secret; a value of several lines as JSON "
+    "text in double quotes",
+    "lines": "one on each line",
+    "duration": "such as 90m, 1h30m or 2d",
+}
+_SPEC_DEFAULTS = {
+    (SubmitJob.model_fields[name].alias or name): value
+    for name, value in JobSpec(machine_type="", command="true").to_json().items()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobField:
+    """A field of the form.
+
+    Attributes:
+        name: The option's name in the API.
+        kind: text, lines, variables, number, duration, flag or password.
+        label: The field's label.
+        help: Text below the field.
+    """
+
+    name: str
+    kind: str
+    label: str
+    help: str
+
+
+def _kind(annotation: str, description: str, *, hidden: bool) -> str:
+    if hidden:
+        return "password"
+    if "bool" in annotation:
+        return "flag"
+    if "int" in annotation or "float" in annotation:
+        return "duration" if "seconds" in description else "number"
+    if "dict" in annotation:
+        return "variables"
+    return "lines" if "list" in annotation else "text"
+
+
+def _create_fields() -> dict[str, JobField]:
+    found = {}
+    for attribute, field in SubmitJob.model_fields.items():
+        name, text = field.alias or attribute, (field.description or "").replace("in seconds", "").rstrip(", ")
+        kind = _kind(str(field.annotation), field.description or "", hidden=field.repr is False)
+        words = re.sub(r"(?<!^)(?=[A-Z])", " ", name)
+        label = _LABELS.get(name, words[0].upper() + words[1:].lower())
+        text, hint = "" if kind == "variables" else text, _HINTS.get(kind)
+        found[name] = JobField(
+            name, kind, label, f"{text[:1].upper()}{text[1:]}{'; ' if text and hint else ''}{hint or ''}."
+        )
+    return found
+
+
+FIELDS = _create_fields()
+"""Every option of a submission, by its name in the API."""
+USUAL_FIELDS = [FIELDS[name] for name in SHOWN_FIRST]
+OTHER_FIELDS = [field for name, field in FIELDS.items() if name not in _DRAWN_APART and name not in SHOWN_FIRST]
+
+
+def describe_spec(spec: JobSpec, project: str) -> dict[str, str]:
+    """Return the texts of the fields that stand for a job's options, with its secret values hidden."""
+    stored = spec.to_json() | {"env_vars": spec.redacted_env(), "workspace": spec.redacted_workspace()}
+    texts = {"project": project}
+    for attribute, value in stored.items():
+        name = SubmitJob.model_fields[attribute].alias or attribute
+        if value is not None and (value != _SPEC_DEFAULTS[name] or name in {"machineType", "command"}):
+            texts[name] = _to_text(FIELDS[name].kind, value)
+    return texts
+
+
+def _to_text(kind: str, value: Any) -> str:  # noqa: ANN401 - of any option
+    if kind == "flag":
+        return "on" if value else ""
+    if kind == "variables":
+        return "\n".join(f"{name}={_quote_lines(text)}" for name, text in value.items())
+    if kind == "lines":
+        return "\n".join(value)
+    if kind == "duration":
+        return format_short_duration(int(value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _quote_lines(text: str) -> str:
+    plain = text == text.strip() and "\n" not in text and not text.startswith('"')
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+def format_short_duration(seconds: int) -> str:
+    """Format a duration as it can be typed: `1h30m`."""
+    parts, rest = "", seconds
+    for unit, size in _UNITS.items():
+        count, rest = divmod(rest, size)
+        parts += f"{count}{unit}" if count else ""
+    return parts or "0s"
+
+
+def parse_fields(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Convert what was typed into the fields of a request.
+
+    Returns:
+        The fields that are not empty, by their names in the API; and the errors, by the same names.
+    """
+    found: dict[str, Any] = {}
+    errors = {}
+    for name, field in FIELDS.items():
+        text = texts.get(name, "")
+        if not text.strip():
+            continue
+        try:
+            found[name] = _from_text(field.kind, text)
+        except ValueError as error:
+            errors[name] = str(error)
+        except OverflowError:
+            errors[name] = f"{text.strip()[:20]}… is too large."
+    return found, errors
+
+
+def _from_text(kind: str, text: str) -> object:
+    if kind in _PARSERS:
+        return _PARSERS[kind](text)
+    return text if kind == "password" or "\n" in text else text.strip()
+
+
+def _parse_number(text: str) -> float:
+    try:
+        return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
+    except ValueError:
+        raise ValueError(f"{text[:80]!r} is not a number.") from None
+
+
+def _parse_duration(text: str) -> int:
+    given = text.replace(" ", "")
+    if re.fullmatch(r"\d+", given, re.ASCII):
+        return int(given)
+    if not _DURATION.fullmatch(given):
+        raise ValueError(f"{text[:80]!r} is not a duration. Write 90m, 1h30m, 2d, or seconds.")
+    return round(sum(float(count) * _UNITS[unit] for count, unit in re.findall(r"([\d.]+)([dhms])", given)))
+
+
+def _parse_variables(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, equals, value = line.strip().partition("=")
+        if not equals:
+            raise ValueError(f"Line {number}: {name[:80]!r} has no value. Write NAME=VALUE.")
+        if name in found:
+            raise ValueError(f"Line {number}: {name[:80]} is given twice. Keep one of them.")
+        found[name] = _unquote(value, number)
+    return found
+
+
+def _unquote(value: str, number: int) -> str:
+    if not value.startswith('"'):
+        return value
+    try:
+        text = json.loads(value)
+    except ValueError:
+        raise ValueError(f"Line {number}: the value begins with a quote, but is not JSON text.") from None
+    return str(text)
+
+
+_PARSERS: Mapping[str, Callable[[str], object]] = {
+    "flag": bool,
+    "variables": _parse_variables,
+    "lines": lambda text: [line.strip() for line in text.split("\n") if line.strip()],
+    "duration": lambda text: _parse_duration(text.strip()),
+    "number": lambda text: _parse_number(text.strip()),
+}
+
+
+def add_secrets(fields: dict[str, Any], names: list[str]) -> None:
+    """Add environment variables that stand for the secrets of the same names."""
+    if names:
+        fields["envVars"] = {name: SECRET_PREFIX + name for name in names} | fields.get("envVars", {})
+
+
+def reveal_values(fields: dict[str, Any], original: JobSpec) -> None:
+    """Replace values that the form hides by those of the job that the form was filled from."""
+    variables = fields.get("envVars", {})
+    for name, value in variables.items():
+        if value == REDACTED and name in original.env_vars:
+            variables[name] = original.env_vars[name]
+    if original.workspace is not None and fields.get("workspace") == original.redacted_workspace():
+        fields["workspace"] = original.workspace
+
+
+def find_changes(texts: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    """Return the former texts of the fields that differ."""
+    return {
+        name: before.get(name, "") for name in FIELDS if texts.get(name, "").strip() != before.get(name, "").strip()
+    }

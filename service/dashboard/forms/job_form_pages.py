@@ -1,0 +1,224 @@
+"""The form of a new job, or of the changed clone of a job: filled in, checked, and submitted."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import RedirectResponse, Response
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from core.db.models.jobs import Job
+from core.errors import GradientError, IdempotencyMismatch, NotFound, SpecInvalid
+from core.formatting import format_bytes
+from core.jobs import projects, queries
+from core.jobs.spec.job_spec import JobSpec
+from core.security import credentials
+from core.security.credentials import ALL_PROJECTS
+from service.auth.authentication import PageCaller, Principal, require_key_or_session
+from service.dashboard.forms import job_commands, job_fields
+from service.dashboard.forms.job_plan import GENERAL, JobPlan, check_job, machine_choices
+from service.dashboard.forms.upload import LEFT_OUT, MAX_FILES, MAX_UPLOAD_BYTES, JobForm, JobFormDep, pack
+from service.dashboard.login import SameOriginForm
+from service.dashboard.rendering import job_url, render_page
+from service.deps import AppState, AppStateDep, RequestId
+from service.http.errors import STATUS_BY_ERROR
+from service.submission import create
+from service.submission.body import SubmissionBody, run_submission
+from service.submission.create import RequestOrigin
+from service.submission.validation import DEFAULT_PROJECT
+
+router = APIRouter(dependencies=[Depends(require_key_or_session)])
+
+PAGE = "/ui/jobs/new"
+SOURCES = {
+    "none": "None: the command needs no files",
+    "files": "Files of this computer",
+    "git": "A git repository",
+    "job": "That of an earlier job",
+}
+"""Sources of a workspace, with their labels."""
+
+
+@dataclass(slots=True)
+class FormState:
+    """The contents of the form, and what the server found about them.
+
+    Attributes:
+        texts: The texts of the fields.
+        secrets: Names of the chosen secrets.
+        before: The texts that stand for the job that the form was filled from.
+        original: That job.
+        plan: The result of the check; None: not checked yet.
+        fields: The fields of the request, as far as valid, with hidden values.
+        status: HTTP status of the page.
+    """
+
+    texts: dict[str, str]
+    secrets: list[str] = field(default_factory=list)
+    before: Mapping[str, str] = field(default_factory=dict)
+    original: Job | None = None
+    plan: JobPlan | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    status: int = 200
+
+
+@router.get(PAGE)
+def show_form(request: Request, app_state: AppStateDep, caller: PageCaller) -> Response:
+    """Show the form: empty, filled from the job `from`, or with fields of the address."""
+    texts = {name: value for name, value in request.query_params.items() if name in job_fields.FIELDS}
+    with app_state.database.read() as session:
+        before, original = _read_original(session, request.query_params.get("from", ""))
+        return _render(session, app_state, caller, FormState(dict(before) | texts, before=before, original=original))
+
+
+@router.post(PAGE, dependencies=[SameOriginForm])
+async def submit_form(app_state: AppStateDep, caller: PageCaller, request_id: RequestId, form: JobFormDep) -> Response:
+    """Check the job of the form, and submit it if the button for that was used and nothing is wrong."""
+    app_state.limits.submissions.acquire(caller.id)
+    errors = {} if form.error is None else {"workspace": form.error}
+    if form.files and not errors:
+        errors = await _store_files(app_state, caller, form)
+    return await run_in_threadpool(_check_and_submit, app_state, caller, request_id, form, errors)
+
+
+async def _store_files(app_state: AppState, caller: Principal, form: JobForm) -> dict[str, str]:
+    """Store the uploaded files, so that they need not be chosen again after an error elsewhere; return the errors."""
+    form.texts["source"] = "files"
+    try:
+        with await run_in_threadpool(pack, form.files) as packed:
+            body = SubmissionBody(b"", packed)
+            stored = await run_submission(
+                app_state, caller.id, body, lambda: create.store_workspace(app_state, packed, None)
+            )
+    except GradientError as error:
+        return {"workspace": error.message}
+    form.texts["workspaceSha256"] = stored or ""
+    return {}
+
+
+def _check_and_submit(
+    app_state: AppState, caller: Principal, request_id: str, form: JobForm, errors: dict[str, str]
+) -> Response:
+    with app_state.database.read() as session:
+        before, original = _read_original(session, form.texts.get("from", ""))
+        fields, found = _read_fields(session, form)
+        errors = found | errors  # why files were not taken, rather than that there are none
+        state = FormState(form.texts, form.secrets, before, original, fields=fields)
+    complete = {name: dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
+    if original is not None:
+        job_fields.reveal_values(complete, original.spec)
+    state.plan = check_job(app_state, complete, errors, uploaded=False)
+    if form.texts.get("action") == "submit":
+        state.status = 422
+        answer = _submit(app_state, RequestOrigin(caller.id, request_id, form.texts.get("key") or None), state)
+        if answer is not None:
+            return answer
+    with app_state.database.read() as session:
+        return _render(session, app_state, caller, state)
+
+
+def _submit(app_state: AppState, origin: RequestOrigin, state: FormState) -> Response | None:
+    """Submit the job of a valid form and lead to its page; None: it was refused, and the plan has the error."""
+    if state.plan is None or state.plan.request is None:
+        return None
+    parent_id = None if state.original is None else state.original.id
+    try:
+        submitted = create.submit(app_state, origin, state.plan.request, None, parent_id=parent_id)
+    except IdempotencyMismatch:
+        state.texts["key"] = ""
+        state.plan.errors[GENERAL] = (
+            "This form was submitted already, with other values. Submit it again to create another job."
+        )
+    except GradientError as error:
+        state.plan.errors[(error.field or GENERAL).split(".")[0]] = error.message
+        state.status = STATUS_BY_ERROR[type(error)]
+    else:
+        return RedirectResponse(job_url(submitted.job.id), 303)
+    return None
+
+
+def _read_original(session: Session, job_id: str) -> tuple[dict[str, str], Job | None]:
+    """Return the texts that stand for a job, and the job; none of both without an id."""
+    if not job_id:
+        return {}, None
+    job = queries.get(session, job_id)
+    texts = job_fields.describe_spec(job.spec, queries.project(session, job.project_id).name)
+    source = "git" if job.spec.workspace else "job" if job.spec.workspace_sha256 else "none"
+    return texts | {"source": source, "workspaceOf": job.id if source == "job" else ""}, job
+
+
+def _read_fields(session: Session, form: JobForm) -> tuple[dict[str, Any], dict[str, str]]:
+    """Convert the form into the fields of a request, and the errors of those that cannot be."""
+    fields, errors = job_fields.parse_fields({n: t for n, t in form.texts.items() if not n.startswith("workspace")})
+    job_fields.add_secrets(fields, form.secrets)
+    try:
+        fields |= _workspace_fields(session, form.texts)
+    except (SpecInvalid, NotFound) as error:
+        errors["workspace"] = error.message
+    return fields, errors
+
+
+def _workspace_fields(session: Session, texts: Mapping[str, str]) -> dict[str, str]:
+    address, uploaded = texts.get("workspace", "").strip(), texts.get("workspaceSha256", "")
+    match texts.get("source", "none"):
+        case "files":
+            if not uploaded and not texts.get("chosen"):
+                raise SpecInvalid("Choose files, an archive or a folder, or another source of the workspace.")
+            return {"workspaceSha256": uploaded} if uploaded else {}
+        case "git":
+            if not address:
+                raise SpecInvalid("Give the address of the repository, such as https://host/repo.git#branch.")
+            return {"workspace": address}
+        case "job":
+            return _workspace_of(queries.get(session, texts.get("workspaceOf", "").strip()).spec)
+        case _:
+            if address:
+                raise SpecInvalid("An address of a repository is given, but None is chosen. Choose one of them.")
+            return {}
+
+
+def _workspace_of(spec: JobSpec) -> dict[str, str]:
+    if spec.workspace_sha256 is not None:
+        return {"workspaceSha256": spec.workspace_sha256}
+    if spec.workspace is not None:
+        return {"workspace": spec.workspace}
+    raise SpecInvalid("That job had no workspace. Choose another job, or None.")
+
+
+def _render(session: Session, app_state: AppState, caller: Principal, state: FormState) -> Response:
+    texts = state.texts
+    errors = dict(state.plan.errors) if state.plan else {}
+    if "workspaceSha256" in errors:
+        errors.setdefault("workspace", errors.pop("workspaceSha256"))
+    uploaded = app_state.workspaces.stat(texts["workspaceSha256"]) if texts.get("workspaceSha256") else None
+    project_id = projects.find_id(session, texts.get("project", "").strip() or DEFAULT_PROJECT)
+    names = {one.name for one in credentials.secrets_of(session, ALL_PROJECTS)}
+    names |= {one.name for one in credentials.secrets_of(session, project_id)} if project_id else set()
+    return render_page(
+        "forms/job.html",
+        state.status,
+        caller=caller,
+        page=PAGE,
+        key=texts.get("key") or secrets.token_urlsafe(16),
+        original=state.original,
+        texts=texts,
+        errors=errors,
+        plan=state.plan.dry_run if state.plan else None,
+        checked=state.plan is not None,
+        changes=job_fields.find_changes(texts, state.before) if state.original is not None else {},
+        usual_fields=job_fields.USUAL_FIELDS,
+        other_fields=job_fields.OTHER_FIELDS,
+        sources=SOURCES,
+        uploaded=uploaded,
+        limits=f"up to {MAX_FILES:,} files, {format_bytes(MAX_UPLOAD_BYTES)}; without {', '.join(LEFT_OUT)}",
+        machines=machine_choices(session, app_state),
+        images=[one.name for one in app_state.images],
+        projects=[one.name for one in queries.projects(session)],
+        secrets=sorted(names),
+        chosen_secrets=state.secrets,
+        command_line=job_commands.as_command(state.fields) if state.plan else None,
+        project_file=job_commands.as_project_file(state.fields) if state.plan else None,
+    )

@@ -1,0 +1,124 @@
+"""The page of one project: its jobs, the best of them by a metric, its spending, limits and secrets."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Job, Project
+from core.errors import ProjectNotFound
+from core.jobs import projects, queries, storage_quota
+from core.jobs.queries import JobFilter
+from core.security import credentials
+from service.auth.authentication import PageCaller, require_key_or_session
+from service.dashboard.rendering import render_page
+from service.deps import AppState, AppStateDep, ReadSession
+from service.presenters.jobs import job_views
+from service.routes.projects import show_project
+from service.schemas.jobs import JobView
+
+router = APIRouter(dependencies=[Depends(require_key_or_session)])
+
+SHOWN_JOBS = 20
+SPENDING_DAYS = 30
+_METRIC_SECONDS = 2.0
+"""Longest time that the page reads metrics; those of further jobs are left out."""
+
+
+class RankedJob(NamedTuple):
+    """A job with its best value of a metric."""
+
+    job: JobView
+    value: float
+
+
+class Ranking(NamedTuple):
+    """The jobs with a metric, best first.
+
+    Attributes:
+        names: The metrics that the jobs have, by name.
+        jobs: The jobs with the chosen one.
+        examined: Number of jobs whose metrics were read.
+    """
+
+    names: list[str]
+    jobs: list[RankedJob]
+    examined: int
+
+
+@router.get("/ui/projects/{name:path}")
+def show(
+    session: ReadSession,
+    app_state: AppStateDep,
+    caller: PageCaller,
+    name: str,
+    metric: str = "",
+    goal: str = "max",
+) -> Response:
+    """Show one project."""
+    project_id = projects.find_id(session, name)
+    if project_id is None:
+        raise ProjectNotFound(f"No project is called {name[:80]!r}. The list of projects has those that exist.")
+    project = queries.project(session, project_id)
+    page = queries.page(session, JobFilter(project_id=project_id), limit=SHOWN_JOBS)
+    views = job_views(session, app_state, page.jobs)
+    return render_page(
+        "forms/project.html",
+        caller=caller,
+        project=show_project(session, app_state, project_id),
+        jobs=views,
+        more=page.next_cursor is not None,
+        ranking=_rank(session, app_state, list(zip(page.jobs, views, strict=True)), metric, goal),
+        metric=metric,
+        goal=goal,
+        spent=_spent(session, project_id),
+        days=SPENDING_DAYS,
+        remaining=_remaining(session, app_state, project),
+        secrets=[one.name for one in credentials.secrets_of(session, project_id)],
+    )
+
+
+def _remaining(session: Session, app_state: AppState, project: Project) -> int | None:
+    return storage_quota.remaining_bytes(session, project, app_state.settings.disk.project_mb)
+
+
+def _spent(session: Session, project_id: str) -> float:
+    """Return the US dollars for the running time of the project's jobs that were submitted in the last days."""
+    current = datetime.now(UTC)
+    columns = select(Job.started_at, Job.ended_at, Job.finished_at, Job.price_per_hour)
+    rows = session.execute(
+        columns.where(
+            Job.project_id == project_id,
+            Job.started_at.is_not(None),
+            Job.created_at >= current - timedelta(days=SPENDING_DAYS),
+        )
+    )
+    costs = (
+        max(0.0, ((row.ended_at or row.finished_at or current) - row.started_at).total_seconds())
+        * row.price_per_hour
+        / 3600
+        for row in rows
+    )
+    return float(sum(costs))
+
+
+def _rank(session: Session, app_state: AppState, found: list[tuple[Job, JobView]], metric: str, goal: str) -> Ranking:
+    names: set[str] = set()
+    ranked = []
+    until, examined = time.monotonic() + _METRIC_SECONDS, 0
+    for job, view in found:
+        if time.monotonic() > until:
+            break
+        examined += 1
+        series = [one for one in app_state.metrics.get(session, job, None, 3).summary if one.source == "job"]
+        names |= {one.name for one in series}
+        for one in series:
+            value = one.min if goal == "min" else one.max
+            if one.name == metric and value is not None:
+                ranked.append(RankedJob(view, value))
+    ranked.sort(key=lambda one: one.value, reverse=goal != "min")
+    return Ranking(sorted(names), ranked, examined)

@@ -1,0 +1,221 @@
+"""The settings: API keys, secrets, logins for registries, what the server is set to, and its health."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import RedirectResponse, Response
+from sqlalchemy.orm import Session
+
+from core.db.database import on_commit
+from core.errors import ProjectNotFound, SpecInvalid
+from core.jobs import projects, queries
+from core.security import api_keys, credentials
+from core.security.credentials import ALL_PROJECTS
+from core.security.encryption import Vault
+from service.auth.authentication import (
+    PageCaller,
+    Principal,
+    is_administrator,
+    require_administrator,
+    require_key_or_session,
+)
+from service.dashboard.login import FORM_FIELDS, SameOriginForm
+from service.dashboard.rendering import render_page, settings_url
+from service.deps import AppState, AppStateDep, ReadSession, WriteSession
+from service.http.errors import STATUS_BY_ERROR
+from service.routes import keys, registries
+from service.routes.catalogue import images
+from service.schemas.base import parse_request
+from service.schemas.credentials import SetRegistry
+from service.schemas.keys import CreateKey
+
+router = APIRouter(dependencies=[Depends(require_key_or_session)])
+
+_PAGES = {
+    "keys": "API keys",
+    "secrets": "Secrets",
+    "registries": "Registries",
+    "server": "Server",
+    "health": "Health",
+}
+
+
+async def _read_texts(request: Request, _caller: PageCaller) -> dict[str, str]:
+    # Not parameters with FastAPI's `Form`: the form would be read before authentication.
+    form = await request.form(max_files=0, max_fields=FORM_FIELDS)
+    return {name: value.replace("\r\n", "\n") for name, value in form.items() if isinstance(value, str)}
+
+
+Texts = Annotated[dict[str, str], Depends(_read_texts)]
+
+
+def _render(
+    name: str, caller: Principal, app_state: AppState, error: SpecInvalid | None = None, **values: object
+) -> Response:
+    return render_page(
+        f"forms/{name}.html",
+        200 if error is None else STATUS_BY_ERROR[type(error)],
+        caller=caller,
+        administrator=is_administrator(app_state, caller),
+        pages=_PAGES,
+        shown_page=name,
+        problem=None if error is None else error.message,
+        **values,
+    )
+
+
+@router.get("/ui/settings")
+def redirect_to_first() -> Response:
+    """Redirect to the first page of the settings."""
+    return RedirectResponse("/ui/settings/keys", 303)
+
+
+@router.get("/ui/settings/keys")
+def show_keys(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
+    """Show the API keys: all for administrators, else the own one."""
+    return _render(
+        "keys", caller, app_state, keys=keys.list_keys(session, app_state, caller).keys, created=None, texts={}
+    )
+
+
+@router.post("/ui/settings/keys", dependencies=[SameOriginForm])
+def create_key(app_state: AppStateDep, caller: PageCaller, texts: Texts) -> Response:
+    """Create an API key, and show it this once."""
+    require_administrator(app_state, caller)
+    created, error = None, None
+    try:
+        wanted = parse_request(CreateKey, {"name": texts.get("name", "").strip(), "days": _days(texts.get("days", ""))})
+        with app_state.database.write() as session:
+            created = keys.make_key(session, wanted)
+    except SpecInvalid as refused:
+        error = refused
+    with app_state.database.read() as session:
+        found = keys.list_keys(session, app_state, caller).keys
+    return _render("keys", caller, app_state, error, keys=found, created=created, texts={} if created else texts)
+
+
+def _days(text: str) -> int | None:
+    if not text.strip():
+        return None
+    if not text.strip().isdecimal():
+        raise SpecInvalid(
+            f"{text.strip()[:40]!r} is not a number of days. Write a whole number, or nothing.", field="days"
+        )
+    return int(text.strip()[:9])
+
+
+@router.post("/ui/settings/keys/{key_id}/revoke", dependencies=[SameOriginForm])
+def revoke_key(session: WriteSession, app_state: AppStateDep, caller: PageCaller, key_id: str) -> Response:
+    """Revoke an API key."""
+    if key_id != caller.id:
+        require_administrator(app_state, caller)
+    api_keys.revoke(session, key_id)
+    on_commit(session, app_state.keys.clear)
+    return RedirectResponse("/ui/settings/keys", 303)
+
+
+def _project_id(session: Session, name: str) -> str:
+    """Return the id of the project of this name; without a name, that of all projects.
+
+    Raises:
+        ProjectNotFound: There is no project of this name.
+    """
+    if not name:
+        return ALL_PROJECTS
+    found = projects.find_id(session, name)
+    if found is None:
+        raise ProjectNotFound(f"No project is called {name[:80]!r}. Choose one of the list.")
+    return found
+
+
+def _stored_page(
+    page: str,
+    find: Callable[[Session, str], object],
+    session: Session,
+    app_state: AppState,
+    caller: Principal,
+    texts: Mapping[str, str],
+    error: SpecInvalid | None = None,
+) -> Response:
+    """Render the page of what is stored for one project, or for all projects."""
+    project = texts.get("project", "")
+    names = [one.name for one in queries.projects(session)]
+    found = {page: find(session, _project_id(session, project))}
+    return _render(page, caller, app_state, error, project=project, projects=names, texts=texts, **found)
+
+
+_secrets_page = partial(_stored_page, "secrets", credentials.secrets_of)
+_registries_page = partial(_stored_page, "registries", credentials.registries)
+
+
+@router.get("/ui/settings/secrets")
+def show_secrets(session: ReadSession, app_state: AppStateDep, caller: PageCaller, project: str = "") -> Response:
+    """Show the names of the secrets of one project, or of those for all projects."""
+    return _secrets_page(session, app_state, caller, {"project": project})
+
+
+@router.post("/ui/settings/secrets", dependencies=[SameOriginForm])
+def change_secrets(app_state: AppStateDep, caller: PageCaller, texts: Texts) -> Response:
+    """Store a secret, or delete one."""
+    project, name = texts.get("project", ""), texts.get("name", "").strip()
+    try:
+        with app_state.database.write() as session:
+            project_id = _project_id(session, project)
+            if texts.get("action") == "delete":
+                credentials.delete_secret(session, project_id, name)
+            else:
+                credentials.put_secret(session, Vault(app_state.settings), project_id, name, texts.get("value", ""))
+    except SpecInvalid as error:
+        with app_state.database.read() as session:
+            return _secrets_page(session, app_state, caller, texts, error)
+    return _redirect("secrets", project)
+
+
+@router.get("/ui/settings/registries")
+def show_registries(session: ReadSession, app_state: AppStateDep, caller: PageCaller, project: str = "") -> Response:
+    """Show the logins for registries of one project, or of those for all projects."""
+    return _registries_page(session, app_state, caller, {"project": project})
+
+
+@router.post("/ui/settings/registries", dependencies=[SameOriginForm])
+def change_registries(app_state: AppStateDep, caller: PageCaller, texts: Texts) -> Response:
+    """Store the login for a registry, or delete one."""
+    project, host = texts.get("project", ""), texts.get("host", "").strip()
+    try:
+        with app_state.database.write() as session:
+            project_id = _project_id(session, project)
+            if texts.get("action") == "delete":
+                credentials.delete_registry(session, project_id, host)
+            else:
+                login = SetRegistry(
+                    username=texts.get("username", "").strip(),
+                    password=texts.get("password", ""),
+                    push="push" in texts,
+                )
+                registries.set_registry_login(session, app_state, project_id, host, login)
+    except SpecInvalid as error:
+        with app_state.database.read() as session:
+            return _registries_page(session, app_state, caller, texts, error)
+    return _redirect("registries", project)
+
+
+def _redirect(page: str, project: str) -> Response:
+    return RedirectResponse(settings_url(page, project=project), 303)
+
+
+@router.get("/ui/settings/server")
+def show_server(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
+    """Show the server's retention, limits and image names, which its operator sets."""
+    return _render(
+        "server", caller, app_state, settings=app_state.settings, images=images.list_images(session, app_state).images
+    )
+
+
+@router.get("/ui/settings/health")
+def show_health(request: Request, app_state: AppStateDep, caller: PageCaller) -> Response:
+    """Show the findings of `gradient-server doctor`, for administrators: they name paths and addresses."""
+    require_administrator(app_state, caller)
+    run_checks = getattr(request.app.state, "run_checks", None)
+    return _render("health", caller, app_state, findings=None if run_checks is None else run_checks())

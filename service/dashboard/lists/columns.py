@@ -1,0 +1,51 @@
+"""The columns that a list of jobs can show."""
+
+from dataclasses import dataclass
+
+from core.search.columns import METRIC_PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column.
+
+    Attributes:
+        name: Its name in addresses.
+        title: Its title.
+        sort: What `sort` calls it; empty: lists are not sorted by it.
+        numeric: True if its values are numbers or times, of which the highest come first.
+        metric: True if it shows the last value of the metric of this name.
+    """
+
+    name: str
+    title: str
+    sort: str
+    numeric: bool = False
+    metric: bool = False
+
+
+COLUMNS = (
+    Column("machine", "Machine", "machine"),
+    Column("project", "Project", "project"),
+    Column("created", "Submitted", "created", numeric=True),
+    Column("duration", "Duration", "duration", numeric=True),
+    Column("cost", "Cost", "cost", numeric=True),
+    Column("finished", "Finished", "finished", numeric=True),
+    Column("attempt", "Attempt", "", numeric=True),
+    Column("exit", "Exit code", "", numeric=True),
+)
+"""The columns besides state and name, which are always shown."""
+STATE = Column("state", "State", "state")
+NAME = Column("name", "Job", "name")
+_DEFAULT = ("machine", "project", "created", "duration", "cost")
+
+
+def shown_columns(names: tuple[str, ...]) -> list[Column]:
+    """Return the columns of these names, each once; other names are metrics. Without names: the default ones."""
+    known = {column.name: column for column in COLUMNS}
+    wanted = dict.fromkeys(names or _DEFAULT)
+    return [STATE, NAME, *(known.get(name) or _metric(name) for name in wanted)]
+
+
+def _metric(name: str) -> Column:
+    return Column(name, name, f"{METRIC_PREFIX}{name}", numeric=True, metric=True)

@@ -1,0 +1,218 @@
+"""The list of jobs: searched, sorted, with chosen columns, and with actions on selected jobs."""
+
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import RedirectResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from sqlalchemy.orm import Session
+
+from core.errors import CursorInvalid, SpecInvalid
+from core.jobs import metrics, queries
+from core.search.query_text import Term, parse_terms, quote
+from service.auth.authentication import PageCaller, Principal, require_key_or_session
+from service.dashboard.lists.columns import COLUMNS, Column, shown_columns
+from service.dashboard.login import SameOriginForm
+from service.dashboard.rendering import render_page
+from service.deps import AppState, AppStateDep, ReadSession, RequestId
+from service.presenters.failure_line import failure_line
+from service.routes import comparisons, jobs
+from service.schemas.base import parse_request
+from service.schemas.comparisons import CompareJobs
+from service.schemas.job_changes import JobActions
+from service.schemas.job_list import ListJobs
+from service.schemas.jobs import JobsPage
+
+router = APIRouter(dependencies=[Depends(require_key_or_session)])
+
+PAGE_JOBS = 50
+STATES = {
+    "Pending": "pending",
+    "Running": "running",
+    "Succeeded": "succeeded",
+    "Failed": "failed",
+    "Error": "error",
+    "Stopped": "cancelled",
+}
+"""Words of the query language by the words that pages show."""
+_MOST_COUNTED = 10_000
+_MAX_FIELDS = PAGE_JOBS + 5
+_FILTERS = {"state": "state", "project": "project", "machineType": "machine", "tag": "tag"}
+
+
+class JobListQuery(BaseModel):
+    """The state of the list: its query, which may also be given filter by filter, its order, columns and page."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    q: str = Field("", max_length=500)
+    sort: str = Field("", max_length=200)
+    cols: list[str] = Field([], max_length=20)
+    after: str = ""
+    before: str = ""
+    did: str = Field("", pattern=r"^$|^(stop|delete|tag)\.\d{1,3}\.\d{1,3}$", description="an action and its counts")
+    state: str = ""
+    project: str = ""
+    machine_type: str = ""
+    tag: str = ""
+    query: str = Field("", max_length=200)
+
+    def text(self) -> str:
+        """Return the whole query."""
+        given = self.model_dump(by_alias=True)
+        filters = [
+            f"{field}:{','.join(quote(value.strip()) for value in given[name].split(','))}"
+            for name, field in _FILTERS.items()
+            if given[name].strip()
+        ]
+        free = [quote(self.query, always=True)] if self.query.strip() else []
+        return " ".join([part for part in (self.q.strip(), *filters, *free) if part])
+
+
+@dataclass(frozen=True, slots=True)
+class ListState:
+    """The query, order and columns that the addresses of a list share."""
+
+    q: str
+    sort: str
+    cols: tuple[str, ...]
+
+    def url(self, **changes: str | tuple[str, ...] | None) -> str:
+        """Return the address of this list with changes, from its first page unless they name another."""
+        values = {"q": self.q, "sort": self.sort, "cols": self.cols} | changes
+        given = urlencode({name: value for name, value in values.items() if value}, doseq=True)
+        return f"/ui/jobs?{given}" if given else "/ui/jobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """A link that changes the query: a term to remove, or a state to show alone."""
+
+    text: str
+    url: str
+    chosen: bool = False
+
+
+@router.get("/ui/jobs", dependencies=[Depends(jobs.acquire_list_slot, scope="function")])
+def show_jobs(
+    session: ReadSession, app_state: AppStateDep, caller: PageCaller, shown: Annotated[JobListQuery, Query()]
+) -> Response:
+    """Show a page of the list of jobs."""
+    names = tuple(name for part in shown.cols for name in part.replace(",", " ").split())
+    state = ListState(shown.text(), shown.sort, names)
+    columns = shown_columns(state.cols)
+    try:
+        terms = parse_terms(state.q)
+        found, count = _read(session, app_state, caller, shown, state)
+        problem = None
+    except CursorInvalid:
+        raise
+    except SpecInvalid as error:
+        terms, found, count, problem = [], JobsPage(jobs=[], next=None), 0, error.message
+    last = metrics.last_values(session, [job.id for job in found.jobs])
+    return render_page(
+        "lists/jobs.html",
+        400 if problem else 200,
+        caller=caller,
+        found=found,
+        shown=state,
+        did=shown.did.split(".") if shown.did else None,
+        count=f"{_MOST_COUNTED - 1:,}+" if count == _MOST_COUNTED else f"{count:,}",
+        problem=problem,
+        paged=bool(shown.after or shown.before),
+        chips=[_chip(state, terms, term) for term in terms],
+        states=_state_links(state, terms),
+        columns=columns,
+        choices=COLUMNS,
+        metrics=sorted({name for values in last.values() for name in values} - set(state.cols))[:50],
+        last=last,
+        sort_links={column.name: _sort_link(state, column) for column in columns},
+        causes={job.id: failure_line(app_state.logs.reader(job.id)) for job in found.jobs if job.state == "Failed"},
+        public_url=app_state.settings.public_url,
+    )
+
+
+def _read(
+    session: Session, app_state: AppState, caller: Principal, shown: JobListQuery, state: ListState
+) -> tuple[JobsPage, int]:
+    given = {"q": state.q, "sort": state.sort, "after": shown.after, "before": shown.before}
+    wanted = ListJobs.model_validate({name: value for name, value in given.items() if value} | {"limit": PAGE_JOBS})
+    matches = jobs.read_filter(session, app_state, caller.id, wanted)
+    page = jobs.list_jobs(session, app_state, caller, wanted)
+    return page, queries.count(session, matches, most=_MOST_COUNTED)
+
+
+def _chip(state: ListState, terms: list[Term], removed: Term) -> Chip:
+    rest = " ".join(term.text for term in terms if term is not removed)
+    return Chip(removed.text, state.url(q=rest))
+
+
+def _state_links(state: ListState, terms: list[Term]) -> list[Chip]:
+    rest = [term.text for term in terms if term.field != "state"]
+    chosen = {value.lower() for term in terms if term.field == "state" and not term.negated for value in term.values}
+    chosen = {"succeeded" if word == "stopped" else word for word in chosen}
+    every = Chip("All", state.url(q=" ".join(rest)), chosen=len(rest) == len(terms))
+    return [
+        every,
+        *(
+            Chip(title, state.url(q=" ".join([*rest, f"state:{word}"])), chosen=word in chosen)
+            for title, word in STATES.items()
+        ),
+    ]
+
+
+def _sort_link(state: ListState, column: Column) -> tuple[str, str]:
+    """Return where a column's title leads, and the order of the list by it now, as `aria-sort` has it."""
+    current = state.sort or "-created"
+    order = {column.sort: "ascending", f"-{column.sort}": "descending"}.get(current, "none")
+    first = f"-{column.sort}" if column.numeric else column.sort
+    other = column.sort if first.startswith("-") else f"-{column.sort}"
+    return state.url(sort=other if current == first else first), order
+
+
+@dataclass(frozen=True, slots=True)
+class ActionForm:
+    """The form of an action on selected jobs, and the page to return to."""
+
+    action: str
+    ids: list[str]
+    tag: str
+    back: str
+
+
+async def _action_form(request: Request, _caller: PageCaller) -> ActionForm:
+    # Not parameters with FastAPI's `Form`: the form would be read before authentication.
+    form = await request.form(max_files=0, max_fields=_MAX_FIELDS)
+    texts = {name: value for name, value in form.items() if isinstance(value, str)}
+    ids = [one for one in form.getlist("ids") if isinstance(one, str)]
+    back = texts.get("back", "")
+    safe = back if back.startswith("/ui/jobs") else "/ui/jobs"
+    return ActionForm(texts.get("action", ""), ids, texts.get("tag", "").strip(), safe)
+
+
+@router.post("/ui/jobs/actions", dependencies=[SameOriginForm])
+def act_on_jobs(
+    app_state: AppStateDep,
+    caller: PageCaller,
+    request_id: RequestId,
+    form: Annotated[ActionForm, Depends(_action_form)],
+) -> Response:
+    """Stop, tag, delete or compare the selected jobs."""
+    if not form.ids:
+        raise SpecInvalid("No job is selected. Go back and tick at least one.", field="ids")
+    if form.action == "compare":
+        compared = parse_request(CompareJobs, {"jobs": form.ids})
+        with app_state.database.write() as session:
+            made = comparisons.compare_jobs(Response(), session, app_state, caller, request_id, compared)
+        return RedirectResponse(f"/ui/comparisons/{made.id}", 303)
+    if form.action == "tag" and not form.tag:
+        raise SpecInvalid("No tag is given. Go back and type one.", field="tag")
+    add = [form.tag] if form.action == "tag" else []
+    fields: dict[str, object] = {"action": form.action, "ids": form.ids, "add": add}
+    results = jobs.act_on_jobs(app_state, caller, parse_request(JobActions, fields)).results
+    failed = sum(not one.done for one in results)
+    joint = "&" if "?" in form.back else "?"
+    return RedirectResponse(f"{form.back}{joint}did={form.action}.{len(results) - failed}.{failed}", 303)

@@ -1,0 +1,61 @@
+"""The page of machines: workers, GPUs, the queue, billed TPUs, and the catalogue of machine types."""
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import RedirectResponse, Response
+from sqlalchemy.orm import Session
+
+from core.catalogue.backends import capabilities_of
+from core.jobs import queries
+from service.auth.authentication import PageCaller, require_key_or_session
+from service.dashboard.login import SameOriginForm
+from service.dashboard.rendering import render_page
+from service.deps import AppState, AppStateDep, ReadSession, WriteSession
+from service.presenters.jobs import job_views
+from service.routes.catalogue.machine_types import list_machine_types
+from service.routes.server import workers
+from service.routes.tpus import list_tpus
+from service.schemas.jobs import JobView
+
+router = APIRouter(dependencies=[Depends(require_key_or_session)])
+
+_QUEUED_JOBS = 100
+
+
+@router.get("/ui/machines")
+def show_machines(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
+    """Show the workers, the queue, billed TPUs, and the machine types, first those that a running worker offers."""
+    machines = list_machine_types(session, app_state).machine_types
+    found = workers.list_workers(session).workers
+    held = [job_id for worker in found for job_id in worker.job_ids]
+    billed = capabilities_of(app_state.settings.backend_of("tpu")).billed
+    return render_page(
+        "lists/machines.html",
+        caller=caller,
+        workers=found,
+        names={job.id: job.shown_name for job in queries.by_ids(session, held)},
+        queue=_queue(session, app_state),
+        queued_jobs=_QUEUED_JOBS,
+        tpus=list_tpus(session).tpus if billed else None,
+        machines=sorted(machines, key=lambda one: not one.available),
+    )
+
+
+def _queue(session: Session, app_state: AppState) -> list[JobView]:
+    """Return waiting jobs by machine type, in the order of claims."""
+    waiting = queries.queued(session, limit=_QUEUED_JOBS)
+    views = [view for view in job_views(session, app_state, waiting) if view.queue_position is not None]
+    return sorted(views, key=lambda view: (view.machine_type, view.queue_position))
+
+
+@router.post("/ui/machines/{worker}/drain", dependencies=[SameOriginForm])
+def drain_worker(session: WriteSession, caller: PageCaller, worker: str) -> Response:
+    """Let a worker claim no more jobs."""
+    workers.drain_worker(session, caller, worker)
+    return RedirectResponse("/ui/machines", 303)
+
+
+@router.post("/ui/machines/{worker}/resume", dependencies=[SameOriginForm])
+def resume_worker(session: WriteSession, caller: PageCaller, worker: str) -> Response:
+    """Let a drained worker claim jobs again."""
+    workers.resume_worker(session, caller, worker)
+    return RedirectResponse("/ui/machines", 303)

@@ -1,0 +1,130 @@
+"""The first page: what runs, what waits, what failed since yesterday, and what today costs."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Job
+from core.jobs import metrics, queries
+from core.jobs.queries import JobFilter
+from core.jobs.scheduling.wait_status import median_durations
+from core.jobs.states import JobState
+from service.auth.authentication import PageCaller, require_key_or_session
+from service.dashboard.rendering import render_page
+from service.deps import AppState, AppStateDep, ReadSession
+from service.presenters.failure_line import failure_line
+from service.presenters.jobs import job_views
+from service.routes.server import workers
+from service.schemas.jobs import JobView
+
+router = APIRouter(dependencies=[Depends(require_key_or_session)])
+
+_RUNNING_JOBS = 20
+_FAILED_JOBS = 10
+_POINTS = 60
+_MAIN_METRICS = (r"(val|test|eval)\W?_?.*acc", r"acc", r"(val|test|eval).*loss", r"loss", r"")
+"""Patterns of the metric that a row shows, the best first."""
+_WIDTH, _HEIGHT = 120, 24
+
+
+@dataclass(frozen=True, slots=True)
+class Spark:
+    """The last value of a metric and its curve.
+
+    Attributes:
+        points: Of a polyline in a drawing 120 wide and 24 high.
+    """
+
+    name: str
+    value: float
+    points: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A running job: its main metric, if it has one, and the seconds left by earlier jobs or its time limit."""
+
+    job: JobView
+    spark: Spark | None
+    seconds_left: float | None
+    by_limit: bool
+
+
+@router.get("/ui")
+def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
+    """Show running jobs, the queue by machine type, failures since yesterday, GPUs in use and today's cost."""
+    current = datetime.now(UTC)
+    running = queries.page(session, JobFilter(states=[JobState.RUNNING, JobState.FINISHING]), limit=_RUNNING_JOBS)
+    failed = queries.failed_since(session, current - timedelta(days=1), limit=_FAILED_JOBS)
+    gpus = [gpu for worker in workers.list_workers(session).workers for gpu in worker.gpus or []]
+    midnight = current.replace(hour=0, minute=0, second=0, microsecond=0)
+    return render_page(
+        "lists/now.html",
+        caller=caller,
+        running=_running(session, app_state, running.jobs, current),
+        more_running=running.next_cursor is not None,
+        queues=queries.queue_sizes(session),
+        failed=job_views(session, app_state, failed),
+        causes={job.id: failure_line(app_state.logs.reader(job.id)) for job in failed},
+        gpus=len(gpus),
+        busy_gpus=sum(bool(gpu.job_id or gpu.taken_by) for gpu in gpus),
+        spent=_cost_since(queries.run_since(session, midnight), midnight, current),
+        any_jobs=queries.last_seq(session) > 0,
+        public_url=app_state.settings.public_url,
+    )
+
+
+def _running(session: Session, app_state: AppState, jobs: Sequence[Job], current: datetime) -> list[RunningJob]:
+    last = metrics.last_values(session, [job.id for job in jobs])
+    types = sorted({job.machine_type for job in jobs})
+    medians = median_durations(session, types) if types else {}
+    rows = []
+    for job, view in zip(jobs, job_views(session, app_state, jobs), strict=True):
+        elapsed = (current - job.started_at).total_seconds() if job.started_at else 0.0
+        limit = job.spec.time_limit
+        median = medians.get(job.machine_type)
+        left = median - elapsed if median is not None and elapsed < median else None
+        at_most = None if limit is None else max(0.0, limit - elapsed)
+        by_limit = at_most is not None and (left is None or at_most < left)
+        spark = _spark(session, app_state, job, last.get(job.id, {}))
+        rows.append(RunningJob(view, spark, at_most if by_limit else left, by_limit))
+    return rows
+
+
+def _spark(session: Session, app_state: AppState, job: Job, values: dict[str, float]) -> Spark | None:
+    name = next((name for kind in _MAIN_METRICS for name in values if re.search(kind, name, re.IGNORECASE)), None)
+    if name is None:
+        return None
+    body = json.loads(app_state.metrics.get(session, job, name, _POINTS).body)
+    heights = [
+        point["value"]
+        for series in body["series"]
+        if series["source"] == "job"
+        for point in series["points"]
+        if point["value"] is not None
+    ]
+    return Spark(name, values[name], polyline(heights))
+
+
+def polyline(values: Sequence[float]) -> str:
+    """Return the points of a curve, as `points` of an SVG polyline has them."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    span = (high - low) or 1.0
+    step = _WIDTH / max(1, len(values) - 1)
+    return " ".join(
+        f"{place * step:.1f},{_HEIGHT - 2 - (value - low) / span * (_HEIGHT - 4):.1f}"
+        for place, value in enumerate(values)
+    )
+
+
+def _cost_since(runs: Iterable[tuple[float, datetime, datetime | None]], since: datetime, current: datetime) -> float:
+    """Sum the cost of the part of each run after `since`, US dollars."""
+    return sum(
+        price * max(0.0, ((end or current) - max(start, since)).total_seconds()) / 3600 for price, start, end in runs
+    )

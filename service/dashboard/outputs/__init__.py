@@ -1,0 +1,1 @@
+"""Pages of what a job produced: its metrics and its artifacts."""

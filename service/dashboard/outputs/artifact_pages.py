@@ -1,0 +1,200 @@
+"""Artifact pages: the files of a job folder by folder, and a preview of one file."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse, Response
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
+from starlette.exceptions import HTTPException
+
+from core.jobs import queries
+from core.storage.artifacts.paths import not_found
+from core.storage.artifacts.store import OpenArtifact
+from core.storage.retention import OutputKind
+from service.auth.authentication import PageCaller, require_key_or_session
+from service.dashboard.job_pages import LIVE
+from service.dashboard.outputs.folder_view import FolderEntry, Order, crumbs, list_entries, summarize_entries
+from service.dashboard.outputs.previews import TEXT_BYTES, TableOrder, is_event_file, is_image, read_preview
+from service.dashboard.outputs.previews.event_files import read_scalars
+from service.dashboard.rendering import PAGE_HEADERS, render_page
+from service.deps import AppState, AppStateDep, ReadSession
+from service.presenters.downsample import series_view
+from service.presenters.jobs import job_view
+from service.presenters.removed import check_not_removed
+from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts
+from service.schemas.artifacts import ArtifactsPage
+from service.schemas.metrics import Metrics
+
+router = APIRouter(prefix="/ui/jobs/{job_id}/artifacts", dependencies=[Depends(require_key_or_session)])
+
+PAGE_ENTRIES = 500
+COUNTED_FILES = 20_000
+"""Most files of a job whose folders are counted, sorted and searched."""
+_CHART_POINTS = 1000
+_MAX_HTML = 2 * 1024**2
+_MAX_OFFSET = 2**62
+_FILE_POLICY = PAGE_HEADERS["Content-Security-Policy"] + "; frame-src 'self'; media-src 'self'"
+_FRAME_HEADERS = {
+    "Content-Security-Policy": (
+        "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'"
+    ),
+    "X-Frame-Options": "SAMEORIGIN",
+    "Cache-Control": "private, no-store",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class FolderQuery(BaseModel):
+    """The folder to show, and its order."""
+
+    folder: str = ""
+    after: str = Field("", description="entry that the page starts after, of a list that is not counted")
+    skip: int = Field(0, ge=0, le=COUNTED_FILES, description="entries of the pages before, of a list that is counted")
+    find: str = Field("", max_length=200)
+    order: Order = "name"
+    view: Literal["", "gallery"] = ""
+
+
+class FileQuery(BaseModel):
+    """The file to show, and the part of it."""
+
+    path: str
+    start: int = Field(0, ge=0, le=_MAX_OFFSET, description="offset of the part of a text to show")
+    column: int = Field(0, ge=0, le=1000, description="column of a table to sort by, from 1; 0: the file's order")
+    desc: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    entries: list[FolderEntry]
+    counted: bool
+    following: dict[str, str | int]
+
+
+@router.get("")
+def show_folder(
+    session: ReadSession,
+    app_state: AppStateDep,
+    caller: PageCaller,
+    job_id: str,
+    shown: Annotated[FolderQuery, Query()],
+    attempt: AttemptNumber = None,
+) -> Response:
+    """Show the entries of one folder."""
+    job = job_view(session, app_state, queries.get(session, job_id))
+    earlier = attempt if attempt != job.attempt else None
+    prefix = f"{shown.folder.strip('/')}/" if shown.folder.strip("/") else ""
+    outputs = list_artifacts(session, app_state, job_id, limit=1, attempt=earlier)
+    listed = _list_folder(session, app_state, job_id, prefix, shown, outputs, earlier)
+    if prefix and not listed.entries and not shown.after and not shown.find:
+        raise not_found(prefix)
+    images = [entry for entry in listed.entries if entry.file is not None and is_image(entry.path)]
+    return render_page(
+        "artifacts/folder.html",
+        caller=caller,
+        job=job,
+        live=job.state in LIVE and earlier is None,
+        attempt=earlier,
+        outputs=outputs,
+        folder=prefix,
+        crumbs=crumbs(prefix),
+        folders=[entry for entry in listed.entries if entry.file is None],
+        files=[entry for entry in listed.entries if entry.file is not None],
+        images=images,
+        listed=listed,
+        shown=shown,
+    )
+
+
+def _list_folder(
+    session: Session,
+    app_state: AppState,
+    job_id: str,
+    prefix: str,
+    shown: FolderQuery,
+    outputs: ArtifactsPage,
+    attempt: int | None,
+) -> _Listed:
+    if 0 < outputs.total_files <= COUNTED_FILES:
+        number = attempt or queries.get(session, job_id).attempt
+        files = (artifact_view(file) for file in app_state.artifacts.walk(job_id, number))
+        entries = summarize_entries(files, prefix, find=shown.find.strip(), order=shown.order)
+        stop = shown.skip + PAGE_ENTRIES
+        following: dict[str, str | int] = {"skip": stop} if len(entries) > stop else {}
+        return _Listed(entries[shown.skip : stop], counted=True, following=following)
+
+    def read(follows: str | None, limit: int) -> ArtifactsPage:
+        return list_artifacts(session, app_state, job_id, prefix, limit, follows, attempt)
+
+    entries, after = list_entries(read, prefix, after=shown.after or None, limit=PAGE_ENTRIES)
+    return _Listed(entries, counted=False, following={"after": after} if after else {})
+
+
+@router.get("/view")
+def show_file(
+    session: ReadSession,
+    app_state: AppStateDep,
+    caller: PageCaller,
+    job_id: str,
+    shown: Annotated[FileQuery, Query()],
+    attempt: AttemptNumber = None,
+) -> Response:
+    """Show the preview of one file."""
+    opened = _open(session, app_state, job_id, shown.path, attempt)
+    with opened.file as file:
+        order = TableOrder(shown.column, shown.desc)
+        preview = read_preview(file, opened.size, shown.path, shown.start, order)
+    row = queries.get(session, job_id)
+    page = render_page(
+        "artifacts/file.html",
+        caller=caller,
+        job=job_view(session, app_state, row),
+        path=shown.path,
+        attempt=attempt if attempt != row.attempt else None,
+        name=PurePosixPath(shown.path).name,
+        crumbs=crumbs(shown.path),
+        size=opened.size,
+        modified=datetime.fromtimestamp(opened.mtime_ms / 1000, UTC),
+        sha256=opened.sha256,
+        preview=preview,
+        part_bytes=TEXT_BYTES,
+    )
+    page.headers["Content-Security-Policy"] = _FILE_POLICY
+    return page
+
+
+@router.get("/frame")
+def show_html(
+    request: Request,
+    session: ReadSession,
+    app_state: AppStateDep,
+    job_id: str,
+    path: str,
+    attempt: AttemptNumber = None,
+) -> Response:
+    """Show an HTML file in a frame of its page: without scripts, forms, links out of the frame, or other files."""
+    if request.headers.get("sec-fetch-dest", "iframe") != "iframe":
+        raise HTTPException(404, "This address is only for the frame of a preview.")
+    with _open(session, app_state, job_id, path, attempt).file as file:
+        return HTMLResponse(file.read(_MAX_HTML), headers=_FRAME_HEADERS)
+
+
+@router.get("/scalars")
+def read_event_scalars(
+    session: ReadSession, app_state: AppStateDep, job_id: str, path: str, attempt: AttemptNumber = None
+) -> Metrics:
+    """Read the scalars of one of TensorBoard's event files, as metrics."""
+    if not is_event_file(path):
+        raise not_found(path)
+    with _open(session, app_state, job_id, path, attempt).file as file:
+        return Metrics(series=[series_view(series, _CHART_POINTS) for series in read_scalars(file)])
+
+
+def _open(session: Session, app_state: AppState, job_id: str, path: str, attempt: int | None) -> OpenArtifact:
+    row = queries.get(session, job_id)
+    check_not_removed(session, row, OutputKind.ARTIFACTS)
+    return app_state.artifacts.open(row.id, attempt or row.attempt, path)

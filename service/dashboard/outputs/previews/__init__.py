@@ -1,0 +1,124 @@
+"""Previews of artifacts by type; nothing of a file is trusted, and of a large one only a part is read."""
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO
+
+from service.dashboard.outputs.previews.documents import read_json, read_json_lines, read_markdown
+from service.dashboard.outputs.previews.headers import read_npy, read_npz, read_safetensors, read_zip
+from service.dashboard.outputs.previews.tables import TableOrder, read_table
+from service.http.file_responses import INLINE_TYPES
+
+__all__ = ["TEXT_BYTES", "Preview", "TableOrder", "is_event_file", "is_image", "read_preview"]
+
+TEXT_BYTES = 256 * 1024
+"""Bytes of a text shown at once."""
+_PARSED_BYTES = 2 * 1024**2
+_PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    ".json": ("tree", read_json),
+    ".jsonl": ("trees", read_json_lines),
+    ".ndjson": ("trees", read_json_lines),
+    ".md": ("markdown", read_markdown),
+    ".markdown": ("markdown", read_markdown),
+}
+_TABLES = {".csv": ",", ".tsv": "\t"}
+_HEADERS: dict[str, Callable[[BinaryIO, int], Any]] = {
+    ".npy": read_npy,
+    ".npz": read_npz,
+    ".safetensors": read_safetensors,
+    ".keras": read_zip,
+    ".zip": read_zip,
+    ".whl": read_zip,
+    ".pt": read_zip,
+    ".pth": read_zip,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The preview of one file.
+
+    Attributes:
+        kind: The part of the template that shows it, such as `image` or `table`; `none` if a page cannot show it.
+        parsed: What that part shows.
+        text: A part of the file, if it is text.
+        start: Offset of that part.
+        stop: Offset of its end.
+    """
+
+    kind: str
+    parsed: Any = None
+    text: str = ""
+    start: int = 0
+    stop: int = 0
+
+
+def is_image(path: str) -> bool:
+    """Return whether a browser shows this file as an image."""
+    return INLINE_TYPES.get(_suffix(path), "").startswith("image/")
+
+
+def is_event_file(path: str) -> bool:
+    """Return whether a file has TensorBoard's events, by its name."""
+    return ".tfevents." in PurePosixPath(path).name
+
+
+def read_preview(file: BinaryIO, size: int, path: str, start: int, order: TableOrder) -> Preview:
+    """Read the preview of a file.
+
+    Args:
+        file: The file, opened for reading.
+        size: Its size in bytes.
+        path: Its path, whose suffix is its type.
+        start: Offset of the part of a text to show.
+        order: The order of a table's rows.
+    """
+    suffix = _suffix(path)
+    medium = INLINE_TYPES.get(suffix, "").partition("/")[0]
+    if medium in {"image", "audio", "video"}:
+        return Preview(medium)
+    if is_event_file(path):
+        return Preview("scalars")
+    if suffix == ".pdf":
+        return Preview("pdf")
+    if suffix in _HEADERS:
+        parsed = _HEADERS[suffix](file, size)
+        return Preview("none" if parsed is None else "contents", parsed)
+    return _read_text(file, size, suffix, start, order)
+
+
+def _read_text(file: BinaryIO, size: int, suffix: str, start: int, order: TableOrder) -> Preview:
+    file.seek(min(start, size))
+    raw = file.read(TEXT_BYTES)
+    if b"\0" in raw:
+        return Preview("none")
+    text, stop = raw.decode("utf-8", "replace"), min(start, size) + len(raw)
+    kind, parsed = _parse(file, size, suffix, order) if start == 0 else ("text", None)
+    return Preview(kind, parsed, text, min(start, size), stop)
+
+
+def _parse(file: BinaryIO, size: int, suffix: str, order: TableOrder) -> tuple[str, Any]:
+    """Return the kind of a text and what its part of the template shows; a text that cannot be parsed is plain."""
+    file.seek(0)
+    whole = file.read(_PARSED_BYTES)
+    if suffix in _TABLES:
+        parsed = read_table(whole.decode("utf-8-sig", "replace"), _TABLES[suffix], order, cut=size > len(whole))
+        return ("text", None) if parsed is None else ("table", parsed)
+    if size > len(whole) and suffix not in {".jsonl", ".ndjson"}:
+        return "text", None
+    if suffix == ".svg":
+        # Scripts of an image do not run, and it loads nothing.
+        return "svg", f"data:image/svg+xml;base64,{base64.b64encode(whole).decode()}"
+    if suffix in {".html", ".htm"}:
+        return "html", None
+    if suffix in _PARSERS:
+        kind, parse = _PARSERS[suffix]
+        parsed = parse(whole.decode("utf-8", "replace"))
+        return ("text", None) if parsed is None else (kind, parsed)
+    return "text", None
+
+
+def _suffix(path: str) -> str:
+    return PurePosixPath(path).suffix.lower()

@@ -1,0 +1,158 @@
+// All charts of a job: fetches the series, and keeps the options and the range in the page's address.
+
+import { isLive } from "../live.js";
+import { Chart, make } from "./chart.js";
+import { groupSeries } from "./series.js";
+
+const EVERY_MS = 4000;
+const COST_SHARE = 10;
+
+const LIBRARY = new URL("../vendor/uplot-1.6.32.js", import.meta.url);
+
+export function showMetrics(section) {
+  // A classic script: only pages with charts load it.
+  const script = make("script");
+  script.src = LIBRARY;
+  script.addEventListener("load", () => new Board(section).start());
+  document.head.append(script);
+}
+
+class Board {
+  #charts = new Map();
+  #groups = new Map();
+  #answer = { series: [], leftOut: null };
+  #tag = "";
+  #wasLive = true;
+
+  constructor(section) {
+    this.section = section;
+    this.began = Number(section.dataset.began);
+    this.form = section.querySelector("[data-chart-options]");
+    this.query = new URLSearchParams(location.search);
+  }
+
+  start() {
+    this.#readQuery();
+    this.form.addEventListener("input", () => this.#change());
+    this.form.addEventListener("submit", (event) => event.preventDefault());
+    this.form.querySelector("[data-reset]").addEventListener("click", () => this.#zoom(null));
+    const restyle = () => this.#charts.forEach((chart) => chart.restyle());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
+    new MutationObserver(restyle).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    this.#poll();
+  }
+
+  #readQuery() {
+    const { log, smooth, x, q } = this.form.elements;
+    log.checked = this.query.get("log") === "1";
+    smooth.value = Number(this.query.get("smooth")) || 0;
+    if (x) x.value = ["step", "time", "relative"].find((axis) => axis === this.query.get("x")) ?? "step";
+    if (q) q.value = this.query.get("q") ?? "";
+    const [from, to] = [this.query.get("from"), this.query.get("to")].map((text) => (text ? Number(text) : NaN));
+    this.range = Number.isFinite(from) && Number.isFinite(to) && from <= to ? { axis: this.query.get("axis") === "time" ? "time" : "step", from, to } : null;
+  }
+
+  #options() {
+    const { log, smooth, x } = this.form.elements;
+    return { log: log.checked, smoothing: Math.min(Number(smooth.value), 0.99), x: x?.value ?? "step", began: this.began };
+  }
+
+  #change() {
+    this.#writeQuery();
+    this.#draw();
+  }
+
+  #writeQuery() {
+    const { log, smooth, x, q } = this.form.elements;
+    const state = { log: log.checked ? "1" : "", smooth: Number(smooth.value) || "", x: x && x.value !== "step" ? x.value : "", q: q?.value ?? "", axis: this.range?.axis === "time" ? "time" : "", from: this.range?.from ?? "", to: this.range?.to ?? "" };
+    const address = new URL(location.href);
+    for (const [name, value] of Object.entries(state)) {
+      if (value === "") address.searchParams.delete(name);
+      else address.searchParams.set(name, value);
+    }
+    history.replaceState(history.state, "", address);
+  }
+
+  #zoom(range) {
+    if (range === null && this.range === null) return;
+    this.range = range;
+    this.#writeQuery();
+    this.#fetch();
+  }
+
+  async #fetch() {
+    const address = new URL(this.section.dataset.metrics, location.href);
+    const range = this.range;
+    if (range) for (const [name, value] of Object.entries(range)) address.searchParams.set(name, value);
+    const answer = await fetch(address, { headers: this.#tag ? { "If-None-Match": this.#tag } : {} });
+    if (answer.ok && range === this.range) {
+      this.#tag = answer.headers.get("ETag") ?? "";
+      this.#answer = await answer.json();
+      this.#draw();
+    }
+    return answer;
+  }
+
+  async #poll() {
+    const live = isLive();
+    const began = performance.now();
+    let pause = EVERY_MS;
+    // Once more after the end, for the last values.
+    if (!document.hidden && (live || this.#wasLive)) {
+      try {
+        const answer = await this.#fetch();
+        if (answer.status === 429) pause = 1000 * Number(answer.headers.get("Retry-After") ?? 0);
+        else this.#wasLive = live;
+      } catch {
+        // The next request may succeed; the charts stay as they are until then.
+      }
+    }
+    // A slow server is polled less often.
+    pause = Math.max(pause, EVERY_MS, COST_SHARE * (performance.now() - began));
+    if (live || this.#wasLive) setTimeout(() => this.#poll(), pause);
+  }
+
+  #draw() {
+    const { series, leftOut } = this.#answer;
+    const note = this.section.querySelector("[data-left-out]");
+    note.textContent = leftOut ?? "";
+    note.hidden = !leftOut;
+    // The page of a job that had not started when it was opened does not know its start.
+    if (!Number.isFinite(this.began)) this.began = Math.min(...series.map((one) => Date.parse(one.points[0]?.time) / 1000).filter(Number.isFinite));
+    const filter = (this.form.elements.q?.value ?? "").toLowerCase();
+    const groups = groupSeries(series);
+    for (const group of groups.values()) {
+      if (!this.#charts.has(group.key)) this.#add(group);
+      const chart = this.#charts.get(group.key);
+      chart.element.hidden = !group.series.some((one) => one.name.toLowerCase().includes(filter));
+      chart.update(group.series, this.#options());
+    }
+    for (const [key, chart] of this.#charts) if (!groups.has(key)) chart.element.hidden = true;
+    for (const box of this.#groups.values()) box.hidden = [...box.querySelectorAll(".chart")].every((chart) => chart.hidden);
+    const reset = this.form.querySelector("[data-reset]");
+    reset.hidden = this.range === null;
+    this.form.hidden = series.every((one) => one.points.length < 2) && this.range === null;
+    const empty = document.querySelector("[data-no-metrics]");
+    if (empty && series.length) empty.remove();
+    this.section.hidden = series.length === 0 && !leftOut && this.range === null;
+  }
+
+  #add(group) {
+    const chart = new Chart(group, (range) => this.#zoom(range));
+    this.#charts.set(group.key, chart);
+    this.#boxOf(group).append(chart.element);
+  }
+
+  #boxOf({ source, group }) {
+    const key = `${source} ${group}`;
+    if (!this.#groups.has(key)) {
+      const box = make("div", "charts");
+      if (group) box.append(make("h3", "", group));
+      this.#groups.set(key, box);
+      const column = this.section.querySelector(`[data-charts="${source}"]`);
+      column.append(box);
+      column.hidden = false;
+    }
+    return this.#groups.get(key);
+  }
+}

@@ -1,0 +1,254 @@
+// One chart: series over a shared axis, a cursor for pointer, finger and keys, and what can be downloaded of it.
+
+import { columns, duration, hasSteps, lonePoints, shortNumber, smooth, shownName, unitOf, xText } from "./series.js";
+
+const KEYS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
+const COLOURS = 8;
+const AXIS_FONT = "11px system-ui, sans-serif";
+const ZOOM = 0.25;
+const LEAST_DRAG = 6;
+
+export class Chart {
+  plot = null;
+  #seen = false;
+  #stale = true;
+  #keyed = false;
+
+  constructor({ title, source }, onZoom) {
+    this.source = source;
+    this.onZoom = onZoom;
+    this.element = make("figure", "chart");
+    const caption = make("figcaption");
+    this.name = make("span", "chart-name", title);
+    this.name.title = title;
+    this.value = make("span", "chart-value");
+    this.box = make("div", "chart-plot");
+    this.box.tabIndex = 0;
+    this.box.setAttribute("role", "img");
+    this.legend = make("ul", "chart-legend");
+    const tools = make("span", "chart-tools");
+    tools.append(button("PNG", `${title} as an image`, () => this.#savePng()), button("CSV", `${title} as a table`, () => this.#saveCsv()));
+    caption.append(this.name, this.value, tools);
+    this.element.append(caption, this.box, this.legend);
+    this.box.addEventListener("keydown", (event) => this.#key(event));
+    this.box.addEventListener("blur", () => this.#leave());
+    for (const type of ["pointerdown", "pointermove"]) this.box.addEventListener(type, (event) => this.#touch(event));
+    new ResizeObserver(() => this.plot?.setSize(this.#size())).observe(this.box);
+    // A chart that nobody sees is not drawn: a job may have hundreds.
+    new IntersectionObserver(([{ isIntersecting }]) => {
+      this.#seen = isIntersecting;
+      if (isIntersecting && this.#stale) this.#draw();
+    }, { rootMargin: "200px" }).observe(this.box);
+    this.element.chart = this;
+  }
+
+  update(series, options) {
+    this.series = series;
+    this.options = options;
+    this.unit = unitOf(series[0].name);
+    // Without steps, and for the system's figures, the axis is the running time.
+    this.axis = options.x === "step" && !series.every(hasSteps) ? "relative" : options.x;
+    this.box.setAttribute("aria-label", `${this.name.textContent}: ${series.map((one) => `${this.#label(one)}last ${this.unit(one.last)}, lowest ${this.unit(one.min)}, highest ${this.unit(one.max)}`).join("; ")}. Arrow keys read the points, plus and minus zoom.`);
+    this.legend.replaceChildren(...series.map((one, at) => this.#row(one, at)));
+    if (!this.#shown()) this.value.textContent = series.length === 1 ? this.unit(series[0].last) : "";
+    this.#stale = true;
+    if (this.#seen) this.#draw();
+  }
+
+  restyle() {
+    this.plot?.redraw();
+  }
+
+  #label(one) {
+    return this.series.length > 1 ? `${shownName(one.name, one.source)} ` : "";
+  }
+
+  #row(one, at) {
+    const row = make("li");
+    const swatch = make("span", `swatch colour-${at % COLOURS}`);
+    swatch.setAttribute("aria-hidden", "true");
+    row.append(swatch);
+    if (this.series.length > 1) row.append(make("b", "", shownName(one.name, one.source)));
+    for (const [word, value] of [["last", one.last], ["min", one.min], ["max", one.max]]) row.append(make("span", "", `${word} ${this.unit(value)}`));
+    return row;
+  }
+
+  #size() {
+    return { width: Math.max(80, this.box.clientWidth), height: this.box.clientHeight };
+  }
+
+  #draw() {
+    this.#stale = false;
+    const tables = this.series.map((one) => {
+      const [xs, ys] = columns(one, this.axis, this.options.began);
+      return this.options.smoothing > 0 ? [xs, ys, smooth(ys, this.options.smoothing)] : [xs, ys];
+    });
+    const data = window.uPlot.join(tables);
+    const shape = JSON.stringify([this.options.log && this.series.every((one) => one.min > 0), this.axis, this.options.smoothing > 0, this.series.map((one) => one.name)]);
+    if (this.plot && shape === this.shape) {
+      this.plot.setData(data);
+      return;
+    }
+    this.shape = shape;
+    this.plot?.destroy();
+    this.plot = new window.uPlot(this.#config(), data, this.box);
+  }
+
+  #config() {
+    const log = this.options.log && this.series.every((one) => one.min > 0);
+    const smoothed = this.options.smoothing > 0;
+    const series = this.series.flatMap((_, at) => {
+      const line = { stroke: () => colour(this.box, `--series-${this.source === "system" ? "system" : at % COLOURS}`), width: 1.6, points: { show: false, size: 5, filter: (plot, index) => lonePoints(plot.data[index]) } };
+      return smoothed ? [{ ...line, width: 1, alpha: 0.3 }, line] : [line];
+    });
+    const muted = () => colour(this.box, "--muted");
+    const axis = { stroke: muted, font: AXIS_FONT, grid: { stroke: () => colour(this.box, "--line-soft"), width: 1 }, ticks: { show: false } };
+    return {
+      ...this.#size(),
+      padding: [8, 12, 0, 0],
+      legend: { show: false },
+      series: [{}, ...series],
+      scales: { x: { time: this.axis === "time" }, y: { distr: log ? 3 : 1, range: log ? undefined : flatRange } },
+      axes: [
+        { ...axis, size: 24, gap: 2, space: 60, ...(this.axis === "time" ? {} : { values: (_, ticks) => ticks.map((tick) => (this.axis === "step" ? shortNumber(tick) : duration(tick))) }) },
+        { ...axis, gap: 4, size: (_, labels) => 10 + 6.4 * Math.max(3, ...(labels ?? []).map((label) => label.length)), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.unit(tick))) },
+      ],
+      cursor: {
+        y: false,
+        sync: { key: this.axis, scales: ["x", null], filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
+        drag: { x: true, y: false, setScale: false },
+        bind: { dblclick: () => () => { this.onZoom(null); return null; } },
+        points: { size: 6 },
+      },
+      hooks: { setCursor: [() => this.#read()], setSelect: [() => this.#select()] },
+    };
+  }
+
+  #shown() {
+    return this.plot !== null && this.plot.cursor.idx !== null && this.plot.cursor.left >= 0;
+  }
+
+  #read() {
+    if (!this.plot) return;
+    const { idx } = this.plot.cursor;
+    if (!this.#shown()) {
+      this.value.textContent = this.series.length === 1 ? this.unit(this.series[0].last) : "";
+      return;
+    }
+    const width = this.options.smoothing > 0 ? 2 : 1;
+    const values = this.series.map((one, at) => `${this.#label(one)}${this.unit(this.plot.data[1 + at * width][idx])}`);
+    this.value.textContent = `${xText(this.axis, this.plot.data[0][idx])}: ${values.join(", ")}`;
+  }
+
+  #select() {
+    const { left, width } = this.plot.select;
+    if (width < LEAST_DRAG) return;
+    const range = [this.plot.posToVal(left, "x"), this.plot.posToVal(left + width, "x")];
+    this.plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.#zoom(...range);
+  }
+
+  #zoom(from, to) {
+    const shift = this.axis === "relative" ? this.options.began : 0;
+    this.onZoom({ axis: this.axis === "step" ? "step" : "time", from: from + shift, to: to + shift });
+  }
+
+  #touch(event) {
+    if (event.pointerType === "mouse" || !this.plot) return;
+    const box = this.plot.over.getBoundingClientRect();
+    this.plot.setCursor({ left: Math.min(Math.max(event.clientX - box.left, 0), box.width - 1), top: event.clientY - box.top }, true, true);
+  }
+
+  #key(event) {
+    if (!this.plot || event.ctrlKey || event.altKey || event.metaKey) return;
+    const [xs] = this.plot.data;
+    const last = xs.length - 1;
+    const at = this.#shown() ? this.plot.cursor.idx : null;
+    if (event.key in KEYS) this.#moveTo(Math.min(Math.max((at ?? last) + KEYS[event.key], 0), last));
+    else if (event.key === "+" && last > 0) {
+      const [centre, half] = [xs[at ?? last], (xs[last] - xs[0]) * ZOOM];
+      this.#zoom(Math.max(xs[0], centre - half), Math.min(xs[last], centre + half));
+    } else if (event.key === "-" || event.key === "Escape") this.onZoom(null);
+    else return;
+    event.preventDefault();
+  }
+
+  #moveTo(at) {
+    this.value.setAttribute("aria-live", "polite");
+    this.#keyed = true;
+    this.plot.setCursor({ left: this.plot.valToPos(this.plot.data[0][at], "x"), top: 1 }, true, true);
+  }
+
+  #leave() {
+    this.value.removeAttribute("aria-live");
+    if (this.#keyed) this.plot?.setCursor({ left: -10, top: -10 }, true, true);
+    this.#keyed = false;
+  }
+
+  #savePng() {
+    this.#seen = true;
+    if (!this.plot || this.#stale) this.#draw();
+    const from = this.plot.ctx.canvas;
+    const scale = from.width / this.box.clientWidth;
+    const picture = Object.assign(document.createElement("canvas"), { width: from.width, height: from.height + 24 * scale });
+    const pen = picture.getContext("2d");
+    pen.fillStyle = colour(this.box, "--sheet");
+    pen.fillRect(0, 0, picture.width, picture.height);
+    pen.fillStyle = colour(this.box, "--text");
+    pen.font = `${13 * scale}px system-ui, sans-serif`;
+    pen.fillText(this.name.textContent, 8 * scale, 17 * scale);
+    pen.drawImage(from, 0, 24 * scale);
+    picture.toBlob((blob) => save(blob, `${this.name.textContent}.png`));
+  }
+
+  #saveCsv() {
+    const tables = this.series.map((one) => columns(one, this.axis, this.options.began));
+    const data = window.uPlot.join(tables);
+    const rows = [[this.axis, ...this.series.map((one) => one.name)].map(cell).join(",")];
+    data[0].forEach((x, at) => rows.push([x, ...data.slice(1).map((ys) => ys[at] ?? "")].join(",")));
+    save(new Blob([`${rows.join("\n")}\n`], { type: "text/csv" }), `${this.name.textContent}.csv`);
+  }
+}
+
+// One value all along: a line in the middle.
+function flatRange(_, low, high) {
+  if (low === null) return [0, 1];
+  if (low === high) return [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
+  return [low - (high - low) * 0.05, high + (high - low) * 0.05];
+}
+
+// Spreadsheets take a text that begins like this for a formula.
+function cell(text) {
+  return `"${(/^[=+\-@\t\r]/.test(text) ? "'" : "") + text.replaceAll('"', '""')}"`;
+}
+
+function save(blob, name) {
+  const link = make("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name.replace(/[^\w.-]+/g, "-");
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+// A canvas knows no variables, and no colours that depend on the theme: the browser computes them.
+function colour(element, name) {
+  element.style.color = `var(${name})`;
+  const computed = getComputedStyle(element).color;
+  element.style.color = "";
+  return computed;
+}
+
+function button(text, label, action) {
+  const element = make("button", "quiet", text);
+  element.type = "button";
+  element.setAttribute("aria-label", label);
+  element.addEventListener("click", action);
+  return element;
+}
+
+export function make(tag, name, text) {
+  const element = document.createElement(tag);
+  if (name) element.className = name;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}

@@ -1,0 +1,105 @@
+// Pure functions of a chart's data: coordinates, smoothing, units, and the charts that series share.
+
+import { showReordering } from "../ansi.js";
+
+const SPLIT = /^(train|training|val|valid|validation|eval|test)[/_](.+)$/;
+const SI = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+
+// One chart for all splits of a metric (`train/loss` and `val/loss`, or `loss` and `val_loss`); else one for each.
+export function groupSeries(series) {
+  const names = new Set(series.map((one) => one.name));
+  const charts = new Map();
+  for (const one of series) {
+    const [, , rest] = one.source === "job" ? one.name.match(SPLIT) ?? [] : [];
+    const shared = rest !== undefined && (names.has(rest) || [...names].some((name) => name !== one.name && name.match(SPLIT)?.[2] === rest));
+    const title = shared ? rest : one.name;
+    const key = `${one.source} ${title}`;
+    if (!charts.has(key)) charts.set(key, { key, title: shownName(title, one.source), source: one.source, group: groupOf(title), series: [] });
+    charts.get(key).series.push(one);
+  }
+  return charts;
+}
+
+function groupOf(name) {
+  const at = name.indexOf("/");
+  return at > 0 ? showReordering(name.slice(0, at)) : "";
+}
+
+// The service's own metrics in words; those of a job have the names that it gave them.
+export function shownName(name, source) {
+  if (source !== "system") return showReordering(name);
+  return name.replace(/_(bytes|percent)$/, "").replaceAll("_", " ").replace(/\b(cpu|gpu|tpu)\b/g, (word) => word.toUpperCase());
+}
+
+export function hasSteps(series) {
+  return series.points.length > 0 && series.points.every((point) => point.step !== null);
+}
+
+// [x, y] columns in order of x. Of two points at one step, such as of two attempts, the later one stays.
+export function columns(series, axis, began) {
+  const byX = new Map();
+  for (const { step, time, value } of series.points) {
+    const at = Date.parse(time) / 1000;
+    byX.set(axis === "step" ? step : axis === "relative" ? at - began : at, value);
+  }
+  const sorted = [...byX].sort((one, other) => one[0] - other[0]);
+  return [sorted.map(([x]) => x), sorted.map(([, y]) => y)];
+}
+
+// An exponential moving average, without a pull to zero at its beginning.
+export function smooth(values, weight) {
+  let [sum, total] = [0, 0];
+  return values.map((value) => {
+    if (value === null) return null;
+    [sum, total] = [sum * weight + value, total * weight + 1];
+    return sum / total;
+  });
+}
+
+// Indexes of values without a neighbour, which no line would show.
+export function lonePoints(values) {
+  const known = values.map((value, at) => [value, at]).filter(([value]) => value !== undefined);
+  return known.filter(([value], at) => value !== null && (known[at - 1]?.[0] ?? null) === null && (known[at + 1]?.[0] ?? null) === null).map(([, at]) => at);
+}
+
+export function unitOf(name) {
+  return name.endsWith("_bytes") ? bytes : name.endsWith("_percent") ? percent : figure;
+}
+
+export function figure(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size >= 1e6 || size < 1e-3)) return value.toExponential(2);
+  return String(Number(value.toPrecision(5)));
+}
+
+function percent(value) {
+  return value === null || value === undefined ? "–" : `${Number(value.toPrecision(3))} %`;
+}
+
+function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  const power = Math.min(4, Math.max(0, Math.floor(Math.log10(Math.max(1, Math.abs(value))) / 3)));
+  return `${figure(Number((value / 1000 ** power).toPrecision(3)))} ${["B", "kB", "MB", "GB", "TB"][power]}`;
+}
+
+export function shortNumber(value) {
+  const [size, unit] = SI.find(([least]) => Math.abs(value) >= least) ?? [1, ""];
+  return `${Number((value / size).toPrecision(6))}${unit}`;
+}
+
+export function duration(seconds) {
+  const whole = Math.abs(seconds);
+  if (whole < 60) return `${Number(seconds.toPrecision(4))} s`;
+  if (whole < 3600) return `${Math.trunc(seconds / 60)}:${pad(whole % 60)}`;
+  return `${Math.trunc(seconds / 3600)}:${pad((whole / 60) % 60)}:${pad(whole % 60)}`;
+}
+
+function pad(number) {
+  return String(Math.floor(number)).padStart(2, "0");
+}
+
+export function xText(axis, value) {
+  if (axis === "step") return `step ${figure(value)}`;
+  return axis === "relative" ? duration(value) : new Date(value * 1000).toLocaleString();
+}

@@ -1,0 +1,53 @@
+// The form of a new job: shows the fields of the chosen workspace alone, and checks the job while it is filled in.
+// The server checks; here, its page is asked for again and the parts with its findings are replaced.
+
+const PAUSE_MS = 700;
+
+export function checkWhileTyping(form, onChange) {
+  let timer = 0;
+  let latest = 0;
+
+  async function check() {
+    const number = ++latest;
+    const fields = new FormData(form);
+    const chosen = fields.getAll("files").some((file) => file.size > 0);
+    fields.delete("files");
+    if (chosen) fields.set("chosen", "1");
+    fields.set("action", "check");
+    try {
+      const answer = await fetch(form.getAttribute("action"), { method: "POST", body: fields });
+      if (!answer.ok || number !== latest) return;
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (number === latest) showFindings(fresh);
+    } catch {
+      // The button is there, and says what is wrong.
+    }
+  }
+
+  function showFindings(fresh) {
+    for (const part of fresh.querySelectorAll("[data-job-form] [data-part]")) {
+      const shown = form.querySelector(`[data-part="${part.dataset.part}"]`);
+      if (!shown || shown.isEqualNode(part)) continue;
+      shown.replaceWith(document.adoptNode(part));
+      onChange(part);
+    }
+    for (const field of fresh.querySelectorAll("[data-field]")) {
+      form.querySelector(`[data-field="${field.dataset.field}"]`)?.classList.toggle("changed", field.classList.contains("changed"));
+    }
+  }
+
+  function showSource() {
+    const source = form.elements.source.value;
+    for (const part of form.querySelectorAll("[data-source]")) {
+      part.hidden = part.dataset.source !== source;
+      for (const input of part.querySelectorAll("input")) input.disabled = part.hidden;
+    }
+  }
+
+  form.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(check, PAUSE_MS);
+  });
+  form.addEventListener("change", showSource);
+  showSource();
+}

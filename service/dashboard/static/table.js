@@ -1,0 +1,77 @@
+// Selected rows of the list of jobs: kept while the list refreshes, and by keys j, k, x and o.
+
+import { onChange } from "./live.js";
+
+const selected = new Set();
+let last = "";
+let current = "";
+
+export function selectRows(form) {
+  const boxes = () => [...form.querySelectorAll('input[name="ids"]')];
+  const bulk = form.querySelector("[data-bulk]");
+
+  function show() {
+    const all = boxes();
+    for (const box of all) {
+      box.checked = selected.has(box.value);
+      box.closest("tr").classList.toggle("current", box.value === current);
+    }
+    const count = all.filter((box) => box.checked).length;
+    if (bulk) {
+      bulk.classList.toggle("none", count === 0);
+      bulk.querySelector("[data-selected]").textContent = `${count} selected`;
+    }
+    const every = form.querySelector("[data-all]");
+    if (every) {
+      every.checked = count > 0 && count === all.length;
+      every.indeterminate = count > 0 && count < all.length;
+    }
+  }
+
+  function choose(values, on) {
+    for (const value of values) {
+      if (on) selected.add(value);
+      else selected.delete(value);
+    }
+    show();
+  }
+
+  form.addEventListener("click", (event) => {
+    const box = event.target.closest('input[name="ids"]');
+    if (!box) return;
+    const values = boxes().map((one) => one.value);
+    const from = values.indexOf(last);
+    const to = values.indexOf(box.value);
+    const range = event.shiftKey && from >= 0 ? values.slice(Math.min(from, to), Math.max(from, to) + 1) : [box.value];
+    last = box.value;
+    choose(range, box.checked);
+  });
+  form.addEventListener("change", (event) => {
+    if (event.target.matches("[data-all]")) choose(boxes().map((box) => box.value), event.target.checked);
+  });
+
+  document.addEventListener("keydown", (event) => {
+    if (!["j", "k", "x", "o"].includes(event.key) || !isCommand(event)) return;
+    const all = boxes();
+    const place = all.findIndex((box) => box.value === current);
+    if (event.key === "x" && place >= 0) choose([current], !all[place].checked);
+    else if (event.key === "o" && place >= 0) all[place].closest("tr").querySelector("th a").click();
+    else if (event.key === "j" || event.key === "k") {
+      const next = all[Math.max(0, Math.min(all.length - 1, place + (event.key === "j" ? 1 : -1)))];
+      if (!next) return;
+      current = next.value;
+      show();
+      next.closest("tr").scrollIntoView({ block: "nearest" });
+    }
+  });
+
+  // A page that the browser had kept comes back with its boxes ticked.
+  for (const box of boxes()) if (box.checked) selected.add(box.value);
+  onChange(show);
+  show();
+}
+
+export function isCommand(event) {
+  const typing = event.target.closest("input:not([type=checkbox]), textarea, select, [contenteditable]");
+  return !event.ctrlKey && !event.metaKey && !event.altKey && !typing && !document.querySelector("dialog[open]");
+}

@@ -1,0 +1,186 @@
+"""Passes an exec session between a client's WebSocket and the worker's channel.
+
+A client sends text messages with JSON (`resize`, `signal`, `eof`) and binary ones with input. It gets binary messages
+(a stream's number and its data) and, first and last, text messages with JSON. Neither side is read faster than the
+other one takes it, so output needs no memory here.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from core.errors import GradientError, JobNotEnterable, StoreUnavailable
+from core.jobs.exec import channel
+from core.settings import Settings
+from core.settings.exec import ExecSettings
+
+_CONNECT_SECONDS = 10.0
+_START_SECONDS = 60.0
+_NORMAL, _POLICY = 1000, 1008
+
+
+@asynccontextmanager
+async def connect_worker(settings: Settings, worker: str) -> AsyncIterator["WorkerChannel"]:
+    """Connect to a worker.
+
+    Raises:
+        JobNotEnterable: It does not listen here.
+    """
+    try:
+        with channel.socket_address(settings.root, worker) as address:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                reader, writer = await asyncio.open_unix_connection(address)
+    except (OSError, TimeoutError) as error:
+        raise JobNotEnterable(
+            f"The job's worker {worker!r} cannot be reached: it is restarting, runs on another machine than this "
+            "service, or does not allow exec sessions. Try again in some seconds."
+        ) from error
+    try:
+        yield WorkerChannel(reader, writer)
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+class WorkerChannel:
+    """The service's end of a session's channel."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def start(self, request: dict[str, Any]) -> None:
+        """Send the request, and wait for the start.
+
+        Raises:
+            JobNotEnterable: The worker refuses it, or is lost.
+        """
+        await self.send(channel.encode_control(request))
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                frame = await self.receive()
+        except TimeoutError:
+            frame = None
+        answer = {} if frame is None else channel.decode_control(frame[1])
+        if not answer.get("started"):
+            raise JobNotEnterable(str(answer.get("refused", "The job's worker was lost. Try again in some seconds.")))
+
+    async def send(self, frame: bytes) -> None:
+        """Send a frame; return once the worker takes more."""
+        self._writer.write(frame)
+        await self._writer.drain()
+
+    async def receive(self) -> tuple[int, bytes] | None:
+        """Return the next frame; None at the end."""
+        try:
+            kind, length = channel.decode_head(await self._reader.readexactly(channel.HEAD.size))
+            return kind, await self._reader.readexactly(length)
+        except (asyncio.IncompleteReadError, OSError, channel.ChannelBroken):
+            return None
+
+
+class Bridge:
+    """One session, from its start to its end.
+
+    Args:
+        websocket: The client's, accepted.
+        worker: The worker's channel, started.
+        settings: The limits of sessions.
+        check_key: Raises if the client's key is no longer valid.
+    """
+
+    def __init__(
+        self, websocket: WebSocket, worker: WorkerChannel, settings: ExecSettings, check_key: Callable[[], object]
+    ) -> None:
+        self._websocket = websocket
+        self._worker = worker
+        self._settings = settings
+        self._check_key = check_key
+        self._active_at = time.monotonic()
+        self._result: str | None = None
+        """End of the session, if not by its client."""
+
+    async def run(self) -> str:
+        """Pass everything on until one side ends; return the result, for the job's events."""
+        tasks = [asyncio.create_task(one) for one in (self._receive(), self._send(), self._watch())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # Both may be done: a connection that this side closes ends for the other task, too.
+            return self._result or done.pop().result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _receive(self) -> str:
+        """Pass on what the client sends."""
+        try:
+            while True:
+                message = await self._websocket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return "the client disconnected"
+                self._active_at = time.monotonic()
+                text, data = message.get("text"), message.get("bytes") or b""
+                if text is not None:
+                    await self._worker.send(channel.encode(channel.CONTROL, text.encode()))
+                for start in range(0, len(data), channel.CHUNK_BYTES):
+                    await self._worker.send(channel.encode(channel.INPUT, data[start : start + channel.CHUNK_BYTES]))
+        except OSError:  # the worker reads no more: its last frame says why
+            await asyncio.Event().wait()
+            raise
+
+    async def _send(self) -> str:
+        """Pass on what the worker sends."""
+        try:
+            while (frame := await self._worker.receive()) is not None:
+                kind, payload = frame
+                if kind == channel.OUTPUT:
+                    await self._websocket.send_bytes(payload)
+                    self._active_at = time.monotonic()
+                    continue
+                last = channel.decode_control(payload)
+                self._result = f"exit code {last['exit']}" if "exit" in last else str(last.get("ended"))
+                await self._close(last)
+                return self._result
+            self._result = "The connection to the job's worker was lost."
+            await self._close({"ended": self._result})
+        except (WebSocketDisconnect, RuntimeError, OSError):
+            return "the client disconnected"
+        return self._result
+
+    async def _watch(self) -> str:
+        """End the session at its limits, and when its key is no longer valid."""
+        ends_at = time.monotonic() + self._settings.max_seconds
+        while True:
+            now = time.monotonic()
+            idle_at = self._active_at + self._settings.idle_seconds
+            if now >= min(ends_at, idle_at):
+                idle = idle_at < ends_at
+                seconds = self._settings.idle_seconds if idle else self._settings.max_seconds
+                setting = "IDLE_SECONDS" if idle else "MAX_SECONDS"
+                text = f"{'Nothing was sent' if idle else 'The session lasted'} for {seconds:g} seconds, the limit"
+                return await self._end(f"{text} (GRADIENT_EXEC__{setting}).")
+            await asyncio.sleep(min(self._settings.ping_seconds, ends_at - now, idle_at - now))
+            try:
+                with suppress(StoreUnavailable):  # the next check may succeed
+                    await asyncio.to_thread(self._check_key)
+            except GradientError as error:
+                return await self._end(error.message)
+
+    async def _end(self, text: str) -> str:
+        self._result = text
+        with suppress(WebSocketDisconnect, RuntimeError, OSError, TimeoutError):
+            async with asyncio.timeout(_CONNECT_SECONDS):  # a client that reads nothing is not waited for
+                await self._close({"ended": text}, _POLICY)
+        return text
+
+    async def _close(self, last: dict[str, Any], code: int = _NORMAL) -> None:
+        if self._websocket.application_state is WebSocketState.CONNECTED:
+            await self._websocket.send_text(json.dumps(last))
+            await self._websocket.close(code)

@@ -1,0 +1,24 @@
+"""The line of a failed job's log that most likely names the cause."""
+
+import re
+
+from core.storage.joblogs.reader import LogLine, LogReader
+
+_LAST_LINES = 100
+_PAGE_BYTES = 64 * 1024
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+_ERROR = re.compile(r"(?:[\w.]*(?:Error|Exception|Interrupt)|error|fatal|panic)\b", re.IGNORECASE)
+
+
+def failure_line(reader: LogReader) -> LogLine | None:
+    """Return the last line that begins with an error's name, such as that of a traceback, else the last with text.
+
+    Reads only the end of the log, which must be of an ended job. Colours are removed from the text.
+    """
+    after = reader.tail(_LAST_LINES, final=True)
+    found = reader.lines(after, _LAST_LINES, final=True, max_page_bytes=_PAGE_BYTES)
+    plain = [line._replace(message=_COLOURS.sub("", line.message).strip()) for line in found]
+    spoken = [line for line in plain if line.message]
+    errors = [line for line in spoken if _ERROR.match(line.message)]
+    best = errors or spoken
+    return best[-1] if best else None

@@ -1,0 +1,138 @@
+"""Views of judgements and predictions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.catalogue.machine_types import MachineType
+from core.comparison.bottleneck import judge
+from core.comparison.carry_over import carry_over, missing_hyperparameters
+from core.comparison.corrections import find_corrections
+from core.comparison.peaks import Peaks, peaks_of_run
+from core.comparison.prediction import METHOD, Correction, Estimate, Prediction, missing_figures, predict
+from core.comparison.run_figures import RunFigures, measure_run
+from core.db.database import now
+from core.db.models.jobs import Job
+from core.errors import MachineTypeUnknown
+from service.deps import AppState
+from service.schemas.comparisons import (
+    BottleneckView,
+    CarryOverView,
+    CorrectionView,
+    EstimateView,
+    FigureView,
+    PredictedMachine,
+    PredictionView,
+)
+
+
+def bottleneck_view(app_state: AppState, run: RunFigures, machine_type: str, *, simulated: bool) -> BottleneckView:
+    """Judge a run on a machine type."""
+    run, peaks = _with_peaks(app_state, run, machine_type, simulated=simulated)
+    found = judge(run, peaks)
+    return BottleneckView(
+        kind=found.kind,
+        summary=found.summary,
+        figures=[FigureView(name=each.name, value=each.value, text=each.text) for each in found.figures],
+        advice=list(found.advice),
+        missing=list(found.missing),
+    )
+
+
+def prediction_view(
+    session: Session, app_state: AppState, job: Job, wanted: Sequence[str], bits: float | None = None
+) -> PredictionView:
+    """Measure a job, and predict it on machine types.
+
+    Args:
+        session: Reads.
+        app_state: The application's state.
+        job: The job.
+        wanted: Names or aliases of machine types; none: all of them.
+        bits: Bits of the numbers to multiply; None: as in the job.
+
+    Raises:
+        MachineTypeUnknown: There is no machine type of a name.
+    """
+    targets = [app_state.catalogue.get(name) for name in wanted] or list(app_state.catalogue)
+    measured = measure_run(session, job, session.scalars(select(now())).one())
+    run, source = _with_peaks(app_state, measured, job.machine_type, simulated=job.simulated)
+    missing = missing_figures(run)
+    corrections = {} if missing else find_corrections(session, app_state.catalogue)
+    machines = [_machine_view(run, source, target, bits, corrections) for target in targets]
+    return PredictionView(
+        job_id=job.id,
+        machine_type=job.machine_type,
+        simulated=job.simulated,
+        steps_per_second=run.steps_per_second,
+        seconds=run.seconds,
+        cost=run.seconds * job.price_per_hour / 3600,
+        estimated=True,
+        method=METHOD,
+        bottleneck=bottleneck_view(app_state, measured, job.machine_type, simulated=job.simulated),
+        missing=missing,
+        missing_hyperparameters=missing_hyperparameters(run),
+        machines=sorted(machines, key=lambda each: each.seconds.value if each.seconds else float("inf")),
+    )
+
+
+def _with_peaks(
+    app_state: AppState, run: RunFigures, machine_type: str, *, simulated: bool
+) -> tuple[RunFigures, Peaks | None]:
+    """Return the run, with its replicas where its machine can only have one, and the peaks that it had."""
+    try:
+        machine = app_state.catalogue.get(machine_type)
+    except MachineTypeUnknown:  # it was offered when the job was submitted
+        machine = None
+    if machine is not None and machine.replicas == 1 and run.replicas is None:
+        run = replace(run, replicas=1)
+    return run, peaks_of_run(run, machine, simulated=simulated)
+
+
+def _machine_view(
+    run: RunFigures,
+    source: Peaks | None,
+    target: MachineType,
+    bits: float | None,
+    corrections: Mapping[str, Correction],
+) -> PredictedMachine:
+    found = predict(run, source, target, bits=bits, correction=corrections.get(target.name))
+    carried = carry_over(run, target)
+    return PredictedMachine(
+        machine_type=target.name,
+        price_per_hour=target.price_per_hour,
+        **_estimates(run, found),
+        carry_over=carried
+        and CarryOverView(
+            replicas=carried.replicas,
+            batch_size=carried.batch_size,
+            learning_rate=carried.learning_rate,
+            weight_decay=carried.weight_decay,
+            reasons=list(carried.reasons),
+        ),
+    )
+
+
+def _estimates(run: RunFigures, found: Prediction | None) -> dict[str, Any]:
+    if found is None:
+        names = ("step_seconds", "seconds", "cost", "speedup", "fits", "memory_bytes", "correction")
+        return {**dict.fromkeys(names), "notes": []}
+    correction = found.correction
+    return {
+        "step_seconds": _estimate_view(found.step_seconds),
+        "seconds": _estimate_view(found.seconds),
+        "cost": _estimate_view(found.cost),
+        "speedup": 1 / ((run.steps_per_second or 1.0) * found.step_seconds.value),
+        "fits": found.fits,
+        "memory_bytes": found.memory_bytes,
+        "correction": correction
+        and CorrectionView(ratio=correction.ratio, low=correction.low, high=correction.high, count=correction.count),
+        "notes": list(found.notes),
+    }
+
+
+def _estimate_view(estimate: Estimate) -> EstimateView:
+    return EstimateView(value=estimate.value, low=estimate.low, high=estimate.high)

@@ -1,0 +1,97 @@
+"""Comparisons: one program on several machine types, measured and ranked."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Response
+from starlette.concurrency import run_in_threadpool
+
+from core.comparison import comparisons
+from service.auth.authentication import Caller
+from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
+from service.http.json_body import json_body_schema, parse_json_body
+from service.presenters.comparisons import comparison_summary, comparison_view
+from service.routes.jobs import IdempotencyKey, SubmissionBodyDep, submission_schema
+from service.schemas.base import ErrorView, parse_request
+from service.schemas.comparisons import CompareJobs, ComparisonsPage, ComparisonView, SubmitComparison
+from service.submission import compare
+from service.submission.body import run_submission
+from service.submission.create import RequestOrigin
+
+router = APIRouter(prefix="/comparisons", tags=["comparisons"])
+
+_CREATE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"model": ComparisonView, "description": "Already created with this Idempotency-Key."},
+    415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
+    507: {"model": ErrorView, "description": "The disk or the project's quota is full."},
+}
+
+
+@router.post("", status_code=201, responses=_CREATE_RESPONSES, openapi_extra=submission_schema(SubmitComparison))
+async def submit_comparison(
+    response: Response,
+    app_state: AppStateDep,
+    caller: Caller,
+    request_id: RequestId,
+    body: SubmissionBodyDep,
+    idempotency_key: IdempotencyKey = None,
+) -> ComparisonView:
+    """Submit one program to several machine types, as JSON or as a form with an archive in `workspace`."""
+    origin = RequestOrigin(caller.id, request_id, idempotency_key)
+
+    def submit() -> tuple[str, bool]:
+        return compare.submit(app_state, origin, parse_request(SubmitComparison, body.spec), body.workspace)
+
+    comparison_id, created = await run_submission(app_state, caller.id, body, submit)
+    response.status_code = 201 if created else 200
+    return await run_in_threadpool(_show, app_state, comparison_id)
+
+
+@router.post("/from-jobs", status_code=201, responses=_CREATE_RESPONSES, openapi_extra=json_body_schema(CompareJobs))
+def compare_jobs(
+    response: Response,
+    session: WriteSession,
+    app_state: AppStateDep,
+    caller: Caller,
+    request_id: RequestId,
+    body: Annotated[CompareJobs, Depends(parse_json_body(CompareJobs))],
+    idempotency_key: IdempotencyKey = None,
+) -> ComparisonView:
+    """Compare jobs that exist already."""
+    origin = RequestOrigin(caller.id, request_id, idempotency_key)
+    comparison_id, created = compare.compare_jobs(session, origin, body)
+    response.status_code = 201 if created else 200
+    return comparison_view(session, app_state, comparisons.get(session, comparison_id))
+
+
+@router.get("")
+def list_comparisons(
+    session: ReadSession,
+    app_state: AppStateDep,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    after: Annotated[str | None, Query(description="id of the last comparison of the previous page")] = None,
+) -> ComparisonsPage:
+    """List comparisons, newest first."""
+    found = comparisons.page(session, limit=limit + 1, after=after)
+    shown = found[:limit]
+    counts = comparisons.job_counts(session, [each.id for each in shown])
+    return ComparisonsPage(
+        comparisons=[comparison_summary(app_state, each, counts.get(each.id, (0, 0))) for each in shown],
+        next=shown[-1].id if len(found) > limit else None,
+    )
+
+
+@router.get("/{comparison_id}")
+def show_comparison(session: ReadSession, app_state: AppStateDep, comparison_id: str) -> ComparisonView:
+    """Return a comparison with its table, measured from the metrics stored so far."""
+    return comparison_view(session, app_state, comparisons.get(session, comparison_id))
+
+
+@router.delete("/{comparison_id}", status_code=204)
+def delete_comparison(session: WriteSession, _caller: Caller, comparison_id: str) -> None:
+    """Delete a comparison; its jobs stay."""
+    comparisons.delete(session, comparison_id)
+
+
+def _show(app_state: AppState, comparison_id: str) -> ComparisonView:
+    with app_state.database.read() as session:
+        return comparison_view(session, app_state, comparisons.get(session, comparison_id))

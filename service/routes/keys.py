@@ -1,0 +1,71 @@
+"""API keys: administrators create them and see all; everybody sees and revokes their own."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from sqlalchemy.orm import Session
+
+from core.db.database import on_commit
+from core.db.models.credentials import ApiKey
+from core.security import api_keys
+from service.auth.authentication import Caller, PageCaller, is_administrator, require_administrator
+from service.deps import AppStateDep, ReadSession, WriteSession
+from service.http.json_body import json_body_schema, parse_json_body
+from service.schemas.base import ErrorView
+from service.schemas.keys import CreatedKey, CreateKey, Keys, KeyView
+
+router = APIRouter(prefix="/keys", tags=["keys"])
+
+_ADMINISTRATORS: dict[int | str, dict[str, Any]] = {
+    403: {"model": ErrorView, "description": "The API key is not that of an administrator."}
+}
+
+
+@router.get("")
+def list_keys(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Keys:
+    """List all API keys for an administrator, and the caller's own for everybody else."""
+    shown = api_keys.list_keys(session)
+    if not is_administrator(app_state, caller):
+        shown = [key for key in shown if key.id == caller.id]
+    return Keys(keys=[_key_view(key) for key in shown])
+
+
+@router.post("", status_code=201, responses=_ADMINISTRATORS, openapi_extra=json_body_schema(CreateKey))
+def create_key(
+    session: WriteSession,
+    app_state: AppStateDep,
+    caller: Caller,
+    body: Annotated[CreateKey, Depends(parse_json_body(CreateKey))],
+) -> CreatedKey:
+    """Create an API key; only for administrators. The response has the key, which is not shown again."""
+    require_administrator(app_state, caller)
+    return make_key(session, body)
+
+
+@router.delete("/{key_id}", status_code=204, responses=_ADMINISTRATORS)
+def revoke_key(session: WriteSession, app_state: AppStateDep, caller: Caller, key_id: str) -> None:
+    """Revoke an API key and end its browser sessions; keys of others only for administrators."""
+    if key_id != caller.id:
+        require_administrator(app_state, caller)
+    api_keys.revoke(session, key_id)
+    on_commit(session, app_state.keys.clear)
+
+
+def make_key(session: Session, wanted: CreateKey) -> CreatedKey:
+    """Create an API key."""
+    key, secret = api_keys.create(session, wanted.name, days=wanted.days)
+    return CreatedKey(**_key_view(key).model_dump(), api_key=secret)
+
+
+def _key_view(key: ApiKey) -> KeyView:
+    return KeyView.model_validate(
+        {
+            "id": key.id,
+            "name": key.name,
+            "state": api_keys.state(key),
+            "created_at": key.created_at,
+            "last_used_at": key.last_used_at,
+            "expires_at": key.expires_at,
+            "revoked_at": key.revoked_at,
+        }
+    )

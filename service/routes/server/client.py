@@ -1,0 +1,29 @@
+"""The client's distribution, to be installed from this server without a key."""
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
+
+from core.errors import NotFound
+from gradient_cli import wheel
+from service.deps import AppState, AppStateDep
+
+router = APIRouter(prefix="/client", include_in_schema=False)
+
+
+@router.get("")
+def show_address(request: Request, app_state: AppStateDep) -> PlainTextResponse:
+    """Return the address of the client's wheel, for `pip install`."""
+    return PlainTextResponse(f"{_address(request, app_state)}\n")
+
+
+@router.get("/{name}")
+def download_wheel(request: Request, app_state: AppStateDep, name: str) -> Response:
+    """Return the client's wheel."""
+    if name != wheel.file_name():
+        raise NotFound(f"There is no such client here. Run `pip install {_address(request, app_state)}`.")
+    return Response(wheel.build(), media_type="application/zip")
+
+
+def _address(request: Request, app_state: AppState) -> str:
+    base = app_state.settings.api.public_url or str(request.base_url)
+    return f"{base.rstrip('/')}/client/{wheel.file_name()}"

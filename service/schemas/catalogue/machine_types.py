@@ -1,0 +1,31 @@
+"""Schemas of machine types."""
+
+from pydantic import Field
+
+from service.schemas.base import View
+
+
+class MachineTypeView(View):
+    """A machine type."""
+
+    name: str
+    aliases: list[str]
+    backend: str
+    accelerator: str
+    count: int
+    cpus: int | None
+    memory_gb: float
+    memory_bandwidth_gbps: float
+    tflops: dict[str, float]
+    price_per_hour: float
+    price_source: str
+    spec_source: str
+    simulated: bool = Field(description="whether a stand-in runs its jobs")
+    available: bool = Field(description="whether a running worker offers it now")
+
+
+class MachineTypes(View):
+    """Every machine type."""
+
+    machine_types: list[MachineTypeView]
+    default: str = Field(description="name that clients send for a job without a machine type")

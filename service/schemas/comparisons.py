@@ -1,0 +1,195 @@
+"""Schemas of comparisons."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from service.schemas.base import RequestModel, Time, View
+from service.schemas.jobs import SubmitJob
+
+_METRIC = "name of the metric that tells how good the result is, such as val_accuracy"
+_GOAL = "direction in which the metric improves"
+_TARGET = "value of the metric to be reached: time and cost are measured until then"
+
+
+class SubmitComparison(SubmitJob):
+    """One program to run on several machine types."""
+
+    machine_type: str = Field(max_length=2000, description="names or aliases from GET /machine-types, comma separated")
+    repeats: int = Field(1, ge=1, le=50, description="jobs on each machine type; each has its number as SEED")
+    metric: str | None = Field(None, description=_METRIC)
+    goal: Literal["max", "min"] = Field("max", description=_GOAL)
+    target: float | None = Field(None, allow_inf_nan=False, description=_TARGET)
+
+
+class CompareJobs(RequestModel):
+    """Existing jobs to compare."""
+
+    jobs: list[str] = Field(max_length=100, description="ids of jobs of one project that ran one workspace")
+    name: str | None = Field(None, max_length=200)
+    metric: str | None = Field(None, description=_METRIC)
+    goal: Literal["max", "min"] = Field("max", description=_GOAL)
+    target: float | None = Field(None, allow_inf_nan=False, description=_TARGET)
+
+
+class SpreadView(View):
+    """A figure of several jobs, or of several intervals of one."""
+
+    median: float
+    low: float
+    high: float
+
+
+class FigureView(View):
+    """A measured figure of a judgement."""
+
+    name: str
+    value: float = Field(description="a share, 0 to 1")
+    text: str = Field(description="the figure in words")
+
+
+class BottleneckView(View):
+    """A judgement of what bounds a run."""
+
+    kind: Literal["input", "compute", "memory", "communication", "startup", "overhead"] | None = Field(
+        description="the part that takes most of the time; null: not measured"
+    )
+    summary: str = Field(description="the judgement as a sentence")
+    figures: list[FigureView] = Field(description="the figures that it was judged by")
+    advice: list[str] = Field(description="remedies, best first")
+    missing: list[str] = Field(description="metrics that are needed and missing; `peaks`: those of the machine")
+
+
+class MemberView(View):
+    """A job of a comparison."""
+
+    job_id: str
+    state: str = Field(description="as in the job: Pending, Running, Stopped, Failed, Error or Cancelled")
+    steps_per_second: float | None = Field(description="median over the intervals between its reports")
+    best: float | None = Field(description="best value of the metric")
+    seconds: float = Field(description="running time")
+    seconds_to_target: float | None = Field(description="running time until the target was reached")
+    steps_to_target: float | None
+    url: str = Field(description="address of the job's page")
+
+
+class MachineRow(View):
+    """The figures of one machine type, over its jobs that succeeded; null: not measured."""
+
+    machine_type: str
+    simulated: bool = Field(description="whether stand-ins ran the jobs: they are never ranked beside real machines")
+    jobs: int
+    succeeded: int
+    failed: int
+    steps_per_second: SpreadView | None
+    speedup: float | None = Field(description="pace over that of the slowest machine type")
+    best: SpreadView | None = Field(description="best value of the metric")
+    seconds: SpreadView | None = Field(description="running time")
+    seconds_to_target: SpreadView | None = Field(description="null unless every job that succeeded reached the target")
+    peak_memory_bytes: int | None
+    peak_gpu_memory_bytes: int | None
+    price_per_hour: float
+    cost_to_target: float | None = Field(description="US dollars")
+    cost_per_1000_steps: float | None = Field(alias="costPer1000Steps", description="US dollars")
+    fastest: int | None = Field(description="rank by the time to the target; without a target by the pace")
+    cheapest: int | None = Field(description="rank by the cost to the target; without a target of the steps")
+    most_accurate: int | None = Field(description="rank by the best value of the metric")
+    bottleneck: BottleneckView | None = Field(description="null: no job has succeeded")
+    members: list[MemberView]
+
+
+class DifferenceView(View):
+    """An option in which the jobs differ besides the machine type."""
+
+    name: str
+    values: dict[str, list[str]] = Field(description="ids of jobs by value; values of variables are only numbered")
+
+
+class ComparisonSummary(View):
+    """A comparison without its figures."""
+
+    id: str
+    name: str | None
+    project_id: str
+    created_at: Time
+    metric: str | None
+    goal: Literal["max", "min"]
+    target: float | None
+    jobs: int
+    ended: int = Field(description="jobs that have ended")
+    url: str = Field(description="address of its page")
+
+
+class ComparisonView(ComparisonSummary):
+    """A comparison with its table."""
+
+    rows: list[MachineRow]
+    differences: list[DifferenceView] = Field(description="while there are any, nothing is ranked")
+    notes: list[str] = Field(description="facts that limit what the figures say")
+
+
+class ComparisonsPage(View):
+    """Comparisons, newest first."""
+
+    comparisons: list[ComparisonSummary]
+    next: str | None = Field(description="`after` of the next page; null: no more")
+
+
+class EstimateView(View):
+    """An estimate, and the interval that it is likely to lie in."""
+
+    value: float
+    low: float
+    high: float
+
+
+class CorrectionView(View):
+    """The experience of this installation with predictions for a machine type."""
+
+    ratio: float = Field(description="measured over predicted time of a step, geometric mean")
+    low: float
+    high: float
+    count: int = Field(description="predictions that were compared with measurements")
+
+
+class CarryOverView(View):
+    """Hyper-parameters that train on a machine type as those of the job did."""
+
+    replicas: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float | None
+    reasons: list[str]
+
+
+class PredictedMachine(View):
+    """A job's run as it is predicted for a machine type; null: not predicted."""
+
+    machine_type: str
+    price_per_hour: float
+    step_seconds: EstimateView | None
+    seconds: EstimateView | None = Field(description="running time of the same run")
+    cost: EstimateView | None = Field(description="US dollars of the same run")
+    speedup: float | None = Field(description="measured over predicted time of a step")
+    fits: bool | None = Field(description="whether the memory of its devices is enough; null: not known")
+    memory_bytes: float | None = Field(description="device memory that the run needs, at the most")
+    correction: CorrectionView | None = Field(description="the correction that the estimates contain")
+    carry_over: CarryOverView | None = Field(description="null: the job has not reported its hyper-parameters")
+    notes: list[str] = Field(description="assumptions")
+
+
+class PredictionView(View):
+    """A job's measured run, and estimates of it on other machine types."""
+
+    job_id: str
+    machine_type: str
+    simulated: bool = Field(description="whether a stand-in ran it, whose peaks are not known")
+    steps_per_second: float | None
+    seconds: float = Field(description="running time")
+    cost: float = Field(description="US dollars: running time times price")
+    estimated: bool = Field(description="always true: nothing in `machines` was measured")
+    method: str
+    bottleneck: BottleneckView
+    missing: list[str] = Field(description="metrics without which nothing is predicted")
+    missing_hyperparameters: list[str] = Field(description="metrics without which nothing is carried over")
+    machines: list[PredictedMachine] = Field(description="fastest first")

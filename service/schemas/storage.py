@@ -1,0 +1,22 @@
+"""Responses about the files in a project's storage."""
+
+from pydantic import Field
+
+from service.schemas.base import Time, View
+
+
+class StoredEntryView(View):
+    """A file or folder in a project's storage."""
+
+    path: str
+    kind: str = Field(description="file, folder, or other: a link or device, which cannot be read")
+    size: int | None = Field(description="bytes; null if it is not a file")
+    modified: Time
+    etag: str | None = Field(description="changes with the content; null if it is not a file")
+
+
+class StoredEntries(View):
+    """One page of a project's storage, by path."""
+
+    entries: list[StoredEntryView]
+    next: str | None = Field(description="cursor of the next page, for `after`")

@@ -1,0 +1,44 @@
+"""The disk space of projects' storage, measured now and then for their quotas."""
+
+import threading
+import time
+
+from core.storage.disk_usage import measure
+from core.storage.shared.folders import SharedStorage
+
+_SECONDS = 30.0
+
+
+class StorageUsage:
+    """Bytes in each project's storage: measured at most twice a minute, because a folder may have many files.
+
+    Args:
+        storage: The folders of all projects.
+    """
+
+    def __init__(self, storage: SharedStorage) -> None:
+        self._storage = storage
+        self._lock = threading.Lock()
+        self._measured: dict[str, tuple[float, int]] = {}
+
+    def measure(self, project_id: str) -> int:
+        """Return the bytes of a project's storage, with what this process stored since the last measurement."""
+        with self._lock:
+            until, size = self._measured.get(project_id, (0.0, 0))
+        if time.monotonic() < until:
+            return size
+        size = sum(entry.bytes for entry in measure(self._storage.of_project(project_id)).entries.values())
+        with self._lock:
+            self._measured[project_id] = time.monotonic() + _SECONDS, size
+        return size
+
+    def add(self, project_id: str, size: int) -> None:
+        """Count a file that was stored."""
+        with self._lock:
+            until, before = self._measured.get(project_id, (0.0, 0))
+            self._measured[project_id] = until, before + size
+
+    def forget(self, project_id: str) -> None:
+        """Measure anew for the next file, because something was deleted."""
+        with self._lock:
+            self._measured.pop(project_id, None)

@@ -1,0 +1,141 @@
+"""Submission of a comparison: one program on several machine types, all of its jobs or none."""
+
+import json
+from dataclasses import replace
+from typing import BinaryIO
+
+from sqlalchemy.orm import Session
+
+from core.comparison import comparisons
+from core.comparison.comparisons import MAX_JOBS, NewComparison
+from core.comparison.differences import SEED
+from core.db.models.comparisons import Comparison
+from core.db.models.jobs import Job
+from core.errors import SpecInvalid
+from core.jobs import lifecycle, queries
+from core.security import credentials
+from core.security.encryption import Vault
+from service.deps import AppState
+from service.schemas.comparisons import CompareJobs, SubmitComparison
+from service.schemas.jobs import SubmitJob
+from service.submission.create import RequestOrigin, insert_job, resolve_project, store_workspace
+from service.submission.validation import ValidatedJob, check_idempotency_key, validate
+
+
+def submit(
+    app_state: AppState, origin: RequestOrigin, request: SubmitComparison, upload: BinaryIO | None
+) -> tuple[str, bool]:
+    """Create the jobs of a comparison, and the comparison, in one transaction.
+
+    Args:
+        app_state: The application's state.
+        origin: The client and its request.
+        request: The program, its machine types and the number of repeats.
+        upload: The workspace's archive, or None; stored only if the rest is valid.
+
+    Returns:
+        The comparison's id, and whether it was created now: the same Idempotency-Key gives the same comparison.
+
+    Raises:
+        SpecInvalid: A job cannot be run here, or there are fewer than two jobs or too many.
+        IdempotencyMismatch: The Idempotency-Key was used with another request before.
+        LimitReached: Its key or project has too many queued jobs.
+    """
+    check_idempotency_key(origin.idempotency_key)
+    jobs = _split(request)
+    valid = [validate(app_state, each, uploaded=upload is not None) for each in jobs]
+    sha256 = store_workspace(app_state, upload, request.workspace_sha256)
+    valid = [replace(each, spec=replace(each.spec, workspace_sha256=sha256)) for each in valid]
+    digest = lifecycle.request_digest(b"comparison", _canonical(request), (sha256 or "").encode())
+    new = _new_comparison(origin, request, valid[0].spec.name, digest)
+    with app_state.database.write() as session:
+        repeated = comparisons.find_repeated(session, new)
+        if repeated is not None:
+            return repeated.id, False
+        made = _insert(session, app_state, origin, new, list(zip(jobs, valid, strict=True)))
+        return made.id, True
+
+
+def compare_jobs(session: Session, origin: RequestOrigin, request: CompareJobs) -> tuple[str, bool]:
+    """Create a comparison of existing jobs.
+
+    Returns:
+        The comparison's id, and whether it was created now.
+
+    Raises:
+        JobNotFound: There is no job of an id.
+        SpecInvalid: The jobs cannot be compared.
+        IdempotencyMismatch: The Idempotency-Key was used with another request before.
+    """
+    check_idempotency_key(origin.idempotency_key)
+    digest = lifecycle.request_digest(b"comparison", request.model_dump_json().encode())
+    new = _new_comparison(origin, request, request.name, digest)
+    repeated = comparisons.find_repeated(session, new)
+    if repeated is not None:
+        return repeated.id, False
+    return comparisons.create(session, new, [queries.get(session, job_id) for job_id in request.jobs]).id, True
+
+
+def _new_comparison(
+    origin: RequestOrigin, request: SubmitComparison | CompareJobs, name: str | None, digest: str
+) -> NewComparison:
+    return NewComparison(
+        submitted_by=origin.key_id,
+        name=name,
+        metric=request.metric,
+        goal=request.goal,
+        target=request.target,
+        idempotency_key=origin.idempotency_key,
+        request_sha256=digest,
+    )
+
+
+def _insert(
+    session: Session,
+    app_state: AppState,
+    origin: RequestOrigin,
+    new: NewComparison,
+    requested: list[tuple[SubmitJob, ValidatedJob]],
+) -> Comparison:
+    vault = Vault(app_state.settings)
+    own = replace(origin, idempotency_key=None)
+    jobs: list[Job] = []
+    for request, valid in requested:
+        job, _ = insert_job(session, app_state, own, valid, resolve_project(session, request), None)
+        if request.registry_password:
+            credentials.save_job_login(session, vault, job.id, request.registry_password)
+        if valid.git_login:
+            credentials.save_git_login(session, vault, job.id, valid.git_login)
+        jobs.append(job)
+    return comparisons.create(session, new, jobs)
+
+
+def _split(request: SubmitComparison) -> list[SubmitJob]:
+    """Return the requests of the jobs: repeat by repeat, so that a busy server measures all machine types early."""
+    names = [name.strip() for name in request.machine_type.split(",") if name.strip()]
+    if not 1 < len(names) * request.repeats <= MAX_JOBS:
+        raise SpecInvalid(
+            f"{len(names)} machine types times {request.repeats} repeats: a comparison has 2 to {MAX_JOBS} jobs. Name "
+            "the machine types with commas between them, such as CPU,V100.",
+            field="machineType",
+        )
+    shared = request.model_dump(by_alias=True, exclude_unset=True, include=set(SubmitJob.model_fields))
+    variables = shared.get("envVars") or {}
+    first = _parse_seed(variables.get(SEED, "1"))
+    return [
+        SubmitJob.model_validate(shared | {"machineType": name, "envVars": variables | {SEED: str(first + repeat)}})
+        for repeat in range(request.repeats)
+        for name in names
+    ]
+
+
+def _parse_seed(given: str) -> int:
+    if not given.isascii() or not given.isdecimal():
+        raise SpecInvalid(f"{SEED} is {given!r}. Give a whole number: repeats count on from it.", field="envVars")
+    return int(given)
+
+
+def _canonical(request: SubmitComparison) -> bytes:
+    # As in a job's: an archive's digest may take the place of the archive, and a password must not be found by guesses.
+    fields = request.model_dump(mode="json", exclude_none=True, exclude={"workspace_sha256", "registry_password"})
+    return json.dumps(fields, sort_keys=True).encode()

@@ -1,0 +1,179 @@
+"""Validation of a job that a client requested: what can be told before anything is stored."""
+
+from dataclasses import dataclass, replace
+
+from core.catalogue.backends import capabilities_of, runs_containers
+from core.catalogue.machine_types import MachineType
+from core.errors import SpecInvalid
+from core.jobs import projects, queries
+from core.jobs.spec.container_options import is_in_workspace
+from core.jobs.spec.job_spec import MAX_NAME, JobSpec, check_label, split_login
+from core.jobs.spec.ports import check_not_reserved
+from core.security import credentials
+from core.system.egress import Egress
+from service.deps import AppState
+from service.schemas.jobs import SubmitJob
+from service.submission.image import ChosenImage, choose_image
+
+DEFAULT_PROJECT = "default"
+
+_MAX_IDEMPOTENCY_KEY = 255
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedJob:
+    """A job that can be run here, except that its workspace is not yet checked."""
+
+    spec: JobSpec
+    machine: MachineType
+    image: ChosenImage
+    git_login: str | None
+
+
+def check_idempotency_key(key: str | None) -> None:
+    """Validate an Idempotency-Key.
+
+    Raises:
+        SpecInvalid: The key is empty, too long, or not only visible ASCII.
+    """
+    if key is not None and not (
+        0 < len(key) <= _MAX_IDEMPOTENCY_KEY and key.isascii() and key.isprintable() and " " not in key
+    ):
+        raise SpecInvalid(
+            f"An Idempotency-Key has 1 to {_MAX_IDEMPOTENCY_KEY} visible ASCII characters; use a random UUID.",
+            field="Idempotency-Key",
+        )
+
+
+def check_project_name(name: str) -> str:
+    """Validate a project's name and return it.
+
+    Raises:
+        SpecInvalid: The name is not valid.
+    """
+    check_label(name, "project", MAX_NAME)
+    return name
+
+
+def validate(
+    app_state: AppState, request: SubmitJob, *, uploaded: bool, may_ignore_container: bool = False
+) -> ValidatedJob:
+    """Check that a job can be run here.
+
+    Args:
+        app_state: The application's state.
+        request: The job.
+        uploaded: True if a workspace comes with it.
+        may_ignore_container: True if a container that nothing here stands for is recorded and not used.
+
+    Raises:
+        SpecInvalid: It cannot; the error names the field and the remedy.
+    """
+    machine = app_state.catalogue.get(request.machine_type)
+    spec = request.spec(machine.name)
+    if spec.workspace is not None and uploaded:
+        raise SpecInvalid("Give either a git URL or an uploaded folder, not both.", field="workspace")
+    if request.project is not None and request.project_id is not None:
+        raise SpecInvalid("Give either project (a name) or projectId, not both.", field="projectId")
+    if request.project is not None:
+        check_project_name(request.project)
+    check_not_reserved(spec.parsed_ports(), app_state.settings.own_ports)
+    _check_registry(request)
+    valid = validate_spec(app_state, spec, machine, uploaded=uploaded, may_ignore_container=may_ignore_container)
+    if request.project_id is not None or spec.secrets():
+        with app_state.database.read() as session:
+            if request.project_id is not None:
+                project_id: str | None = queries.project(session, request.project_id).id
+            else:
+                project_id = projects.find_id(session, request.project or DEFAULT_PROJECT)
+            credentials.check_secrets_exist(session, spec, project_id)
+    return valid
+
+
+def validate_spec(
+    app_state: AppState, spec: JobSpec, machine: MachineType, *, uploaded: bool, may_ignore_container: bool
+) -> ValidatedJob:
+    """Refuse a job that cannot be run here, and separate the login of its git address."""
+    spec, git_login = _split_git_login(spec)
+    _check_backend_supports(app_state, spec, machine)
+    image = choose_image(app_state, spec, machine, uploaded=uploaded, may_ignore_container=may_ignore_container)
+    _check_egress(app_state, spec, image.reference)
+    return ValidatedJob(spec, machine, image, git_login)
+
+
+def _split_git_login(spec: JobSpec) -> tuple[JobSpec, str | None]:
+    """Split a spec into the spec without the `user:password` of its git address, and that login."""
+    if spec.workspace is None:
+        return spec, None
+    workspace, login = split_login(spec.workspace)
+    return (spec, None) if login is None else (replace(spec, workspace=workspace), login)
+
+
+def _check_egress(app_state: AppState, spec: JobSpec, image: str | None) -> None:
+    """Refuse a job that names a git server or a registry to which connections are not allowed.
+
+    Args:
+        app_state: The application's state.
+        spec: The job.
+        image: The image reference that its `container` resolves to.
+
+    Raises:
+        EgressRefused: The job names such a server or registry.
+    """
+    if spec.workspace is None and image is None and spec.registry_target is None:
+        return
+    egress = Egress(app_state.settings.egress)
+    if spec.workspace is not None:
+        egress.check_url(spec.workspace.removeprefix("git+"), "workspace")
+    if image is not None:
+        egress.check_image(image, "container")
+    if spec.registry_target is not None:
+        egress.check_image(spec.registry_target, "registryTarget")
+
+
+def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: MachineType) -> None:
+    """Refuse a priority over the limit, and options that the machine would ignore."""
+    _check_priority(app_state, spec)
+    backend = app_state.backend_for(machine)
+    if spec.outputs and not capabilities_of(backend).local_workspace:
+        raise SpecInvalid(
+            f"A job on {machine.name} works on another machine, whose working directory is not fetched. Leave outputs "
+            "out and write to $GRADIENT_ARTIFACTS_DIR.",
+            field="outputs",
+        )
+    if runs_containers(backend, app_state.settings):
+        if spec.python is not None:
+            raise SpecInvalid(
+                f"{machine.name} runs jobs in containers, whose image has their Python. Leave python out, and name an "
+                "image, such as python:3.12-slim.",
+                field="python",
+            )
+        return
+    simulated = "Machine types are simulated on this server: jobs run as processes of the server's own user."
+    if spec.user is not None:
+        raise SpecInvalid(f"{simulated} Leave the user out, or use a server with containers.", field="user")
+    if spec.working_dir is not None and not is_in_workspace(spec.working_dir):
+        raise SpecInvalid(
+            f"{simulated} They have no container; name a folder of the workspace, such as src/train.",
+            field="workingDir",
+        )
+
+
+def _check_priority(app_state: AppState, spec: JobSpec) -> None:
+    highest = app_state.settings.limits.priority
+    if spec.priority > highest:
+        raise SpecInvalid(
+            f"{spec.priority} is above {highest}, the highest priority here (GRADIENT_LIMITS__PRIORITY).",
+            field="priority",
+        )
+
+
+def _check_registry(request: SubmitJob) -> None:
+    username, password = request.registry_username, request.registry_password
+    if bool(username) != bool(password):
+        raise SpecInvalid(
+            "A registry login needs both registryUsername and registryPassword; give the other one too.",
+            field="registryPassword" if username else "registryUsername",
+        )
+    if username and password:
+        credentials.check_login(username, password, "registryUsername", "registryPassword")

@@ -1,0 +1,83 @@
+"""`gradient-server prune --environments` and `disk`: the Python environments of jobs on this host."""
+
+import json
+import os
+
+import pytest
+
+from core.settings import Settings
+from core.settings.environments import EnvironmentSettings
+from gradient_server.commands import disk, prune_environments
+from worker.environments.cache import EnvironmentCache
+from worker.environments.default import DefaultEnvironment, service_python
+
+UNUSED, USED, SIZE = "a" * 32, "b" * 32, 400_000
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(home=tmp_path / "home", environments=EnvironmentSettings(default=["numpy"]))
+
+
+@pytest.fixture
+def root(settings):
+    """An environment that no job uses, one of a running job, the default one, and a download."""
+    cache = EnvironmentCache(settings)
+    default = DefaultEnvironment(settings.environments, cache).wanted(service_python()).digest
+    for digest, day, lines in ((UNUSED, 1, "a==1\nb\nc\nd\ne\n"), (USED, 2, "torch\n"), (default, 3, "numpy\n")):
+        packages = cache.root / digest / "lib"
+        packages.mkdir(parents=True)
+        (packages / "module.py").write_bytes(os.urandom(SIZE))
+        (cache.root / digest / "requirements.txt").write_text(lines)
+        (cache.root / f"{digest}.lock").touch()
+        os.utime(cache.root / f"{digest}.lock", (day * 86400, day * 86400))
+    attempt = settings.root / "attempts" / "j1-1"
+    attempt.mkdir(parents=True)
+    (attempt / "environment").symlink_to(cache.root / USED)
+    (cache.root / "cache").mkdir()
+    (cache.root / "cache" / "download").write_bytes(os.urandom(SIZE))
+    return cache.root
+
+
+def environments(root):
+    return {one.name for one in root.iterdir() if len(one.name) == 32}
+
+
+def test_environments_that_no_job_uses_are_removed_with_all_downloads(settings, root, capsys):
+    before = environments(root)
+    assert prune_environments.run(settings, dry_run=True, as_json=True) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert environments(root) == before
+    assert [one["id"] for one in planned["environments"]] == [UNUSED]
+    assert planned["environments"][0]["requirements"] == ["a==1", "b", "c", "d", "e"]
+
+    assert prune_environments.run(settings, dry_run=False, as_json=True) == 0
+    removed = json.loads(capsys.readouterr().out)
+    assert environments(root) == before - {UNUSED}
+    assert not (root / "cache" / "download").exists()
+    assert removed["bytes"] >= 2 * SIZE
+    assert abs(removed["bytes"] - planned["bytes"]) < SIZE / 10
+
+
+def test_what_was_removed_is_said(settings, root, capsys):
+    prune_environments.run(settings, dry_run=False, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split(maxsplit=3) == ["a" * 8, "1970-01-02", "00:00", "a==1, b, c, d and 1 more"]
+    assert lines[-1].startswith("Removed: 1 environment and the downloaded packages (8")
+    assert not (root / UNUSED).exists()
+
+
+def test_a_host_without_environments_has_nothing_to_remove(settings, capsys):
+    assert prune_environments.run(settings, dry_run=False, as_json=False) == 0
+    assert capsys.readouterr().out == "Removed: nothing.\n"
+
+
+@pytest.mark.usefixtures("root")
+def test_disk_names_each_environment(settings, capsys):
+    disk.run(settings, as_json=False)
+    shown = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert ["bbbbbbbb", "in", "use", "torch"] in [line[2:] for line in shown]
+    disk.run(settings, as_json=True)
+    found = json.loads(capsys.readouterr().out)["environments"]
+    assert [(one["id"], one["inUse"]) for one in found][:2] == [(UNUSED, False), (USED, True)]
+    assert found[0]["bytes"] >= SIZE

@@ -1,0 +1,281 @@
+"""The form of a new job, as a browser without scripts uses it."""
+
+import html
+import io
+import re
+import shlex
+import tomllib
+import zipfile
+
+import pytest
+from support.live_service import make_job_body
+
+from core.jobs import queries
+from core.jobs.spec.job_spec import JobSpec
+from gradient_cli.main import build_parser
+from gradient_cli.workspace import job_spec
+from service.dashboard.forms import job_commands
+from service.dashboard.forms.job_fields import FIELDS, OTHER_FIELDS, SHOWN_FIRST, describe_spec, parse_fields
+
+PAGE = "/ui/jobs/new"
+
+
+def send(browser, action="submit", files=(), **fields):
+    """Send the form as a browser does: the text fields, then the files."""
+    parts = [(name, (None, text)) for name, text in {"action": action, **fields}.items()]
+    parts += [("files", file) for file in files] or [("files", ("", b""))]
+    return browser.post(PAGE, files=parts)
+
+
+def field_error(page, name):
+    found = re.search(rf'<small class="field-error" id="{name}-error">(.*?)</small>', page.text, re.DOTALL)
+    return found and html.unescape(re.sub(r"<[^>]+>", "", found[1]))
+
+
+def value_of(page, name):
+    found = re.search(rf'<(?:input|textarea) id="{name}" name="{name}"[^>]*>\n?([^<]*)', page.text)
+    value = re.search(r' value="([^"]*)"', found[0])
+    return html.unescape(value[1] if value else found[1])
+
+
+def job_at(client, answer):
+    assert answer.status_code == 303, answer.text
+    return client.get(f"/jobs/{answer.headers['location'].rpartition('/')[2]}").json()
+
+
+def test_every_option_of_a_job_has_a_field(signed_in_browser):
+    page = signed_in_browser.get(PAGE).text
+    left_out = {"codeCommit", "projectId", "workspaceSha256"}
+    for name in FIELDS.keys() - left_out:
+        assert f'name="{name}"' in page, name
+    assert set(SHOWN_FIRST) | {one.name for one in OTHER_FIELDS} < FIELDS.keys()
+    assert 'href="/ui/jobs/new">New job</a>' in page
+
+
+def test_a_filled_form_submits_a_job_and_leads_to_it(signed_in_browser, client):
+    answer = send(
+        signed_in_browser,
+        machineType="CPU",
+        command="echo one\r\necho two",
+        name="from a form",
+        project="forms",
+        envVars='A=1\r\n# not this\r\nB="two\\nlines"',
+        tags="x\r\ny",
+        timeLimit="1h30m",
+        maxAttempts="2",
+        cpus="1.5",
+        outputs="out/**",
+    )
+    job = job_at(client, answer)
+    assert (job["name"], job["project"], job["command"]) == ("from a form", "forms", "echo one\necho two")
+    assert (job["envVars"], job["tags"]) == ({"A": "1", "B": "two\nlines"}, ["x", "y"])
+    assert (job["timeLimit"], job["maxAttempts"], job["cpus"], job["outputs"]) == (5400, 2, 1.5, ["out/**"])
+
+
+def test_a_mistake_keeps_what_was_typed_and_is_explained_at_its_field(signed_in_browser, client):
+    page = send(
+        signed_in_browser,
+        machineType="Abacus",
+        command="python main.py",
+        envVars="no value",
+        timeLimit="soon",
+        priority="1000",
+        name="kept <b>",
+    )
+    assert page.status_code == 422
+    assert "Abacus" in field_error(page, "machineType")
+    assert field_error(page, "envVars") == "Line 1: 'no value' has no value. Write NAME=VALUE."
+    assert field_error(page, "timeLimit") == "'soon' is not a duration. Write 90m, 1h30m, 2d, or seconds."
+    assert "0 to 100" in field_error(page, "priority")
+    assert "refused, for 4 reasons" in page.text
+    assert [value_of(page, name) for name in ("command", "envVars", "timeLimit", "priority", "name")] == [
+        "python main.py",
+        "no value",
+        "soon",
+        "1000",
+        "kept <b>",
+    ]
+    assert client.get("/jobs").json()["jobs"] == []
+
+
+def test_a_check_shows_price_ceiling_and_place_and_submits_nothing(signed_in_browser, client, worker):
+    worker.register()
+    client.post("/jobs", json=make_job_body())
+    page = send(
+        signed_in_browser, "check", machineType="CPU", command="true", timeLimit="2h", maxAttempts="3", project="new"
+    )
+    assert page.status_code == 200
+    plan = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.text.partition('<dl id="plan">')[2].partition("</dl>")[0]))
+    price = client.get("/machine-types").json()["machineTypes"]
+    per_hour = next(one["pricePerHour"] for one in price if one["name"] == "CPU")
+    assert f"${per_hour * 6:.2f} within its time limit" in plan or f"${per_hour * 6:.4f} within" in plan
+    assert "place 2" in plan
+    assert len(client.get("/jobs").json()["jobs"]) == 1
+
+
+def test_an_empty_form_says_what_is_required(signed_in_browser):
+    page = send(signed_in_browser)
+    assert (field_error(page, "machineType"), field_error(page, "command")) == ("Required.", "Required.")
+
+
+@pytest.mark.parametrize("what", ["archive", "files", "folder"])
+def test_uploaded_files_are_the_workspace_and_are_kept_after_a_mistake(signed_in_browser, client, stores, what):
+    if what == "archive":
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr("main.py", "print(1)")
+            archive.writestr("data/x.txt", "x")
+        files = [("code.zip", packed.getvalue())]
+    else:
+        top = "code/" if what == "folder" else ""
+        files = [(f"{top}main.py", b"print(1)"), (f"{top}data/x.txt" if top else "x.txt", b"x")]
+        files += [(f"{top}.git/config", b"secret")] if top else []
+    page = send(signed_in_browser, machineType="CPU", command="true", priority="x", files=files)
+    assert page.status_code == 422
+    assert "Uploaded:" in page.text
+    sha256 = re.search(r'name="workspaceSha256" value="(\w{64})"', page.text)[1]
+    job = job_at(
+        client,
+        send(signed_in_browser, machineType="CPU", command="true", source="files", workspaceSha256=sha256),
+    )
+    assert job["workspaceSha256"] == sha256
+    with zipfile.ZipFile(stores.workspaces.path(sha256)) as archive:
+        assert set(archive.namelist()) == {"main.py", "x.txt" if what == "files" else "data/x.txt"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "files", "words"),
+    [
+        ({"source": "files"}, [], "Choose files"),
+        ({"source": "git"}, [], "address of the repository"),
+        ({"source": "git", "workspace": "ftp://x/y"}, [], "not a git address"),
+        ({"source": "job", "workspaceOf": "jnone"}, [], "No such job"),
+        ({"workspace": "https://example.org/x.git"}, [], "None is chosen"),
+        ({}, [("a.zip", b"not a zip")], "zip"),
+        ({}, [("a/../../b", b"x")], ".."),
+        ({}, [("a", b"x"), ("a", b"y")], "Two files"),
+        ({}, [(f"f{n}", b"") for n in range(1001)], "Too many files"),
+    ],
+)
+def test_a_workspace_that_cannot_be_used_is_explained(signed_in_browser, client, fields, files, words):
+    page = send(signed_in_browser, machineType="CPU", command="kept", files=files, **fields)
+    assert page.status_code == 422
+    assert words in field_error(page, "workspace")
+    assert value_of(page, "command") == "kept"
+    assert client.get("/jobs").json()["jobs"] == []
+
+
+def test_a_clone_opens_filled_and_marks_what_differs(signed_in_browser, client):
+    body = make_job_body(
+        name="first", command="echo one\necho two", envVars={"LR": "0.1", "API_TOKEN": "hush"}, timeLimit=5400
+    )
+    parent = client.post("/jobs", json=body).json()["id"]
+    assert f'href="/ui/jobs/new?from={parent}"' in signed_in_browser.get(f"/ui/jobs/{parent}").text
+    page = signed_in_browser.get(f"{PAGE}?from={parent}")
+    texts = {name: value_of(page, name) for name in ("name", "command", "envVars", "timeLimit", "project")}
+    assert texts["command"] == "echo one\necho two"
+    assert (texts["timeLimit"], texts["project"]) == ("1h30m", "default")
+    assert "hush" not in page.text
+    assert 'class="field changed"' not in page.text
+    changed = texts | {"envVars": texts["envVars"].replace("0.1", "0.2"), "machineType": "CPU", "from": parent}
+    page = send(signed_in_browser, "check", **changed)
+    assert re.findall(r'class="field changed" data-field="(\w+)"', page.text) == ["envVars"]
+    assert "was <code>LR=0.1" in page.text
+    job = job_at(client, send(signed_in_browser, **changed))
+    assert (job["parentJobId"], job["envVars"]["LR"], job["command"]) == (parent, "0.2", "echo one\necho two")
+
+
+def test_hidden_values_are_those_of_the_cloned_job(signed_in_browser, client, stores):
+    parent = client.post("/jobs", json=make_job_body(envVars={"API_TOKEN": "hush"})).json()["id"]
+    texts = {"machineType": "CPU", "command": "true", "from": parent}
+    page = signed_in_browser.get(f"{PAGE}?from={parent}")
+    job = job_at(client, send(signed_in_browser, **texts, envVars=value_of(page, "envVars")))
+    with stores.database.read() as session:
+        assert queries.get(session, job["id"]).spec.env_vars == {"API_TOKEN": "hush"}
+    assert "hush" not in send(signed_in_browser, "check", **texts, envVars=value_of(page, "envVars")).text
+
+
+def test_a_workspace_of_an_earlier_job_is_used_again(signed_in_browser, client):
+    earlier = client.post("/jobs", json=make_job_body(workspace="https://example.org/x.git#main")).json()["id"]
+    job = job_at(client, send(signed_in_browser, machineType="CPU", command="true", source="job", workspaceOf=earlier))
+    assert job["workspace"] == "https://example.org/x.git#main"
+
+
+def test_a_chosen_secret_is_an_environment_variable(signed_in_browser, client):
+    client.put("/secrets/HF_TOKEN", json={"value": "hidden-value"})
+    assert "<code>HF_TOKEN</code>" in signed_in_browser.get(PAGE).text
+    job = job_at(client, send(signed_in_browser, machineType="CPU", command="true", secret="HF_TOKEN"))
+    assert job["envVars"] == {"HF_TOKEN": "secret:HF_TOKEN"}
+    page = send(signed_in_browser, machineType="CPU", command="true", envVars="X=secret:NONE")
+    assert "No secret named 'NONE'" in field_error(page, "envVars")
+
+
+def test_sent_twice_it_makes_one_job_and_changed_it_is_asked_again(signed_in_browser, client):
+    key = re.search(r'name="key" value="([^"]+)"', signed_in_browser.get(PAGE).text)[1]
+    first, second = (send(signed_in_browser, machineType="CPU", command="true", key=key) for _ in range(2))
+    assert first.headers["location"] == second.headers["location"]
+    page = send(signed_in_browser, machineType="CPU", command="false", key=key)
+    assert "submitted already" in page.text
+    fresh = re.search(r'name="key" value="([^"]+)"', page.text)[1]
+    assert fresh != key
+    assert job_at(client, send(signed_in_browser, machineType="CPU", command="false", key=fresh))["command"] == "false"
+    assert len(client.get("/jobs").json()["jobs"]) == 2
+
+
+FIELDS_OF_A_JOB = {
+    "machineType": "CPU",
+    "command": "python train.py --name 'it\"s' \\ $HOME",
+    "name": "-dash é",
+    "envVars": {"A": "1 2", "Q": 'say "x"\nagain'},
+    "tags": ["a", "b c"],
+    "outputs": ["*.pt"],
+    "ports": ["0:8888"],
+    "timeLimit": 5400,
+    "maxAttempts": 3,
+    "cpus": 1.5,
+    "workingDir": "src",
+}
+
+
+def test_the_command_beside_the_form_submits_the_same_job(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(job_commands.as_command(FIELDS_OF_A_JOB).replace("\\\n", ""))
+    args = build_parser("jobs create").parse_args(words[1:])
+    assert job_spec.resolve(args, filed=False) == (FIELDS_OF_A_JOB, "none", [])
+
+
+def test_the_project_file_beside_the_form_is_of_the_same_job(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text = job_commands.as_project_file(FIELDS_OF_A_JOB)
+    assert tomllib.loads(text)["workspace"] == "none"
+    (tmp_path / ".gradient.toml").write_text(text, encoding="utf-8")
+    args = build_parser("jobs create").parse_args(["jobs", "create"])
+    assert job_spec.resolve(args)[:2] == (FIELDS_OF_A_JOB, "none")
+
+
+def test_the_texts_of_a_job_stand_for_the_same_job():
+    spec = JobSpec(
+        machine_type="CPU",
+        command="a\nb",
+        env_vars={"A": " padded ", "B": '"quoted', "C": "x\ny", "D": ""},
+        tags=("t",),
+        ports=("0:80:tcp",),
+        cpus=0.5,
+        memory_mb=64,
+        time_limit=93784,
+        stop_grace=0,
+        python="3.12",
+        outputs=("o",),
+    )
+    fields, errors = parse_fields(describe_spec(spec, "p"))
+    assert errors == {}
+    same = {"machineType": "CPU", "command": "a\nb", "envVars": spec.env_vars, "tags": ["t"], "cpus": 0.5}
+    assert fields == same | {
+        "project": "p",
+        "ports": list(spec.ports),
+        "memoryMb": 64,
+        "timeLimit": 93784,
+        "stopGrace": 0,
+        "python": "3.12",
+        "outputs": ["o"],
+    }

@@ -1,0 +1,47 @@
+"""The page of one project, as a browser without scripts sees it."""
+
+import re
+
+from support.live_service import make_job_body
+
+
+def words(page):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.text))
+
+
+def test_a_project_shows_its_jobs_limits_spending_and_secrets(signed_in_browser, client, train):
+    client.post("/jobs", json=make_job_body(project="a/b <c>", name="trained"))
+    train(10.0, [0.5, 0.75])
+    client.post("/jobs", json=make_job_body(project="a/b <c>", name="waits"))
+    client.post("/jobs", json=make_job_body(project="other", name="elsewhere"))
+    project = client.get("/projects").json()["projects"][0]["id"]
+    client.patch(f"/projects/{project}", json={"maxRunning": 3, "keepLogsDays": 1, "maxStoredMb": 100})
+    client.put(f"/projects/{project}/secrets/OWN_TOKEN", json={"value": "hush"})
+    listed = signed_in_browser.get("/ui/projects").text
+    address = re.search(r'href="(/ui/projects/a[^"]+)"', listed)[1]
+    page = signed_in_browser.get(address)
+    assert "trained" in page.text
+    assert "waits" in page.text
+    assert "elsewhere" not in page.text
+    assert "<c>" not in page.text
+    shown = words(page)
+    for text in ("0 of 3 at once", "left of 100 MiB", "1 day set by the project", "OWN_TOKEN", "All 2"):
+        assert text in shown
+    assert "hush" not in page.text
+    assert 'href="/ui/jobs/new?project=a%2Fb+%3Cc%3E"' in page.text
+
+
+def test_the_best_jobs_by_a_metric_come_first(signed_in_browser, client, train):
+    for name, accuracies in (("worse", [0.1, 0.6]), ("better", [0.9, 0.7])):
+        client.post("/jobs", json=make_job_body(project="p", name=name))
+        train(10.0, accuracies)
+    best = r'<ol id="best">(.*?)</ol>'
+    page = signed_in_browser.get("/ui/projects/p?metric=accuracy&goal=max").text
+    assert re.findall(r"/ui/jobs/j\w+\">(\w+)<", re.search(best, page, re.DOTALL)[1]) == ["better", "worse"]
+    page = signed_in_browser.get("/ui/projects/p?metric=accuracy&goal=min").text
+    assert re.findall(r"/ui/jobs/j\w+\">(\w+)<", re.search(best, page, re.DOTALL)[1]) == ["worse", "better"]
+
+
+def test_a_project_that_does_not_exist_is_named(signed_in_browser):
+    page = signed_in_browser.get("/ui/projects/nothing")
+    assert (page.status_code, "No project is called" in page.text) == (404, True)

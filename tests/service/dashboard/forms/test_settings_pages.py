@@ -1,0 +1,108 @@
+"""The pages of the settings, as a browser without scripts uses them."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from support.live_service import make_job_body
+
+
+@pytest.fixture
+def administrator(settings, api_key):
+    """Make the browser's key that of an administrator."""
+    settings.sign_in.administrators.append(api_key.split("_")[1])
+
+
+@pytest.mark.usefixtures("administrator")
+def test_a_key_is_shown_once_and_can_be_revoked(signed_in_browser, client):
+    page = signed_in_browser.post("/ui/settings/keys", data={"name": "ci", "days": "7"})
+    secret = re.search(r'id="created-key"[^>]*>(gj_\w+)<', page.text)[1]
+    assert client.get("/jobs", headers={"x-api-key": secret}).status_code == 200
+    again = signed_in_browser.get("/ui/settings/keys").text
+    assert secret not in again
+    key_id = secret.split("_")[1]
+    assert f'id="key-{key_id}"' in again
+    answer = signed_in_browser.post(f"/ui/settings/keys/{key_id}/revoke")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/ui/settings/keys")
+    assert client.get("/jobs", headers={"x-api-key": secret}).status_code == 401
+
+
+@pytest.mark.parametrize(("days", "words"), [("soon", "not a number of days"), ("0", "out of range")])
+@pytest.mark.usefixtures("administrator")
+def test_wrong_days_keep_the_name(signed_in_browser, client, days, words):
+    page = signed_in_browser.post("/ui/settings/keys", data={"name": "kept", "days": days})
+    assert (page.status_code, words in page.text, 'value="kept"' in page.text) == (400, True, True)
+    assert len(client.get("/keys").json()["keys"]) == 1
+
+
+def test_who_is_no_administrator_is_told_so(signed_in_browser):
+    page = signed_in_browser.get("/ui/settings/keys").text
+    assert "Only administrators create keys" in page
+    assert "create-key" not in page
+    for answer in (
+        signed_in_browser.post("/ui/settings/keys", data={"name": "x"}),
+        signed_in_browser.post("/ui/settings/keys/abcdefgh/revoke"),
+        signed_in_browser.get("/ui/settings/health"),
+    ):
+        assert (answer.status_code, "Only administrators may do this" in answer.text) == (403, True)
+
+
+def test_secrets_are_stored_and_deleted_by_name_and_never_shown(signed_in_browser, client):
+    project = client.post("/projects", json={"name": "vision"}).json()["id"]
+    stored = {"project": "vision", "name": "HF_TOKEN", "value": "line one\r\nline two"}
+    answer = signed_in_browser.post("/ui/settings/secrets", data=stored)
+    assert answer.headers["location"] == "/ui/settings/secrets?project=vision"
+    page = signed_in_browser.get(answer.headers["location"]).text
+    assert "<code>HF_TOKEN</code>" in page
+    assert "line one" not in page
+    assert [one["name"] for one in client.get(f"/projects/{project}/secrets").json()["secrets"]] == ["HF_TOKEN"]
+    assert client.get("/secrets").json()["secrets"] == []
+    gone = {"project": "vision", "name": "HF_TOKEN", "action": "delete"}
+    assert signed_in_browser.post("/ui/settings/secrets", data=gone).status_code == 303
+    assert client.get(f"/projects/{project}/secrets").json()["secrets"] == []
+
+
+def test_a_wrong_secret_keeps_its_name_but_not_its_value(signed_in_browser):
+    page = signed_in_browser.post("/ui/settings/secrets", data={"name": "9 lives", "value": "hush"})
+    assert page.status_code == 400
+    assert 'value="9 lives"' in page.text
+    assert "is not a name for a secret" in page.text
+    assert "hush" not in page.text
+    assert signed_in_browser.get("/ui/settings/secrets?project=none").status_code == 404
+
+
+def test_registries_are_stored_and_deleted_without_showing_the_password(signed_in_browser, client):
+    login = {"host": "registry.example.org", "username": "alice", "password": "hush", "push": "on"}
+    assert signed_in_browser.post("/ui/settings/registries", data=login).status_code == 303
+    (stored,) = client.get("/registries").json()["registries"]
+    assert (stored["host"], stored["username"], stored["push"]) == ("registry.example.org", "alice", True)
+    page = signed_in_browser.get("/ui/settings/registries").text
+    assert "alice" in page
+    assert "hush" not in page
+    wrong = signed_in_browser.post("/ui/settings/registries", data=login | {"host": "not a host"})
+    assert (wrong.status_code, 'value="alice"' in wrong.text, "hush" in wrong.text) == (400, True, False)
+    gone = {"host": "registry.example.org", "action": "delete"}
+    assert signed_in_browser.post("/ui/settings/registries", data=gone).status_code == 303
+    assert client.get("/registries").json()["registries"] == []
+
+
+def test_the_server_page_shows_retention_and_images(signed_in_browser, client):
+    page = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", signed_in_browser.get("/ui/settings/server").text))
+    assert "Artifacts for good Workspaces 30 days" in page
+    assert client.get("/images").json()["images"][0]["image"] in page
+
+
+@pytest.mark.usefixtures("administrator")
+def test_health_shows_the_findings_to_administrators(app, signed_in_browser):
+    assert "gradient-server doctor" in signed_in_browser.get("/ui/settings/health").text
+    finding = SimpleNamespace(check="disk", status="warning", message="Nearly full.", fix="Run `df`.")
+    app.state.run_checks = lambda: [finding]
+    page = signed_in_browser.get("/ui/settings/health").text
+    assert "Nearly full." in page
+    assert "<code>df</code>" in page
+
+
+def test_the_settings_are_in_the_navigation(signed_in_browser, client):
+    client.post("/jobs", json=make_job_body())
+    assert '<a href="/ui/settings">Settings</a>' in signed_in_browser.get("/ui/jobs").text
+    assert signed_in_browser.get("/ui/settings").headers["location"] == "/ui/settings/keys"

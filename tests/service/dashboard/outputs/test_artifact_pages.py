@@ -1,0 +1,260 @@
+"""Folders, previews, and nothing a job left that runs in a browser."""
+
+import hashlib
+import re
+from urllib.parse import quote
+
+import pytest
+from support.live_service import make_job_body
+
+FILES = {
+    "models/final/weights.bin": bytes(range(256)) * 10,
+    "models/epoch-1.txt": b"one",
+    "plots/loss.png": b"\x89PNG\r\n\x1a\n",
+    "page.html": b"<script>alert(1)</script>",
+    "plot.svg": b"<svg onload='alert(1)'/>",
+    "notes.txt": "grüße & <b>\n".encode(),
+    "<img src=x onerror=alert(1)>.txt": b"x",
+    "ünï 🚀 #1?%41.txt": b"odd",
+    "long.log": b"0123456789\n" * 30_000,
+    "empty.txt": b"",
+}
+
+
+@pytest.fixture
+def job_id(client):
+    return client.post("/jobs", json=make_job_body(name="trained")).json()["id"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "left"
+    for name, content in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (folder / "a-link").symlink_to("/etc/passwd")
+    return folder
+
+
+@pytest.fixture
+def ended_job_id(job_id, worker, stores, folder):
+    job = worker.start()
+    stores.artifacts.close(job_id, 1, folder)
+    worker.end(job, exit_code=0)
+    return job_id
+
+
+def look(signed_in_browser, job_id, path):
+    return signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts/view", params={"path": path})
+
+
+def test_the_top_folder_lists_folders_files_and_what_was_not_kept(signed_in_browser, ended_job_id):
+    page = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts")
+    assert re.findall(r'<a class="folder" href="[^"]+">([^<]+)</a>', page.text) == ["models/", "plots/"]
+    for name in ("notes.txt", "page.html", "plot.svg", "long.log"):
+        assert f">{name}</a>" in page.text
+        assert hashlib.sha256(FILES[name]).hexdigest() in page.text
+    assert "weights.bin" not in page.text
+    assert f"<b>{len(FILES)} files, " in page.text
+    assert "Complete: every file the job left is here" in page.text
+    assert "a-link" in page.text
+    assert "a symbolic link is not followed" in page.text
+    assert f'href="/jobs/{ended_job_id}/artifacts.zip"' in page.text
+    assert signed_in_browser.get(f"/jobs/{ended_job_id}/artifacts.zip").status_code == 200
+
+
+def test_folders_have_breadcrumbs_and_a_way_up(signed_in_browser, ended_job_id):
+    page = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts?folder=models/final/")
+    assert ">weights.bin</a>" in page.text
+    assert '<li aria-current="page">final</li>' in page.text
+    links = re.findall(r'href="([^"]*folder=[^"]+)"', page.text)
+    assert links == [f"/ui/jobs/{ended_job_id}/artifacts?folder=models%2F"] * 2
+    assert signed_in_browser.get(links[0]).text.count(">final/</a>") == 1
+
+
+def test_every_link_leads_to_its_file(signed_in_browser, ended_job_id):
+    page = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts")
+    views = re.findall(r'href="([^"]*/artifacts/view[^"]*)"', page.text)
+    downloads = re.findall(r'href="(/jobs/[^"]*/artifacts/file/[^"]*)"', page.text)
+    assert len(views) == len(downloads) == len([name for name in FILES if "/" not in name])
+    contents = [signed_in_browser.get(address.replace("&amp;", "&")) for address in downloads]
+    assert {answer.content for answer in contents} >= {b"odd", b"x", FILES["notes.txt"]}
+    assert all(answer.headers["content-disposition"].startswith("attachment") for answer in contents)
+    assert all(signed_in_browser.get(address.replace("&amp;", "&")).status_code == 200 for address in views)
+
+
+def test_text_is_shown_as_text(signed_in_browser, ended_job_id):
+    page = look(signed_in_browser, ended_job_id, "notes.txt").text
+    assert "grüße &amp; &lt;b&gt;\n</pre>" in page
+    assert hashlib.sha256(FILES["notes.txt"]).hexdigest() in page
+    assert "The file is empty." in look(signed_in_browser, ended_job_id, "empty.txt").text
+
+
+def test_of_a_long_text_the_beginning_is_shown(signed_in_browser, ended_job_id):
+    page = look(signed_in_browser, ended_job_id, "long.log").text
+    shown = re.search(r'<pre class="preview" tabindex="0">(.*?)</pre>', page, re.DOTALL)[1]
+    assert len(shown) == 256 * 1024
+    assert "The first 256 KiB." in page
+
+
+@pytest.mark.parametrize("name", ["page.html", "plot.svg"])
+def test_what_could_run_is_shown_as_its_source_and_never_inline(signed_in_browser, ended_job_id, name):
+    page = look(signed_in_browser, ended_job_id, name).text
+    assert "alert(1)" in page
+    assert FILES[name].decode() not in page
+    assert "inline=1" not in page
+    answer = signed_in_browser.get(f"/jobs/{ended_job_id}/artifacts/file/{name}?inline=1")
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["content-disposition"].startswith("attachment")
+    assert answer.headers["content-security-policy"] == "sandbox; default-src 'none'"
+
+
+def test_images_are_shown_by_their_own_address(signed_in_browser, ended_job_id):
+    page = look(signed_in_browser, ended_job_id, "plots/loss.png").text
+    source = re.search(r'<figure class="preview"><img src="([^"]+)"', page)[1]
+    answer = signed_in_browser.get(source)
+    assert (answer.content, answer.headers["content-type"]) == (FILES["plots/loss.png"], "image/png")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_what_is_no_text_is_not_shown(signed_in_browser, ended_job_id):
+    assert "neither text nor an image" in look(signed_in_browser, ended_job_id, "models/final/weights.bin").text
+
+
+@pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>.txt", "ünï 🚀 #1?%41.txt"])
+def test_odd_names_are_escaped_and_found(signed_in_browser, ended_job_id, name):
+    # A percent sign that could be an escape is itself escaped in public paths.
+    answer = look(signed_in_browser, ended_job_id, name.replace("%41", "%2541"))
+    assert answer.status_code == 200
+    assert "<img src=x" not in answer.text
+    assert "<img src=x" not in signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts").text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../session.key",
+        "..",
+        "/etc/passwd",
+        "models/../notes.txt",
+        "a-link",
+        "models",
+        "",
+        "x\0y",
+        "%2e%2e/x",
+        "nope",
+    ],
+)
+def test_nothing_but_the_jobs_own_files_is_reached(signed_in_browser, ended_job_id, path):
+    answer = look(signed_in_browser, ended_job_id, path)
+    assert (answer.status_code, "<h1>There is nothing here</h1>" in answer.text) == (404, True)
+    raw = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts/view?path={quote(path, safe='')}")
+    assert raw.status_code == 404
+
+
+@pytest.mark.parametrize("asked", ["../", "../..", "nope", "notes.txt", "models/fin"])
+def test_a_folder_that_is_none_is_not_found(signed_in_browser, ended_job_id, asked):
+    assert signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts", params={"folder": asked}).status_code == 404
+
+
+def test_a_running_job_shows_what_was_kept_so_far(signed_in_browser, job_id, worker, stores, folder):
+    page = signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts")
+    assert "Nothing is kept yet." in page.text
+    worker.start()
+    stores.artifacts.sync(job_id, 1, folder)
+    page = signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts")
+    assert "The job still runs" in page.text
+    assert "not yet" in page.text
+    assert 'data-live="yes"' in page.text
+
+
+def test_a_job_that_left_nothing_says_so(signed_in_browser, job_id, worker):
+    worker.end(worker.start(), exit_code=0)
+    assert "The job left no files" in signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts").text
+
+
+def test_many_files_come_page_by_page(signed_in_browser, job_id, worker, stores, tmp_path, monkeypatch):
+    monkeypatch.setattr("service.dashboard.outputs.artifact_pages.PAGE_ENTRIES", 3)
+    left = tmp_path / "many"
+    for number in range(7):
+        (left / f"d{number}").mkdir(parents=True)
+        (left / f"d{number}" / "x").write_bytes(b"x")
+        (left / f"d{number}-f").write_bytes(b"f")
+    job = worker.start()
+    stores.artifacts.close(job_id, 1, left)
+    worker.end(job, exit_code=0)
+    seen, address = [], f"/ui/jobs/{job_id}/artifacts"
+    while address:
+        page = signed_in_browser.get(address).text
+        seen += re.findall(r">(d\d(?:/|-f))</a>", page)
+        following = re.search(r'rel="next" href="([^"]+)"', page)
+        address = following[1].replace("&amp;", "&") if following else None
+    assert sorted(seen) == sorted(f"d{number}{end}" for number in range(7) for end in ("/", "-f"))
+
+
+def test_folders_have_sizes_and_entries_an_order(signed_in_browser, ended_job_id):
+    address = f"/ui/jobs/{ended_job_id}/artifacts"
+    page = signed_in_browser.get(address).text
+    assert re.search(r'>models/</a></th>\s*<td data-label="Size" class="number nowrap">2.6 kB</td>', page)
+    assert "2 files</td>" in page
+    names = re.findall(
+        r'class="name"><a href="[^"]*view[^"]*">([^<]+)</a>', signed_in_browser.get(f"{address}?order=-size").text
+    )
+    assert names[0] == "long.log"
+    assert names[-1] == "empty.txt"
+    assert signed_in_browser.get(f"{address}?order=colour").status_code == 422
+
+
+def test_files_are_found_in_and_below_a_folder(signed_in_browser, ended_job_id):
+    address = f"/ui/jobs/{ended_job_id}/artifacts"
+    page = signed_in_browser.get(address, params={"find": "WEIGHTS"}).text
+    assert ">final/weights.bin</a>" in signed_in_browser.get(f"{address}?folder=models&find=weights").text
+    assert ">models/final/weights.bin</a>" in page
+    assert "notes.txt" not in page
+    assert "No file in this folder has" in signed_in_browser.get(address, params={"find": "<nothing>"}).text
+
+
+def test_a_list_that_is_too_long_to_count_has_no_order(signed_in_browser, ended_job_id, monkeypatch):
+    monkeypatch.setattr("service.dashboard.outputs.artifact_pages.COUNTED_FILES", 3)
+    page = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts").text
+    assert ">models/</a>" in page
+    assert 'name="order"' not in page
+    assert "2 files</td>" not in page
+
+
+def test_the_images_of_a_folder_are_a_gallery(signed_in_browser, ended_job_id):
+    page = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts?folder=plots/").text
+    address = re.search(r'<a href="([^"]+)">Gallery of 1 image</a>', page)[1].replace("&amp;", "&")
+    gallery = signed_in_browser.get(address).text
+    assert f'<img src="/jobs/{ended_job_id}/artifacts/file/plots/loss.png?inline=1" alt="" loading="lazy">' in gallery
+
+
+def test_a_selection_is_downloaded_as_a_zip(signed_in_browser, ended_job_id):
+    page = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts").text
+    assert f'<form method="get" action="/jobs/{ended_job_id}/artifacts.zip">' in page
+    assert '<input type="checkbox" name="path" value="models/" aria-label="Select models">' in page
+
+
+def test_html_is_framed_without_rights(signed_in_browser, ended_job_id):
+    page = look(signed_in_browser, ended_job_id, "page.html")
+    assert "frame-src 'self'" in page.headers["content-security-policy"]
+    address = re.search(r'<iframe class="preview" sandbox src="([^"]+)"', page.text)[1].replace("&amp;", "&")
+    frame = signed_in_browser.get(address)
+    assert frame.content == FILES["page.html"]
+    assert frame.headers["content-security-policy"].startswith("sandbox; default-src 'none';")
+    assert frame.headers["x-frame-options"] == "SAMEORIGIN"
+    assert signed_in_browser.get(address, headers={"Sec-Fetch-Dest": "document"}).status_code == 404
+
+
+def test_a_drawing_is_an_image_that_loads_nothing(signed_in_browser, ended_job_id):
+    page = look(signed_in_browser, ended_job_id, "plot.svg").text
+    assert '<figure class="preview"><img src="data:image/svg+xml;base64,' in page
+
+
+def test_a_long_text_has_its_other_parts(signed_in_browser, ended_job_id):
+    page = look(signed_in_browser, ended_job_id, "long.log").text
+    address = re.search(r'rel="next" href="([^"]+)"', page)[1].replace("&amp;", "&")
+    last = signed_in_browser.get(address).text
+    assert "Bytes 262,144 to 330,000 of 330,000." in last
+    assert 'rel="prev"' in last

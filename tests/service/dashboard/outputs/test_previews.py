@@ -1,0 +1,156 @@
+"""Previews by type, of good, hostile and damaged files."""
+
+import io
+import json
+import random
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+
+from service.dashboard.outputs.previews import TEXT_BYTES, TableOrder, read_preview
+from service.dashboard.outputs.previews.documents import read_json, read_json_lines, read_markdown
+from service.dashboard.outputs.previews.event_files import read_scalars
+
+FILE_ORDER = TableOrder()
+
+
+def look(content, path, *, start=0, order=FILE_ORDER):
+    return read_preview(io.BytesIO(content), len(content), path, start, order)
+
+
+def test_a_table_is_sorted_by_numbers_or_by_text():
+    content = b"name,loss\nb,10\na,9\nc,-1\n"
+    table = look(content, "x.csv").parsed
+    assert (table.header, table.numeric, table.cut) == (["name", "loss"], [False, True], False)
+    assert [row[0] for row in table.rows] == ["b", "a", "c"]
+    assert [row[0] for row in look(content, "x.csv", order=TableOrder(2)).parsed.rows] == ["c", "a", "b"]
+    assert [row[0] for row in look(content, "x.csv", order=TableOrder(1, descending=True)).parsed.rows] == [
+        "c",
+        "b",
+        "a",
+    ]
+    assert look(content, "x.csv", order=TableOrder(9)).parsed.rows == table.rows
+
+
+def test_a_table_is_cut_to_its_first_rows_and_short_rows_are_filled():
+    table = look(b"a\tb\n" + b"1\n" * 1500, "x.tsv").parsed
+    assert (len(table.rows), table.rows[0], table.cut) == (1000, ["1", ""], True)
+    large = look(b"a,b\n" + b"123456789,2\n" * 300_000, "x.csv").parsed
+    assert large.cut
+    assert {tuple(row) for row in large.rows} == {("123456789", "2")}
+    assert look(b"a;b;c\n1;2;3\n", "x.csv").parsed.header == ["a", "b", "c"]
+    assert look(b"x" * 200_000 + b"\n", "x.csv").kind == "text"
+    assert look(b"\n\n", "x.csv").kind == "text"
+
+
+def test_json_is_a_tree_of_limited_size_and_depth():
+    root = read_json('{"a": [1, {"b": null}], "c": "<script>"}')
+    assert (root.value, root.open, [child.label for child in root.children]) == ("2 keys", True, ["a", "c"])
+    assert [child.value for child in root.children] == ["2 values", '"<script>"']
+    assert len(read_json(json.dumps(list(range(10_000)))).children) == 4001
+    assert read_json("[" * 500 + "]" * 500) is not None
+    for wrong in ("{", "[" * 100_000, "1" * 10_000, ""):
+        assert read_json(wrong) is None
+    assert look(b"{", "x.json").kind == "text"
+    assert [node.label for node in read_json_lines('{"a":1}\n\n{"a":2}\n')] == ["1", "2"]
+    assert read_json_lines("{}\nnot json\n") is None
+
+
+def test_markdown_has_no_html_no_images_and_only_web_links():
+    html = read_markdown(
+        "# Title\n\n<script>alert(1)</script> ![x](http://evil.example/i.png) [bad](javascript:alert(1)) "
+        "[data](data:text/html,x) [same](/ui/logout) [good](https://example.org) \u202egnp\n\n|a|b|\n|-|-|\n|1|2|\n"
+    )
+    assert "<h1>Title</h1>" in html
+    assert "<table>" in html
+    assert "<script" not in html
+    assert "<img" not in html
+    assert html.count("<a ") == 2  # the image's address is a link
+    assert html.count('rel="noreferrer nofollow"') == 2
+    assert 'href="javascript' not in html
+    assert "\u202e" not in html
+
+
+def test_arrays_and_archives_show_their_headers():
+    one, several, packed = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    np.save(one, np.zeros((2, 3), np.float32))
+    np.savez(several, weights=np.zeros(4), odd=np.asfortranarray(np.zeros((2, 2))))
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("config.json", "{}")
+    assert look(one.getvalue(), "a.npy").parsed.entries[0].detail == "<f4 (2, 3)"
+    found = look(several.getvalue(), "a.npz").parsed
+    assert [(entry.name, entry.detail) for entry in found.entries] == [
+        ("weights", "<f8 (4)"),
+        ("odd", "<f8 (2, 2), Fortran order"),
+    ]
+    assert [entry.name for entry in look(packed.getvalue(), "a.keras").parsed.entries] == ["config.json"]
+
+
+def test_tensors_show_their_types():
+    header = json.dumps({"__metadata__": {"a": "b"}, "w": {"dtype": "F32", "shape": [10, 2], "data_offsets": [0, 80]}})
+    content = struct.pack("<Q", len(header)) + header.encode() + bytes(80)
+    found = look(content, "m.safetensors").parsed
+    assert [(entry.name, entry.detail, entry.size) for entry in found.entries] == [("w", "F32 (10, 2)", 80)]
+    assert found.total == 1
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".keras", ".zip", ".pt"])
+def test_a_damaged_header_is_no_preview(suffix):
+    chance = random.Random(suffix)  # noqa: S311 - a repeatable test
+    for start in (
+        b"",
+        b"\x93NUMPY\x01\x00",
+        b"PK\x05\x06",
+        b"PK\x03\x04",
+        struct.pack("<Q", 20),
+        struct.pack("<Q", 2**63),
+    ):
+        for length in (0, 1, 30, 400):
+            assert look(start + chance.randbytes(length), f"x{suffix}").kind == "none"
+
+
+def test_a_large_text_comes_in_parts():
+    content = b"0123456789" * 60_000
+    first = look(content, "x.txt")
+    assert (first.kind, first.start, first.stop) == ("text", 0, TEXT_BYTES)
+    last = look(content, "x.json", start=TEXT_BYTES * 2)
+    assert (last.kind, last.text, last.stop) == ("text", content[TEXT_BYTES * 2 :].decode(), len(content))
+    assert look(content, "x.txt", start=2**60).text == ""
+
+
+def event(step, summary, at=1_700_000_000.0):
+    message = b"\x09" + struct.pack("<d", at) + b"\x10" + bytes([step]) + b"\x2a" + bytes([len(summary)]) + summary
+    return struct.pack("<Q", len(message)) + bytes(4) + message + bytes(4)
+
+
+def scalar(tag, value):
+    content = b"\x0a" + bytes([len(tag)]) + tag.encode() + b"\x15" + struct.pack("<f", value)
+    return b"\x0a" + bytes([len(content)]) + content
+
+
+def tensor(tag, value):
+    inner = b"\x08\x01\x22\x04" + struct.pack("<f", value)
+    content = b"\x0a" + bytes([len(tag)]) + tag.encode() + b"\x42" + bytes([len(inner)]) + inner
+    return b"\x0a" + bytes([len(content)]) + content
+
+
+def test_scalars_of_event_files_are_series():
+    content = event(1, scalar("loss", 0.5)) + event(2, tensor("loss", 0.25) + scalar("acc", 1.0))
+    series = read_scalars(io.BytesIO(content))
+    assert [(one.name, one.points) for one in series] == [
+        ("loss", [(1.0, 1_700_000_000.0, 0.5), (2.0, 1_700_000_000.0, 0.25)]),
+        ("acc", [(2.0, 1_700_000_000.0, 1.0)]),
+    ]
+    assert len(read_scalars(io.BytesIO(content[:-5]))) == 1
+    assert look(content, "a/events.out.tfevents.1.host").kind == "scalars"
+
+
+def test_a_damaged_event_file_has_the_scalars_before_the_damage():
+    chance = random.Random(1)  # noqa: S311 - a repeatable test
+    good = event(1, scalar("loss", 0.5))
+    for length in range(200):
+        found = read_scalars(io.BytesIO(good + chance.randbytes(length)))
+        assert found[0].points[0] == (1.0, 1_700_000_000.0, 0.5)
+    assert read_scalars(io.BytesIO(struct.pack("<Q", 2**63) + bytes(100))) == []

@@ -1,0 +1,61 @@
+"""The pages of comparisons."""
+
+from datetime import UTC, datetime
+
+from support.live_service import make_job_body
+
+from core.jobs import metrics
+
+
+def submit(client, **fields):
+    return client.post("/comparisons", json=make_job_body(machineType="CPU,V100", **fields))
+
+
+def test_without_a_comparison_a_command_is_shown(signed_in_browser):
+    assert "gradient-cli compare create" in signed_in_browser.get("/ui/comparisons").text
+
+
+def test_a_comparison_is_shown_with_its_curves(signed_in_browser, client, train):
+    made = submit(client, name="<b>digits", metric="accuracy", target=0.8).json()
+    train(2, [0.5, 0.7, 0.8, 0.9])
+    train(1, [0.5, 0.7, 0.8, 0.9])
+    assert "&lt;b&gt;digits" in signed_in_browser.get("/ui/comparisons").text
+    page = signed_in_browser.get(f"/ui/comparisons/{made['id']}").text
+    assert "&lt;b&gt;digits" in page
+    assert "fastest" in page
+    assert page.count("<polyline") == 4
+    assert "accuracy by cost" in page
+
+
+def test_all_jobs_of_a_comparison_may_be_gone(signed_in_browser, client):
+    made = submit(client).json()
+    for row in made["rows"]:
+        client.delete(f"/jobs/{row['members'][0]['jobId']}")
+    assert "were deleted" in signed_in_browser.get(f"/ui/comparisons/{made['id']}").text
+
+
+def test_a_job_leads_to_its_comparison_and_its_prediction(signed_in_browser, client, train):
+    made = submit(client, name="digits").json()
+    job_id = train(1, [0.5, 0.7, 0.8, 0.9])
+    page = signed_in_browser.get(f"/ui/jobs/{job_id}").text
+    assert f'href="/ui/comparisons/{made["id"]}">digits</a>' in page
+    assert f'href="/ui/jobs/{job_id}/prediction"' in page
+    shown = signed_in_browser.get(f"/ui/jobs/{job_id}/prediction").text
+    assert "Not measured: input_wait_share" in shown
+    assert "Nothing can be estimated: the job has not reported flops_per_step, bytes_per_step" in shown
+    assert "Bottlenecks" in signed_in_browser.get(f"/ui/comparisons/{made['id']}").text
+
+
+def test_estimates_are_shown_with_their_intervals(signed_in_browser, client, train, database):
+    submit(client)
+    job_id = train(1, [0.5, 0.7, 0.8, 0.9])
+    values = {"flops_per_step": 1e12, "bytes_per_step": 1e10, "input_wait_share": 0.9}
+    with database.write() as session:
+        where = {"job_id": job_id, "attempt": 1, "source": "job", "offset": 99}
+        metrics.add(session, [where | {"step": 50.0, "at": datetime.now(UTC), "values": values}])
+    shown = signed_in_browser.get(f"/ui/jobs/{job_id}/prediction", params={"precision": "mixed"}).text
+    assert "Bound by input" in shown
+    assert "Estimates by the roofline model" in shown
+    assert "V100" in shown
+    assert "<strong>mixed</strong>" in shown
+    assert signed_in_browser.get("/ui/jobs/jnosuch0000000/prediction").status_code == 404

@@ -1,0 +1,133 @@
+"""The first page, the list of jobs and the page of machines, without scripts."""
+
+import html
+import re
+
+import pytest
+from support.live_service import make_job_body
+
+from core.db.models.jobs import Job
+from core.jobs import metrics
+
+
+@pytest.fixture
+def submit(client):
+    def submit(**fields):
+        answer = client.post("/jobs", json=make_job_body(**fields))
+        assert answer.status_code == 201, answer.text
+        return answer.json()["id"]
+
+    return submit
+
+
+def names(page):
+    return re.findall(r">([\w-]+)</a> <code", page.text)
+
+
+def test_the_first_page_shows_what_runs_waits_and_failed(signed_in_browser, submit, worker, database, stores):
+    assert "No jobs yet" in signed_in_browser.get("/ui").text
+    submit(name="broken")
+    failed = worker.start()
+    with stores.logs.open_writer(failed.id, 1) as log:
+        log.append(b"ValueError: bad <shape>\n", 1_700_000_000_000)
+    worker.end(failed, "exit_nonzero", exit_code=1)
+    submit(name="trains", timeLimit=600)
+    running = worker.start()
+    row = {"job_id": running.id, "attempt": 1, "source": "job", "at": running.created_at}
+    with database.write() as session:
+        values = [{"lr": 0.1, "val_accuracy": value} for value in (0.1, 0.5, 0.9)]
+        metrics.add(session, [row | {"offset": n, "step": n, "values": one} for n, one in enumerate(values)])
+    submit(name="waits", machineType="GPU+")
+    page = signed_in_browser.get("/ui").text
+    assert "<title>1 running, 1 failed" in page
+    assert "ValueError: bad &lt;shape&gt;" in page
+    assert '<polyline points="0.0,22.0 60.0,12.0 120.0,2.0"/>' in page
+    assert re.search(r"val_accuracy</span> 0.9<", page)
+    assert re.search(r"at most 9 min \d+ s|at most 10 min 00 s", page)
+    assert re.search(r'state%3Apending\+machine%3AGPU%2B">GPU\+</a></th><td class="number">1<', page)
+    assert "icon-failed.svg" in page
+    assert 'data-live="yes"' in page
+
+
+def test_a_list_has_chips_states_and_sorted_columns(signed_in_browser, submit):
+    submit(name="a", project="nlp", tags=["x"])
+    submit(name="b", project="nlp")
+    page = signed_in_browser.get("/ui/jobs", params={"q": "project:nlp state:pending", "sort": "name"})
+    assert names(page) == ["a", "b"]
+    assert 'value="project:nlp state:pending"' in page.text
+    assert "2 jobs" in page.text
+    assert '<a class="chip chosen" href="/ui/jobs?q=project%3Anlp+state%3Apending&amp;sort=name">Pending' in (page.text)
+    assert '<a class="chip term" href="/ui/jobs?q=state%3Apending&amp;sort=name"' in page.text
+    down = re.search(r'aria-sort="ascending"><a href="([^"]+)">Job</a>', page.text)[1]
+    assert names(signed_in_browser.get(html.unescape(down))) == ["b", "a"]
+    columns = signed_in_browser.get("/ui/jobs?cols=nosuch,cost").text
+    assert '<td data-label="nosuch" class="number">\N{EN DASH}</td>' in columns
+
+
+def test_a_wrong_query_is_explained_above_the_list(signed_in_browser, submit):
+    submit()
+    page = signed_in_browser.get("/ui/jobs", params={"q": "stat:x <b>"})
+    assert page.status_code == 400
+    assert re.search(r'role="alert">&#39;stat&#39; is not a field.*at character 1 of the query', page.text)
+    assert 'value="stat:x &lt;b&gt;"' in page.text
+
+
+def test_selected_jobs_are_stopped_tagged_deleted_and_compared(signed_in_browser, submit, client):
+    ids = [submit(name=name) for name in ("a", "b")]
+    form = {"ids": [*ids, "jnone"], "back": "/ui/jobs?q=tag%3Ax"}
+
+    def act(action, **fields):
+        answer = signed_in_browser.post("/ui/jobs/actions", data=form | {"action": action} | fields)
+        return answer.status_code, answer.headers.get("location")
+
+    assert act("tag", tag="x") == (303, "/ui/jobs?q=tag%3Ax&did=tag.2.1")
+    page = signed_in_browser.get("/ui/jobs?q=tag%3Ax&did=tag.2.1").text
+    assert "Tagged: 2 jobs. 1 could not be changed." in page
+    assert act("stop", back="https://elsewhere.example") == (303, "/ui/jobs?did=stop.2.1")
+    assert {client.get(f"/jobs/{one}").json()["state"] for one in ids} == {"Cancelled"}
+    code, address = act("compare", ids=ids)
+    assert (code, address[:16]) == (303, "/ui/comparisons/")
+    assert signed_in_browser.get(address).status_code == 200
+    assert act("delete")[0] == 303
+    assert client.get("/jobs").json()["jobs"] == []
+    for wrong in ({"ids": []}, {"tag": " ", "action": "tag"}, {"action": "dance"}):
+        assert act(**({"action": "stop"} | wrong))[0] in {400, 422}
+
+
+def test_forms_of_other_sites_change_nothing(signed_in_browser, submit, client, worker):
+    job_id, headers = submit(), {"Origin": "https://elsewhere.example"}
+    worker.register()
+    name = client.get("/workers").json()["workers"][0]["name"]
+    form = {"ids": [job_id], "action": "stop"}
+    assert signed_in_browser.post("/ui/jobs/actions", data=form, headers=headers).status_code == 403
+    assert signed_in_browser.post(f"/ui/machines/{name}/drain", headers=headers).status_code == 403
+    assert client.get(f"/jobs/{job_id}").json()["state"] == "Pending"
+
+
+def test_a_worker_is_drained_from_its_page(signed_in_browser, submit, client, worker):
+    worker.register()
+    name = client.get("/workers").json()["workers"][0]["name"]
+    submit(name="queued")
+    page = signed_in_browser.get("/ui/machines").text
+    assert f'action="/ui/machines/{name}/drain"' in page
+    assert re.search(r"queued</a>", page)
+    assert signed_in_browser.post(f"/ui/machines/{name}/drain").headers["location"] == "/ui/machines"
+    assert client.get("/workers").json()["workers"][0]["state"] == "drained"
+    assert f'action="/ui/machines/{name}/resume"' in signed_in_browser.get("/ui/machines").text
+    signed_in_browser.post(f"/ui/machines/{name}/resume")
+    assert client.get("/workers").json()["workers"][0]["state"] == "ready"
+
+
+def test_pages_lead_in_both_directions(signed_in_browser, database, submit):
+    submit()
+    with database.write() as session:
+        first = session.query(Job).one()
+        given = {one.key: getattr(first, one.key) for one in Job.__mapper__.column_attrs if one.key != "seq"}
+        session.add_all(Job(**given | {"id": f"j{number:013}", "name": f"n-{number}"}) for number in range(60))
+    start = signed_in_browser.get("/ui/jobs?sort=name")
+    older = html.unescape(re.search(r'href="([^"]+)" rel="next"', start.text)[1])
+    second = signed_in_browser.get(older)
+    back = html.unescape(re.search(r'href="([^"]+)" rel="prev"', second.text)[1])
+    assert names(signed_in_browser.get(back)) == names(start)
+    assert 'rel="prev"' not in signed_in_browser.get(back).text
+    assert "61 jobs" in start.text

@@ -1,0 +1,161 @@
+"""Comparisons over HTTP: made of new or existing jobs, and measured from their metrics."""
+
+import pytest
+from support.live_service import make_form, make_job_body, make_zip
+
+
+def submit(client, *, headers=None, **fields):
+    return client.post("/comparisons", json=make_job_body(machineType="CPU,V100", **fields), headers=headers)
+
+
+def error(answer):
+    return answer.status_code, answer.json()["error"]["field"]
+
+
+def test_one_job_on_each_machine_type_and_repeat(client):
+    answer = submit(client, name="digits", repeats=2, metric="accuracy", target=0.9, envVars={"A": "1"})
+    assert answer.status_code == 201, answer.text
+    made = answer.json()
+    jobs = [client.get(f"/jobs/{one['jobId']}").json() for row in made["rows"] for one in row["members"]]
+    assert [(job["machineType"], job["envVars"]["SEED"]) for job in jobs] == [
+        *(("CPU", "1"), ("CPU", "2"), ("V100", "1"), ("V100", "2"))
+    ]
+    assert {(job["name"], job["envVars"]["A"]) for job in jobs} == {("digits", "1")}
+    assert (made["name"], made["jobs"], made["ended"], made["differences"]) == ("digits", 4, 0, [])
+    assert client.get(f"/comparisons/{made['id']}").json() == made
+
+
+def test_a_seed_is_counted_on(client):
+    rows = submit(client, repeats=2, envVars={"SEED": "41"}).json()["rows"]
+    jobs = [client.get(f"/jobs/{one['jobId']}").json() for one in rows[0]["members"]]
+    assert [job["envVars"]["SEED"] for job in jobs] == ["41", "42"]
+
+
+def test_all_jobs_have_the_uploaded_workspace(client):
+    archive = make_zip()
+    answer = client.post("/comparisons", files=make_form(make_job_body(machineType="CPU,V100"), archive))
+    assert answer.status_code == 201, answer.text
+    jobs = client.get("/jobs").json()["jobs"]
+    assert len({job["workspaceSha256"] for job in jobs} - {None}) == 1
+    again = submit(client, workspaceSha256=jobs[0]["workspaceSha256"])
+    assert (again.status_code, again.json()["differences"]) == (201, [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"machineType": "CPU,nosuch"}, (400, "machineType")),
+        ({"machineType": "CPU"}, (400, "machineType")),
+        ({"machineType": "CPU,V100", "repeats": 51}, (422, "repeats")),
+        ({"machineType": "CPU,V100,P100", "repeats": 50}, (400, "machineType")),
+        ({"target": 0.5}, (400, "metric")),
+        ({"metric": "x" * 101}, (400, "metric")),
+        ({"goal": "up"}, (422, "goal")),
+        ({"envVars": {"SEED": "one"}}, (400, "envVars")),
+        ({"nosuch": 1}, (422, "nosuch")),
+        ({"workspaceSha256": "0" * 64}, (404, "workspaceSha256")),
+    ],
+)
+def test_an_impossible_comparison_makes_no_job(client, fields, expected):
+    assert error(client.post("/comparisons", json=make_job_body(machineType="CPU,V100") | fields)) == expected
+    assert client.get("/jobs").json()["jobs"] == []
+    assert client.get("/comparisons").json() == {"comparisons": [], "next": None}
+
+
+def test_a_full_queue_takes_none_of_the_jobs(client, stores):
+    stores.settings.limits.queued_per_key = 3
+    assert submit(client, repeats=2).status_code == 429
+    assert client.get("/jobs").json()["jobs"] == []
+
+
+def test_a_repeated_request_makes_nothing_new(client):
+    headers = {"Idempotency-Key": "k"}
+    first, again = (submit(client, headers=headers) for _ in range(2))
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    assert len(client.get("/jobs").json()["jobs"]) == 2
+    assert submit(client, headers=headers, repeats=2).status_code == 422
+
+
+def test_the_table_is_measured_from_metrics(client, train):
+    made = submit(client, metric="accuracy", target=0.8).json()
+    train(2, [0.5, 0.7, 0.8, 0.9, 0.85])
+    train(0.5, [0.4, 0.8, 0.9, 0.95, 0.96])
+    found = client.get(f"/comparisons/{made['id']}").json()
+    cpu, v100 = found["rows"]
+    assert [row["stepsPerSecond"]["median"] for row in found["rows"]] == pytest.approx([5, 20])
+    assert [row["speedup"] for row in found["rows"]] == pytest.approx([1, 4])
+    assert [row["best"]["median"] for row in found["rows"]] == [0.9, 0.96]
+    assert cpu["secondsToTarget"]["median"] == pytest.approx(6, abs=0.01)
+    assert v100["secondsToTarget"]["median"] == pytest.approx(1, abs=0.01)
+    assert cpu["costToTarget"] == pytest.approx(cpu["pricePerHour"] * 6 / 3600, rel=0.01)
+    assert v100["costPer1000Steps"] == pytest.approx(v100["pricePerHour"] * 50 / 3600, rel=0.01)
+    assert cpu["peakMemoryBytes"] == 1000
+    assert [(row["fastest"], row["cheapest"], row["mostAccurate"]) for row in found["rows"]] == [(2, 1, 2), (1, 2, 1)]
+    assert cpu["members"][0]["stepsToTarget"] == 30
+    assert any("Simulated machine types" in note for note in found["notes"])
+
+
+def test_a_failed_job_is_shown_and_not_measured(client, train):
+    made = submit(client, metric="accuracy", target=0.8).json()
+    train(1, [0.9], reason="exit_nonzero")
+    found = client.get(f"/comparisons/{made['id']}").json()
+    assert (found["rows"][0]["failed"], found["rows"][0]["stepsPerSecond"]) == (1, None)
+    assert any("have not ended" in note for note in found["notes"])
+
+
+def test_existing_jobs_are_compared(client):
+    ids = [client.post("/jobs", json=make_job_body(machineType=one)).json()["id"] for one in ("CPU", "V100")]
+    answer = client.post("/comparisons/from-jobs", json={"jobs": ids, "metric": "loss", "goal": "min"})
+    assert answer.status_code == 201, answer.text
+    assert [one["jobId"] for row in answer.json()["rows"] for one in row["members"]] == ids
+    assert error(client.post("/comparisons/from-jobs", json={"jobs": ids[:1]})) == (400, "jobs")
+    assert error(client.post("/comparisons/from-jobs", json={"jobs": ids[:1] * 2})) == (400, "jobs")
+    assert client.post("/comparisons/from-jobs", json={"jobs": [ids[0], "jnosuch0000000"]}).status_code == 404
+
+
+def test_other_programs_are_refused_and_the_answer_names_them(client):
+    archives = [make_zip({"main.py": text}) for text in (b"1", b"2")]
+    jobs = [client.post("/jobs", files=make_form(make_job_body(), archive)).json() for archive in archives]
+    refused = client.post("/comparisons/from-jobs", json={"jobs": [job["id"] for job in jobs]})
+    assert error(refused) == (400, "jobs")
+    for job in jobs:
+        assert job["workspaceSha256"] in refused.text
+        assert job["id"] in refused.text
+
+
+def test_what_else_differs_is_listed_and_nothing_is_ranked(client, train):
+    bodies = [
+        make_job_body(envVars={"TOKEN": "hidden-1", "LR": "1"}),
+        make_job_body(machineType="V100", envVars={"TOKEN": "hidden-2"}, command="python other.py"),
+    ]
+    ids = [client.post("/jobs", json=body).json()["id"] for body in bodies]
+    train(1, [0.1, 0.2, 0.3])
+    train(1, [0.1, 0.2, 0.3])
+    answer = client.post("/comparisons/from-jobs", json={"jobs": ids})
+    found = answer.json()
+    assert [each["name"] for each in found["differences"]] == ["command", "envVars.LR", "envVars.TOKEN"]
+    assert found["differences"][0]["values"] == {"python main.py": ids[:1], "python other.py": ids[1:]}
+    assert "hidden" not in answer.text
+    assert {row["fastest"] for row in found["rows"]} == {None}
+    assert found["rows"][0]["stepsPerSecond"]["median"] == pytest.approx(10)
+
+
+def test_comparisons_are_listed_and_deleted(client):
+    ids = [submit(client).json()["id"] for _ in range(3)]
+    page = client.get("/comparisons", params={"limit": 2}).json()
+    assert [one["id"] for one in page["comparisons"]] == ids[:0:-1]
+    last = client.get("/comparisons", params={"limit": 2, "after": page["next"]}).json()
+    assert ([one["id"] for one in last["comparisons"]], last["next"]) == (ids[:1], None)
+    assert error(client.get("/comparisons", params={"after": "cnosuch"})) == (400, "after")
+    assert client.delete(f"/comparisons/{ids[0]}").status_code == 204
+    assert error(client.get(f"/comparisons/{ids[0]}")) == (404, "comparisonId")
+    assert len(client.get("/jobs").json()["jobs"]) == 6, "its jobs stay"
+
+
+def test_deleted_jobs_are_left_out(client):
+    made = submit(client).json()
+    for row in made["rows"]:
+        client.delete(f"/jobs/{row['members'][0]['jobId']}")
+    found = client.get(f"/comparisons/{made['id']}").json()
+    assert (found["jobs"], found["rows"]) == (0, [])

@@ -1,0 +1,254 @@
+"""Exec sessions as the service sees them: who may open one, and what ends it."""
+
+import json
+import socket
+import threading
+
+import pytest
+from support.live_service import FakeWorker, make_job_body, wait_until
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from core.jobs import queries
+from core.jobs.exec import audit, channel
+from core.security import api_keys
+
+TRUE = json.dumps({"command": ["true"]})
+
+
+class ListeningWorker:
+    """A worker's end of the channel that starts everything, and repeats what it is sent."""
+
+    def __init__(self, root):
+        (root / "workers").mkdir(exist_ok=True)
+        self.requests = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        with channel.socket_address(root, "w") as address:
+            self._listener.bind(address)
+        self._listener.listen()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self):
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
+            self._threads[-1].start()
+
+    def _serve(self, connection):
+        with connection:
+            self.requests.append(channel.decode_control(channel.receive(connection)[1]))
+            connection.sendall(channel.encode_control({"started": True}))
+            while frame := channel.receive(connection):
+                kind, payload = frame
+                if kind == channel.INPUT:
+                    connection.sendall(channel.encode(channel.OUTPUT, b"\1" + payload))
+                else:
+                    connection.sendall(channel.encode_control({"exit": 3}))
+
+    def stop(self):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def worker(settings):
+    worker = ListeningWorker(settings.root)
+    yield worker
+    worker.stop()
+
+
+@pytest.fixture
+def job(client, stores):
+    client.post("/jobs", json=make_job_body())
+    fake = FakeWorker(stores)
+    fake.register()
+    return fake.start()
+
+
+@pytest.fixture
+def open_session(live_server, job):
+    def opened(path="exec", job_id=job.id, **headers):
+        address = f"{live_server.url.replace('http', 'ws')}/jobs/{job_id}/{path}"
+        headers = {"x-api-key": live_server.api_key} | {name.replace("_", "-"): one for name, one in headers.items()}
+        return connect(address, additional_headers={name: one for name, one in headers.items() if one}, proxy=None)
+
+    return opened
+
+
+def refusal(opening):
+    with pytest.raises(InvalidStatus) as refused:
+        opening()
+    answer = refused.value.response
+    return answer.status_code, json.loads(answer.body)["error"]["name"]
+
+
+def events(database, job):
+    with database.read() as session:
+        found = queries.events(session, job.id)
+        return [(one.kind, one.detail) for one in found if one.kind in {audit.OPENED, audit.CLOSED}]
+
+
+def last(connection):
+    """Return the last message of the service, and the code that it closes with."""
+    said = None
+    try:
+        while True:
+            said = connection.recv(10)
+    except ConnectionClosed as closed:
+        return json.loads(said), closed.rcvd.code
+
+
+def test_a_session_passes_input_and_output_on_and_is_recorded(open_session, worker, database, job):
+    with open_session() as session:
+        session.send(json.dumps({"command": ["cat", "a b"]}))
+        assert json.loads(session.recv(10))["started"].startswith("e")
+        session.send(b"x" * 100_000)
+        assert sum(len(session.recv(10)) - 1 for _ in range(-(-100_000 // channel.CHUNK_BYTES))) == 100_000
+        session.send(json.dumps({"eof": True}))
+        assert last(session) == ({"exit": 3}, 1000)
+    [request] = worker.requests
+    assert (request["job"], request["lease"], request["command"]) == (job.id, job.lease, ["cat", "a b"])
+    wait_until(lambda: len(events(database, job)) == 2)
+    [(opened, what), (closed, result)] = events(database, job)
+    assert (opened, closed) == (audit.OPENED, audit.CLOSED)
+    assert "command cat 'a b', by API key 'tests'" in what
+    assert "exit code 3, after" in result
+
+
+@pytest.mark.parametrize("path", ["exec", "forward?port=80", "forward/e1"])
+def test_nobody_without_a_key_in_a_header_enters(open_session, stores, api_key, worker, path):
+    cookie = stores.sessions.open(api_key.split("_")[1])
+    assert refusal(lambda: open_session(path, x_api_key="")) == (401, "Unauthorized")
+    assert refusal(lambda: open_session(path, x_api_key="gj_wrong")) == (401, "Unauthorized")
+    for name in ("gradient_session", "__Host-gradient_session"):
+        assert refusal(lambda name=name: open_session(path, x_api_key="", cookie=f"{name}={cookie}"))[0] == 401
+    assert worker.requests == []
+
+
+@pytest.mark.parametrize("path", ["exec", "forward?port=80", "forward/e1"])
+def test_no_page_of_another_site_enters(open_session, worker, path):
+    assert refusal(lambda: open_session(path, origin="https://evil.example")) == (403, "Forbidden")
+    assert refusal(lambda: open_session(path, origin="null")) == (403, "Forbidden")
+    assert worker.requests == []
+
+
+@pytest.mark.parametrize("path", ["exec", "forward?port=80", "forward/e1"])
+def test_a_setting_allows_nobody(open_session, worker, settings, path):
+    settings.exec.enabled = False
+    assert refusal(lambda: open_session(path)) == (403, "ExecDisabled")
+    assert worker.requests == []
+
+
+def test_only_a_running_job_is_entered(open_session, client, stores, worker, job):
+    queued = client.post("/jobs", json=make_job_body()).json()["id"]
+    assert refusal(lambda: open_session(job_id=queued)) == (409, "JobNotEnterable")
+    assert refusal(lambda: open_session(job_id="jnone")) == (404, "JobNotFound")
+    client.post(f"/jobs/{job.id}/stop")
+    assert refusal(open_session) == (409, "JobNotEnterable")
+    FakeWorker(stores).end(job)
+    assert refusal(open_session) == (409, "JobNotEnterable")
+    assert worker.requests == []
+
+
+def test_a_job_of_a_backend_without_sessions_is_not_entered(open_session, database, job):
+    with database.write() as session:
+        queries.get(session, job.id).backend = "tpu"
+    assert refusal(open_session) == (409, "JobNotEnterable")
+
+
+@pytest.mark.parametrize("port", ["", "?port=0", "?port=65536", "?port=x", "?port=%C2%B2", "?port=-1"])
+def test_a_port_is_a_number(open_session, port):
+    assert refusal(lambda: open_session(f"forward{port}")) == (400, "SpecInvalid")
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (b"true", "must be text"),
+        ("{", "Invalid JSON"),
+        (json.dumps({"command": []}), "command"),
+        (json.dumps({"command": [""]}), "the program has no name"),
+        (json.dumps({"command": ["a\0b"]}), "a NUL character"),
+        ('{"command": ["\\ud800"]}', "JSON"),
+        (json.dumps({"command": ["x" * 200_000]}), "longer than 128 KiB"),
+        (json.dumps({"command": ["a"], "terminal": {"rows": 0, "columns": 1}}), "terminal.rows"),
+        (json.dumps({"command": ["a"], "terminal": {"rows": 1, "columns": 1, "term": "x;y"}}), "terminal.term"),
+        (json.dumps({"command": ["a"], "shell": True}), "shell"),
+    ],
+)
+def test_a_command_that_is_none_is_refused(open_session, worker, database, job, message, says):
+    with open_session() as session:
+        session.send(message)
+        said, code = last(session)
+    assert says in said["refused"]
+    assert code == 1008
+    assert (worker.requests, events(database, job)) == ([], [])
+
+
+def test_a_worker_that_does_not_answer_is_named(open_session, database, job):
+    with open_session() as session:
+        session.send(TRUE)
+        said = last(session)[0]
+    assert ("'w' cannot be reached" in said["refused"], said["name"]) == (True, "JobNotEnterable")
+    wait_until(lambda: len(events(database, job)) == 2)
+    assert "refused: " in events(database, job)[1][1]
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_key_has_so_many_sessions(open_session, stores):
+    stores.limits.exec_sessions._per_key = 1
+    with open_session() as session:
+        session.send(TRUE)
+        session.recv(10)
+        assert refusal(open_session) == (429, "LimitReached")
+    wait_until(lambda: not stores.limits.exec_sessions._used)
+    with open_session() as session:
+        session.send(TRUE)
+        session.recv(10)
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_revoked_key_ends_its_sessions(open_session, settings, stores, database, api_key):
+    settings.exec.ping_seconds = 0.05
+    with open_session() as session:
+        session.send(TRUE)
+        session.recv(10)
+        with database.write() as writing:
+            api_keys.revoke(writing, api_key.split("_")[1])
+        stores.keys.clear()
+        said, code = last(session)
+    assert "revoked" in said["ended"]
+    assert code == 1008
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize(("setting", "says"), [("idle_seconds", "Nothing was sent"), ("max_seconds", "lasted")])
+def test_a_session_ends_at_its_limits(open_session, settings, database, job, setting, says):
+    setattr(settings.exec, setting, 0.1)
+    with open_session() as session:
+        session.send(TRUE)
+        session.recv(10)
+        said, code = last(session)
+    assert says in said["ended"]
+    assert f"GRADIENT_EXEC__{setting.upper()}" in said["ended"]
+    assert code == 1008
+    wait_until(lambda: len(events(database, job)) == 2)
+    assert says in events(database, job)[1][1]
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_websocket_is_counted_until_its_end(open_session, live_server):
+    counted = live_server.server._connections._counted
+    before = set(counted)
+    with open_session() as session:
+        session.send(TRUE)
+        session.recv(10)
+        [one] = counted - before
+    wait_until(lambda: one not in counted)

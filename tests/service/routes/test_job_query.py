@@ -1,0 +1,145 @@
+"""The query language of lists of jobs, their orders, and their pages in both directions."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import update
+from support.live_service import make_job_body
+
+from core.db.models.jobs import Job
+from core.jobs import metrics
+
+
+@pytest.fixture
+def jobs(client, train, database):
+    """Four jobs by name: two that ended well with an accuracy, one that failed, one that waits."""
+    named = {}
+    for name, accuracies, reason in (
+        ("good", [0.5, 0.95], "completed"),
+        ("poor", [0.9, 0.3], "completed"),
+        ("broken", [], "exit_nonzero"),
+    ):
+        body = make_job_body(name=name, project="nlp", tags=[name, "swept"], command=f"python {name}.py --lr 0.1")
+        client.post("/jobs", json=body).raise_for_status()
+        named[name] = train(1 + 10 * len(accuracies), accuracies, reason)
+    named["waits"] = client.post("/jobs", json=make_job_body(name="waits", machineType="GPU+")).json()["id"]
+    with database.write() as session:
+        old = datetime.now(UTC) - timedelta(days=3)
+        session.execute(update(Job).where(Job.id == named["good"]).values(created_at=old))
+    return named
+
+
+def names(client, **params):
+    answer = client.get("/jobs", params=params)
+    assert answer.status_code == 200, answer.text
+    return [job["name"] for job in answer.json()["jobs"]]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("", ["waits", "broken", "poor", "good"]),
+        ("state:failed", ["broken"]),
+        ("state:Failed,pending", ["waits", "broken"]),
+        ("-state:succeeded", ["waits", "broken"]),
+        ("-reason:completed", ["waits", "broken"]),
+        ("state:error", []),
+        ("project:nlp -tag:good", ["broken", "poor"]),
+        ("tag:good,poor", ["poor", "good"]),
+        ("machine:gpu+", ["waits"]),
+        ("name:OO", ["poor", "good"]),
+        ("reason:exit_nonzero", ["broken"]),
+        ("accuracy>0.9", ["good"]),
+        ("metric.accuracy<=0.3", ["poor"]),
+        ("accuracy>0.2 lr=0.1", ["poor", "good"]),
+        ("loss>0", []),
+        ("created<2d", ["waits", "broken", "poor"]),
+        ("created>2d", ["good"]),
+        ("created>2000-01-01 created<2100-01-01", ["waits", "broken", "poor", "good"]),
+        ("finished<1h", ["broken", "poor", "good"]),
+        ("duration>=0s cost>=0 state:succeeded", ["poor", "good"]),
+        ("GOOD.py", ["good"]),
+        ('"--lr 0.1" poor', ["poor"]),
+        ("project:none", []),
+    ],
+)
+def test_a_query_finds_jobs(client, jobs, query, found):
+    assert names(client, q=query) == found
+    assert client.get("/jobs", params={"q": f"id:{jobs['poor']} {query}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("tag:a stat:failed", "'stat' is not a field: state, project, machine, tag, name, command, id, reason."),
+        ("tag:a state:dead", "'dead' is not a state"),
+        ("tag:a machine:none", "There is no machine type 'none'"),
+        ("tag:a accuracy>high", "'high' is not a number"),
+        ("tag:a accuracy>nan", "'nan' is not a number"),
+        ("tag:a created<soon", "'soon' is not an age such as 30m"),
+        ("tag:a created>0001-01-01T00:00+14:00", "is not an age"),
+        ("tag:a name:", "A value is missing after 'name:'"),
+        ('tag:a "open', "A quotation mark is not closed"),
+    ],
+)
+def test_a_wrong_term_is_named_with_its_place(client, query, message):
+    answer = client.get("/jobs", params={"q": query})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["field"]) == (400, "q")
+    assert message in error["message"]
+    assert "at character 7 of the query" in error["message"]
+
+
+def test_a_query_has_a_limit(client):
+    assert "at most 20 terms" in client.get("/jobs", params={"q": "a " * 21}).json()["error"]["message"]
+    assert client.get("/jobs", params={"q": "a" * 501}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("sort", "found"),
+    [
+        ("-created", ["waits", "broken", "poor", "good"]),
+        ("created", ["good", "poor", "broken", "waits"]),
+        ("name", ["broken", "good", "poor", "waits"]),
+        ("-name", ["waits", "poor", "good", "broken"]),
+        ("-accuracy", ["good", "poor", "waits", "broken"]),
+        ("metric.accuracy", ["poor", "good", "waits", "broken"]),
+        ("machine", ["broken", "poor", "good", "waits"]),
+        ("-project", ["broken", "poor", "good", "waits"]),
+    ],
+)
+def test_a_list_is_sorted_and_read_in_both_directions(client, jobs, sort, found):
+    assert jobs
+    assert names(client, sort=sort) == found
+    pages, after = [], None
+    while True:
+        page = client.get("/jobs", params={"sort": sort, "limit": 1, **({"after": after} if after else {})}).json()
+        pages.append(page)
+        after = page["next"]
+        if after is None:
+            break
+    assert [job["name"] for page in pages for job in page["jobs"]] == found
+    assert pages[0]["previous"] is None
+    back = [pages[-1]]
+    while (before := back[-1]["previous"]) is not None:
+        back.append(client.get("/jobs", params={"sort": sort, "limit": 1, "before": before}).json())
+    assert [page["jobs"][0]["name"] for page in back] == found[::-1]
+
+
+def test_a_similar_field_is_suggested(client):
+    assert "Did you mean 'machine'?" in client.get("/jobs", params={"q": "machin:cpu"}).json()["error"]["message"]
+
+
+def test_durations_and_costs_can_be_sorted_by(client, jobs):
+    for sort in ("duration", "-cost", "finished", "state"):
+        assert sorted(names(client, sort=sort)) == sorted(jobs)
+    assert client.get("/jobs", params={"sort": "-"}).json()["error"]["field"] == "sort"
+    assert client.get("/jobs", params={"before": "x"}).json()["error"]["field"] == "before"
+    assert client.get("/jobs", params={"sort": "name", "after": "99999"}).json()["error"]["field"] == "after"
+
+
+def test_the_last_values_go_with_the_metrics(client, jobs, database):
+    with database.read() as session:
+        assert metrics.last_values(session, [jobs["good"]]) == {jobs["good"]: {"accuracy": 0.95, "lr": 0.1}}
+    metrics.remove(database, jobs["good"])
+    assert names(client, q="accuracy>0.9") == []

@@ -1,0 +1,103 @@
+"""Query plans: no read and no step of a job looks at every row of a table that grows with each job."""
+
+import re
+
+import pytest
+from fastapi.routing import iter_route_contexts
+from sqlalchemy import Connection, text
+from support.live_service import make_job_body, record_statements
+
+LARGE = {"jobs", "attempts", "events", "metrics"}
+STREAMS = {"/jobs/{job_id}/logs"}
+"""Routes that are asked for one page instead of their stream."""
+FILTERS = (
+    {},
+    {"state": "failed"},
+    {"state": ["queued", "failed"]},
+    {"machineType": "CPU"},
+    {"name": "a"},
+    {"project": "default"},
+    {"since": "2026-01-01T00:00:00Z"},
+    {"after": "5"},
+    {"q": "state:failed"},
+    {"q": "project:default machine:CPU"},
+    {"q": "accuracy>0.5"},
+)
+LIMITED = re.compile(r"ORDER BY jobs\.seq DESC LIMIT|FROM \(SELECT jobs\.seq AS seq FROM jobs WHERE .* LIMIT")
+"""Reads from one end on, until a page is full, or as many jobs as are counted at most."""
+OF_LIVE_JOBS = ("INDEX ix_jobs_active", "INDEX ix_jobs_queue")
+"""Partial indexes as long as the queue, not as the past."""
+COUNTS_ALL = "SELECT jobs.project_id, count(*) AS jobs FROM jobs WHERE jobs.deleted_at IS NULL GROUP BY"
+"""Numbers of jobs by project, which are kept for half a minute."""
+
+
+def scans(connection: Connection, statement: str, parameters: object) -> list[str]:
+    """Return the steps of a statement's plan that read a whole large table."""
+    plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+    whole = [row.detail for row in plan if re.match(rf"SCAN ({'|'.join(LARGE)})\b", row.detail)]
+    if LIMITED.search(" ".join(statement.split())):
+        whole = [step for step in whole if step != "SCAN jobs"]
+    return [step for step in whole if not step.endswith(OF_LIVE_JOBS)]
+
+
+def assert_no_scans(database, statements):
+    read = [one for one in statements if one[0].lstrip().startswith(("SELECT", "UPDATE", "DELETE", "WITH"))]
+    assert read
+    with database.engine.connect() as connection:
+        found = {" ".join(s.split()): scans(connection, s, parameters) for s, parameters in read}
+    assert [f"{steps}: {s}" for s, steps in found.items() if steps and not s.startswith(COUNTS_ALL)] == []
+
+
+@pytest.fixture
+def job_id(client, worker):
+    worker.register()
+    made = client.post("/jobs", json=make_job_body()).json()["id"]
+    worker.start()
+    return made
+
+
+def paths(app):
+    found = {route.path_format for route in iter_route_contexts(app.routes) if "GET" in (route.methods or ())}
+    return sorted(path for path in found if not path.startswith(("/ui/static", "/client", "/openapi")))
+
+
+def test_a_scan_is_recognised(database):
+    with database.engine.connect() as connection:
+        assert scans(connection, "SELECT id FROM jobs WHERE exit_code = 7", ())
+        assert not scans(connection, "SELECT name FROM jobs WHERE id = 'j1'", ())
+
+
+def test_no_route_reads_all_jobs(app, client, database, job_id):
+    values = {"job_id": job_id, "project_id": client.get(f"/jobs/{job_id}").json()["projectId"]}
+    with record_statements(database) as statements:
+        for path in paths(app):
+            address = re.sub(r"\{(\w+)(:\w+)?\}", lambda found: values.get(found[1], "x"), path)
+            answer = client.get(address, params={"line": 0} if path in STREAMS else {})
+            assert answer.status_code < 500, (path, answer.text)
+    assert_no_scans(database, statements)
+
+
+@pytest.mark.parametrize("page", ["/jobs", "/ui/jobs"])
+@pytest.mark.parametrize("wanted", FILTERS, ids=str)
+@pytest.mark.usefixtures("job_id")
+def test_no_filter_reads_all_jobs(client, database, page, wanted):
+    with record_statements(database) as statements:
+        assert client.get(page, params=wanted).status_code < 500
+    assert_no_scans(database, statements)
+
+
+def test_no_step_of_a_job_reads_all_jobs(client, database, worker):
+    worker.register()
+    with record_statements(database) as statements:
+        waiting = [client.post("/jobs", json=make_job_body()).json()["id"] for _ in range(2)]
+        client.get(f"/jobs/{waiting[1]}")
+        worker.end(worker.start())
+        client.post(f"/jobs/{waiting[1]}/stop")
+        client.delete(f"/jobs/{waiting[0]}")
+    assert_no_scans(database, statements)
+
+
+def test_the_indexes_are_in_the_database(database):
+    with database.engine.connect() as connection:
+        names = set(connection.scalars(text("SELECT name FROM sqlite_master WHERE type = 'index'")))
+    assert {"ix_jobs_active", "ix_jobs_machine_type_seq", "ix_jobs_name_seq"} <= names
