@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -17,6 +17,7 @@ from support.docker_server import DockerServer, missing_docker_requirements, run
 from support.faults import table
 from support.faults.proxy import Proxy
 from support.gcs_buckets import GcsHarness
+from support.job_packages import EXAMPLES, has_default_packages, has_packages_of
 from support.otlp_collector import OtlpCollector
 from support.postgres import PostgresServer, find_binaries
 from support.redis_server import RedisServer, find_redis
@@ -30,6 +31,7 @@ from core.jobs import lifecycle, projects
 from core.jobs.lifecycle import NewJob
 from core.jobs.spec.job_spec import JobSpec
 from gradient_server.simulator.gcs.server import GcsSimulator
+from worker.backends.control_groups import control_group_support
 from worker.sandbox.bubblewrap import unavailable
 
 # A busy machine takes longer than Hypothesis allows an example by default.
@@ -77,6 +79,10 @@ REQUIREMENTS = {
         lambda: unavailable() is None,
         f"no sandbox: {unavailable()} (apt-get install bubblewrap; this user must be allowed to create namespaces)",
     ),
+    "control_groups": (
+        lambda: control_group_support("auto")[0] is not None,
+        f"no control groups: {control_group_support('auto')[1]} (run the tests as root, or in a delegated group)",
+    ),
     "browser": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
     "original_clients": (
         find_original_clients,
@@ -84,22 +90,31 @@ REQUIREMENTS = {
     ),
 }
 """Requirements of tests, by the fixture that provides them: a function that finds one, and the message if missing."""
+REQUIREMENTS["trainer_packages"] = (has_default_packages, "no package index has the default packages of jobs")
+for _example in EXAMPLES:
+    REQUIREMENTS[f"{_example}_packages"] = (
+        functools.partial(has_packages_of, _example),
+        f"no package index has the requirements of examples/{_example}, or only with CUDA (see UV_FIND_LINKS)",
+    )
 
-NEEDS_PRIVILEGES = {"docker_server", "small_disk", "bubblewrap"}
+NEEDS_PRIVILEGES = {"docker_server", "small_disk", "bubblewrap", "control_groups"}
 """Requirements that need rights on the machine: a missing one is reported everywhere, and is never an error."""
+_NEEDS_INDEX = {"trainer_packages", *(f"{name}_packages" for name in EXAMPLES)}
+"""Requirements that need a package index: likewise."""
 _LEVELS = dict.fromkeys(("chaos", "deploy", "e2e", "original", "soak"), "e2e")
 _LEVELS |= dict.fromkeys(("bench", "images", "migrations"), "integration")
 """Levels of the tests of a whole folder."""
 _PROCESSES = {"cli", "deployment", "gcs_simulator", "fuzz_target", "live_server", "make_deployment", "proxy", "service"}
 """Fixtures that start servers or processes, besides those in `NEEDS`."""
 _FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bubblewrap": "sandbox"}
+_FIXTURE_PARAMETERS |= {f"{name}_packages": name for name in (*EXAMPLES, "trainer")}
 """Test parameters that stand for a fixture, by fixture."""
 
 _not_run: dict[str, str] = {}
 
 
-def _missing_requirements() -> dict[str, str]:
-    return {fixture: words for fixture, (find, words) in REQUIREMENTS.items() if not find()}
+def _missing_requirements(wanted: Collection[str]) -> dict[str, str]:
+    return {fixture: words for fixture, (find, words) in REQUIREMENTS.items() if fixture in wanted and not find()}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -110,7 +125,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart() -> None:
     # A shell starts what runs in the background with Ctrl-C ignored, and every child would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    wanted = {fixture: words for fixture, words in _missing_requirements().items() if fixture not in NEEDS_PRIVILEGES}
+    wanted = _missing_requirements(REQUIREMENTS.keys() - NEEDS_PRIVILEGES - _NEEDS_INDEX)
     if os.environ.get("CI") == "true" and wanted:
         raise pytest.UsageError("; ".join(wanted.values()))
 
@@ -119,7 +134,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark each test with its level, and deselect tests whose requirements are missing: not run is not passed."""
     for item in items:
         item.add_marker(_level(item))
-    missing = _missing_requirements()
+    # An index is only asked for packages that a test needs.
+    missing = _missing_requirements({one for one in REQUIREMENTS if any(_requires(item, one) for item in items)})
     wanting = {item: words for item in items for fixture, words in missing.items() if _requires(item, fixture)}
     items[:] = [item for item in items if item not in wanting]
     config.hook.pytest_deselected(items=list(wanting))
@@ -137,8 +153,9 @@ def _level(item: pytest.Item) -> str:
 
 def _requires(item: pytest.Item, fixture: str) -> bool:
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    named = fixture in getattr(item, "fixturenames", ())
-    return named or _FIXTURE_PARAMETERS.get(fixture) in params.values()
+    if fixture in getattr(item, "fixturenames", ()):
+        return True
+    return fixture in _FIXTURE_PARAMETERS and _FIXTURE_PARAMETERS[fixture] in params.values()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -155,6 +172,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for words in sorted(set(_not_run.values())):
         count = list(_not_run.values()).count(words)
         terminalreporter.write_sep("=", f"NOT RUN: {count} tests: {words}", yellow=True)
+
+
+@pytest.fixture(scope="session")
+def trainer_packages() -> None:
+    """An index that has the default packages."""
 
 
 @pytest.fixture(scope="session")
@@ -237,6 +259,11 @@ def bubblewrap() -> None:
 
 
 @pytest.fixture(scope="session")
+def control_groups() -> None:
+    """A machine on which jobs can be limited by control groups."""
+
+
+@pytest.fixture(scope="session")
 def compose_program() -> list[str]:
     """The words that begin a command of Docker Compose."""
     words = find_compose()
@@ -312,7 +339,7 @@ class JobSubmitter:
                 NewJob(
                     spec=JobSpec(machine_type=machine, command=command, **spec),
                     machine=self._catalogue.get(machine),
-                    backend="mock",
+                    backend="process",
                     project=project,
                     submitted_by="tester",
                     idempotency_key=key,

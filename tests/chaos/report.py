@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from chaos.checker import CheckResult, Violation, overlapping_faults
 from chaos.nemesis import InjectedFault
-from chaos.stack import DOCKER_TYPE, MOCK_TYPE
+from chaos.stack import DOCKER_TYPE, PROCESS_TYPE
 from chaos.vitals import ProcessVitals
 from support.faults.table import align_columns
 
-_HEAD = ("fault", "n", "violations", "alone: mock", "docker", "overlapping: mock p50", "max", "docker p50", "max")
+_HEAD = ("fault", "n", "violations", "alone: process", "docker", "overlapping: process p50", "max", "docker p50", "max")
 _LISTED_PROCESSES = 12
 """Processes whose memory and files are reported."""
 
@@ -46,8 +46,8 @@ def format_table(injected: Sequence[InjectedFault], violations: Sequence[Violati
     rows: list[tuple[str, ...]] = [_HEAD]
     for name in dict.fromkeys(one.fault.name for one in injected):
         of_it = [one for one in injected if one.fault.name == name and not one.failed]
-        alone = [_recovery_figures(of_it, machine_type, alone=True)[1] for machine_type in (MOCK_TYPE, DOCKER_TYPE)]
-        over = [_recovery_figures(of_it, machine_type, alone=False) for machine_type in (MOCK_TYPE, DOCKER_TYPE)]
+        alone = [_recovery_figures(of_it, machine_type, alone=True)[1] for machine_type in (PROCESS_TYPE, DOCKER_TYPE)]
+        over = [_recovery_figures(of_it, machine_type, alone=False) for machine_type in (PROCESS_TYPE, DOCKER_TYPE)]
         rows.append((name, str(len(of_it)), str(counted[name]), *alone, *over[0], *over[1]))
     return align_columns(rows, 1)
 

@@ -1,5 +1,5 @@
 """The service as it is run in production, on this machine: PostgreSQL, Redis, a container engine, two API processes,
-two workers of the mock backend on one host name and one for containers, each behind proxies of its own.
+two workers of the process backend on one host name and one for containers, each behind proxies of its own.
 
 A keeper starts again what ends, as the systemd units do. GRADIENT_HOME is a disk of its own, which can be filled; what
 jobs write down about themselves lies on another.
@@ -29,12 +29,12 @@ from core.db.models.jobs import Job
 RESTART_SECONDS = 2.0
 HOME_BYTES = 2 * 1024**3
 API_PROCESSES, WORKERS, DOCKER_WORKER = ("api1", "api2"), ("w1", "w2"), "w3"
-MOCK_TYPE, DOCKER_TYPE = "Simulated CPU", "CPU"
-BACKENDS = {MOCK_TYPE: "mock", DOCKER_TYPE: "docker"}
+PROCESS_TYPE, DOCKER_TYPE = "Simulated CPU", "CPU"
+BACKENDS = {PROCESS_TYPE: "process", DOCKER_TYPE: "docker"}
 _CATALOGUE = f"""
-["{MOCK_TYPE}"]
+["{PROCESS_TYPE}"]
 aliases = []
-backend = "mock"
+backend = "process"
 kind = "cpu"
 accelerator = "this machine"
 count = 1

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.stack import DOCKER_TYPE, MOCK_TYPE
+from chaos.stack import DOCKER_TYPE, PROCESS_TYPE
 from support.faults.containers import recorded_in_container
 from support.faults.job_journal import recorded_command
 
@@ -76,4 +76,4 @@ class AcceptedJob:
 def draw_job(chance: random.Random) -> tuple[str, str]:
     """A kind of job, and the machine type to run it on."""
     kind = chance.choices(list(JOB_KINDS), [one.weight for one in JOB_KINDS.values()])[0]
-    return kind, chance.choice((MOCK_TYPE, MOCK_TYPE, DOCKER_TYPE))
+    return kind, chance.choice((PROCESS_TYPE, PROCESS_TYPE, DOCKER_TYPE))

@@ -93,7 +93,7 @@ def test_images_run_without_root_from_locked_packages(dockerfile):
     assert len(re.findall(r"uv sync --frozen", text)) == 2
     assert "--require-hashes --requirement .ci/uv.txt" in text
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE)
-    assert copied == [".ci/uv.txt", "pyproject.toml uv.lock README.md LICENSE", "."]
+    assert copied == [".ci/uv.txt", "pyproject.toml uv.lock README.md LICENSE", "client/pyproject.toml", "."]
 
 
 def test_what_is_built_from_leaves_secrets_and_history_out():

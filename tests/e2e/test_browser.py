@@ -63,7 +63,7 @@ def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
     assert browser.evaluate("document.querySelector('#log .fg2').textContent") == "green"
     assert browser.text("#log .partial") == "step 1"
     browser.wait_for("document.querySelector('.state .badge').innerText === 'Running'")
-    browser.wait_for("document.querySelector('.chart-line[d^=M]')")
+    browser.wait_for("document.querySelector('.chart canvas')")
     assert fits(browser)
     go(service, job_id, "go-1")
     browser.wait_for(f"{log}.includes('last line')")
@@ -74,7 +74,7 @@ def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
         "3",
     ]
     go(service, job_id, "go-2")
-    browser.wait_for("document.querySelector('.state .badge').innerText === 'Stopped'")
+    browser.wait_for("document.querySelector('.state .badge').innerText === 'Succeeded'")
     assert "exit code 0" in browser.text(".state")
     assert browser.evaluate("document.querySelectorAll('#stop').length") == 0
     assert "1 file" in browser.text("#browse")
@@ -99,10 +99,37 @@ def test_the_list_changes_by_itself_and_buttons_work(service, browser):
     browser.wait_for(f"{badge} === 'Running'")
     browser.click(f"#{job_id}")
     browser.wait_for("document.getElementById('stop')")
+    browser.click("#stop-menu summary")
     browser.click("#stop")
-    browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Cancelled'")
+    browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Stopped'")
     browser.wait_for("document.getElementById('log-title') && !document.getElementById('stop')")
     browser.click("#delete summary")
     browser.click("#delete-now")
     browser.wait_for("location.pathname === '/ui/jobs'")
     browser.wait_for(f"document.readyState === 'complete' && !document.getElementById({json.dumps(job_id)})")
+
+
+def test_a_server_that_does_not_answer_is_announced(service, browser):
+    browser.open(f"{service.cli_json['url']}/ui/login")
+    browser.fill("#key", service.cli_json["apiKey"])
+    browser.click("form.sign-in button")
+    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+    banner = "document.querySelector('#stale[role=status]').innerText"
+    assert browser.evaluate(banner) == ""
+    browser.evaluate("window.answers = window.fetch; window.fetch = () => Promise.reject(new TypeError('offline'))")
+    browser.wait_for(f"{banner}.includes('does not answer')", 40)
+    assert browser.evaluate("getComputedStyle(document.getElementById('stale')).position") == "sticky"
+    browser.evaluate("window.fetch = window.answers")
+    browser.wait_for(f"{banner} === ''", 40)
+
+
+def test_a_list_without_live_jobs_shows_a_new_one(service, browser):
+    service.wait_ended(service.submit("true", name="over", project="idle"))
+    browser.open(f"{service.cli_json['url']}/ui/login")
+    browser.fill("#key", service.cli_json["apiKey"])
+    browser.click("form.sign-in button")
+    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+    browser.open(f"{service.cli_json['url']}/ui/jobs?project=idle")
+    job_id = service.submit("true", name="new", project="idle")
+    browser.wait_for(f"document.getElementById({json.dumps(job_id)})")
+    assert fits(browser)

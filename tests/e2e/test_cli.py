@@ -2,12 +2,11 @@
 
 import hashlib
 import json
-import os
 import signal
-import subprocess
 
 import pytest
-from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.deployment import Deployment, wait_until
+from support.shell import Shell
 
 MAIN = """
 import os
@@ -24,39 +23,6 @@ def service(tmp_path_factory):
     deployment.start_up()
     yield deployment
     deployment.stop()
-
-
-class Shell:
-    """A user's shell in a project folder."""
-
-    def __init__(self, service, folder, home):
-        self.folder = folder
-        self._env = {k: v for k, v in os.environ.items() if not k.startswith(("GRADIENT_", "XDG_"))}
-        self._env |= {"GRADIENT_HOME": str(service.home), "HOME": str(home), "NO_COLOR": "1"}
-
-    def __call__(self, *arguments, env=None, code=0):
-        done = subprocess.run(
-            [str(CLI_PROGRAM), *arguments],
-            cwd=self.folder,
-            env=self._env | (env or {}),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
-        return done
-
-    def start(self, *arguments):
-        return subprocess.Popen(
-            [str(CLI_PROGRAM), *arguments],
-            cwd=self.folder,
-            env=self._env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
 
 
 @pytest.fixture
@@ -76,7 +42,7 @@ def last_id(service):
 
 
 def test_one_command_runs_a_folder_and_brings_its_outputs_back(service, shell, tmp_path):
-    create = ("jobs", "create", "--machineType", "TPU", "--container", "tensorflow/tensorflow:2.21.0")
+    create = ("jobs", "create", "--machineType", "TPU")
     done = shell(*create, "--command", "python main.py")
     assert done.stdout == "training\n"
     job_id = last_id(service)

@@ -24,7 +24,9 @@ def index(tmp_path_factory):
 @pytest.fixture(scope="module")
 def service(tmp_path_factory, index):
     deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
-    deployment.start_up(UV_DEFAULT_INDEX=index.url, UV_PYTHON_DOWNLOADS="never", GRADIENT_WORKER__SLOTS="2")
+    index.add_wheel("common")
+    default = {"GRADIENT_ENVIRONMENTS__DEFAULT": '["common"]'}
+    deployment.start_up(UV_DEFAULT_INDEX=index.url, UV_PYTHON_DOWNLOADS="never", GRADIENT_WORKER__SLOTS="2", **default)
     yield deployment
     deployment.stop()
 
@@ -153,9 +155,21 @@ def test_what_a_job_installs_ends_with_it(service, index):
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, check=False).returncode == 1
 
 
-def test_a_folder_that_asks_for_nothing_has_the_packages_of_the_service(service):
-    job, log = run(service, {}, "python -c 'import pydantic, sys; print(sys.version_info[:2])'")
-    assert (job["state"], log) == ("Stopped", f"{sys.version_info[:2]}\n")
+def test_a_folder_that_asks_for_nothing_has_the_default_packages(service):
+    job, log = run(service, {}, "python -c 'import common, sys; print(common.VERSION, sys.version_info[:2])'")
+    assert (job["state"], log) == ("Stopped", f"1.0 {sys.version_info[:2]}\n")
+
+
+def test_while_the_default_packages_cannot_be_installed_jobs_have_none_and_say_so(deployment):
+    nowhere = {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple", "UV_HTTP_RETRIES": "0"}
+    api = deployment.start_up(GRADIENT_ENVIRONMENTS__DEFAULT='["common"]', **nowhere)
+    job_id = deployment.submit("echo ran; python -c 'import common'")
+    job = deployment.wait_ended(job_id)
+    assert (job["state"], job["exitCode"]) == ("Failed", 1)
+    assert b"ran\n" in deployment.raw_log(job_id)
+    assert "default packages" in str(job["notes"])
+    assert "http://127.0.0.1:9/simple" in str(job["notes"]), "the note names the index"
+    assert "default_packages_missing" in api.read_log()
 
 
 def test_the_version_of_python_is_the_services_or_one_that_is_found(service):

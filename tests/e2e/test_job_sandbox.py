@@ -129,7 +129,9 @@ def test_a_job_installs_packages_for_itself(deployment, inside):
     installed = (
         "pip --version && (cd $VIRTUAL_ENV/lib/python*/site-packages && touch canary.py) && python -c 'import canary'"
     )
-    job = deployment.submit(f"{installed} && python -c 'import numpy'")
+    service = "core service worker gradient_server migrations fastapi sqlalchemy pydantic numpy"
+    unseen = "; ".join(f"! python -c 'import {name}' || exit 3" for name in service.split())
+    job = deployment.submit(f"{unseen}; {installed} && ! ls {sys.prefix}")
     assert deployment.wait_ended(job)["exitCode"] == 0, deployment.raw_log(job)
     other = deployment.submit("python -c 'import canary'")
     assert deployment.wait_ended(other)["exitCode"] == 1

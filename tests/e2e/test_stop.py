@@ -56,6 +56,26 @@ def test_what_ignores_sigterm_is_killed_after_its_grace(deployment, running):
     assert deployment.find_job_processes(job_id) == []
 
 
+def test_a_second_stop_at_once_ends_a_grace_period(deployment, running):
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    job_id = running(script(deployment, deaf), b"deaf", stopGrace=3600)
+    deployment.request("POST", f"/jobs/{job_id}/stop")
+    wait_until(lambda: deployment.job(job_id)["stopRequested"], "the first request")
+    hurried = deployment.request("POST", f"/jobs/{job_id}/stop?now=true")
+    assert hurried.status_code == 200
+    job = deployment.wait_ended(job_id)
+    assert (job["state"], job["exitCode"], job["reason"]) == ("Cancelled", 137, "stopped_by_user")
+    events = deployment.request("GET", f"/jobs/{job_id}/events").json()["events"]
+    assert [one["message"] for one in events if one["kind"] == "stop_requested"] == [None, "at once"]
+
+
+def test_a_first_stop_at_once_has_no_grace_period(deployment, running):
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    job_id = running(script(deployment, deaf), b"deaf", stopGrace=3600)
+    deployment.request("POST", f"/jobs/{job_id}/stop?now=true")
+    assert deployment.wait_ended(job_id)["state"] == "Cancelled"
+
+
 def test_double_forks_do_not_escape(deployment, running):
     hidden = "(setsid sh -c 'trap \"\" TERM; echo hidden; while :; do sleep 1; done' &) ; sleep 600"
     job_id = running(hidden, b"hidden", stopGrace=1)

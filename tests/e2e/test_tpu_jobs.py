@@ -59,7 +59,7 @@ def test_one_command_gets_a_device_runs_beside_it_and_gives_it_back(service, sim
     assert original["tpuGrpcUrl"] == f"grpc://{address}:{port}"
     assert service.artifact(job["id"], "model") == b"model\n"
     said = [event for event in service.events(job["id"]) if event["kind"] == "phase"]
-    assert [event["phase"] for event in said if event["phase"] == "provisioning"]
+    assert [event["phase"] for event in said if event["phase"] == "waiting"]
     assert nothing_left(simulator)
     assert simulator.cloud.record == [
         ("created", f"queuedResources/gj-{job['id']}-1"),
@@ -83,7 +83,7 @@ def test_whose_a_tpu_is_and_what_it_costs_is_listed(service, simulator):
     service.request("POST", f"/jobs/{job_id}/stop")
     assert service.wait_ended(job_id)["state"] == "Cancelled"
     assert nothing_left(simulator)
-    wait_until(lambda: service.request("GET", "/tpus").json() == {"tpus": []}, "the record to say so")
+    wait_until(lambda: service.request("GET", "/tpus").json()["tpus"] == [], "the record to say so")
 
 
 def test_a_job_that_waits_says_why_and_can_be_stopped(service, simulator):
@@ -95,6 +95,25 @@ def test_a_job_that_waits_says_why_and_can_be_stopped(service, simulator):
     service.request("POST", f"/jobs/{job_id}/stop")
     assert service.wait_ended(job_id)["state"] == "Cancelled"
     assert nothing_left(simulator)
+
+
+def test_a_job_that_waits_uses_no_slot_and_survives_its_worker(service, simulator):
+    """One slot: other jobs run while a TPU is waited for, and a worker that takes over goes on waiting."""
+    service._processes[-1].kill()
+    service.start_up(GRADIENT_WORKER__SLOTS="1")
+    simulator.cloud.room = 0
+    waits = service.submit("echo ran", machineType="TPU")
+    wait_until(lambda: service.job(waits)["phase"] == "waiting", "the wait")
+    assert service.wait_ended(service.submit("echo meanwhile"))["state"] == "Stopped"
+    assert service.job(waits)["state"] == "Pending"
+    service._processes[-1].kill()
+    service.start_up(GRADIENT_WORKER__SLOTS="1")
+    assert service.wait_ended(service.submit("echo again"))["state"] == "Stopped"
+    simulator.cloud.room = 1
+    job = service.wait_ended(waits)
+    assert (job["state"], job["attempt"], service.raw_log(waits)) == ("Stopped", 1, b"ran\n")
+    assert nothing_left(simulator)
+    assert len([name for what, name in simulator.cloud.record if what == "created"]) == 2
 
 
 @pytest.mark.faults

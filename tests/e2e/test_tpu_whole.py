@@ -7,6 +7,7 @@ import sys
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
 from support.fake_clouds import NO_RESOURCES
+from support.job_packages import share_environments
 
 from gradient_server.simulator.cloud import SimulatedCloud
 
@@ -40,7 +41,7 @@ def build(image_shape, classes):
     return keras.Sequential([*images, *features, layers.Dense(96, activation="relu"), layers.Dense(classes)])
 """
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("trainer_packages"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,8 @@ def world():
 
 @pytest.fixture(scope="module")
 def service(world, tmp_path_factory):
-    deployment = Deployment(tmp_path_factory.mktemp("whole") / "home", **world.environment())
+    home = tmp_path_factory.mktemp("whole") / "home"
+    deployment = Deployment(home, **world.environment(), **share_environments(home))
     deployment.start_up()
     yield deployment
     deployment.stop()
@@ -111,7 +113,7 @@ def test_a_program_computes_on_the_device_and_its_output_comes_back_through_the_
     assert "8 devices\n[3.5, 6.5]\n" in said
     assert said.endswith("Done!\n")
     assert service.artifact(job_id, "result.txt") == b"[3.5, 6.5]"
-    wait_until(lambda: service.request("GET", "/tpus").json() == {"tpus": []}, "the TPU to be gone")
+    wait_until(lambda: service.request("GET", "/tpus").json()["tpus"] == [], "the TPU to be gone")
     assert nothing_left(world)
 
 

@@ -91,7 +91,7 @@ def spoken_of_a_full_disk(deployment, job_id):
 
 
 def test_the_disk_of_the_database_is_full(deployment, small_disk):
-    disk = small_disk(deployment.home, 8 * MIB)
+    disk = small_disk(deployment.home, 64 * MIB)
     deployment.start_up()
     with fault_trial("F18", deployment) as one:
         job_id = deployment.submit(recorded_command(f"say before; {gate_command()}; say after"))

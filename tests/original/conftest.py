@@ -1,4 +1,4 @@
-"""The original clients, unmodified, against a real service with the mock backend."""
+"""The original clients, unmodified, against a real service with the process backend."""
 
 import json
 import os

@@ -7,10 +7,10 @@ from core.jobs.spec.job_spec import JobSpec
 from core.settings import Settings
 from core.settings.network import EgressSettings
 from core.storage.artifacts.store import DirectoryStore
+from core.storage.shared.folders import SharedStorage
 from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
 from worker.backends.base import LaunchSpec
-from worker.project_folders import SharedStorage
 
 
 class BackendHarness:

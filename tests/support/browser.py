@@ -130,6 +130,20 @@ class Browser:
         """Keep what is seen as a PNG."""
         path.write_bytes(base64.b64decode(self("Page.captureScreenshot", format="png")["data"]))
 
+    def open_tab(self) -> str:
+        """Open another tab and go on in it; the others are hidden then. Returns its id."""
+        tab: str = self("Target.createTarget", url="about:blank")["targetId"]
+        self.show_tab(tab)
+        return tab
+
+    def show_tab(self, tab: str) -> None:
+        """Go on in this tab."""
+        self._session = None
+        self("Target.activateTarget", targetId=tab)
+        self._session = self("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self(f"{domain}.enable")
+
     def close(self) -> None:
         """End the browser."""
         self._process.terminate()
@@ -145,9 +159,7 @@ class Browser:
 
     def _attach(self) -> None:
         page = next(one for one in self("Target.getTargets")["targetInfos"] if one["type"] == "page")
-        self._session = self("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
-            self(f"{domain}.enable")
+        self.show_tab(page["targetId"])
 
     def _record_message(self, event: dict[str, Any]) -> None:
         parameters = event.get("params", {})

@@ -44,7 +44,8 @@ def wait_until(condition: Callable[[], Any], description: str, seconds: float = 
 
 
 # Jobs of most tests read and write files of the test; tests/worker/backends/test_job_sandbox.py is about sandboxes.
-PLAIN_JOBS = {"GRADIENT_PROCESS__SANDBOX": "off"}
+# Few of them need packages, which take a minute to install.
+PLAIN_JOBS = {"GRADIENT_PROCESS__SANDBOX": "off", "GRADIENT_ENVIRONMENTS__DEFAULT": "[]"}
 
 
 class Process:

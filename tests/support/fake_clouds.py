@@ -56,21 +56,23 @@ def running_simulator(**options):
         device.close()
 
 
+SHORT_TIMES = {
+    "runner": "process",
+    "poll_seconds": 0.02,
+    "watch_seconds": 0.05,
+    "timeout_seconds": 1.0,
+    "unhealthy_seconds": 0.2,
+    "api_retry_seconds": 3.0,
+    "probe_seconds": 0.2,
+    "provision_timeout_seconds": 20.0,
+    "orphan_grace_seconds": 0.0,
+}
+"""TPU settings with short timeouts."""
+
+
 def tpu_settings(simulator, **options):
     """Return TPU settings for the simulated cloud, with short timeouts."""
-    return {
-        "simulator_address": simulator.address,
-        "zones": ZONES,
-        "runner": "process",
-        "poll_seconds": 0.02,
-        "watch_seconds": 0.05,
-        "timeout_seconds": 1.0,
-        "unhealthy_seconds": 0.2,
-        "api_retry_seconds": 3.0,
-        "probe_seconds": 0.2,
-        "provision_timeout_seconds": 20.0,
-        "orphan_grace_seconds": 0.0,
-    } | options
+    return {"simulator_address": simulator.address, "zones": ZONES} | SHORT_TIMES | options
 
 
 class MemoryResourceLog:
@@ -83,20 +85,29 @@ class MemoryResourceLog:
     def installation(self) -> str:
         return "gtest"
 
-    def record_intent(self, kind, name, *, job_id, attempt):
+    def record_intent(self, kind, name, *, job_id, attempt, price=None):
         with self._lock:
             row = next((row for row in self._rows if row["name"] == name and not row["gone"]), None)
             if row is None:
                 row = {"kind": kind, "name": name, "job_id": job_id, "attempt": attempt, "operation": None}
                 row |= {"id": len(self._rows), "gone": False, "deleting": False, "states": [], "detail": None}
+                row |= {"since": None, "until": None, "price": price}
                 self._rows.append(row)
             return self._entry(row) if (row["job_id"], row["attempt"]) == (job_id, attempt) else None
 
-    def update(self, entry, *, state, health=None, detail=None, operation=None, bills=False):
+    def update(self, entry, *, state, health=None, detail=None, operation=None):
         row = self._rows[entry.id]
-        row["states"].append((state, health, bills))
+        row["states"].append((state, health))
         row["operation"] = operation or row["operation"]
         row["detail"] = detail or row["detail"]
+
+    def record_billing(self, entry, *, since=None, until=None, price=None):
+        with self._lock:
+            row = self._rows[entry.id]
+            if since is not None and row["since"] is None:
+                row |= {"since": since, "price": price or row["price"]}
+            if until is not None and row["since"] is not None and row["until"] is None:
+                row["until"] = until
 
     def record_deletion(self, entry, *, gone, detail=None):
         row = self._rows[entry.id]
@@ -113,10 +124,15 @@ class MemoryResourceLog:
         return [self._entry(row) for row in self._rows if not row["gone"]]
 
     def states(self, index=0):
-        return [state for state, _, _ in self._rows[index]["states"]]
+        return [state for state, _ in self._rows[index]["states"]]
 
     def billed(self):
-        return [row["name"] for row in self._rows if any(bills for _, _, bills in row["states"])]
+        return [row["name"] for row in self._rows if row["since"] is not None]
+
+    def billing(self, index=0):
+        """Return start and end of billing, in Unix time, and the price if it is not the list price."""
+        row = self._rows[index]
+        return row["since"], row["until"], row["price"]
 
     def _entry(self, row):
         over = row["gone"] or row["deleting"]

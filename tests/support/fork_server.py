@@ -31,7 +31,7 @@ _PRELOADED_MODULES = (
     "anyio._backends._asyncio",
     "uvicorn.lifespan.on",
     "uvicorn.loops.asyncio",
-    "worker.backends.mock",
+    "worker.backends.process",
     "worker.backends.port_check",
     "worker.celery.worker",
     "worker.supervisor",

@@ -28,13 +28,15 @@ from core.security import api_keys, credentials
 from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
 from core.settings import Settings
-from core.settings.api import ApiSettings
+from core.settings.api import ApiSettings, SignInSettings
 from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.paths import to_public_path
 from service.main import create_app
 from service.original.routes.s3_read import BUCKET
-from service.schemas.jobs import SubmitJob, parse_request
-from service.submission import create
+from service.schemas.base import parse_request
+from service.schemas.comparisons import CompareJobs
+from service.schemas.jobs import SubmitJob
+from service.submission import compare, create
 from service.submission.create import RequestOrigin
 
 CHECKS = [
@@ -93,13 +95,16 @@ class FuzzTarget:
 
     def __init__(self, home: Path, database: Database) -> None:
         limits = {"max_upload_bytes": 2 * 1024**2, "max_unpacked_bytes": 4 * 1024**2}
-        configured = Settings(home=home, api=ApiSettings(public_url="http://testserver", **limits))
+        with database.write() as session:
+            key, self.api_key = api_keys.create(session, "fuzz")
+            self._spare_key_id = api_keys.create(session, "spare")[0].id
+        sign_in = SignInSettings(administrators=[key.id])
+        configured = Settings(home=home, sign_in=sign_in, api=ApiSettings(public_url="http://testserver", **limits))
         self.app = create_app(configured, database=database, wake=lambda: None)
         self._stores = self.app.state.app_state
         self._worker = FakeWorker(self._stores)
         self._database = database
         with database.write() as session:
-            self.api_key = api_keys.create(session, "fuzz")[1]
             vault = Vault(configured)
             credentials.put_secret(session, vault, ALL_PROJECTS, "known", "x")
             credentials.put_registry(session, vault, credentials.ALL_PROJECTS, "known.example", "alice", "x")
@@ -159,10 +164,19 @@ class FuzzTarget:
             "bucket": lambda: BUCKET,
             "key": lambda: f"{self.jobs['succeeded']}/{sorted(ARTIFACT_FILES)[chance // 32 % len(ARTIFACT_FILES)]}",
             "path": lambda: quote(to_public_path(sorted(ARTIFACT_FILES)[chance // 32 % len(ARTIFACT_FILES)])),
+            "comparison_id": self._compare,
             "name": lambda: "known",
             "host": lambda: "known.example",
+            "worker": lambda: "w",
+            "key_id": lambda: self._spare_key_id,
         }
         case.path_parameters = {name: existing[name]() for name in case.path_parameters}
+
+    def _compare(self) -> str:
+        """The id of a new comparison."""
+        request = CompareJobs(jobs=[self.jobs["waiting"], self.jobs["succeeded"]])
+        with self._database.write() as session:
+            return compare.compare_jobs(session, RequestOrigin("k", "r", None), request)[0]
 
     def _choose_job(self, case: Case, chance: int) -> str:
         if case.operation.label in _CONSUMING_OPERATIONS:

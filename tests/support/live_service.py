@@ -26,7 +26,7 @@ from core.settings import Settings
 from service.deps import AppState
 from service.http.server import Server
 
-OFFER = WorkerOffer("w", "h", ("mock",), ports=PortRange(20_000, 29_999, "h.example"))
+OFFER = WorkerOffer("w", "h", ("process",), cpus=8.0, memory_mb=65_536, ports=PortRange(20_000, 29_999, "h.example"))
 
 
 def wait_until(condition: Callable[[], object], seconds: float = TIMEOUT_SECONDS) -> None:
@@ -39,16 +39,16 @@ def wait_until(condition: Callable[[], object], seconds: float = TIMEOUT_SECONDS
 class FakeWorker:
     """Moves jobs as a worker would."""
 
-    def __init__(self, stores: AppState) -> None:
-        self._database = stores.database
+    def __init__(self, stores: AppState, offer: WorkerOffer = OFFER) -> None:
+        self._database, self._offer = stores.database, offer
 
     def register(self) -> None:
         with self._database.write() as session:
-            workers.register(session, OFFER, boot_id="b", slots=1)
+            workers.register(session, self._offer, boot_id="b", slots=1)
 
     def claim(self) -> Job:
         with self._database.write() as session:
-            job = claims.claim(session, OFFER)
+            job = claims.claim(session, self._offer)
         assert job is not None
         return job
 

@@ -37,7 +37,7 @@ class OldJobs:
                 NewJob(
                     spec=JobSpec(machine_type="CPU", command="true", **spec),
                     machine=self._machine,
-                    backend="mock",
+                    backend="process",
                     project=owner,
                     submitted_by="tester",
                 ),

@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 SMALL_MODEL = """\
 import keras
@@ -33,8 +35,7 @@ def fork_trainer(
 
     Variables of the environment are added to those of this process.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gradient_trainer.training", "sklearn.datasets", "sklearn.model_selection"])
+    context = _forkserver()
     receiving, sending = context.Pipe(duplex=False)
     with _trainer_environment():
         process = context.Process(target=_trainer_main, args=(sending, list(flags), str(cwd), dict(environ)))
@@ -51,6 +52,40 @@ def fork_trainer(
     code = process.exitcode
     assert code is not None
     return subprocess.CompletedProcess(list(flags), code, "".join(lines))
+
+
+def call_with_keras(function: Callable[..., Any], *args: object) -> Any:
+    """Call a function of a module in a process that has loaded TensorFlow and Keras, and return what it returns.
+
+    The function imports Keras itself, so that the test's own process does not.
+    """
+    context = _forkserver()
+    receiving, sending = context.Pipe(duplex=False)
+    with _trainer_environment():
+        process = context.Process(target=_send_result, args=(sending, function, args))
+        process.start()
+    sending.close()
+    with receiving:
+        result, error = receiving.recv()
+    process.join()
+    if error is not None:
+        raise error
+    return result
+
+
+def _send_result(sending: Connection, function: Callable[..., Any], args: Sequence[object]) -> None:
+    try:
+        sending.send((function(*args), None))
+    except BaseException as error:  # noqa: BLE001 - the caller raises it
+        sending.send((None, error))
+
+
+def _forkserver() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["gradient_trainer.training.training", "sklearn.datasets", "sklearn.model_selection"]
+    )
+    return context
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""Jobs under the mock backend: what they see, and how each way to end is reported."""
+"""Jobs under the process backend: what they see, and how each way to end is reported."""
 
 import io
+import json
 import os
 import tarfile
 
@@ -19,6 +20,24 @@ def service(tmp_path_factory):
 def run(service, command, **spec):
     job_id = service.submit(command, **spec)
     return service.wait_ended(job_id), service.raw_log(job_id).decode(errors="replace")
+
+
+def submit_files(service, command, files, **spec):
+    """Submit a job with an uploaded workspace of these names, modes and contents."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, mode, text in files:
+            entry = tarfile.TarInfo(name)
+            entry.mode, entry.size = mode, len(text)
+            archive.addfile(entry, io.BytesIO(text))
+    answer = service.request(
+        "POST",
+        "/jobs",
+        files={"workspace": ("w.tar.gz", packed.getvalue())},
+        data={"spec": json.dumps({"machineType": "CPU", "command": command} | spec)},
+    )
+    assert answer.status_code == 201, answer.text
+    return answer.json()["id"]
 
 
 def test_a_job_finds_its_environment(service):
@@ -66,15 +85,6 @@ def test_files_left_in_the_working_directory_are_named(service):
     assert run(service, "echo x > $GRADIENT_ARTIFACTS_DIR/a")[0]["notes"] == []
 
 
-def test_a_container_that_is_not_used_is_said(service):
-    job_id = service.submit("true", container="org/image:tag")
-    [note] = service.wait_ended(job_id)["notes"]
-    assert "org/image:tag is not used" in note
-    body = {"machineType": "CPU", "command": "true", "container": "org/image:tag"}
-    plan = service.request("POST", "/jobs", params={"dryRun": "true"}, json=body).json()
-    assert note in plan["notes"]
-
-
 @pytest.mark.parametrize("end", ["exit 0", "exit 3", "sleep 60"])
 def test_outputs_become_artifacts_at_every_end(service, end):
     command = f"mkdir -p outputs/deep; echo x > outputs/deep/a.png; echo y > b.txt; echo ready; {end}"
@@ -96,20 +106,20 @@ def test_invalid_outputs_are_refused(service):
 
 
 def test_a_start_failure_is_an_error_with_its_reason(service):
-    job, log = run(service, "echo never", envVars={"MOCK_START_FAILURE": "no such GPU"})
+    job, log = run(service, "echo never", envVars={"SIMULATE_START_FAILURE": "no such GPU"})
     assert (job["state"], job["exitCode"], job["reason"]) == ("Error", None, "launch_failed")
     assert "no such GPU" in job["message"]
     assert log == ""
 
 
 def test_a_preemption_is_told_apart(service):
-    job, _ = run(service, "sleep 600", envVars={"MOCK_PREEMPT_AFTER": "0.2"}, stopGrace=5)
+    job, _ = run(service, "sleep 600", envVars={"SIMULATE_PREEMPT_AFTER": "0.2"}, stopGrace=5)
     assert (job["state"], job["reason"]) == ("Failed", "preempted")
 
 
 def test_a_preempted_job_with_attempts_left_runs_again(service):
     command = '[ "$GRADIENT_ATTEMPT" = 2 ] && { echo second; exit 0; }; echo first; sleep 600'
-    job, log = run(service, command, envVars={"MOCK_PREEMPT_AFTER": "1"}, maxAttempts=2, stopGrace=5)
+    job, log = run(service, command, envVars={"SIMULATE_PREEMPT_AFTER": "1"}, maxAttempts=2, stopGrace=5)
     assert (job["state"], job["attempt"]) == ("Stopped", 2)
     assert log == "first\nTerminated\nsecond\n", "the shell says how what it waited for ended"
 
@@ -142,20 +152,8 @@ def test_cpus_are_limited(service):
 
 
 def test_a_workspace_arrives_with_its_modes(service):
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, mode, text in [("run.sh", 0o755, b"#!/bin/sh\ncat sub/data\n"), ("sub/data", 0o644, b"payload\n")]:
-            entry = tarfile.TarInfo(name)
-            entry.mode, entry.size = mode, len(text)
-            archive.addfile(entry, io.BytesIO(text))
-    answer = service.request(
-        "POST",
-        "/jobs",
-        files={"workspace": ("w.tar.gz", packed.getvalue())},
-        data={"spec": '{"machineType": "CPU", "command": "./run.sh"}'},
-    )
-    assert answer.status_code == 201, answer.text
-    job_id = answer.json()["id"]
+    files = [("run.sh", 0o755, b"#!/bin/sh\ncat sub/data\n"), ("sub/data", 0o644, b"payload\n")]
+    job_id = submit_files(service, "./run.sh", files)
     assert service.wait_ended(job_id)["state"] == "Stopped"
     assert service.raw_log(job_id) == b"payload\n"
 

@@ -1,0 +1,177 @@
+"""The charts of a job in a real browser: values by pointer, tap and keys, scale, smoothing, zoom, downloads."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from support.browser import Browser
+from support.deployment import Deployment
+
+TRAIN = """
+exec python3 - <<'END'
+import json, os, time
+metrics = open(os.environ["GRADIENT_METRICS_FILE"], "a")
+for step in range(10):
+    values = {"loss": 10.0 ** -step, "train/error": 1.0 - step / 20, "val/error": 1.0 - step / 30}
+    print(json.dumps({"step": step, "time": time.time(), **values}), file=metrics, flush=True)
+    time.sleep(0.01)  # each point has a time of its own
+while not os.path.exists(os.path.join(os.environ["GRADIENT_WORKSPACE_DIR"], "end")):
+    time.sleep(0.01)
+END
+"""
+LOSS = "[...document.querySelectorAll('.chart')].find(chart => chart.innerText.startsWith('loss'))"
+ERROR = LOSS.replace("'loss'", "'error'")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    deployment = Deployment(tmp_path_factory.mktemp("charts") / "home")
+    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2")
+    yield deployment
+    deployment.stop()
+
+
+@pytest.fixture(params=[(1440, 900), (390, 844)], ids=["wide", "narrow"])
+def browser(request, service, tmp_path):
+    browser = Browser(tmp_path / "profile", size=request.param)
+    browser.open(f"{service.cli_json['url']}/ui/login")
+    browser.fill("#key", service.cli_json["apiKey"])
+    browser.click("form.sign-in button")
+    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+    browser.messages.clear()  # the hint about fields for user names
+    yield browser
+    browser.close()
+
+
+def end(service, browser, job_id):
+    next((service.home / "attempts").glob(f"{job_id}-1/**/workspace")).joinpath("end").touch()
+    browser.wait_for("document.querySelector('.badge').innerText === 'Succeeded'")
+
+
+def set_option(browser, name, value):
+    field = f"document.querySelector('[data-chart-options] [name={name}]')"
+    event = "dispatchEvent(new Event('input', {bubbles: true}))"
+    browser.evaluate(f"{field}.value = {json.dumps(value)}; {field}.{event}")
+
+
+def test_values_are_read_by_tap_and_by_keys_and_drawn_to_scale(service, browser):
+    job_id = service.submit(TRAIN, name="trains")
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
+    names = "[...document.querySelectorAll('.system-charts .chart-name')].map(one => one.innerText)"
+    browser.wait_for(f"{LOSS} && {names}.includes('memory')")
+    end(service, browser, job_id)
+    value = f"{LOSS}.querySelector('.chart-value').innerText"
+    assert browser.evaluate(value) == "1.00e-9"
+    assert browser.evaluate(f"{LOSS}.querySelector('.chart-legend').innerText").split("\n") == [
+        "last 1.00e-9",
+        "min 1.00e-9",
+        "max 1",
+    ]
+    # A tap shows the value, also after the finger is gone.
+    browser.evaluate(f"{LOSS}.scrollIntoView()")
+    browser.wait_for(f"{LOSS}.chart.plot")
+    box = browser.evaluate(f"(b => [b.left, b.top])({LOSS}.querySelector('.u-over').getBoundingClientRect())")
+    point = {"x": box[0] + 3, "y": box[1] + 20}
+    browser("Input.dispatchTouchEvent", type="touchStart", touchPoints=[point])
+    browser("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    browser.wait_for(f"{value} === 'step 0: 1'")
+    browser.evaluate(f"{LOSS}.querySelector('.chart-plot').focus()")
+    browser("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight")
+    browser.wait_for(f"{value} === 'step 1: 0.1'")
+    assert browser.evaluate(f"{LOSS}.querySelector('[aria-live]').innerText") == "step 1: 0.1"
+    browser.evaluate("document.activeElement.blur()")
+    assert browser.evaluate(value) == "1.00e-9"
+    # The logarithms of the values are a straight line.
+    browser.click("[data-chart-options] [name=log]")
+    ys = browser.evaluate(f"(p => p.data[1].map(value => p.valToPos(value, 'y')))({LOSS}.chart.plot)")
+    assert [round(one - before, 1) for before, one in pairwise(ys)] == pytest.approx([ys[1] - ys[0]] * 9, abs=0.11)
+    assert ys[1] > ys[0]
+    browser.click("[data-chart-options] [name=log]")
+    assert browser.evaluate(f"{LOSS}.chart.plot.scales.y.distr") == 1
+    set_option(browser, "smooth", "0.9")
+    raw, smooth = browser.evaluate(f"{LOSS}.chart.plot.data.slice(1)")
+    assert raw == [10.0**-step for step in range(10)]
+    assert (smooth[0], smooth[-1] > raw[-1]) == (1.0, True)
+    assert browser.evaluate(f"{LOSS}.chart.plot.series[1].alpha") == 0.3
+    assert browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert browser.messages == []
+
+
+def test_a_range_is_loaded_again_and_the_address_has_every_option(service, browser):
+    job_id = service.submit(TRAIN, name="ranges")
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/metrics?log=1&smooth=0.6&x=relative")
+    browser.wait_for(f"{LOSS}?.chart.plot && {ERROR}?.chart.plot")
+    end(service, browser, job_id)
+    browser.wait_for(f"{LOSS}.chart.plot.data[0].length === 10")
+    assert browser.evaluate(f"[{LOSS}.chart.axis, {LOSS}.chart.plot.scales.y.distr]") == ["relative", 3]
+    assert browser.evaluate("document.querySelector('[name=smooth]').value") == "0.6"
+    # Both splits are in one chart, and another axis is kept in the address.
+    assert "train/error" in browser.evaluate(f"{ERROR}.innerText")
+    assert "val/error" in browser.evaluate(f"{ERROR}.innerText")
+    set_option(browser, "x", "step")
+    set_option(browser, "smooth", "0")
+    browser.click("[name=log]")
+    assert browser.evaluate("location.search") == ""
+    plot = f"{ERROR}.chart.plot"
+    browser.evaluate(f"{ERROR}.scrollIntoView()")
+    box = browser.evaluate(f"(b => [b.left, b.top])({plot}.over.getBoundingClientRect())")
+    ends = browser.evaluate(f"[{plot}.valToPos(2.6, 'x'), {plot}.valToPos(6.4, 'x')]")
+    for kind, x in [
+        ("mouseMoved", ends[0]),
+        ("mousePressed", ends[0]),
+        ("mouseMoved", ends[1]),
+        ("mouseReleased", ends[1]),
+    ]:
+        mouse = {"x": box[0] + x, "y": box[1] + 30, "button": "left", "clickCount": 1}
+        browser("Input.dispatchMouseEvent", type=kind, **mouse)
+    browser.wait_for(f"JSON.stringify({plot}.data[0]) === '[3,4,5,6]'")
+    assert browser.evaluate(f"{LOSS}.chart.plot.data[0]") == [3, 4, 5, 6]
+    assert browser.evaluate("['from', 'to'].map(n => Math.round(new URL(location).searchParams.get(n)))") == [3, 6]
+    # The address alone leads to the same range.
+    browser.open(browser.evaluate("location.href"))
+    browser.wait_for(f"JSON.stringify({plot}?.data[0]) === '[3,4,5,6]'")
+    browser.evaluate(f"{plot}.over.dispatchEvent(new MouseEvent('dblclick', {{button: 0, bubbles: true}}))")
+    browser.wait_for(f"{plot}.data[0].length === 10 && location.search === ''")
+    assert browser.messages == []
+
+
+def test_a_chart_is_saved_as_a_table_and_as_an_image(service, browser):
+    job_id = service.submit(TRAIN, name="saved")
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/metrics")
+    browser.wait_for(f"{ERROR}?.chart.plot")
+    end(service, browser, job_id)
+    browser.wait_for(f"{ERROR}.chart.plot.data[0].length === 10")
+    browser.evaluate(
+        "window.saved = {};"
+        "URL.createObjectURL = (blob) => { window.blob = blob; return 'blob:test'; };"
+        "HTMLAnchorElement.prototype.click = function () { window.saved[this.download] = window.blob; };"
+    )
+    for button in ("CSV", "PNG"):
+        browser.evaluate(f"[...{ERROR}.querySelectorAll('button')].find(one => one.innerText === '{button}').click()")
+    browser.wait_for("window.saved['error.csv'] && window.saved['error.png']")
+    lines = browser.evaluate("window.saved['error.csv'].text()").splitlines()
+    assert lines[0] == '"step","train/error","val/error"'
+    assert (len(lines), lines[1]) == (11, "0,1,1")
+    assert browser.evaluate("window.saved['error.png'].type") == "image/png"
+    assert browser.evaluate("window.saved['error.png'].size") > 1000
+
+
+def test_charts_take_the_colours_of_the_theme(service, browser):
+    job_id = service.submit(TRAIN, name="themes")
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
+    browser.wait_for(f"{LOSS} && {LOSS}.chart.plot")
+    end(service, browser, job_id)
+    pixels = (
+        f"(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])({LOSS}.querySelector('canvas'))"
+    )
+    drawn = {}
+    for theme in ("light", "dark"):
+        browser.wait_for(
+            f"document.documentElement.dataset.theme === '{theme}' || "
+            "(document.querySelector('[data-theme-switch]').click(), false)"
+        )
+        browser.wait_for(f"{LOSS}.chart.plot.axes[0].stroke().startsWith('rgb(')")
+        values = browser.evaluate(pixels)
+        drawn[theme] = {tuple(values[at : at + 3]) for at in range(0, len(values), 4) if values[at + 3] == 255}
+    assert drawn["light"] != drawn["dark"]
+    assert (0, 0, 0) not in drawn["light"] | drawn["dark"], "a colour that the canvas did not understand"

@@ -1,0 +1,122 @@
+"""The forms of the dashboard in a real browser: a job from the form, its clone, and an API key."""
+
+import json
+
+import pytest
+from support.browser import Browser
+from support.deployment import Deployment
+
+LOADED = "document.readyState === 'complete'"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    deployment = Deployment(tmp_path_factory.mktemp("forms") / "home")
+    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2")
+    yield deployment
+    deployment.stop()
+
+
+@pytest.fixture(params=[((1440, 900), "light"), ((390, 844), "dark")], ids=["wide-light", "narrow-dark"])
+def browser(request, tmp_path, service):
+    size, theme = request.param
+    browser = Browser(tmp_path / "profile", size=size)
+    browser("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+    browser.open(f"{service.cli_json['url']}/ui/login")
+    browser.fill("#key", service.cli_json["apiKey"])
+    browser.click("form.sign-in button")
+    browser.wait_for(f"location.pathname === '/ui/jobs' && {LOADED}")
+    browser.messages.clear()
+    yield browser
+    found = fits(browser), browser.messages
+    browser.close()
+    assert found == (True, [])
+
+
+def fits(browser):
+    return browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+def choose(browser, selector, value):
+    browser.evaluate(
+        f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.value = {json.dumps(value)};"
+        " e.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+
+
+def attach(browser, selector, *paths):
+    root = browser("DOM.getDocument")["root"]["nodeId"]
+    node = browser("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+    browser("DOM.setFileInputFiles", nodeId=node, files=[str(path) for path in paths])
+
+
+def test_a_job_with_uploaded_files_succeeds_after_a_mistake(browser, tmp_path):
+    main = tmp_path / "main.py"
+    main.write_text("print('from the form')\n", encoding="utf-8")
+    browser.click("a[href='/ui/jobs/new']")
+    browser.wait_for(f"location.pathname === '/ui/jobs/new' && {LOADED}")
+    assert browser.evaluate("[...document.querySelectorAll('[data-source]')].every(part => part.hidden)")
+    choose(browser, "#machineType", "CPU")
+    browser.fill("#command", "python3 main.py")
+    browser.fill("#timeLimit", "soon")
+    # Checked while it is filled in: nothing was pressed.
+    browser.wait_for("document.querySelector('#timeLimit-error')?.innerText.includes('not a duration')")
+    browser.wait_for("document.querySelector('#command-line')?.innerText.includes(\"--command 'python3 main.py'\")")
+    browser.click("input[name=source][value=files]")
+    assert not browser.evaluate("document.querySelector('[data-source=files]').hidden")
+    attach(browser, "#files", main)
+    browser.click("#submit")
+    browser.wait_for(f"document.querySelector('#uploaded') && {LOADED}")
+    assert "not a duration" in browser.text("#timeLimit-error")
+    assert browser.evaluate("document.querySelector('#command').value") == "python3 main.py"
+    browser.messages[:] = [one for one in browser.messages if "422" not in one]
+    browser.evaluate("document.querySelector('#timeLimit').value = ''")
+    browser.fill("#timeLimit", "5m")
+    browser.wait_for("!document.querySelector('#timeLimit-error')")
+    assert "next" in browser.text("#plan")
+    browser.click("#submit")
+    browser.wait_for("/^\\/ui\\/jobs\\/j\\w+$/.test(location.pathname)")
+    browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Succeeded'", 60)
+    browser.wait_for("document.querySelector('#log').innerText.includes('from the form')")
+
+
+def test_a_clone_marks_what_was_changed_and_runs(service, browser):
+    parent = service.submit("echo $WORD", name="parent", envVars={"WORD": "old"})
+    service.wait_ended(parent)
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{parent}")
+    browser.click("#clone")
+    browser.wait_for(f"location.pathname === '/ui/jobs/new' && {LOADED}")
+    assert browser.evaluate("document.querySelector('#envVars').value") == "WORD=old"
+    assert browser.evaluate("document.querySelectorAll('.field.changed').length") == 0
+    browser.evaluate("document.querySelector('#envVars').value = ''")
+    browser.fill("#envVars", "WORD=new")
+    browser.wait_for("document.querySelector('[data-field=envVars].changed .was')?.innerText === 'was WORD=old'")
+    browser.click("#submit")
+    browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Succeeded'", 60)
+    browser.wait_for("document.querySelector('#log').innerText.includes('new')")
+    assert browser.evaluate("document.querySelector('#parent').href").endswith(parent)
+
+
+def test_a_key_is_made_used_and_revoked(service, browser):
+    browser.click("a[href='/ui/settings']")
+    browser.wait_for(f"location.pathname === '/ui/settings/keys' && {LOADED}")
+    browser.fill("#name", "from the browser")
+    browser.click("#create-key")
+    browser.wait_for("document.querySelector('#created-key')")
+    secret = browser.text("#created-key")
+    assert service.request("GET", "/jobs", headers={"x-api-key": secret}).status_code == 200
+    row = f"#key-{secret.split('_')[1]}"
+    assert fits(browser)
+    browser.click(f"{row} summary")
+    browser.click(f"{row} button.danger")
+    browser.wait_for(
+        f"location.pathname === '/ui/settings/keys' && document.querySelector('{row}').innerText.includes('revoked')"
+    )
+    assert service.request("GET", "/jobs", headers={"x-api-key": secret}).status_code == 401
+
+
+@pytest.mark.parametrize("page", ["secrets", "registries", "server", "health"])
+def test_the_other_settings_are_shown(service, browser, page):
+    browser.open(f"{service.cli_json['url']}/ui/settings/{page}")
+    browser.wait_for(f"document.querySelector('.pages-of [aria-current]') && {LOADED}")
+    assert browser.evaluate("document.querySelectorAll('table, .form-sheet').length") > 0

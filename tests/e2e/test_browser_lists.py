@@ -1,0 +1,162 @@
+"""The list of jobs, the first page, the machines and the palette in a real browser."""
+
+import json
+
+import pytest
+from support.browser import Browser
+from support.deployment import Deployment, wait_until
+
+SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
+THEMES = ("light", "dark")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    deployment = Deployment(tmp_path_factory.mktemp("lists") / "home")
+    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2", GRADIENT_WORKER__SLOTS="3")
+    yield deployment
+    deployment.stop()
+
+
+@pytest.fixture(scope="module")
+def jobs(service):
+    """Jobs by name: two that ended with an accuracy, one that failed, two that run."""
+    metric = """echo '{{"step": 1, "accuracy": {0}}}' >> $GRADIENT_METRICS_FILE; """
+    made = {
+        "good": service.submit(metric.format(0.95), name="good", tags=["sweep"], project="vision"),
+        "poor": service.submit(metric.format(0.3), name="poor", tags=["sweep"], project="vision"),
+        "broken": service.submit("echo 'ValueError: no such column' >&2; exit 3", name="broken"),
+    }
+    for job_id in made.values():
+        service.wait_ended(job_id)
+    for name in ("first", "second"):
+        made[name] = service.submit(metric.format(0.5) + "exec sleep 600", name=name, tags=["live"])
+    return made
+
+
+@pytest.fixture(params=SIZES)
+def browser(request, tmp_path, service):
+    browser = Browser(tmp_path / "profile", size=SIZES[request.param])
+    browser.open(f"{service.cli_json['url']}/ui/login")
+    browser.fill("#key", service.cli_json["apiKey"])
+    browser.click("form.sign-in button")
+    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+    yield browser
+    assert [text for text in browser.messages if "username fields" not in text] == []
+    browser.close()
+
+
+def names(browser):
+    return browser.evaluate("[...document.querySelectorAll('tbody .name > a:first-child')].map(a => a.textContent)")
+
+
+def press(browser, key, **parameters):
+    for kind in ("keyDown", "keyUp"):
+        text = {"text": key} if kind == "keyDown" and len(key) == 1 and not parameters else {}
+        browser("Input.dispatchKeyEvent", type=kind, key=key, **text, **parameters)
+
+
+def fits(browser):
+    return browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+def search(browser, query):
+    browser.evaluate("document.getElementById('q').value = ''")
+    browser.fill("#q", query)
+    browser.click(".query button")
+    loaded = f"new URLSearchParams(location.search).get('q') === {json.dumps(query)}"
+    browser.wait_for(f"{loaded} && document.readyState === 'complete'")
+
+
+def test_jobs_are_found_sorted_and_shown_with_a_metric(service, browser, jobs):
+    search(browser, "tag:sweep accuracy>0.2")
+    assert sorted(names(browser)) == ["good", "poor"]
+    assert browser.text("[data-count]") == "2 jobs"
+    browser.open(f"{service.cli_json['url']}/ui/jobs?q=tag:sweep&cols=accuracy&cols=cost&sort=metric.accuracy")
+    assert names(browser) == ["poor", "good"]
+    browser.evaluate("[...document.querySelectorAll('thead a')].find(a => a.textContent === 'accuracy').click()")
+    browser.wait_for("location.search.includes('sort=-metric.accuracy') && document.readyState === 'complete'")
+    assert names(browser) == ["good", "poor"]
+    assert browser.text("td[data-label=accuracy]") in {"0.95", "accuracy 0.95"}
+    assert fits(browser)
+    browser.click(".chip.term")
+    browser.wait_for("!location.search.includes('tag') && document.readyState === 'complete'")
+    assert len(names(browser)) == len(jobs)
+    browser.messages.clear()
+    search(browser, "stat:failed")
+    assert "'stat' is not a field" in browser.text("#problem")
+    assert "character 1" in browser.text("#problem")
+    browser.messages.clear()  # the browser reports the status 400 of the page
+
+
+def test_selected_jobs_are_tagged_and_stopped(service, browser, jobs):
+    ids = [service.submit("exec sleep 600", name=name, tags=["stopped-here"], machineType="GPU+") for name in "ab"]
+    search(browser, "tag:stopped-here -state:cancelled")
+    assert browser.evaluate("getComputedStyle(document.querySelector('.bulk')).display") == "none"
+    press(browser, "j")
+    press(browser, "x")
+    assert browser.text("[data-selected]") == "1 selected"
+    boxes = "document.querySelectorAll('input[name=ids]')"
+    browser.evaluate(f"{boxes}[1].dispatchEvent(new MouseEvent('click', {{bubbles: true, shiftKey: true}}))")
+    browser.evaluate("document.querySelector('#bulk-tag').focus()")
+    browser.wait_for("document.querySelector('[data-selected]').textContent === '2 selected'")
+    browser.fill("#bulk-tag", "marked")
+    browser.click("button[value=tag]")
+    browser.wait_for("document.querySelector('.did')?.innerText === 'Tagged: 2 jobs.'")
+    assert {tuple(service.job(job_id)["tags"]) for job_id in ids} == {("stopped-here", "marked")}
+    browser.click("[data-all]")
+    browser.click("button[value=stop]")
+    browser.wait_for("document.querySelector('.did')?.innerText === 'Asked to stop: 2 jobs.'")
+    for job_id in ids:
+        assert service.wait_ended(job_id)["state"] == "Cancelled"
+    assert jobs
+
+
+def test_the_first_page_shows_what_runs_and_what_failed(service, browser, jobs):
+    for job_id in (jobs["first"], jobs["second"]):
+        wait_until(lambda job_id=job_id: service.job(job_id)["state"] == "Running", "the job to run")
+    browser.open(f"{service.cli_json['url']}/ui")
+    browser.wait_for("document.querySelectorAll('.spark polyline').length >= 2")
+    text = browser.text("main")
+    for shown in ("first", "second", "accuracy", "ValueError: no such column", "COST TODAY"):
+        assert shown.lower() in text.lower()
+    assert browser.text("#n-running") == "2"
+    assert "2 running" in browser.evaluate("document.title")
+    assert "icon-failed" in browser.evaluate("document.querySelector('link[rel=icon]').href")
+    assert fits(browser)
+
+
+def test_a_worker_is_drained_and_resumed(service, browser):
+    browser.open(f"{service.cli_json['url']}/ui/machines")
+    browser.click("#drain-1")
+    browser.wait_for("document.getElementById('resume-1')")
+    browser.wait_for("document.readyState === 'complete'")
+    waiting = service.submit("true", name="waits-for-it")
+    browser.wait_for("document.querySelector('#queue-title ~ table')?.innerText.includes('waits-for-it')")
+    assert fits(browser)
+    browser.click("#resume-1")
+    browser.wait_for("document.getElementById('drain-1')")
+    assert service.wait_ended(waiting)["state"] == "Stopped"
+
+
+def test_the_palette_leads_to_a_job_by_its_name(browser, jobs):
+    press(browser, "k", modifiers=2, code="KeyK", windowsVirtualKeyCode=75)
+    browser.wait_for("document.querySelector('.palette[open] li')")
+    browser("Input.insertText", text="brok")
+    browser.wait_for("document.querySelector('.palette li')?.textContent.startsWith('broken')")
+    press(browser, "Enter", windowsVirtualKeyCode=13)
+    browser.wait_for(f"location.pathname === '/ui/jobs/{jobs['broken']}' && document.readyState === 'complete'")
+    press(browser, "?")
+    browser.wait_for("document.querySelector('.keys[open]')?.innerText.includes('new job')")
+    assert browser.evaluate("document.activeElement.closest('dialog') !== null")
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_the_theme_is_remembered(service, browser, theme):
+    browser.evaluate("localStorage.clear()")
+    for _ in range(1 + THEMES.index(theme)):
+        browser.click("[data-theme-switch]")
+    browser.open(f"{service.cli_json['url']}/ui/machines")
+    assert browser.evaluate("document.documentElement.dataset.theme") == theme
+    bright = "parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]) > 128"
+    assert browser.evaluate(bright) is (theme == "light")

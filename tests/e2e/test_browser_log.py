@@ -1,0 +1,203 @@
+"""A job's log in a real browser: any line of a long one, links, search, floods, many tabs."""
+
+import re
+
+import pytest
+from support.browser import Browser
+from support.deployment import Deployment, wait_until
+
+LINES = 60_000
+LONG = f"""
+seq -f 'line %.0f' 1 {LINES}
+printf 'an \\033[7minverse\\033[0m word, https://example.org/a?b=1. And \\033[9mstruck\\033[0m\\n'
+"""
+FLOOD = """
+while [ ! -e go ]; do sleep 0.02; done
+seq -f 'flood %.0f of many lines, each with some text' 1 300000
+while [ ! -e end ]; do sleep 0.02; done
+"""
+TICKS = """
+while [ ! -e end ]; do echo tick; sleep 0.1; done
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    deployment = Deployment(tmp_path_factory.mktemp("logs") / "home")
+    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2")
+    yield deployment
+    deployment.stop()
+
+
+@pytest.fixture(params=[(1280, 900), (390, 844)], ids=["wide", "narrow"])
+def size(request):
+    return request.param
+
+
+@pytest.fixture
+def browser(service, tmp_path, request):
+    size = request.getfixturevalue("size") if "size" in request.fixturenames else (1280, 900)
+    browser = Browser(tmp_path / "profile", size=size)
+    browser.open(f"{service.cli_json['url']}/ui/login")
+    browser.fill("#key", service.cli_json["apiKey"])
+    browser.click("form.sign-in button")
+    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+    browser.messages.clear()  # the hint about fields for user names
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def long_job(service):
+    job_id = service.submit(LONG, name="long")
+    service.wait_ended(job_id)
+    return job_id
+
+
+def touch(service, job_id, name):
+    next((service.home / "attempts").glob(f"{job_id}-1/**/workspace")).joinpath(name).touch()
+
+
+def page_of(service, job_id):
+    return f"{service.cli_json['url']}/ui/jobs/{job_id}"
+
+
+def shown_lines(browser):
+    return browser.evaluate("[...document.querySelectorAll('#log .row')].map(row => Number(row.dataset.line))")
+
+
+def middle_line(browser):
+    """Return the text of the row in the middle of what is seen of the log."""
+    return browser.evaluate(
+        "(() => { const box = document.getElementById('log').getBoundingClientRect();"
+        " return document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2)"
+        ".closest('.row').innerText; })()"
+    )
+
+
+@pytest.mark.usefixtures("size")
+def test_any_line_of_a_long_log_can_be_seen(service, browser, long_job):
+    browser.open(page_of(service, long_job))
+    browser.wait_for(f"document.querySelector('#log .row:last-child')?.dataset.line === '{LINES + 1}'")
+    assert browser.evaluate("document.getElementById('follow').closest('label').hidden"), "nothing will follow"
+    assert browser.evaluate("[...document.querySelectorAll('#log .line')].every(one => one.offsetHeight < 40)")
+    browser.evaluate("document.querySelector('[data-log-line]').focus()")
+    browser("Input.insertText", text="30000")
+    browser.evaluate("document.activeElement.blur()")
+    browser.wait_for("document.querySelector('#log .marked')?.dataset.line === '30000'")
+    assert browser.evaluate("location.hash") == "#L30000"
+    assert middle_line(browser) == "line 30000"
+    assert len(shown_lines(browser)) <= 600
+    # Scrolling on reads what comes before and after.
+    for _ in range(3):
+        first = shown_lines(browser)[0]
+        browser.evaluate("document.getElementById('log').scrollTop = 0")
+        browser.wait_for(f"Number(document.querySelector('#log .row').dataset.line) < {first}")
+    lines = shown_lines(browser)
+    assert lines == list(range(lines[0], lines[0] + len(lines))), "without gaps"
+    assert len(lines) <= 600
+    browser.evaluate("document.getElementById('log').dispatchEvent(new KeyboardEvent('keydown', {key: 'Home'}))")
+    browser.wait_for("document.querySelector('#log .row').dataset.line === '1'")
+    browser.evaluate("document.getElementById('log').dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}))")
+    browser.wait_for(f"document.querySelector('#log .row:last-child').dataset.line === '{LINES + 1}'")
+    assert browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert browser.messages == []
+
+
+def test_a_link_shows_its_lines(service, browser, long_job):
+    browser.open(f"{page_of(service, long_job)}#L214-L220")
+    browser.wait_for("document.querySelectorAll('#log .marked').length === 7")
+    assert browser.evaluate("document.querySelector('#log .marked').dataset.line") == "214"
+    top = "document.querySelector('#log .marked').getBoundingClientRect().top"
+    assert 0 <= browser.evaluate(top) < browser.evaluate("window.innerHeight")
+    browser.evaluate(
+        "document.querySelector('#log [data-number=\"222\"]')"
+        ".dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true, shiftKey: true}))"
+    )
+    assert browser.evaluate("location.hash") == "#L214-L222"
+    assert browser.evaluate("document.querySelectorAll('#log .marked').length") == 9
+
+
+def test_text_is_found_in_the_whole_log(service, browser, long_job):
+    browser.open(page_of(service, long_job))
+    browser.wait_for("!document.querySelector('[data-log-bar]').hidden")
+    browser.fill("[data-find] [name=query]", "LINE 1234")
+    browser.wait_for("document.querySelector('[data-find] output').innerText.endsWith(' of 11')")
+    browser.click("[data-next]")
+    browser.wait_for("document.querySelector('#log .found')?.innerText === 'line 1234'")
+    browser.click("[data-next]")
+    browser.wait_for("document.querySelector('#log .found')?.innerText === 'line 12340'")
+    assert browser.text("[data-find] output") == "2 of 11"
+    browser.click("[data-previous]")
+    browser.wait_for("document.querySelector('#log .found')?.innerText === 'line 1234'")
+    browser.click("[name=matchCase]")
+    browser.wait_for("document.querySelector('[data-find] output').innerText === 'No line has it'")
+    assert browser.messages == []
+
+
+def test_colours_and_addresses(service, browser, long_job):
+    browser.open(page_of(service, long_job))
+    browser.wait_for("document.querySelector('#log .inverse')")
+    assert browser.text("#log .inverse") == "inverse"
+    assert "line-through" in browser.evaluate("getComputedStyle(document.querySelector('#log .strike')).textDecoration")
+    link = "document.querySelector('#log .row a:not(.line)')"
+    assert browser.evaluate(f"[{link}.href, {link}.rel]") == ["https://example.org/a?b=1", "noreferrer"]
+
+
+def test_the_end_of_a_flood_is_shown_at_once(service, browser):
+    job_id = service.submit(FLOOD, name="flood")
+    browser.open(page_of(service, job_id))
+    browser.wait_for("document.querySelector('.state .badge').innerText === 'Running'")
+    assert browser.text("[data-log-note]") == "Waiting for output…"
+    assert browser.evaluate("document.getElementById('log').offsetHeight") == 0, "no empty box"
+    touch(service, job_id, "go")
+    browser.wait_for("document.querySelector('#log .row:last-child')?.dataset.line === '300000'")
+    assert "came too fast to show" in browser.text("[data-log-note]")
+    assert browser.evaluate("document.getElementById('follow').checked")
+    # What was skipped is read when it is looked for.
+    browser.evaluate("document.getElementById('log').scrollTop = 0")
+    browser.wait_for("document.querySelectorAll('#log .row').length > 250")
+    lines = shown_lines(browser)
+    assert lines == list(range(lines[0], 300_001))
+    touch(service, job_id, "end")
+    browser.wait_for("document.querySelector('.state .badge').innerText === 'Succeeded'")
+    assert browser.messages == []
+
+
+def count_streams(service):
+    metrics = service.request("GET", "/metrics").text
+    return float(re.search(r"^gradient_log_streams (\S+)$", metrics, re.MULTILINE)[1])
+
+
+def test_many_tabs_of_live_jobs_hold_one_stream(service, browser):
+    job_id = service.submit(TICKS, name="ticks")
+    tabs = []
+    for _ in range(8):  # a browser has six connections to a server
+        tabs.append(browser.open_tab())
+        browser.open(page_of(service, job_id))
+        browser.wait_for("document.querySelectorAll('#log .row').length > 3")
+    wait_until(lambda: count_streams(service) == 1, "the hidden tabs to close their streams")
+    browser.show_tab(tabs[0])
+    browser.wait_for("!document.hidden")
+    had = shown_lines(browser)[-1]
+    browser.wait_for(f"Number(document.querySelector('#log .row:last-child').dataset.line) > {had + 3}")
+    lines = shown_lines(browser)
+    assert lines == list(range(lines[0], lines[0] + len(lines))), "it goes on after the last line that it had"
+    wait_until(lambda: count_streams(service) == 1, "one stream")
+    touch(service, job_id, "end")
+
+
+def test_of_two_windows_the_one_used_last_streams_and_the_other_polls(service, browser):
+    job_id = service.submit(TICKS, name="ticks")
+    browser.open(page_of(service, job_id))
+    browser.wait_for("document.querySelectorAll('#log .row').length > 3")
+    browser.evaluate("new BroadcastChannel('gradient-log-stream').postMessage('streaming')")
+    wait_until(lambda: count_streams(service) == 0, "the window to give up its stream")
+    had = shown_lines(browser)[-1]
+    browser.wait_for(f"Number(document.querySelector('#log .row:last-child').dataset.line) > {had + 3}")
+    assert count_streams(service) == 0
+    browser.evaluate("window.dispatchEvent(new Event('focus'))")
+    wait_until(lambda: count_streams(service) == 1, "the window to stream again")
+    touch(service, job_id, "end")
+    browser.wait_for("document.querySelector('.state .badge').innerText === 'Succeeded'")
+    wait_until(lambda: count_streams(service) == 0, "the stream to end")

@@ -1,0 +1,106 @@
+"""A comparison from the command line to its table, with machines of scripted speeds."""
+
+import csv
+import io
+import json
+
+import pytest
+from support.deployment import Deployment
+from support.shell import Shell
+
+# The times are written, not waited for, so the pace is exact on a busy machine, too.
+TRAIN = """
+import json, os, time
+pace, noise = {"CPU": (10, 0.0), "V100": (500, 0.01)}[os.environ["GRADIENT_MACHINE_TYPE"]]
+start = time.time()
+with open(os.environ["GRADIENT_METRICS_FILE"], "a") as file:
+    for step in range(0, 110, 10):
+        value = step / 110 + noise * int(os.environ["SEED"])
+        print(json.dumps({"step": step, "time": start + step / pace, "accuracy": value}), file=file)
+"""
+
+# Images that are decompressed in every step, or once; and a step of much or little work. Nothing is simulated.
+FEED = """
+import hashlib, os, zlib
+import gradient_jobs
+packed = zlib.compress(os.urandom(1 << 20) + bytes(15 << 20))
+rounds = int(os.environ.get("ROUNDS", "1"))
+def decode(step):
+    return sum(map(len, [zlib.decompress(packed) for _ in range(5)]))
+def batches():
+    kept = None
+    for step in range(10):
+        if kept is None or "CACHE" not in os.environ:
+            kept = decode(step) if rounds == 1 else step
+        yield kept
+for step, batch in enumerate(gradient_jobs.watch_input(batches())):
+    hashlib.pbkdf2_hmac("sha256", b"weights", b"gradient", 2000 * rounds)
+    gradient_jobs.log(step=step, loss=1 / (step + 1))
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
+    deployment.start_up()
+    yield deployment
+    deployment.stop()
+
+
+@pytest.fixture
+def shell(service, tmp_path):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text(TRAIN)
+    return Shell(service, tmp_path / "project", tmp_path)
+
+
+def test_machines_of_known_speed_give_the_expected_table(service, shell):
+    words = ["--machineType", "CPU,V100", "--repeats", "2", "--metric", "accuracy", "--", "python3", "train.py"]
+    comparison = shell("compare", "create", *words).stdout.strip()
+    shown = shell("compare", "show", comparison, "--wait")
+    assert "4 of 4 jobs have ended" in shown.stderr
+    assert "say nothing about the machines they stand for" in shown.stderr
+    cpu, v100 = csv.DictReader(io.StringIO(shell("compare", "export", comparison, "--format", "csv").stdout))
+    assert [row["machineType"] for row in (cpu, v100)] == ["CPU", "V100"]
+    assert [float(row["stepsPerSecond"]) for row in (cpu, v100)] == pytest.approx([10, 500], rel=1e-3)
+    assert float(v100["speedup"]) == pytest.approx(50, rel=1e-3)
+    for row, pace in ((cpu, 10), (v100, 500)):
+        price = float(row["pricePerHour"])
+        assert float(row["costPer1000Steps"]) == pytest.approx(price * 1000 / pace / 3600, rel=1e-3)
+    assert [row["fastest"] for row in (cpu, v100)] == ["2", "1"]
+    assert [row["cheapest"] for row in (cpu, v100)] == ["2", "1"]
+    assert [row["mostAccurate"] for row in (cpu, v100)] == ["2", "1"]
+    page = service.request("GET", f"/ui/comparisons/{comparison}", headers={"accept": "text/html"}).text
+    assert page.count("<polyline") == 8
+
+
+def test_jobs_of_different_folders_are_not_compared(shell):
+    create = ["jobs", "create", "--machineType", "CPU", "--json", "--", "python3", "train.py"]
+    jobs = []
+    for seed in "12":
+        (shell.folder / "seed").write_text(seed)
+        jobs.append(json.loads(shell(*create).stdout))
+    refused = shell("compare", "jobs", *(job["id"] for job in jobs), code=4)
+    for job in jobs:
+        assert job["workspaceSha256"] in refused.stderr
+
+
+def test_a_starved_run_is_bound_by_input_and_a_cache_makes_it_fast(shell):
+    (shell.folder / "feed.py").write_text(FEED)
+
+    def run(*variables):
+        given = [word for each in variables for word in ("--envVars", each)]
+        made = shell("jobs", "create", "--machineType", "CPU", *given, "--json", "--", "python3", "feed.py")
+        job = json.loads(made.stdout)["id"]
+        shell("jobs", "wait", job)
+        return json.loads(shell("predict", job, "--json").stdout)
+
+    starved, cached, busy = run(), run("CACHE=1"), run("ROUNDS=200")
+    assert starved["bottleneck"]["kind"] == "input"
+    assert "Cache the prepared examples" in starved["bottleneck"]["advice"][0]
+    assert cached["stepsPerSecond"] > 4 * starved["stepsPerSecond"]
+    for fed in (cached, busy):
+        assert fed["bottleneck"]["kind"] is None, "its device is judged by operations, which it does not report"
+        assert fed["bottleneck"]["missing"] == ["flops_per_step", "bytes_per_step", "peaks"]
+        assert fed["bottleneck"]["figures"][0]["value"] < 0.25
+    assert starved["missing"] == ["flops_per_step", "bytes_per_step"]

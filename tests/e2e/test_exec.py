@@ -1,0 +1,276 @@
+"""Users in running jobs: commands, terminals and ports, through the real client, service and worker."""
+
+import fcntl
+import os
+import pty
+import signal
+import socket
+import struct
+import subprocess
+import termios
+from contextlib import ExitStack, suppress
+
+import psutil
+import pytest
+from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.docker_server import SHELL_IMAGE
+
+from core.jobs.exec import audit
+
+# The user of a namespace of its own, who may do nothing that root may: the rest of the machine is as it is.
+ORDINARY = (
+    *("bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--unshare-user", "--uid", "12345", "--gid", "12345", "--"),
+)
+ECHO = """
+import socketserver, sys
+class Echo(socketserver.StreamRequestHandler):
+    def handle(self):
+        while line := self.rfile.readline():
+            self.wfile.write(b"echo " + line)
+server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo)
+print("port", server.server_address[1], flush=True)
+server.serve_forever()
+"""
+PLAIN, SANDBOX, ORDINARY_USER, CONTAINER = "plain", "sandbox", "ordinary user", "container"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        PLAIN,
+        SANDBOX,
+        ORDINARY_USER,
+        CONTAINER,
+    ],
+)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def service(kind, request, tmp_path_factory):
+    if kind == CONTAINER:
+        server = request.getfixturevalue("docker_server")
+        settings = {
+            "GRADIENT_MACHINES__SIMULATE": "false",
+            "GRADIENT_DOCKER__URL": server.url,
+            "GRADIENT_DOCKER__PULL": "never",
+            "GRADIENT_DOCKER__FIREWALL": "off",
+        }
+    else:
+        settings = {"GRADIENT_PROCESS__SANDBOX": "off" if kind == PLAIN else "require"}
+        if kind != PLAIN:
+            request.getfixturevalue("bubblewrap")
+    deployment = Deployment(tmp_path_factory.mktemp("service") / "home", **settings)
+    deployment.start_api()
+    deployment.start_worker(inside=ORDINARY if kind == ORDINARY_USER else ())
+    yield deployment
+    deployment.stop()
+
+
+def start_job(service, kind, command="echo up; exec sleep 600", **spec):
+    if kind == CONTAINER:
+        spec["container"] = SHELL_IMAGE
+    job_id = service.submit(command, **spec)
+    wait_until(lambda: service.raw_log(job_id), "its first line")
+    wait_until(lambda: service.job(job_id)["state"] == "Running", "the job to run")
+    return job_id
+
+
+@pytest.fixture(scope="module")
+def job_id(service, kind):
+    return start_job(service, kind, "echo up; while :; do sleep 0.1; done", envVars={"SECRET": "s3cret"})
+
+
+def environment(service):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
+    return env | {"GRADIENT_HOME": str(service.home)}
+
+
+def cli(service, *words, **options):
+    command = [str(CLI_PROGRAM), "jobs", *words]
+    given = {} if "stdin" in options else {"input": options.pop("input", b"")}
+    return subprocess.run(
+        command, env=environment(service), capture_output=True, check=False, timeout=60, **given, **options
+    )
+
+
+@pytest.fixture
+def start_cli():
+    """Start the client, and end it with the test."""
+    with ExitStack() as stack:
+
+        def start(service, *words, **options):
+            options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+            command = [str(CLI_PROGRAM), "jobs", *words]
+            client = stack.enter_context(subprocess.Popen(command, env=environment(service), **options))
+            stack.callback(client.kill)
+            return client
+
+        yield start
+
+
+def sessions(service, job_id):
+    found = service.events(job_id)
+    return [(one["kind"], one["message"]) for one in found if one["kind"] in {audit.OPENED, audit.CLOSED}]
+
+
+def count_processes(service, job_id, name):
+    """Count the job's processes with this word in their command, wherever they are."""
+    found = 0
+    for one in service.find_job_processes(job_id):
+        with suppress(psutil.NoSuchProcess):
+            found += name in " ".join(one.cmdline())
+    return found
+
+
+def test_a_command_has_the_jobs_environment_and_its_own_streams(service, kind, job_id):
+    program = 'echo "$SECRET $GRADIENT_JOB_ID"; pwd; id -u; cat; echo bad >&2; exit 7'
+    done = cli(service, "exec", job_id, "--", "sh", "-c", program, input=b"typed\n")
+    job = cli(service, "exec", job_id, "--", "sh", "-c", 'echo "$GRADIENT_WORKSPACE_DIR"; stat -c %u .')
+    folder, owner = job.stdout.decode().split()
+    assert done.stdout.decode().splitlines() == [f"s3cret {job_id}", folder, owner, "typed"], done.stderr
+    assert (done.stderr, done.returncode) == (b"bad\n", 7)
+    assert kind in {PLAIN, ORDINARY_USER} or os.geteuid() != 0 or int(owner) > 0, "not root, though the worker is"
+    assert cli(service, "exec", job_id, "--", "no-such-program").returncode == 127
+
+
+def test_a_session_is_recorded_with_its_key_its_command_and_its_end(service, job_id):
+    assert cli(service, "exec", job_id, "--", "sh", "-c", "exit 5").returncode == 5
+    (opened, what), (closed, result) = wait_until(
+        lambda: [one for one in sessions(service, job_id) if "exit 5" in one[1]][-2:], "the events"
+    )
+    key_id = service.cli_json["apiKey"].split("_")[1]
+    assert (opened, closed) == (audit.OPENED, audit.CLOSED)
+    assert "command sh -c 'exit 5', by API key" in what
+    assert key_id in what
+    assert result.startswith(what)
+    assert ": exit code 5, after " in result
+
+
+def test_a_terminal_has_a_size_and_passes_keys_on(service, job_id, start_cli):
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 41, 123, 0, 0))
+    program = "stty size; trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.1; done"
+    client = start_cli(service, "exec", "-t", job_id, "--", "sh", "-c", program, stdin=its, stdout=its, stderr=its)
+    os.close(its)
+    shown = b""
+    while b"ready" not in shown:
+        shown += os.read(ours, 1000)
+    assert b"41 123" in shown
+    os.write(ours, b"\x03")
+    while b"caught" not in shown:
+        shown += os.read(ours, 1000)
+    assert client.wait(30) == 9
+    os.close(ours)
+
+
+def test_a_shell_runs_what_it_is_given(service, job_id):
+    done = cli(service, "ssh", job_id, input=b"echo in $GRADIENT_JOB_ID\nexit 3\n")
+    assert (done.stdout.decode(), done.returncode) == (f"in {job_id}\n", 3)
+
+
+def test_much_output_is_passed_on_as_fast_as_it_is_read(service, job_id, start_cli):
+    client = start_cli(service, "exec", job_id, "--", "head", "-c", "20000000", "/dev/zero")
+    assert client.stdout.read(1000) == bytes(1000)
+    assert len(client.stdout.read()) == 19_999_000
+    assert client.wait(30) == 0
+
+
+def test_ctrl_c_reaches_the_command(service, job_id, start_cli):
+    program = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.1; done"
+    client = start_cli(service, "exec", job_id, "--", "sh", "-c", program)
+    assert client.stdout.readline() == b"ready\n"
+    client.send_signal(signal.SIGINT)
+    assert (client.stdout.read(), client.wait(30)) == (b"caught\n", 9)
+
+
+def test_a_client_that_dies_takes_its_command_along(service, job_id, start_cli):
+    client = start_cli(
+        service, "exec", job_id, "--", "sh", "-c", "trap '' HUP; echo ready; while :; do sleep 0.1; done"
+    )
+    assert client.stdout.readline() == b"ready\n"
+    before = len(sessions(service, job_id))
+    client.kill()
+    client.wait()
+    wait_until(lambda: not count_processes(service, job_id, "trap '' HUP; echo ready"), "the command to end")
+    wait_until(lambda: len(sessions(service, job_id)) > before, "the event")
+    assert "the client disconnected" in sessions(service, job_id)[-1][1]
+
+
+def test_a_port_of_the_job_is_reached_through_the_service(service, kind, start_cli):
+    if kind == CONTAINER:
+        pytest.skip("the image has no program that listens")
+    job_id = start_job(service, kind, f"python3 -c '{ECHO}'")
+    port = service.raw_log(job_id).split()[1].decode()
+    client = start_cli(service, "port-forward", job_id, f"{port}:0")
+    local = int(client.stdout.readline().split()[0].rpartition(b":")[2])
+    with socket.create_connection(("127.0.0.1", local), 10) as connection, connection.makefile("rwb") as lines:
+        for word in (b"one\n", b"two\n"):
+            lines.write(word)
+            lines.flush()
+            assert lines.readline() == b"echo " + word
+    service.request("POST", f"/jobs/{job_id}/stop")
+    assert (client.wait(30), client.stderr.read()) == (1, b"error: The job is being stopped.\n")
+    assert f"connections to port {port}" in sessions(service, job_id)[-1][1]
+
+
+def test_a_port_that_is_not_the_jobs_own_is_refused(service, kind, job_id, start_cli):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        client = start_cli(service, "port-forward", job_id, f"{port}:0")
+        local = int(client.stdout.readline().split()[0].rpartition(b":")[2])
+        with socket.create_connection(("127.0.0.1", local), 10) as connection:
+            assert connection.recv(1) == b""
+        client.send_signal(signal.SIGINT)
+        assert client.wait(30) == 0
+        refusal = b"The image has neither" if kind == CONTAINER else b"Nothing in the job listens on port %d" % port
+        assert refusal in client.stderr.read()
+
+
+@pytest.mark.parametrize("how", ["stop", "end"])
+def test_sessions_end_with_the_job_and_do_not_delay_it(service, kind, how, start_cli):
+    job_id = start_job(service, kind, "echo up; while [ ! -e over ]; do sleep 0.05; done", stopGrace=3000)
+    client = start_cli(
+        service, "exec", job_id, "--", "sh", "-c", "trap '' HUP TERM; echo ready; while :; do sleep 1; done"
+    )
+    assert client.stdout.readline() == b"ready\n"
+    if how == "stop":
+        service.request("POST", f"/jobs/{job_id}/stop")
+    else:
+        assert cli(service, "exec", job_id, "--", "touch", "over").returncode in {0, 1}
+    assert client.wait(30) == 1
+    text = b"The job is being stopped." if how == "stop" else b"The job has ended."
+    assert client.stderr.read() == b"error: " + text + b"\n"
+    assert service.wait_ended(job_id)["state"] == ("Cancelled" if how == "stop" else "Stopped")
+    wait_until(lambda: not service.find_job_processes(job_id), "all of its processes to end")
+    done = cli(service, "exec", job_id, "--", "true")
+    assert done.returncode == 4
+    assert b"Only a running job can be entered" in done.stderr
+
+
+def test_what_runs_in_a_session_counts_towards_the_jobs_limits(service, kind):
+    if kind == CONTAINER:
+        pytest.skip("its memory is limited by the engine's cgroup")
+    job_id = start_job(service, kind, memoryMb=200)
+    done = cli(service, "exec", job_id, "--", "python3", "-c", "x = b'x' * 400_000_000; import time; time.sleep(60)")
+    assert done.returncode != 0
+    assert service.wait_ended(job_id)["reason"] == "out_of_memory"
+
+
+def test_a_session_survives_no_restart_of_the_worker_but_the_job_does(kind, request, tmp_path, start_cli):
+    if kind == CONTAINER:
+        pytest.skip("the same for every backend")
+    settings = {"GRADIENT_PROCESS__SANDBOX": "off" if kind == PLAIN else "require"}
+    deployment = Deployment(tmp_path / "home", **settings)
+    request.addfinalizer(deployment.stop)
+    deployment.start_api()
+    worker = deployment.start_worker()
+    job_id = start_job(deployment, kind)
+    client = start_cli(deployment, "exec", job_id, "--", "sh", "-c", "echo ready; sleep 600")
+    assert client.stdout.readline() == b"ready\n"
+    worker.kill()
+    assert client.wait(30) == 1
+    assert b"The connection to the job's worker was lost" in client.stderr.read()
+    deployment.start_worker()
+    wait_until(lambda: cli(deployment, "exec", job_id, "--", "true").returncode == 0, "the next worker to take it over")

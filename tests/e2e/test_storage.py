@@ -1,0 +1,138 @@
+"""Data sets from a user's folder to a job and back, with the client and a real service."""
+
+import json
+import os
+import pty
+import subprocess
+
+import pytest
+from support.deployment import CLI_PROGRAM, Deployment
+from support.shell import Shell
+
+READ = "import os, pathlib; print(pathlib.Path(os.environ['GRADIENT_STORAGE_DIR'], 'data/train.csv').read_text())"
+WRITE = "import os, pathlib; pathlib.Path(os.environ['GRADIENT_STORAGE_DIR'], 'data/model.bin').write_bytes(b'weights')"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
+    deployment.start_up()
+    yield deployment
+    deployment.stop()
+
+
+@pytest.fixture
+def shell(service, tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / ".gradient.toml").write_text(f'project = "{tmp_path.name}"\n')
+    return Shell(service, folder, tmp_path)
+
+
+@pytest.fixture
+def data(shell):
+    """A local data set: three files, one of them in a folder, and what is not uploaded."""
+    folder = shell.folder / "data"
+    (folder / "more").mkdir(parents=True)
+    (folder / "train.csv").write_text("1,2,3")
+    (folder / "test.csv").write_bytes(bytes(range(256)) * 1000)
+    (folder / "more" / "ünï %41.csv").write_text("x")
+    (folder / "link").symlink_to("more")
+    os.mkfifo(folder / "pipe")
+    return folder
+
+
+def paths(shell, *args):
+    return [entry["path"] for entry in json.loads(shell("storage", "ls", "--json", *args).stdout)["entries"]]
+
+
+@pytest.mark.usefixtures("data")
+def test_a_job_reads_an_uploaded_data_set_and_its_file_comes_back(shell):
+    put = shell("storage", "put", "data")
+    assert "3 files (256.0 kB) to /storage/data\n" in put.stderr
+    assert "left out: data/link: a link to a folder" in put.stderr
+    assert "left out: data/pipe: not a file" in put.stderr
+    job = ("jobs", "create", "-m", "CPU", "--workspace", "none", "--")
+    assert "1,2,3" in shell(*job, "python3", "-c", READ).stdout
+    shell(*job, "python3", "-c", WRITE)
+    assert "data/model.bin" in shell("storage", "ls", "/storage/data").stdout
+    got = shell("storage", "get", "/storage/data/model.bin", "best.bin")
+    assert "1 file (7 B) to best.bin" in got.stderr
+    assert (shell.folder / "best.bin").read_bytes() == b"weights"
+
+
+def test_a_repeated_upload_sends_only_what_has_changed(shell, data):
+    shell("storage", "put", "data", "sets/v1")
+    again = json.loads(shell("storage", "put", "data", "sets/v1", "--json").stdout)
+    assert (again["files"], again["bytes"], again["unchanged"]) == ([], 0, 3)
+    (data / "train.csv").write_text("4,5")
+    changed = json.loads(shell("storage", "put", "data", "/storage/sets/v1", "--json").stdout)
+    assert changed["files"] == ["sets/v1/train.csv"]
+    assert (changed["bytes"], changed["unchanged"]) == (3, 2)
+
+
+@pytest.mark.usefixtures("data")
+def test_destinations(shell, tmp_path):
+    shell("projects", "create", tmp_path.name)
+    for args, expected in (
+        (["data/train.csv"], ["train.csv"]),
+        (["data/train.csv", "a.csv"], ["a.csv", "train.csv"]),
+        (["data/train.csv", "dir/"], ["dir/train.csv"]),
+        (["data/train.csv", "data/test.csv"], ["test.csv"]),
+        (["data/train.csv", "data/test.csv", "both"], ["both/test.csv", "both/train.csv"]),
+        (["data/more", "/storage"], ["more/ünï %2541.csv"]),
+    ):
+        before = set(paths(shell, "-r"))
+        shell("storage", "put", *args)
+        found = {path for path in set(paths(shell, "-r")) - before if path.endswith(".csv")}
+        assert found == set(expected) - before, args
+
+
+def test_a_folder_comes_back_and_nothing_is_overwritten(shell, data):
+    shell("storage", "put", "data")
+    got = shell("storage", "get", "data", "copy")
+    assert "3 files (256.0 kB) to copy" in got.stderr
+    copy = shell.folder / "copy"
+    assert (copy / "test.csv").read_bytes() == (data / "test.csv").read_bytes()
+    assert (copy / "test.csv").stat().st_mtime_ns // 10**6 == (data / "test.csv").stat().st_mtime_ns // 10**6
+    assert "0 files (0 B) to copy; 3 already downloaded" in shell("storage", "get", "data", "copy").stderr
+    (copy / "train.csv").write_text("mine")
+    refused = shell("storage", "get", "data", "copy", code=1)
+    assert "exists with other contents; nothing was downloaded" in refused.stderr
+    assert (copy / "train.csv").read_text() == "mine"
+    shell("storage", "get", "data", "copy", "--force")
+    assert (copy / "train.csv").read_text() == "1,2,3"
+
+
+@pytest.mark.usefixtures("data")
+def test_deletion_asks(service, shell):
+    shell("storage", "put", "data")
+    assert "--yes" in shell("storage", "rm", "data", code=2).stderr
+    assert "not empty" in shell("storage", "rm", "data", "--yes", code=4).stderr
+    for answer, code in ((b"n\n", 1), (b"y\n", 0)):
+        ours, theirs = pty.openpty()
+        os.write(ours, answer)
+        done = subprocess.run(
+            [str(CLI_PROGRAM), "storage", "rm", "-r", "data"],
+            cwd=shell.folder,
+            env={**os.environ, "GRADIENT_HOME": str(service.home), "HOME": str(shell.folder)},
+            stdin=theirs,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        os.close(ours)
+        os.close(theirs)
+        assert "Delete /storage/data (3 files, 256.0 kB)? [y/N]" in done.stderr
+        assert done.returncode == code
+        assert ("data/train.csv" in paths(shell, "-r")) == bool(code)
+    assert "Nothing at 'data'" in shell("storage", "rm", "data", "--yes", code=4).stderr
+
+
+def test_mistakes_are_explained(shell):
+    assert "no project has the name" in shell("storage", "ls", "--project", "none such", code=4).stderr
+    assert "'nothing' does not exist" in shell("storage", "put", "nothing", code=1).stderr
+    assert "LOCAL: required" in shell("storage", "put", code=2).stderr
+    assert "Did you mean `gradient-cli storage ls`?" in shell("storage", "list", code=2).stderr
+    (shell.folder / "x").touch()
+    assert "administrator" in shell("storage", "put", "x", "/storage/datasets/x", code=4).stderr

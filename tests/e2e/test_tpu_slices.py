@@ -1,0 +1,114 @@
+"""Jobs on TPU slices of several hosts: one command on all of them, with JAX's own processes and collectives."""
+
+import re
+import signal
+import sys
+import textwrap
+
+import psutil
+import pytest
+from support.deployment import wait_until
+from support.tpu_vms import nothing_left, served, vms
+
+SLICE = "TPU v5e-16"
+ALL_REDUCE = textwrap.dedent(
+    """
+    import os
+
+    import jax
+
+    addresses = os.environ["TPU_WORKER_HOSTNAMES"].split(",")
+    jax.distributed.initialize(num_processes=len(addresses), process_id=int(os.environ["TPU_WORKER_ID"]))
+    total = jax.experimental.multihost_utils.process_allgather(jax.numpy.array([10.0 ** jax.process_index()])).sum()
+    print(f"{jax.process_index()} of {jax.process_count()}: {total:.0f}", flush=True)
+    with open(os.environ["GRADIENT_ARTIFACTS_DIR"] + "/total", "w") as file:
+        file.write(f"{total:.0f}")
+    """
+)
+SUSPENDED = "import os, time\nprint('up', os.environ['TPU_WORKER_ID'], flush=True)\ntime.sleep(600)"
+
+
+@pytest.fixture
+def cloud(storage):
+    with vms(storage) as running:
+        yield running
+
+
+@pytest.fixture
+def service(cloud, storage, tmp_path):
+    with served(cloud, storage, tmp_path) as deployment:
+        yield deployment
+
+
+def submit(service, program):
+    spec = {"machineType": SLICE, "envVars": {"PROGRAM": program}, "stopGrace": 5}
+    return service.submit(f'{sys.executable} -c "$PROGRAM"', **spec)
+
+
+def log_lines(service, job_id):
+    return service.raw_log(job_id).decode().splitlines()
+
+
+def wait_until_up(service, job_id):
+    wait_until(lambda: sum("up" in line for line in log_lines(service, job_id)) == 4, "every host's first line")
+
+
+def processes(job_id, rank):
+    """Return the Python programs of one host of a job."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            own = process.environ()
+            if (own.get("GRADIENT_JOB_ID"), own.get("TPU_WORKER_ID")) == (job_id, str(rank)):
+                found += [process] if "PROGRAM" in own and "python" in process.name() else []
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_four_hosts_reduce_over_the_addresses_that_the_service_gave(service, cloud, storage):
+    job_id = submit(service, "import jax.experimental.multihost_utils\n" + ALL_REDUCE)
+    job = service.wait_ended(job_id, 100)
+    lines = log_lines(service, job_id)
+    assert (job["state"], job["exitCode"]) == ("Stopped", 0), (job["message"], lines)
+    results = [line for line in lines if re.search(r"\d of 4: ", line)]
+    assert sorted(results) == [f"[{rank}] {rank} of 4: 1111" for rank in range(4)]
+    paths = [file["path"] for file in service.artifacts(job_id)["files"]]
+    assert paths == ["hosts/1/total", "hosts/2/total", "hosts/3/total", "total"]
+    assert service.artifact(job_id, "hosts/3/total") == b"1111"
+    assert job["cost"] > 0
+    assert nothing_left(cloud, storage)
+
+
+def test_a_killed_program_ends_all_hosts_and_is_named(service, cloud, storage):
+    job_id = submit(service, SUSPENDED)
+    wait_until_up(service, job_id)
+    for process in processes(job_id, 2):
+        process.send_signal(signal.SIGKILL)
+    job = service.wait_ended(job_id)
+    assert (job["state"], job["exitCode"], job["reason"]) == ("Failed", 137, "tpu_host_failed"), job["message"]
+    assert re.search(r"host 2 of 4 \(127\.\d+\.\d+\.3\) failed first, with exit code 137", job["message"])
+    assert nothing_left(cloud, storage)
+
+
+def test_a_host_that_is_lost_is_named(cloud, storage, tmp_path):
+    with served(cloud, storage, tmp_path, GRADIENT_TPU__UNHEALTHY_SECONDS="3") as service:
+        job_id = submit(service, SUSPENDED)
+        wait_until_up(service, job_id)
+        (node,) = cloud.cloud.remaining_resources()[0]
+        cloud.cloud.machines.end_host(node, 1)
+        job = service.wait_ended(job_id, 100)
+        assert (job["state"], job["reason"]) == ("Error", "tpu_unhealthy"), job["message"]
+        assert re.search(r"host 1 of 4 \(127\.\d+\.\d+\.2\)", job["message"])
+        assert nothing_left(cloud, storage)
+
+
+def test_a_stop_reaches_every_host(service, cloud, storage):
+    job_id = service.submit(
+        'trap "echo saved $TPU_WORKER_ID; exit 0" TERM; echo up; while :; do sleep 0.05; done', machineType=SLICE
+    )
+    wait_until_up(service, job_id)
+    service.request("POST", f"/jobs/{job_id}/stop")
+    assert service.wait_ended(job_id)["state"] == "Cancelled"
+    assert {line for line in log_lines(service, job_id) if "saved" in line} == {f"[{n}] saved {n}" for n in range(4)}
+    assert nothing_left(cloud, storage)

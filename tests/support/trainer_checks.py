@@ -1,0 +1,92 @@
+"""Functions that tests call in a process with Keras (`call_with_keras`); each returns plain values."""
+
+import importlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradient_trainer.recipes import Recipe
+from gradient_trainer.registry import MODELS
+
+
+def describe_model(name: str, image_shape: tuple[int, int, int], classes: int) -> dict[str, Any]:
+    """Return parameters, output shape and multiply-adds of a model."""
+    cost = importlib.import_module("gradient_trainer.measurement.cost")
+    model = MODELS.get(name)(image_shape, classes)
+    return {
+        "trainable": sum(int(np.prod(weight.shape)) for weight in model.trainable_variables),
+        "convolutions": sum("conv" in type(layer).__name__.lower() for layer, _ in cost._outputs(model)),
+        "output": model.output_shape,
+        "multiply_adds": cost.multiply_adds(model),
+    }
+
+
+def rates(recipe: Recipe, per_epoch: int, total: int, steps: list[int]) -> list[float]:
+    """Return the learning rates of some steps."""
+    optimization = importlib.import_module("gradient_trainer.training.optimization")
+    schedule = optimization.make_schedule(recipe, per_epoch, total)
+    return [float(schedule(step)) for step in steps]
+
+
+def augmented(names: list[str], images: npt.NDArray[np.uint8], seed: int, step: int) -> npt.NDArray[np.uint8]:
+    """Return changed images."""
+    tf = importlib.import_module("tensorflow")
+    augmentation = importlib.import_module("gradient_trainer.training.augmentation")
+    seeds = tf.constant([seed, step * augmentation.SEEDS], tf.int64)
+    changed: npt.NDArray[np.uint8] = augmentation.augment(tf.constant(images), names, seeds).numpy()
+    return changed
+
+
+def train_on_replicas(replicas: int, recipe: Recipe, steps_per_execution: int = 1) -> tuple[list[float], float, float]:
+    """Train a linear model for three steps, and return its weights, its loss and its accuracy on seven examples.
+
+    More than two replicas are those of a simulated TPU.
+    """
+    keras, tf = importlib.import_module("keras"), importlib.import_module("tensorflow")
+    learner_module = importlib.import_module("gradient_trainer.training.learner")
+    devices_module = importlib.import_module("gradient_trainer.training.devices")
+    callbacks = importlib.import_module("gradient_trainer.training.callbacks")
+    pipeline = importlib.import_module("gradient_trainer.training.pipeline")
+    cpus = [tf.config.LogicalDeviceConfiguration()] * replicas
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], cpus)
+    names = [f"CPU:{number}" for number in range(replicas)]
+    kind = devices_module.SimulatedTpuStrategy if replicas > 2 else tf.distribute.MirroredStrategy
+    strategy = kind(names) if replicas > 1 else None
+    devices = devices_module.Devices("test", replicas=replicas, strategy=strategy)
+
+    def build() -> Any:
+        images = keras.Input((2, 2, 1))
+        return keras.Model(images, keras.layers.Dense(3, kernel_initializer="ones")(keras.layers.Flatten()(images)))
+
+    learner = learner_module.Learner(build, devices)
+    learner.compile(recipe, recipe.learning_rate, steps_per_execution=steps_per_execution)
+    random = np.random.default_rng(0)
+    images = random.integers(0, 4, (12, 2, 2, 1), dtype=np.uint8)
+    labels = random.integers(0, 3, 12).astype(np.int32)
+    examples = pipeline.Examples(images, labels, remote=False)
+    batches = importlib.import_module("gradient_trainer.training.batches").Batches(np.arange(12), 4, 1)
+    hooks = callbacks.Hooks(learner.model, lambda *_: None, lambda: None)
+    learner.fit(pipeline.training_batches(examples, batches, 0, 3, ()), hooks)
+    loss, accuracy = learner.evaluate(pipeline.evaluation_batches(examples, np.arange(7), 4))
+    return learner.model.get_weights()[0].ravel().tolist(), loss, accuracy
+
+
+def write_tfrecord(path: str, encoded: list[bytes], labels: list[int], keys: tuple[str, str]) -> None:
+    """Write images and labels as TFRecord."""
+    tf = importlib.import_module("tensorflow")
+    with tf.io.TFRecordWriter(path) as writer:
+        for content, label in zip(encoded, labels, strict=True):
+            features = {
+                keys[0]: tf.train.Feature(bytes_list=tf.train.BytesList(value=[content])),
+                keys[1]: tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+
+
+def read_folder(path: str, cache: str) -> tuple[npt.NDArray[np.uint8], list[int], int]:
+    """Read a folder of the user's, and return its training images, their labels, and the number of classes."""
+    pathlib = importlib.import_module("pathlib")
+    files = importlib.import_module("gradient_trainer.datasets._files")
+    data = files.load_files(pathlib.Path(path), None, pathlib.Path(cache))
+    return np.array(data.x_train), data.y_train.tolist(), data.classes

@@ -1,0 +1,60 @@
+"""The documentation site: built from the repository's documents, without dead links or requests to other origins."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parent.parent
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?([^"'\s>]+)|<link\b[^>]*\bhref=["']?([^"'\s>]+)"""
+)
+STYLE_URL = re.compile(r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')\s]+)""")
+
+
+def build(site, root=ROOT):
+    command = [sys.executable, "-m", "properdocs", "build", "--site-dir", str(site)]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    built = build(folder)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_every_document_has_a_page(site):
+    expected = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
+    expected = {path.with_name("index.html") if path.name == "README.html" else path for path in expected}
+    pages = {path.relative_to(site) for path in site.rglob("*.html")}
+    assert expected | {Path("index.html"), Path("security.html"), Path("settings.html")} <= pages
+
+
+def test_pages_load_nothing_from_other_origins(site):
+    for page in site.rglob("*.html"):
+        loaded = {one or other for one, other in LOADED.findall(page.read_text(encoding="utf-8"))}
+        assert not {url for url in loaded if re.match(r"(?:\w+:)?//", url)}, page
+    for style in site.rglob("*.css"):
+        assert STYLE_URL.findall(style.read_text(encoding="utf-8")) == [], style
+
+
+@pytest.mark.parametrize("link", ["nothing.md", "jobs.md#nothing", "../core/nothing.py"])
+def test_a_dead_link_fails_the_build(tmp_path, link):
+    for name in ("docs", ".ci", "images/trainer/README.md", "examples/mnist/README.md"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(ROOT / name, tmp_path / name)
+    for path in (*ROOT.glob("*.md"), ROOT / "properdocs.yml", ROOT / ".env.example", ROOT / "LICENSE"):
+        shutil.copyfile(path, tmp_path / path.name)
+    with (tmp_path / "docs" / "cli.md").open("a", encoding="utf-8") as page:
+        page.write(f"\n[link]({link})\n")
+    built = build(tmp_path / "site", tmp_path)
+    assert built.returncode != 0
+    assert "cli.md" in built.stderr
