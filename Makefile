@@ -7,16 +7,18 @@ SHELL := /usr/bin/env bash
 MAKEFLAGS += --no-builtin-rules
 
 BIN := .venv/bin
-LOCKED := pyproject.toml uv.lock .ci/environment
+LOCKED := pyproject.toml client/pyproject.toml uv.lock .ci/environment
 # An environment that has everything also has what it takes to run: it is brought up to date, not reduced.
 ALL := .venv/.all
 RUN := $(if $(wildcard $(ALL)),$(ALL),.venv/.run)
 # Of the images.
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+# Of the distributions.
+DIST ?= dist
 # One test process more than CPUs, as many tests wait for others, but not so many that servers and jobs starve each other.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))
 
-.PHONY: help demo demo-docker images images-offline up test unit check audit fmt migration bench faults chaos soak clean
+.PHONY: help demo demo-docker images images-offline up test unit check audit fmt migration dist bench docs experiments faults chaos soak clean
 
 help: ## show these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -44,12 +46,17 @@ test: $(ALL) ## run every test; installs PostgreSQL, Chromium and git for them w
 unit: $(ALL) ## run the tests that start no process and no server (a minute)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m unit
 
-check: $(ALL) ## check format, lint, types, imports and the rules of this repository
+check: $(ALL) ## check format, lint, types, Python versions, imports and the rules of this repository
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/vermin --quiet --no-tips --target=3.9- client
 	@$(BIN)/lint-imports --no-logo >.venv/imports.log || { cat .venv/imports.log; exit 1; }
-	@$(BIN)/python -m pytest -q --no-header tests/test_project.py
+	@$(BIN)/python -m pytest -q --no-header tests/test_project.py tests/test_docs_site.py
+
+docs: $(ALL) ## build the documentation as a site in site/
+	@$(BIN)/properdocs build 2>.venv/docs.log || { cat .venv/docs.log; exit 1; }
+	@echo site/index.html
 
 audit: $(ALL) ## known vulnerabilities, secrets in files, bill of materials; needs the advisories of pypi.org
 	@.ci/audit
@@ -62,8 +69,16 @@ migration: $(ALL) ## write a migration for what changed in models.py: make migra
 	@$(BIN)/python .ci/new_migration.py "$(name)"
 	@$(BIN)/ruff check --fix-only --quiet migrations && $(BIN)/ruff format --quiet migrations
 
+dist: $(ALL) ## build the wheels and source distributions of client and server into dist/
+	@rm -f $(DIST)/gradient_jobs*
+	@$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --all-packages --out-dir $(DIST)
+	@ls $(DIST)/gradient_jobs*
+
 bench: $(ALL) ## measure: submit latency, jobs a second, start of CLI and server; prints JSON
 	@$(BIN)/python -m bench
+
+experiments: $(RUN) ## train on all of MNIST and a part of CIFAR-10 on this CPU, beside plain Keras (hours): make experiments only=mnist
+	@$(BIN)/python -m experiments $(if $(only),--only $(only))
 
 faults: $(ALL) ## every fault and fuzzed route as often as a release asks for (hours); make test tries each a few times
 	@.ci/test-needs
@@ -79,7 +94,8 @@ soak: $(ALL) ## 2,000 jobs in containers; fails if files, threads, connections o
 	@PYTHONPATH=tests $(BIN)/python -m soak $(if $(jobs),--jobs $(jobs))
 
 clean: ## remove the environment, caches and the demo's folder
-	@rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@chmod -R u+w .venv .demo 2>/dev/null || true # the packages of jobs are read-only
+	@rm -rf .venv .demo .experiments .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist site
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.run: $(LOCKED)

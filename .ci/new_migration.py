@@ -2,7 +2,7 @@
 
 Compared is a new SQLite database with every migration so far. Read the result before it is committed: a renamed
 column looks like one that went and one that came.
-"""  # noqa: INP001 - a program, no package
+"""
 
 import sys
 import tempfile

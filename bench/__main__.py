@@ -23,6 +23,7 @@ from bench import (
     strangers,
     submit_latency,
     submit_rate,
+    trainer_pace,
 )
 from bench.engine import MissingRequirement
 from bench.machine import facts
@@ -40,6 +41,7 @@ BENCHES: dict[str, Callable[[Size], Result]] = {
     "artifact": artifact_close.run,
     "key-check": refusal_timing.run,
     "strangers": strangers.run,
+    "trainer": trainer_pace.run,
     "container": container_start.run,
     "container-outputs": container_outputs.run,
     "container-memory": container_memory.run,

@@ -6,7 +6,7 @@ import time
 
 from bench.floors.processes import run_and_read
 from bench.measure import Result, Series, Size, ratio_goal
-from bench.service import Connection, Service, follow, run_server, submit
+from bench.service import INTERPRETER, Connection, Service, follow, run_server, submit
 
 LIMIT = 1.5
 _WARM_UP = 3
@@ -44,7 +44,7 @@ def run(size: Size) -> Result:
 def _measure_job(service: Service, connection: Connection) -> tuple[float, float, float, float]:
     """Return the milliseconds from the submission to: its answer, the print, the line read, the end."""
     wall, began = time.time(), time.perf_counter()
-    job_id = submit(connection, shlex.join([sys.executable, "-c", _PROGRAM]))
+    job_id = submit(connection, shlex.join([INTERPRETER, "-c", _PROGRAM]))
     times = {"answer": time.perf_counter() - began}
     for name, data in follow(service, job_id):
         times.setdefault(name, time.perf_counter() - began)

@@ -6,7 +6,7 @@ import time
 
 from bench.floors.processes import each_line
 from bench.measure import Goal, Result, Series, Size
-from bench.service import Service, follow, run_server, submit
+from bench.service import INTERPRETER, Service, follow, run_server, submit
 
 P50_LIMIT_MS = 20.0
 P99_LIMIT_MS = 150.0
@@ -39,7 +39,7 @@ def run(size: Size) -> Result:
 
 def _measure_follow(service: Service, program: str) -> list[float]:
     with service.connect() as connection:
-        job_id = submit(connection, shlex.join([sys.executable, "-c", program]))
+        job_id = submit(connection, shlex.join([INTERPRETER, "-c", program]))
     return [_age(data["message"]) for name, data in follow(service, job_id) if name == "line"]
 
 

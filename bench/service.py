@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 SERVER = Path(sys.executable).with_name("gradient-server")
+INTERPRETER = os.path.realpath(sys.executable)
+"""Outside of the service's environment, which jobs do not see."""
 ENDED = frozenset({"Stopped", "Failed", "Error", "Cancelled"})
 
 _ROOT = Path(__file__).parent.parent
@@ -212,6 +214,7 @@ def environment(home: Path, **settings: str) -> dict[str, str]:
     defaults = {
         "GRADIENT_HOME": str(home),
         "GRADIENT_LOG_LEVEL": "warning",
+        "GRADIENT_ENVIRONMENTS__DEFAULT": "[]",  # no installation in the background
         "GRADIENT_API__IDLE_SECONDS": str(IDLE_SECONDS),
     }
     return env | defaults | settings

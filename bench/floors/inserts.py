@@ -7,7 +7,7 @@ from collections.abc import Sequence
 _JOB = """
 INSERT INTO jobs (id, project_id, submitted_by, spec, machine_type, backend, simulated, price_per_hour, priority,
                   max_attempts, state, reason, phase, artifacts_state, attempt, lease, request_sha256, created_at)
-VALUES (?, 'pr0', 'k0', ?, 'CPU', 'mock', 1, 0.0, 50, 1, 'queued', 'waiting_for_machine', 'queued', 'none', 0, 0, ?,
+VALUES (?, 'pr0', 'k0', ?, 'CPU', 'process', 1, 0.0, 50, 1, 'queued', 'waiting_for_machine', 'queued', 'none', 0, 0, ?,
         strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')
 """
 _EVENT = """
