@@ -52,7 +52,7 @@ from service.routes.server import client, health, prometheus, workers
 
 logger = logging.getLogger(__name__)
 
-_ROUTE_MODULES = (
+ROUTE_MODULES = (
     jobs,
     logs,
     artifacts,
@@ -71,6 +71,7 @@ _ROUTE_MODULES = (
     exec_sessions,
     workers,
 )
+"""The routes of the API that need a key or a session."""
 _FLUSH_SECONDS = 60
 _NOT_COMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/octet-stream", "text/plain")
 """Content types of artifacts and raw logs, whose length must stay known, and of streams."""
@@ -142,7 +143,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     )
     app_state = app.state.app_state = create_app_state(settings, database, wake=wake)
     errors.install_error_handlers(app)
-    original.include(app, main_routes=[route for module in _ROUTE_MODULES for route in module.router.routes])
+    original.include(app, main_routes=[route for module in ROUTE_MODULES for route in module.router.routes])
     app.add_middleware(OriginCheckMiddleware, settings=settings.api)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(RequestContextMiddleware)
@@ -150,7 +151,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.add_middleware(MetricsMiddleware, service_metrics=app_state.service_metrics)
     app.include_router(health.router, responses=errors.PUBLIC_RESPONSES)
     app.include_router(client.router)
-    for module in _ROUTE_MODULES:
+    for module in ROUTE_MODULES:
         app.include_router(module.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
     dashboard.mount(app)
     # The outermost middleware: the error pages are rendered from responses that are not compressed yet.

@@ -10,7 +10,10 @@ from service.dashboard.lists import job_list, machines, now_page, project_list
 from service.dashboard.login import wrong_key_backoff
 from service.dashboard.outputs import artifact_pages, metric_page
 
-__all__ = ["mount"]
+__all__ = ["PAGE_MODULES", "mount"]
+
+_LISTS = (now_page, job_list, machines, project_list, project_page, comparison_pages, tpu_page)
+PAGE_MODULES = (login, *_LISTS, job_form_pages, settings_pages, job_pages, artifact_pages, metric_page, assets)
 
 
 def mount(app: FastAPI) -> None:
@@ -19,7 +22,6 @@ def mount(app: FastAPI) -> None:
     Must come last: the error pages are rendered from the error responses of everything else.
     """
     app.state.wrong_keys = wrong_key_backoff()
-    lists = (now_page, job_list, machines, project_list, project_page, comparison_pages, tpu_page)
-    for pages in (login, *lists, job_form_pages, settings_pages, job_pages, artifact_pages, metric_page, assets):
+    for pages in PAGE_MODULES:
         app.include_router(pages.router, include_in_schema=False, dependencies=[DashboardHost])
     app.add_middleware(ErrorPageMiddleware)

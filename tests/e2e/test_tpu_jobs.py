@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 
 import grpc
 import pytest
@@ -40,9 +41,11 @@ def test_one_command_gets_a_device_runs_beside_it_and_gives_it_back(service, sim
     env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
     create = ["jobs", "create", "--machineType", "TPU", "--workspace", "none"]
     command = 'echo "at $TPU_GRPC_URL"; echo model >"$GRADIENT_ARTIFACTS_DIR/model"; sleep 1; exit 3'
+    began = time.monotonic()
     done = subprocess.run(
         [CLI_PROGRAM, *create, "--command", command], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
     )
+    elapsed = time.monotonic() - began
     assert done.returncode == 3, done.stderr
     address, port = simulator.cloud.device
     assert done.stdout == f"at grpc://{address}:{port}\n"
@@ -67,7 +70,8 @@ def test_one_command_gets_a_device_runs_beside_it_and_gives_it_back(service, sim
         ("deleted", f"nodes/gj-{job['id']}-1"),
         ("deleted", f"queuedResources/gj-{job['id']}-1"),
     ]
-    assert job["cost"] == pytest.approx(4.5 / 3600 * 1.5, rel=0.8), "it bills from READY to its deletion"
+    second = 4.5 / 3600
+    assert second <= job["cost"] <= second * elapsed, "it bills from READY to its deletion"
 
 
 def test_whose_a_tpu_is_and_what_it_costs_is_listed(service, simulator):
@@ -76,8 +80,8 @@ def test_whose_a_tpu_is_and_what_it_costs_is_listed(service, simulator):
     [tpu] = service.request("GET", "/tpus").json()["tpus"]
     assert (tpu["jobId"], tpu["zone"], tpu["provisioning"]) == (job_id, ZONES[0], "queued")
     assert (tpu["state"], tpu["health"]) == ("READY", "HEALTHY")
-    assert ">1 TPU is held</a>" in service.request("GET", "/ui/jobs").text
-    assert f"gj-{job_id}-1" in service.request("GET", "/ui/tpus").text
+    for page in ("/ui/machines", "/ui/tpus"):
+        assert f"gj-{job_id}-1" in service.request("GET", page).text
     first = wait_until(lambda: service.job(job_id)["cost"], "it to cost something")
     wait_until(lambda: service.request("GET", "/tpus").json()["tpus"][0]["cost"] > first, "it to cost more")
     service.request("POST", f"/jobs/{job_id}/stop")

@@ -146,6 +146,7 @@ class ProcessBackend(Backend):
     def poll(self, handle: Handle) -> Exit | None:
         """See `Backend.poll`."""
         control = Path(handle["control"])
+        began = read_control(control, "started") is not None  # first: the wrapper may start while it is looked for
         returned = self._wrapper_exit_code(handle["name"])
         code = read_exit_code(control)
         if code is None and handle["boot_id"] == boot_id():
@@ -155,7 +156,7 @@ class ProcessBackend(Backend):
                 return None
             code = read_exit_code(control)  # the job may have ended since the first read
             if code is None:
-                return self._exit_without_file(handle, members, returned)
+                return self._exit_without_file(handle, members, returned, began=began)
         if code is None:
             return Exit(None, "host_restarted")
         if read_control(control, STOPPING_FILE) is not None and any(self._processes(handle).all()):
@@ -164,14 +165,16 @@ class ProcessBackend(Backend):
             self._mark_out_of_memory(handle)
         return Exit(code, *_marked(control))
 
-    def _exit_without_file(self, handle: Handle, members: JobProcesses, returned: int | None) -> Exit | None:
+    def _exit_without_file(
+        self, handle: Handle, members: JobProcesses, returned: int | None, *, began: bool
+    ) -> Exit | None:
         """Handle a missing wrapper without exit file: the disk was full, all was killed, or it has not begun yet."""
         # bubblewrap reports a wrapper that a signal ended as 128 and the signal.
         most = _SIGNALLED if handle["sandboxed"] else math.inf
         if returned is not None and 0 <= returned <= most:
             self._mark_out_of_memory(handle)
             return Exit(returned, *_marked(Path(handle["control"])))
-        if read_control(Path(handle["control"]), "started") is not None:
+        if began:
             return Exit(None, "process_lost")
         if _age(handle) < _NEVER_STARTED_SECONDS or any(members.all()):
             return None

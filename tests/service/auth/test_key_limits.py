@@ -217,14 +217,14 @@ def test_archives_that_take_long_to_check_hold_up_nobody_else(client, other, mon
 
 @pytest.mark.parametrize("settings", [{"searches": 2, "wait_seconds": 0.2}], indirect=True)
 @pytest.mark.parametrize(
-    "path", ["/jobs?name=x", "/jobs?machineType=CPU", "/jobs/getJobs?command=x", "/jobs/getJobList?tagFilter=x"]
+    "path", ["/jobs?tag=x", "/jobs?query=x", "/jobs/getJobs?command=x", "/jobs/getJobList?tagFilter=x"]
 )
 def test_many_searches_of_one_key_hold_up_nobody_else(client, other, monkeypatch, path):
     began, go_on = threading.Semaphore(0), threading.Event()
     page = queries.page
 
     def slow(session, wanted, **kwargs):
-        if wanted.name or wanted.command or wanted.tags or wanted.machine_type:
+        if wanted.text or wanted.command or wanted.tags:
             began.release()
             assert go_on.wait(60)
         return page(session, wanted, **kwargs)

@@ -7,27 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schemathesis.python.asgi import get_client
+from starlette.routing import Route
 from support.fuzzing import fuzz_settings
 
-from service.dashboard import artifact_pages, assets, job_pages, login
-from service.routes import (
-    artifacts,
-    jobs,
-    logs,
-    machine_types,
-    metrics,
-    projects,
-    storage,
-    workspaces,
-)
-from service.routes.server import health, prometheus
+from service.dashboard import PAGE_MODULES
+from service.main import ROUTE_MODULES
+from service.routes.server import health
 
-PAGES = (login, job_pages, artifact_pages, assets)
-API = (artifacts, health, jobs, logs, machine_types, metrics, prometheus, projects, storage, workspaces)
 ROUTES = sorted(
     (method, route.path)
-    for module in (*PAGES, *API)
+    for module in (*PAGE_MODULES, *ROUTE_MODULES, health)
     for route in module.router.routes
+    if isinstance(route, Route)  # and no WebSocket
     for method in sorted(route.methods)
 )
 HOSTILE = (
@@ -49,8 +40,21 @@ QUERIES = (
     "maxPoints",
     "name",
 )
-QUERIES += ("modified", "next", "part", "path", "prefix", "project", "projectId", "recursive", "sha256", "state")
-QUERIES += ("tail", "ticket")
+QUERIES += (
+    "before",
+    "columns",
+    "clone",
+    "ids",
+    "mine",
+    "modified",
+    "next",
+    "part",
+    "path",
+    "prefix",
+    "project",
+    "projectId",
+)
+QUERIES += ("q", "query", "recursive", "sha256", "since", "sort", "state", "tag", "tail", "ticket", "to")
 HEADERS = ("Accept", "Content-Type", "Cookie", "Host", "Idempotency-Key", "If-None-Match", "If-Range", "Last-Event-ID")
 HEADERS += ("Origin", "Range", "Sec-Fetch-Site", "X-Request-Id", "Authorization", "Expect", "Accept-Encoding")
 HEADER_VALUES = (
