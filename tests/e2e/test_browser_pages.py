@@ -7,6 +7,8 @@ from support.sample_dashboard import PAGES, SampleDashboard
 SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
 FAULTS = """axe.run({resultTypes: ["violations"]}).then(({violations}) =>
     violations.map(({id, help, nodes}) => [id, help, nodes.slice(0, 3).map((node) => node.html)]))"""
+TOO_WIDE = """[document.documentElement, ...document.querySelectorAll("main section")]
+    .filter((box) => box.scrollWidth > box.clientWidth + 1).map((box) => `too wide: ${box.outerHTML.slice(0, 200)}`)"""
 OTHER_ORIGINS = """performance.getEntriesByType("resource").map((entry) => entry.name)
     .filter((name) => !name.startsWith(location.origin) && !name.startsWith("data:"))"""
 
@@ -31,9 +33,7 @@ def faults(browser, axe_core):
     browser.evaluate(axe_core)
     found = [*browser.evaluate(FAULTS), *browser.evaluate(OTHER_ORIGINS), *browser.messages]
     browser.messages.clear()
-    if browser.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
-        found.append("wider than its window")
-    return found
+    return found + browser.evaluate(TOO_WIDE)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -24,6 +24,7 @@ PAGES = {
     *("secrets", "registries", "server", "health", "login"),
 }
 """Names of the pages."""
+_WITH_CHARTS = {"job", "running-job", "metrics"}
 _TRAINING = Path(__file__).with_name("train.py").read_bytes()
 
 
@@ -48,6 +49,8 @@ class SampleDashboard:
         """Open a page, which has to be there."""
         browser.open(self.deployment.cli_json["url"] + self.addresses[page])
         browser.wait_for("document.querySelector('h1') && document.fonts.status === 'loaded'")
+        if page in _WITH_CHARTS:
+            browser.wait_for("document.querySelector('.chart canvas')")
         assert browser.evaluate("performance.getEntriesByType('navigation')[0].responseStatus") == 200, page
 
     def sign_in(self, browser: Browser) -> None:
