@@ -65,6 +65,14 @@ def find_original_clients() -> Path | None:
     return Path(found.stdout.strip()) if found.returncode == 0 and shutil.which("node") else None
 
 
+@functools.cache
+def find_axe_core() -> Path | None:
+    """The script that finds faults of pages for people who do not see or point; None if it is not installed."""
+    look = [str(Path(__file__).parent.parent / ".ci" / "axe-core"), "--look"]
+    found = subprocess.run(look, capture_output=True, text=True, check=False)
+    return Path(found.stdout.strip()) if found.returncode == 0 else None
+
+
 REQUIREMENTS = {
     "postgres": (find_binaries, "PostgreSQL's server programs are not installed (apt-get install postgresql)"),
     "redis": (find_redis, "Redis is not installed (apt-get install redis-server)"),
@@ -84,6 +92,7 @@ REQUIREMENTS = {
         f"no control groups: {control_group_support('auto')[1]} (run the tests as root, or in a delegated group)",
     ),
     "browser": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
+    "axe_core": (find_axe_core, "axe-core is not installed (apt-get install nodejs npm, then .ci/axe-core)"),
     "original_clients": (
         find_original_clients,
         "the original clients are not installed (apt-get install nodejs npm, then .ci/original-clients)",
@@ -243,6 +252,14 @@ def proxy(postgres: PostgresServer) -> Iterator[Proxy]:
     made = Proxy(postgres.socket)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def axe_core() -> str:
+    """The script that finds faults of pages for people who do not see or point."""
+    found = find_axe_core()
+    assert found is not None
+    return found.read_text()
 
 
 @pytest.fixture(scope="session")
