@@ -32,7 +32,7 @@ from core.jobs.lifecycle import NewJob
 from core.jobs.spec.job_spec import JobSpec
 from gradient_server.simulator.gcs.server import GcsSimulator
 from worker.backends.control_groups import control_group_support
-from worker.sandbox.bubblewrap import unavailable
+from worker.sandbox.program_sandbox import unavailable
 
 # A busy machine takes longer than Hypothesis allows an example by default.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -9,7 +9,7 @@ import pytest
 from gradient_server.simulator.tpu.api import TpuSimulator
 from gradient_server.simulator.tpu.state import TpuProject
 from worker.backends.base import LaunchError
-from worker.backends.tpu.resource_log import ResourceEntry
+from worker.backends.tpu.resource_inventory import ResourceEntry
 
 ZONES = ["us-central1-b", "us-west4-a"]
 NO_RESOURCES = ([], [])
@@ -75,8 +75,8 @@ def tpu_settings(simulator, **options):
     return {"simulator_address": simulator.address, "zones": ZONES} | SHORT_TIMES | options
 
 
-class MemoryResourceLog:
-    """A ledger of billed resources in memory, for a backend without a database."""
+class MemoryResourceInventory:
+    """An inventory of billed resources in memory, for a backend without a database."""
 
     def __init__(self) -> None:
         self._rows: list[dict] = []

@@ -27,7 +27,7 @@ from core.storage.artifacts.scan import Skipped
 from core.system.failpoints import failpoint
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
-from worker.attempt.launch_inputs import LaunchSecrets
+from worker.attempt.launch_secrets import LaunchSecrets
 from worker.attempt.monitor import ArtifactSync, JobMonitor, MetricsSync, OutputRecorder, open_log_shipper
 from worker.attempt.outputs.build_log import build_log
 from worker.attempt.outputs.collection_limits import CollectionLimits

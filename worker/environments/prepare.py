@@ -15,8 +15,8 @@ from worker.attempt.scratch import Scratch
 from worker.backends.base import JobPython, LaunchError, Progress, read_control
 from worker.context import WorkerContext
 from worker.environments.cache import Wanted
-from worker.environments.declared import Declared, find_declared
-from worker.environments.default import NAME, service_python
+from worker.environments.declared_requirements import Declared, find_declared
+from worker.environments.default_environment import NAME, service_python
 from worker.environments.install_progress import INSTALLING, InstallProgress
 from worker.environments.installer import UvError, explain
 from worker.environments.job_layer import create_layer

@@ -22,7 +22,7 @@ from worker.attempt.scratch import Scratch, list_scratch_folders
 from worker.attempt.spans import AttemptSpans
 from worker.backends.base import Backend, Handle, LaunchError
 from worker.context import WorkerContext
-from worker.maintenance.cloud import CloudSweep
+from worker.maintenance.cloud_orphans import CloudSweep
 from worker.maintenance.environments import EnvironmentSweep
 from worker.maintenance.images import ImageSweep
 

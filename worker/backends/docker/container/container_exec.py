@@ -20,7 +20,7 @@ from worker.backends import base
 from worker.backends.base import Handle, read_control
 from worker.backends.docker.container.config import container_name
 from worker.backends.docker.engine.client import CONFLICT, Engine, EngineError, EngineRefused
-from worker.backends.streams import EnterRefused, EnterRequest
+from worker.backends.job_exec import ExecRefused, ExecRequest
 
 _RECORD_PID = '{ echo $$ >"$0"; } 2>/dev/null; exec "$@"'
 _SIGNAL_GROUP = 'kill -s "$1" -- "-$0"'
@@ -64,11 +64,11 @@ cat <&3
 """
 
 
-def run_in_container(engine: Engine, handle: Handle, request: EnterRequest) -> "ContainerStream":
+def run_in_container(engine: Engine, handle: Handle, request: ExecRequest) -> "ContainerStream":
     """Start a command in a job's container.
 
     Raises:
-        EnterRefused: The engine cannot start it.
+        ExecRefused: The engine cannot start it.
     """
     pid_file = f"session-{request.id}"
     terminal = request.terminal
@@ -88,7 +88,7 @@ def run_in_container(engine: Engine, handle: Handle, request: EnterRequest) -> "
         opened = engine.call(lambda api: api.exec_start(made["Id"], tty=terminal is not None, socket=True))
     except EngineError as error:
         gone = isinstance(error, EngineRefused) and error.status == CONFLICT
-        raise EnterRefused("The job has just ended." if gone else f"The engine starts no command: {error}") from error
+        raise ExecRefused("The job has just ended." if gone else f"The engine starts no command: {error}") from error
     stream = ContainerStream(
         engine, handle, made["Id"], opened, Path(handle["control"]) / pid_file, framed=terminal is None
     )
@@ -101,16 +101,16 @@ def connect_to_container(engine: Engine, handle: Handle, port: int, session_id: 
     """Connect to a port in a job's container.
 
     Raises:
-        EnterRefused: Nothing listens there, or the image has no program that can connect.
+        ExecRefused: Nothing listens there, or the image has no program that can connect.
     """
     command = ("/bin/sh", "-c", _CONNECT, str(port), _CONNECT_PYTHON, _CONNECT_BASH)
-    stream = run_in_container(engine, handle, EnterRequest(session_id, command))
+    stream = run_in_container(engine, handle, ExecRequest(session_id, command))
     number, data = next(stream.outputs(), (STDOUT, b""))
     if (number, data) == (STDERR, _CONNECTED):
         return stream
     stream.close()
     text = data.decode(errors="replace").strip()
-    raise EnterRefused(text if text.startswith("The image") else f"Nothing in the job listens on port {port}.")
+    raise ExecRefused(text if text.startswith("The image") else f"Nothing in the job listens on port {port}.")
 
 
 class ContainerStream:

@@ -23,7 +23,7 @@ def pause(seconds: float, check: Check) -> None:
         seconds -= step
 
 
-def run_interruptibly(action: Callable[[], T], check: Check) -> T:
+def run_cancellably(action: Callable[[], T], check: Check) -> T:
     """Run an action in a thread of its own, and return its result, unless `check` raises.
 
     The action is then left to itself; it should check, too, and remove what it made.

@@ -32,7 +32,7 @@ from worker.backends.base import (
     read_exit_code,
     write_control_file,
 )
-from worker.backends.tpu.interruption import Check, pause
+from worker.backends.tpu.cancellation import Check, pause
 from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.provisioning.node_request import node_id
 from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
@@ -40,10 +40,10 @@ from worker.backends.tpu.vm import slices
 from worker.backends.tpu.vm.agent import HEARTBEAT_STEPS, PART_BYTES, STREAMED_FILES
 from worker.backends.tpu.vm.job_description import VM_FOLDERS, describe_job
 from worker.backends.tpu.vm.slices import END_FILE
-from worker.backends.tpu.vm.start import StartingHost, check_failure, parse_report, to_launch_error
+from worker.backends.tpu.vm.startup_reports import StartingHost, check_failure, parse_report, to_launch_error
 
 if TYPE_CHECKING:
-    from worker.backends.tpu.storage import JobBucket, Mailbox
+    from worker.backends.tpu.storage import Mailbox, RegionBucket
 
 logger = logging.getLogger(__name__)
 
@@ -369,7 +369,7 @@ def _shell_heredoc(file: Path) -> str:
     return f"cat >\"$place/agent/{file.name}\" <<'GRADIENT_AGENT'\n{file.read_text().rstrip()}\nGRADIENT_AGENT"
 
 
-def _renew_token(bucket: "JobBucket", spec: LaunchSpec) -> bool:
+def _renew_token(bucket: "RegionBucket", spec: LaunchSpec) -> bool:
     """Write a fresh token for an attempt; return False if Google does not answer."""
     try:
         bucket.renew_token(spec.job_id, spec.attempt)

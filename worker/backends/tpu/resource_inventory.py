@@ -42,7 +42,7 @@ class ResourceEntry:
         return self.name.partition("/")[2]
 
 
-class ResourceLog(Protocol):
+class ResourceInventory(Protocol):
     """The record of billed resources. Every method raises StoreUnavailable if the record cannot be reached."""
 
     def installation(self) -> str:

@@ -13,15 +13,15 @@ from core.ids import new_id
 from core.jobs.cloud_resources import CloudResource
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.states import OWNED
-from worker.backends.tpu.resource_log import ResourceEntry
+from worker.backends.tpu.resource_inventory import ResourceEntry
 
 _INSTALLATION = "installation"
 _NOT_DELETED = CloudResource.gone_at.is_(None)
 _NOT_DELETING = _NOT_DELETED & CloudResource.deleting_at.is_(None)
 
 
-class DatabaseResourceLog:
-    """Implements `ResourceLog` on the database; each call is its own transaction.
+class DatabaseResourceInventory:
+    """Implements `ResourceInventory` on the database; each call is its own transaction.
 
     Args:
         database: The database.
@@ -34,7 +34,7 @@ class DatabaseResourceLog:
         self._installation: str | None = None
 
     def installation(self) -> str:
-        """See `ResourceLog.installation`: it marks this database's resources among others in the cloud project."""
+        """See `ResourceInventory.installation`: it marks this database's resources in the cloud project."""
         if self._installation is None:
             with self._database.write() as session:
                 made = insert_ignore(session.get_bind().dialect.name, SchemaInfo)
@@ -46,7 +46,7 @@ class DatabaseResourceLog:
     def record_intent(
         self, kind: str, name: str, *, job_id: str, attempt: int, price: float | None = None
     ) -> ResourceEntry | None:
-        """See `ResourceLog.record_intent`."""
+        """See `ResourceInventory.record_intent`."""
         with self._database.write() as session:
             if session.scalar(select(Job.id).where(Job.id == job_id)) is None:
                 return None
@@ -73,7 +73,7 @@ class DatabaseResourceLog:
         detail: str | None = None,
         operation: str | None = None,
     ) -> None:
-        """See `ResourceLog.update`."""
+        """See `ResourceInventory.update`."""
         with self._database.write() as session:
             _update(
                 session,
@@ -94,7 +94,7 @@ class DatabaseResourceLog:
         until: float | None = None,
         price: float | None = None,
     ) -> None:
-        """See `ResourceLog.record_billing`."""
+        """See `ResourceInventory.record_billing`."""
         with self._database.write() as session:
             if since is not None:
                 _update(session, entry, CloudResource.billed_at.is_(None), billed_at=_utc(since), price_per_hour=price)
@@ -103,7 +103,7 @@ class DatabaseResourceLog:
                 _update(session, entry, is_billed, CloudResource.billed_until.is_(None), billed_until=_utc(until))
 
     def record_deletion(self, entry: ResourceEntry, *, gone: bool, detail: str | None = None) -> None:
-        """See `ResourceLog.record_deletion`."""
+        """See `ResourceInventory.record_deletion`."""
         with self._database.write() as session:
             if gone:
                 _update(session, entry, _NOT_DELETED, gone_at=now(), state="gone", detail=detail)
@@ -118,15 +118,15 @@ class DatabaseResourceLog:
                 )
 
     def list_of_attempt(self, job_id: str, attempt: int) -> list[ResourceEntry]:
-        """See `ResourceLog.list_of_attempt`."""
+        """See `ResourceInventory.list_of_attempt`."""
         return self._list(CloudResource.job_id == job_id, CloudResource.attempt == attempt)
 
     def list_on_host(self) -> list[ResourceEntry]:
-        """See `ResourceLog.list_on_host`."""
+        """See `ResourceInventory.list_on_host`."""
         return self._list(CloudResource.host == self._host, _NOT_DELETING)
 
     def list_orphaned(self) -> list[ResourceEntry]:
-        """See `ResourceLog.list_orphaned`."""
+        """See `ResourceInventory.list_orphaned`."""
         owned = exists().where(
             Job.id == CloudResource.job_id, Job.attempt == CloudResource.attempt, Job.state.in_(OWNED)
         )

@@ -24,7 +24,7 @@ from core.storage.gcs.client import open_client, open_credentials, open_session
 from core.storage.gcs.signed_urls import signed_url
 from core.storage.gcs.uploader import remove_all
 from worker.backends.base import no_check
-from worker.backends.tpu.interruption import Check
+from worker.backends.tpu.cancellation import Check
 from worker.backends.tpu.storage.access import JOBS, Token, create_limited_token, grant_access
 from worker.backends.tpu.storage.access_probe import (
     ProbeResult,
@@ -65,7 +65,7 @@ class BucketPaths:
     expires_at: float | None
 
 
-def open_bucket(settings: Settings, region: str) -> "JobBucket":
+def open_bucket(settings: Settings, region: str) -> "RegionBucket":
     """Return the bucket for TPUs of a region, such as `us-central1`; makes no request to Google.
 
     Raises:
@@ -75,10 +75,10 @@ def open_bucket(settings: Settings, region: str) -> "JobBucket":
     project = settings.gcs.project or settings.tpu.project or own_project
     client = open_client(settings.gcs.model_copy(update={"project": project}), credentials)
     name = settings.bucket.name or f"{project}-gradient-{region}"
-    return JobBucket(settings, client.bucket(name), region, credentials)
+    return RegionBucket(settings, client.bucket(name), region, credentials)
 
 
-class JobBucket:
+class RegionBucket:
     """The bucket of TPU jobs in one region.
 
     Args:

@@ -5,7 +5,7 @@ import pytest
 from core.settings.network import EgressSettings
 from core.system.egress import Egress
 from worker.backends.base import LaunchError
-from worker.environments.declared import Declared, find_declared
+from worker.environments.declared_requirements import Declared, find_declared
 from worker.environments.inline_metadata import script_of
 from worker.environments.requirements_file import RequirementsReader
 

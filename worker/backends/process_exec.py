@@ -18,18 +18,18 @@ from pathlib import Path
 import psutil
 
 from core.jobs.exec.channel import CHUNK_BYTES, STDERR, STDOUT
+from worker.backends.job_exec import ExecRefused, ExecRequest
 from worker.backends.job_processes import GONE, JobProcesses
 from worker.backends.sandbox_processes import SandboxProcesses, is_sandbox
-from worker.backends.streams import EnterRefused, EnterRequest
 
-_ENTER = Path(__file__).parent.parent / "sandbox" / "enter.py"
+_ENTER_JOB = Path(__file__).parent.parent / "sandbox" / "enter_job.py"
 _START_SECONDS = 30.0
 _WAIT_SECONDS = 0.2
 _HANGUP_SECONDS = 1.0
 _SIGNALLED = 128
 
 
-def run_in_processes(members: JobProcesses, request: EnterRequest, join: list[str]) -> "ProcessStream":
+def run_in_processes(members: JobProcesses, request: ExecRequest, join: list[str]) -> "ProcessStream":
     """Start a command among the processes of a job.
 
     Args:
@@ -38,10 +38,10 @@ def run_in_processes(members: JobProcesses, request: EnterRequest, join: list[st
         join: Words before a command that start it in the job's control group, if it has one.
 
     Raises:
-        EnterRefused: It cannot be started.
+        ExecRefused: It cannot be started.
     """
     if members.leader is None or not members.leader_alive():
-        raise EnterRefused("The job has no process to join: it is starting, or has just ended.")
+        raise ExecRefused("The job has no process to join: it is starting, or has just ended.")
     sandboxed = isinstance(members, SandboxProcesses)
     with ExitStack() as stack:
         file, process = _prepare(members, members.leader, request, stack)
@@ -51,7 +51,7 @@ def run_in_processes(members: JobProcesses, request: EnterRequest, join: list[st
         with theirs:
             inherited = [theirs.fileno(), file, *([process] if process >= 0 else [])]
             child = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-                [*join, sys.executable, "-I", "-S", str(_ENTER), *map(str, inherited[:2]), str(process)],
+                [*join, sys.executable, "-I", "-S", str(_ENTER_JOB), *map(str, inherited[:2]), str(process)],
                 cwd="/",
                 env={},
                 stdin=pipe,
@@ -69,11 +69,11 @@ def run_in_processes(members: JobProcesses, request: EnterRequest, join: list[st
             raise
 
 
-def _describe(leader: psutil.Process, request: EnterRequest, *, sandboxed: bool) -> dict[str, object]:
-    """Build the request to `enter.py`: the wrapper's own user, variables, folder and CPUs."""
+def _describe(leader: psutil.Process, request: ExecRequest, *, sandboxed: bool) -> dict[str, object]:
+    """Build the request to `enter_job.py`: the wrapper's own user, variables, folder and CPUs."""
     uid, gid = leader.uids().real, leader.gids().real
     if sandboxed and uid == 0:  # it is still becoming the job's user
-        raise EnterRefused("The job is starting. Try again.")
+        raise ExecRefused("The job is starting. Try again.")
     terminal = request.terminal
     return {
         "command": request.command,
@@ -85,14 +85,14 @@ def _describe(leader: psutil.Process, request: EnterRequest, *, sandboxed: bool)
     }
 
 
-def _prepare(members: JobProcesses, leader: int, request: EnterRequest, stack: ExitStack) -> tuple[int, int]:
+def _prepare(members: JobProcesses, leader: int, request: ExecRequest, stack: ExitStack) -> tuple[int, int]:
     """Return the descriptors of a file with the request and of the sandbox's first process; -1: there is none."""
     sandbox = members if isinstance(members, SandboxProcesses) else None
     try:
         message = _describe(psutil.Process(leader), request, sandboxed=sandbox is not None)
         process = _open_sandbox(sandbox, stack) if sandbox is not None else -1
     except (*GONE, OSError) as error:
-        raise EnterRefused("The job has just ended.") from error
+        raise ExecRefused("The job has just ended.") from error
     file = stack.enter_context(os.fdopen(os.memfd_create("request"), "w+b"))
     file.write(json.dumps(message).encode())
     file.seek(0)
@@ -104,7 +104,7 @@ def _open_sandbox(members: SandboxProcesses, stack: ExitStack) -> int:
     descriptor = os.open(f"/proc/{members.first}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     stack.callback(os.close, descriptor)
     if not is_sandbox(members.first, members.job_id, members.attempt):
-        raise EnterRefused("The job has just ended.")
+        raise ExecRefused("The job has just ended.")
     return descriptor
 
 
@@ -112,7 +112,7 @@ def _read_reports(reports: socket.socket) -> tuple[int, int | None]:
     """Return the command's pid and its terminal.
 
     Raises:
-        EnterRefused: The command could not be started.
+        ExecRefused: The command could not be started.
     """
     reports.settimeout(_START_SECONDS)
     pid, terminal = 0, None
@@ -120,14 +120,14 @@ def _read_reports(reports: socket.socket) -> tuple[int, int | None]:
         try:
             text, descriptors, _, _ = socket.recv_fds(reports, 2000, 1)
         except TimeoutError:
-            raise EnterRefused(f"The job could not be entered within {_START_SECONDS:.0f} seconds.") from None
+            raise ExecRefused(f"The job could not be entered within {_START_SECONDS:.0f} seconds.") from None
         kind, _, detail = text.decode(errors="replace").partition(" ")
         if kind == "pid":
             pid = int(detail)
         elif kind == "terminal":
             terminal = descriptors[0]
         elif kind == "error":
-            raise EnterRefused(f"The job could not be entered: {detail}.")
+            raise ExecRefused(f"The job could not be entered: {detail}.")
         else:
             return pid, terminal
 
@@ -237,7 +237,7 @@ def connect_to_processes(members: JobProcesses, port: int) -> "SocketStream":
     """Connect to a port that a process of the job listens on; the other ports of this host are none of its.
 
     Raises:
-        EnterRefused: None listens there.
+        ExecRefused: None listens there.
     """
     for process in members.all():
         with suppress(*GONE):
@@ -247,8 +247,8 @@ def connect_to_processes(members: JobProcesses, port: int) -> "SocketStream":
                     try:
                         return SocketStream(socket.create_connection((host, port), _START_SECONDS))
                     except OSError as error:
-                        raise EnterRefused(f"Port {port} of the job: {error.strerror or error}.") from error
-    raise EnterRefused(f"Nothing in the job listens on port {port}.")
+                        raise ExecRefused(f"Port {port} of the job: {error.strerror or error}.") from error
+    raise ExecRefused(f"Nothing in the job listens on port {port}.")
 
 
 class SocketStream:

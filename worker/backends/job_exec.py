@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from worker.backends.base import Handle
 
 
-class EnterRefused(Exception):
+class ExecRefused(Exception):
     """The job cannot be entered, or the command cannot be started; its text is for the user."""
 
 
@@ -27,7 +27,7 @@ class Terminal:
 
 
 @dataclass(frozen=True, slots=True)
-class EnterRequest:
+class ExecRequest:
     """A command to run in a job.
 
     Attributes:
@@ -67,19 +67,19 @@ class JobStream(Protocol):
 
 
 @runtime_checkable
-class EnterableBackend(Protocol):
+class ExecBackend(Protocol):
     """A backend whose running jobs users can enter."""
 
-    def run_in_job(self, handle: Handle, request: EnterRequest) -> JobStream:
+    def run_in_job(self, handle: Handle, request: ExecRequest) -> JobStream:
         """Start a command in a running job: with its user, variables, folder, limits and network.
 
         Raises:
-            EnterRefused: It cannot be started.
+            ExecRefused: It cannot be started.
         """
 
     def connect_to_job(self, handle: Handle, port: int, session_id: str) -> JobStream:
         """Connect to a TCP port that the job listens on.
 
         Raises:
-            EnterRefused: Nothing listens there.
+            ExecRefused: Nothing listens there.
         """

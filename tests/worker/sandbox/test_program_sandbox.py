@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.deployment import wait_until
 
-from worker.sandbox import bubblewrap, namespaces
-from worker.sandbox.bubblewrap import Limits, Sandbox, SandboxError
+from worker.sandbox import bubblewrap_command, program_sandbox
+from worker.sandbox.program_sandbox import Limits, Sandbox, SandboxError
 
 pytestmark = pytest.mark.integration
 
@@ -50,7 +50,7 @@ libc.mount(None, b"/", None, 0x1000 | 32, None)  # to be written again
 found |= {
     "environment": dict(os.environ),
     "reached": [path for path in paths if os.path.exists(path)],
-    "written": [path for path in ("/usr/x", "/etc/x", "/run/entry.py", "/dev/x", "/dev/shm/x", "/x")
+    "written": [path for path in ("/usr/x", "/etc/x", "/run/program_sandbox_init.py", "/dev/x", "/dev/shm/x", "/x")
                 if works(open, path, "w")],
     "root": works(os.setuid, 0) and works(os.listdir, "/etc/ssl/private"),
     "signalled": works(os.kill, int(pid), 0),
@@ -67,7 +67,7 @@ import json, os, socket, sys
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
-from worker.sandbox.bubblewrap import Limits, Sandbox
+from worker.sandbox.program_sandbox import Limits, Sandbox
 
 folder, paths = Path(sys.argv[2]), sys.argv[3:]
 with socket.create_server(("127.0.0.1", 0)) as port, socket.socket(socket.AF_UNIX) as abstract:
@@ -92,7 +92,7 @@ def place(tmp_path):
     (tmp_path / "inside" / "probe.py").write_text(PROBE)
     (tmp_path / "modules" / "worker").mkdir(parents=True)
     (tmp_path / "modules" / "worker" / "__init__.py").touch()
-    shutil.copytree(Path(bubblewrap.__file__).parent, tmp_path / "modules" / "worker" / "sandbox")
+    shutil.copytree(Path(program_sandbox.__file__).parent, tmp_path / "modules" / "worker" / "sandbox")
     return tmp_path
 
 
@@ -161,12 +161,12 @@ def test_a_program_that_leaves_processes_behind_leaves_none(place):
 
 
 def test_without_bubblewrap_nothing_runs_where_a_sandbox_is_required(place, monkeypatch):
-    monkeypatch.setattr(namespaces, "PATH", "/nonexistent")
-    bubblewrap.unavailable.cache_clear()
+    monkeypatch.setattr(bubblewrap_command, "PATH", "/nonexistent")
+    program_sandbox.unavailable.cache_clear()
     try:
         required = Sandbox("require")
     finally:
-        bubblewrap.unavailable.cache_clear()
+        program_sandbox.unavailable.cache_clear()
     with pytest.raises(SandboxError, match="bubblewrap is not installed"):
         required.run([sys.executable, "-c", "open('ran', 'w')"], place / "inside", LIMITS)
     assert not (place / "inside" / "ran").exists()

@@ -2,7 +2,7 @@
 
 It runs by itself (`python -I -S`), with the standard library alone.
 
-    entry.py SOCKET PORT UID FOLDER NAME=LIMIT,… COMMAND ARGUMENT…
+    program_sandbox_init.py SOCKET PORT UID FOLDER NAME=LIMIT,… COMMAND ARGUMENT…
 """
 
 import os

@@ -6,7 +6,7 @@ from typing import Protocol
 from worker.backends.tpu import node_state
 from worker.backends.tpu.api import FAILED, ApiRefused, Node, NodeRequest, TpuApi
 from worker.backends.tpu.node_state import NodeFailure
-from worker.backends.tpu.resource_log import NODE, QUEUED, ResourceEntry
+from worker.backends.tpu.resource_inventory import NODE, QUEUED, ResourceEntry
 
 
 @dataclass(frozen=True, slots=True)

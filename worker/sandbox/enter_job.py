@@ -2,7 +2,7 @@
 
 It runs by itself (`python -I -S`), with the standard library alone.
 
-    enter.py CHANNEL REQUEST PROCESS
+    enter_job.py CHANNEL REQUEST PROCESS
 
 CHANNEL is a descriptor to report on, one message each: `pid N`, the command's process; `terminal`, with its
 descriptor; `error TEXT`. Its end means that the command runs. REQUEST is a descriptor to read the request from, as

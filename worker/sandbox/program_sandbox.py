@@ -21,7 +21,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple
 
-from worker.sandbox.namespaces import (
+from worker.sandbox.bubblewrap_command import (
     PATH,
     START_SECONDS,
     begin_command,
@@ -33,8 +33,8 @@ from worker.sandbox.tunnel import Tunnel
 FOLDER = "/workspace"
 """Path of the folder inside the sandbox."""
 
-_ENTRY = Path(__file__).with_name("entry.py")
-_ENTRY_INSIDE = "/run/entry.py"
+_INIT = Path(__file__).with_name("program_sandbox_init.py")
+_INIT_INSIDE = "/run/program_sandbox_init.py"
 _TUNNEL_PORT = 1080
 """Port of the tunnel inside a sandbox that has one."""
 _NOBODY = 65534
@@ -131,7 +131,7 @@ class Sandbox:
             listener = socket.create_server(("127.0.0.1", 0))
             env["ALL_PROXY"] = f"socks5h://127.0.0.1:{listener.getsockname()[1]}"
             tunnel.serve(listener)
-        words = [*_entry_command(str(_ENTRY), -1, -1, ".", limits), *command]
+        words = [*_init_command(str(_INIT), -1, -1, ".", limits), *command]
         with _start_process(words, env, folder) as process:
             return _wait(process, folder, limits, check)
 
@@ -149,7 +149,7 @@ class Sandbox:
         uid = _NOBODY if os.geteuid() == 0 else -1
         if tunnel is not None:
             env["ALL_PROXY"] = f"socks5h://127.0.0.1:{_TUNNEL_PORT}"
-        words = [*_bubblewrap_command(folder), *_entry_command(_ENTRY_INSIDE, out, uid, FOLDER, limits), *command]
+        words = [*_bubblewrap_command(folder), *_init_command(_INIT_INSIDE, out, uid, FOLDER, limits), *command]
         _chown_tree(folder, uid)
         try:
             with ours, _start_process(words, env, folder, (theirs.fileno(),)) as process:
@@ -171,7 +171,7 @@ def unavailable() -> str | None:
 def _bubblewrap_command(folder: Path | None) -> list[str]:
     """Return the bubblewrap part of a sandboxed command."""
     words = [*begin_command(), "--unshare-net", "--die-with-parent", *bind_system()]
-    words += ["--perms", "0755", "--dir", "/run", "--ro-bind", str(_ENTRY), _ENTRY_INSIDE]
+    words += ["--perms", "0755", "--dir", "/run", "--ro-bind", str(_INIT), _INIT_INSIDE]
     # No /proc: git needs none, and the kernel mounts none where parts of the host's are covered, as systemd does.
     words += ["--dev", "/dev"]
     if folder is not None:
@@ -179,8 +179,8 @@ def _bubblewrap_command(folder: Path | None) -> list[str]:
     return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--"]
 
 
-def _entry_command(program: str, out: int, uid: int, folder: str, limits: Limits) -> list[str]:
-    """Return the words that start the entry program; see `entry.py` for the arguments."""
+def _init_command(program: str, out: int, uid: int, folder: str, limits: Limits) -> list[str]:
+    """Return the words that start the init program; see `program_sandbox_init.py` for the arguments."""
     most = f"CORE=0,FSIZE={limits.folder_bytes},DATA={limits.memory_bytes},CPU={int(limits.seconds) + 1}"
     numbers = [str(number) for number in (out, _TUNNEL_PORT, uid)]
     return [os.path.realpath(sys.executable), "-I", "-S", program, *numbers, folder, most]

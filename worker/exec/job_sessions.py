@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core.db.models.jobs import Job
-from worker.backends.streams import EnterRefused, JobStream
+from worker.backends.job_exec import ExecRefused, JobStream
 
 MAX_SESSIONS = 256
 """Most sessions and port connections of one worker."""
@@ -92,21 +92,21 @@ class JobSessions:
         """Add a session during the block; yield its job.
 
         Raises:
-            EnterRefused: The job is not entered here, or under another lease, or there are too many sessions.
+            ExecRefused: The job is not entered here, or under another lease, or there are too many sessions.
         """
         job_id = request["job"]
         with self._lock:
             opened = self._jobs.get(job_id)
             if opened is None or opened.job.lease != request["lease"]:
-                raise EnterRefused("The job's worker has just changed, or the job has ended. Try again.")
+                raise ExecRefused("The job's worker has just changed, or the job has ended. Try again.")
             if opened.closed is not None:
-                raise EnterRefused(opened.closed)
+                raise ExecRefused(opened.closed)
             if sum(len(one.sessions) for one in self._jobs.values()) >= MAX_SESSIONS:
-                raise EnterRefused(f"The job's worker has {MAX_SESSIONS} sessions, its limit. Try again later.")
+                raise ExecRefused(f"The job's worker has {MAX_SESSIONS} sessions, its limit. Try again later.")
             if session.parent is not None:
                 parent = opened.sessions.get(session.parent)
                 if parent is None or parent.port is None or parent.key_id != session.key_id:
-                    raise EnterRefused("The port session of this connection has ended.")
+                    raise ExecRefused("The port session of this connection has ended.")
                 session.port = parent.port
             opened.sessions[session.id] = session
             job = opened.job

@@ -11,9 +11,9 @@ from support.deployment import wait_until
 
 from core.catalogue.default_packages import LOCKED
 from core.settings import Settings
-from worker.environments import default
+from worker.environments import default_environment
 from worker.environments.cache import EnvironmentCache
-from worker.environments.default import DefaultEnvironment, service_python
+from worker.environments.default_environment import DefaultEnvironment, service_python
 
 ROOT = Path(__file__).parents[3]
 
@@ -79,7 +79,7 @@ def test_it_is_installed_once_and_its_steps_are_reported(make_default, index):
 
 @pytest.mark.integration
 def test_a_failure_is_explained_and_retried(make_default, index, monkeypatch):
-    monkeypatch.setattr(default, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(default_environment, "_FIRST_PAUSE_SECONDS", 0.01)
     environment = make_default(["tiny"])
     assert "tiny" in wait(environment)[0]
     index.add_wheel("tiny")

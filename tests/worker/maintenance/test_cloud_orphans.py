@@ -10,9 +10,9 @@ from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.settings import Settings
-from worker.cloud_resource_log import DatabaseResourceLog
+from worker.cloud_resource_inventory import DatabaseResourceInventory
 from worker.context import WorkerContext
-from worker.maintenance.cloud import CloudSweep
+from worker.maintenance.cloud_orphans import CloudSweep
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def lost(database, submit, simulator):
     with database.write() as session:
         job = claims.claim(session, WorkerOffer("other", "gone", ("process",)))
     name = f"gj-{job.id}-1"
-    ledger = DatabaseResourceLog(database, "gone")
-    ledger.record_intent("tpu_node", f"us-central1-b/{name}", job_id=job.id, attempt=1)
-    labels = {"gradient-jobs": ledger.installation(), "gradient-job": job.id, "gradient-attempt": "1"}
+    inventory = DatabaseResourceInventory(database, "gone")
+    inventory.record_intent("tpu_node", f"us-central1-b/{name}", job_id=job.id, attempt=1)
+    labels = {"gradient-jobs": inventory.installation(), "gradient-job": job.id, "gradient-attempt": "1"}
     simulator.cloud.create_node("projects/simulated/locations/us-central1-b", name, {"labels": labels})
     return job
 
@@ -62,15 +62,15 @@ def test_it_is_known_to_be_gone_when_it_is_not_found_any_more(host, database, lo
     give_up(database, lost)
     for _ in range(2):
         CloudSweep(host).run()
-    assert host.resource_log.list_orphaned() == []
+    assert host.resource_inventory.list_orphaned() == []
 
 
 def test_what_is_in_the_cloud_and_in_no_record_is_deleted_unless_a_worker_runs_its_attempt(
     host, database, lost, simulator
 ):
-    ledger = host.resource_log
-    for entry in ledger.list_of_attempt(lost.id, 1):
-        ledger.record_deletion(entry, gone=True)
+    inventory = host.resource_inventory
+    for entry in inventory.list_of_attempt(lost.id, 1):
+        inventory.record_deletion(entry, gone=True)
     assert CloudSweep(host).run() == {"tpus": 0}
     give_up(database, lost)
     assert CloudSweep(host).run() == {"tpus": 1}
