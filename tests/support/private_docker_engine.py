@@ -45,7 +45,7 @@ def missing_docker_requirements() -> str:
     return "" if allowed else "namespaces cannot be made here"
 
 
-class DockerServer:
+class PrivateDockerEngine:
     """An engine with `live-restore`.
 
     Args:
@@ -180,15 +180,17 @@ class DockerServer:
 
 
 @contextlib.contextmanager
-def running_engine(programs: Path | None = None, data_bytes: int | None = None, **config) -> Iterator[DockerServer]:
+def running_engine(
+    programs: Path | None = None, data_bytes: int | None = None, **config
+) -> Iterator[PrivateDockerEngine]:
     """An engine with two small images, gone when the block ends.
 
     Args:
-        programs: See `DockerServer`.
+        programs: See `PrivateDockerEngine`.
         data_bytes: Its data are on a disk of their own of so many bytes.
-        config: See `DockerServer`.
+        config: See `PrivateDockerEngine`.
     """
-    server = DockerServer(programs, **config)
+    server = PrivateDockerEngine(programs, **config)
     try:
         if data_bytes is not None:
             server.mount_data(data_bytes)

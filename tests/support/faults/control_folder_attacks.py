@@ -1,10 +1,10 @@
 """Jobs that attack the control folder between their wrapper and their worker, on any backend."""
 
 from support.deployment import wait_until
-from support.faults.table import fault_trial
+from support.faults.fault_report import fault_trial
 
 SECRET = "nobody may read this"
-CONTROL_ATTACKS = {
+CONTROL_FOLDER_ATTACKS = {
     "exit is a link": 'rm -f "$control/exit"; ln -s {precious} "$control/exit"; say done',
     "exit is a fifo": 'rm -f "$control/exit"; mkfifo "$control/exit"; say done; kill -9 $PPID',
     "exit is huge": 'truncate -s 10G "$control/exit"; say done; kill -9 $PPID',
@@ -20,18 +20,18 @@ CONTROL_ATTACKS = {
 """Attacks on the control folder, by name."""
 
 
-def run_control_attacks(deployment, worker, recorded):
+def run_control_folder_attacks(deployment, worker, recorded):
     """Let such jobs and honest ones run beside each other: only the first may come to harm."""
     with fault_trial("F26", deployment, judged=False) as one:
-        one.tries = len(CONTROL_ATTACKS)
+        one.tries = len(CONTROL_FOLDER_ATTACKS)
         precious = deployment.home / "precious"
         precious.write_text(SECRET)
         begin = 'control=$(dirname "$GRADIENT_METRICS_FILE"); '
         jobs = [
             deployment.submit(recorded(begin + what.replace("{precious}", str(precious)), 3))
-            for what in CONTROL_ATTACKS.values()
+            for what in CONTROL_FOLDER_ATTACKS.values()
         ]
-        neighbours = [deployment.submit(recorded("say done; leave model weights", 5)) for _ in CONTROL_ATTACKS]
+        neighbours = [deployment.submit(recorded("say done; leave model weights", 5)) for _ in CONTROL_FOLDER_ATTACKS]
         for job_id in (*jobs, *neighbours):
             deployment.wait_ended(job_id)
         one.mark_lifted()

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 import pytest
 from support.deployment import TIMEOUT_SECONDS
-from support.faults.history import HistoryReport, HistoryViolation, check_history
+from support.faults.invariants import InvariantReport, InvariantViolation, check_invariants
 from support.faults.observed_deployment import ObservedDeployment
 
 FULL_RUN = os.environ.get("GRADIENT_FAULTS") == "full"
@@ -78,7 +78,7 @@ class FaultTrial:
             self.repairs.append(time.monotonic() - self._lifted)
             self._lifted = None
 
-    def count(self, report: HistoryReport) -> None:
+    def count(self, report: InvariantReport) -> None:
         """Add what a check found."""
         self.jobs += report.jobs
         self.lost += report.lost
@@ -119,10 +119,10 @@ def fault_trial(
         deployment.wait_all_ended(seconds)
         one.repaired()
         if judged:
-            one.count(check_history(deployment, healthy=healthy, outputs=outputs))
+            one.count(check_invariants(deployment, healthy=healthy, outputs=outputs))
         else:
             one.jobs += len(deployment.accepted)
-    except HistoryViolation as broken:
+    except InvariantViolation as broken:
         one.count(broken.report)
         raise
     except AssertionError:

@@ -5,18 +5,18 @@ import hashlib
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.faults import table
-from support.faults.history import (
+from support.faults import fault_report
+from support.faults.fault_report import FaultTrial
+from support.faults.invariants import (
     History,
-    HistoryViolation,
+    InvariantViolation,
     ServedOutputs,
-    check_history,
+    check_invariants,
     find_violations,
     log_matches,
     make_report,
 )
 from support.faults.job_journal import JobJournal, recorded_command
-from support.faults.table import FaultTrial
 
 from core.jobs.states import JobState
 
@@ -224,7 +224,7 @@ def test_a_real_history_that_somebody_falsified_is_found_out(deployment):
     deployment.start_up()
     job_id = deployment.submit(recorded_command("say hello; leave model weights"))
     deployment.wait_ended(job_id)
-    assert check_history(deployment).jobs == 1
+    assert check_invariants(deployment).jobs == 1
     log = next((deployment.home / "logs").rglob("raw"))
     log.write_bytes(b"HELLO\n")
     (stored,) = (path for path in (deployment.home / "artifacts").rglob("model") if path.is_file())
@@ -233,8 +233,8 @@ def test_a_real_history_that_somebody_falsified_is_found_out(deployment):
     (deployment.storage / "truth" / f"{job_id}-1.starts").write_text("7\n8\n")
     deployment.accepted.append(("jgone", None))
     deployment.logs[0].write_text(deployment.canary)
-    with pytest.raises(HistoryViolation) as broken:
-        check_history(deployment)
+    with pytest.raises(InvariantViolation) as broken:
+        check_invariants(deployment)
     assert {problem.split()[0] for problem in broken.value.report.problems} == {"I1", "I2", "I6", "I7", "I12"}
     assert (broken.value.report.lost, broken.value.report.doubled) == (1, 1)
 
@@ -245,7 +245,7 @@ def test_the_table_adds_up_what_was_tried():
         FaultTrial("F2", tries=10, jobs=1, lost=1, doubled=2, stuck=3, repairs=[0.5, 2.5, 1.0]),
         FaultTrial("F10", jobs=3),
     ]
-    head, second, tenth = table.format_table(trials)
+    head, second, tenth = fault_report.format_table(trials)
     assert head.split()[:3] == ["fault", "what", "tries"]
     assert second.split()[0] == "F2"
     assert second.split()[-9:] == ["10", "1", "1", "2", "3", "1.0", "s", "2.5", "s"]

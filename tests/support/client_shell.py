@@ -6,7 +6,7 @@ import subprocess
 from support.deployment import CLI_PROGRAM
 
 
-class Shell:
+class ClientShell:
     """A user's shell in a project folder."""
 
     def __init__(self, service, folder, home):

@@ -6,7 +6,7 @@ import sys
 
 import psutil
 from support.deployment import wait_until
-from support.docker_server import DockerServer
+from support.private_docker_engine import PrivateDockerEngine
 
 PUBLIC_ADDRESS, METADATA_ADDRESS, PRIVATE_ADDRESS = "10.99.0.2", "169.254.169.254", "10.98.0.1"
 """Addresses of the neighbour."""
@@ -19,7 +19,7 @@ FETCH_COMMAND = (
 class OutsideHost:
     """A neighbour of the engine's host: an ordinary address, a cloud's metadata address, a private network."""
 
-    def __init__(self, server: DockerServer, stack: contextlib.ExitStack) -> None:
+    def __init__(self, server: PrivateDockerEngine, stack: contextlib.ExitStack) -> None:
         self._stack = stack
         self._namespace_process = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
         stack.callback(self._kill, self._namespace_process)

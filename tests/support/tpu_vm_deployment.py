@@ -4,7 +4,7 @@ import contextlib
 import json
 
 from support.deployment import Deployment, wait_until
-from support.fake_clouds import NO_RESOURCES, running_simulator, tpu_settings
+from support.tpu_simulator import NO_RESOURCES, running_simulator, tpu_settings
 
 from gradient_server.simulator.tpu.vms import SimulatedVms
 

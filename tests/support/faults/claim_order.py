@@ -12,7 +12,7 @@ ORDER_TOLERANCE = timedelta(seconds=2)
 """Uncertainty of the order of events of different transactions: a younger event may not have been visible."""
 
 
-def find_order_violations(jobs: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[str]:
+def find_claim_order_violations(jobs: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[str]:
     """List every claim that passed over a job that certainly waited and certainly came first.
 
     Args:

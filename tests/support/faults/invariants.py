@@ -78,7 +78,7 @@ class History:
 
 
 @dataclass
-class HistoryReport:
+class InvariantReport:
     """The result of a check, for the table."""
 
     jobs: int = 0
@@ -88,15 +88,15 @@ class HistoryReport:
     problems: list[str] = field(default_factory=list)
 
 
-class HistoryViolation(AssertionError):
+class InvariantViolation(AssertionError):
     """An invariant of the jobs does not hold; lists every violation."""
 
-    def __init__(self, report: HistoryReport) -> None:
+    def __init__(self, report: InvariantReport) -> None:
         super().__init__("\n".join([f"{len(report.problems)} violations:", *report.problems]))
         self.report = report
 
 
-def check_history(deployment: ObservedDeployment, *, healthy: bool = True, outputs: bool = True) -> HistoryReport:
+def check_invariants(deployment: ObservedDeployment, *, healthy: bool = True, outputs: bool = True) -> InvariantReport:
     """Compare everything that is known of a deployment's jobs.
 
     Args:
@@ -114,16 +114,16 @@ def check_history(deployment: ObservedDeployment, *, healthy: bool = True, outpu
     history.stop_seconds = STOP_SECONDS if healthy else None
     report = make_report(history)
     if report.problems:
-        raise HistoryViolation(report)
+        raise InvariantViolation(report)
     return report
 
 
-def make_report(history: History) -> HistoryReport:
+def make_report(history: History) -> InvariantReport:
     """The violations, counted."""
     problems = find_violations(history)
     ended = {row["id"] for row in history.jobs if row["state"] in TERMINAL}
     wanted = {job_id for job_id, _ in history.accepted} | {row["id"] for row in history.jobs}
-    return HistoryReport(
+    return InvariantReport(
         jobs=len(wanted),
         lost=len(wanted - {row["id"] for row in history.jobs}),
         doubled=sum(problem.startswith(("I2 ", "I3 ")) for problem in problems),

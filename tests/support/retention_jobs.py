@@ -14,7 +14,7 @@ from core.jobs.states import JobState
 from core.storage.retention import DAY_SECONDS
 
 
-class OldJobs:
+class RetentionJobs:
     """Creates jobs that ended in the past, over open stores.
 
     Args:

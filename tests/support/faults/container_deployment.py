@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support.docker_server import SHELL_IMAGE, DockerServer
 from support.faults.job_journal import recorded_command
 from support.faults.observed_deployment import ObservedDeployment
+from support.private_docker_engine import SHELL_IMAGE, PrivateDockerEngine
 
 from worker.backends.docker.container.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB
 
@@ -38,7 +38,7 @@ class ContainerDeployment(ObservedDeployment):
         url: Where the service finds it, if that is not straight.
     """
 
-    def __init__(self, home: Path, server: DockerServer, *, url: str | None = None, **settings: str) -> None:
+    def __init__(self, home: Path, server: PrivateDockerEngine, *, url: str | None = None, **settings: str) -> None:
         fixed = {
             "GRADIENT_MACHINES__SIMULATE": "false",
             "GRADIENT_DOCKER__URL": url or server.url,
@@ -69,7 +69,7 @@ class ContainerDeployment(ObservedDeployment):
         return found
 
 
-def list_engine_objects(server: DockerServer) -> Counter[tuple[str, str]]:
+def list_engine_objects(server: PrivateDockerEngine) -> Counter[tuple[str, str]]:
     """List everything that an engine keeps for containers: kind and name of each thing."""
     with server.client() as client:
         found = [("container", name) for one in client.containers(all=True) for name in one["Names"]]
@@ -90,7 +90,7 @@ def list_engine_objects(server: DockerServer) -> Counter[tuple[str, str]]:
     return Counter(found)
 
 
-def find_shims(server: DockerServer) -> list[psutil.Process]:
+def find_shims(server: PrivateDockerEngine) -> list[psutil.Process]:
     """The engine's own helpers, one of which is beside each living container."""
     found = []
     for process in psutil.process_iter():
@@ -100,6 +100,6 @@ def find_shims(server: DockerServer) -> list[psutil.Process]:
     return found
 
 
-def _run_in_namespaces(server: DockerServer, *command: str) -> list[str]:
+def _run_in_namespaces(server: PrivateDockerEngine, *command: str) -> list[str]:
     done = subprocess.run([*server.namespaces, *command], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()

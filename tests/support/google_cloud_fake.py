@@ -22,9 +22,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
-from support.fake_clouds import FakeDevice
-from support.google_storage import GoogleHandler, StorageState
-from support.google_tpu import TpuService, Vms
+from support.google_storage_fake import GoogleHandler, StorageState
+from support.google_tpu_fake import TpuService, Vms
+from support.tpu_simulator import FakeDevice
 
 HOSTS = [f"{name}.googleapis.com" for name in ("tpu", "storage", "oauth2", "sts", "iamcredentials", "www")]
 PROJECT = "proj"
@@ -32,7 +32,7 @@ ACCOUNT = f"worker@{PROJECT}.iam.gserviceaccount.com"
 PEM, NO_KEY = serialization.Encoding.PEM, serialization.NoEncryption()
 
 
-class GoogleCloud:
+class FakeGoogleCloud:
     """The servers, and their state: `tpu`, `storage`, `vms`."""
 
     def __init__(self, folder: Path) -> None:
@@ -96,7 +96,7 @@ class GoogleCloud:
 class _Https(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, cloud: GoogleCloud) -> None:
+    def __init__(self, cloud: FakeGoogleCloud) -> None:
         self.cloud = cloud
         super().__init__(("127.0.0.1", 0), GoogleHandler)
 
@@ -113,7 +113,7 @@ class _Proxy(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, cloud: GoogleCloud, https: _Https) -> None:
+    def __init__(self, cloud: FakeGoogleCloud, https: _Https) -> None:
         self.cloud = cloud
         self.https_port = https.server_address[1]
         super().__init__(("127.0.0.1", 0), _Tunnel)
@@ -190,10 +190,10 @@ def _write_key(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def running_google() -> Iterator[GoogleCloud]:
+def running_google() -> Iterator[FakeGoogleCloud]:
     """Google, for as long as the block lasts."""
     with tempfile.TemporaryDirectory(prefix="google-") as folder:
-        cloud = GoogleCloud(Path(folder))
+        cloud = FakeGoogleCloud(Path(folder))
         try:
             yield cloud
         finally:
