@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
-from core.catalogue.registries import RegistryCredentials
+from core.catalogue.registry_hosts import RegistryCredentials
 from core.db.database import Database
 from core.db.models.jobs import Job
 from core.errors import CredentialNotFound, SecretUnreadable

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from core.catalogue.backends import Capabilities
-from core.catalogue.registries import RegistryCredentials
+from core.catalogue.registry_hosts import RegistryCredentials
 from core.formatting import MIB
 from core.jobs.spec import container_options as options
 from core.jobs.spec.job_spec import JobSpec

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 
-class LocalNotifier:
+class WakeupFile:
     """The file that supervisors on this host watch with `core.system.inotify`.
 
     Args:
