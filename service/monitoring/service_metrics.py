@@ -28,7 +28,7 @@ from core.monitoring import snapshot
 from core.monitoring.job_event_totals import EventCounter
 from service.http.asgi_scope import METHODS, route_pattern
 from service.log_stream.registry import StreamRegistry
-from service.metrics.snapshot_metrics import SnapshotCollector
+from service.monitoring.snapshot_metrics import SnapshotCollector
 
 __all__ = ["CONTENT_TYPE_LATEST", "MetricsMiddleware", "ServiceMetrics"]
 

@@ -22,7 +22,7 @@ from core.security import api_keys
 from core.settings import Settings
 from core.settings.limits import LimitSettings
 from core.storage.workspaces import WorkspaceStore
-from service.auth.key_limits import RateLimit
+from service.auth.per_key_limits import RateLimit
 
 
 @pytest.fixture
