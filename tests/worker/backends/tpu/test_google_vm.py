@@ -5,7 +5,7 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.fake_clouds import expect_launch_error
+from support.tpu_simulator import expect_launch_error
 
 from worker.attempt.outputs.missing_artifacts import read_missing
 from worker.backends.base import LaunchError
