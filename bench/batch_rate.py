@@ -7,22 +7,19 @@ from pathlib import Path
 
 from bench.floors.inserts import connect, insert
 from bench.measure import Result, Series, Size, ratio_goal
-from bench.service import Connection, create_tables, run_server
+from bench.service import NO_LIMITS, Connection, create_tables, run_server
 
 LIMIT = 0.1
 _JOBS = 1000
 _SPEC = {"machineType": "CPU", "command": "python main.py"}
 _BODY = json.dumps({"jobs": [_SPEC] * _JOBS}).encode()
-_NO_LIMITS = {
-    f"GRADIENT_LIMITS__{name}": "0" for name in ("SUBMISSIONS_PER_MINUTE", "QUEUED_PER_KEY", "QUEUED_PER_PROJECT")
-}
 
 
 def run(size: Size) -> Result:
     """Send batches and insert the same rows in turn; no worker runs, so every job stays in the queue."""
     ours = Series(f"POST /jobs:batch, {_JOBS:,} jobs each", "1/s")
     floor = Series(f"raw insert, {_JOBS:,} jobs a commit", "1/s")
-    with run_server("api", **_NO_LIMITS) as api, tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
+    with run_server("api", **NO_LIMITS) as api, tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         create_tables(Path(folder))
         bare = connect(f"{folder}/gradient.db")
         with api.connect() as connection:

@@ -97,7 +97,8 @@ def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job | No
     values = [_initial_values(each) for each in new_jobs]
     # After a rollback to a savepoint, SQLite gives the numbers of rows again, by which the session knows its objects.
     options = {"populate_existing": True}
-    inserted = session.scalars(_insert_job(session.get_bind().dialect.name), values, execution_options=options)
+    parameters = values if len(values) > 1 else values[0]  # a bulk insert of one row costs more than a plain one
+    inserted = session.scalars(_insert_job(session.get_bind().dialect.name), parameters, execution_options=options)
     by_id: dict[str, Job] = {job.id: job for job in inserted}
     jobs = [by_id.get(each["id"]) for each in values]
     created = [job for job in jobs if job is not None]

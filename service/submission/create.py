@@ -27,7 +27,7 @@ from service.presenters.jobs import machine_type_view, resolved_view, submitted_
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import DryRun, JobView, SubmitJob
 from service.submission.image import ChosenImage, with_pinned_image
-from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert
+from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert, insert_together
 from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate, validate_spec
 
 logger = logging.getLogger(__name__)
@@ -69,8 +69,7 @@ def submit(
     """
     with tracing.span("submit"):
         prepared = prepare(app_state, origin, request, upload, parent_id=parent_id)
-        with app_state.database.write() as session:
-            inserted = insert(session, app_state, prepared)
+        inserted = app_state.submissions.run(prepared, partial(insert_together, app_state))
         log_submission(inserted)
     return present(app_state, inserted, prepared.valid.image)
 

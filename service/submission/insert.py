@@ -97,6 +97,16 @@ def insert_each(
         return [_insert_alone(session, app_state, each) for each in jobs]
 
 
+def insert_together(
+    app_state: AppState, jobs: Sequence[PreparedJob]
+) -> Sequence[InsertedJob | GradientError | DataError]:
+    """Insert the jobs of concurrent submissions in one transaction; return for each the job or its error."""
+    with app_state.database.write() as session:
+        if len(jobs) == 1:
+            return [insert(session, app_state, jobs[0])]
+        return insert_each(session, app_state, jobs)
+
+
 def _insert_alone(
     session: Session, app_state: AppState, prepared: PreparedJob
 ) -> InsertedJob | GradientError | DataError:

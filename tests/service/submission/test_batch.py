@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import func, select, update
@@ -278,3 +279,15 @@ def test_on_postgresql_a_value_that_it_refuses_stops_no_other(postgres_server, p
 
 def test_on_postgresql_concurrent_batches_create_each_job_once(postgres_server, postgres_database):
     check_concurrent_batches(postgres_server, postgres_database)
+
+
+def test_on_postgresql_concurrent_submissions_share_commits_and_keys(postgres_server, postgres_database):
+    def post(number):
+        with postgres_server.client() as client:
+            return client.post("/jobs", json=make_job_body(), headers={"Idempotency-Key": f"k{number % 10}"}).json()[
+                "id"
+            ]
+
+    with ThreadPoolExecutor(20) as pool:
+        ids = list(pool.map(post, range(40)))
+    assert len(set(ids)) == count_jobs(postgres_database) == 10
