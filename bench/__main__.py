@@ -11,6 +11,7 @@ from typing import Any
 from bench import (
     abuse_latency,
     artifact_close,
+    batch_rate,
     cli_start,
     container_memory,
     container_outputs,
@@ -33,6 +34,7 @@ BENCHES: dict[str, Callable[[Size], Result]] = {
     "submit": submit_latency.run,
     "first-line": first_line.run,
     "submit-rate": submit_rate.run,
+    "submit-batch": batch_rate.run,
     "line": line_latency.run,
     "cli": cli_start.run,
     "start": server_start.run,

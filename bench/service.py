@@ -17,6 +17,11 @@ from typing import Any, Self, TypeVar
 SERVER = Path(sys.executable).with_name("gradient-server")
 INTERPRETER = os.path.realpath(sys.executable)
 """Outside of the service's environment, which jobs do not see."""
+NO_LIMITS = {
+    f"GRADIENT_LIMITS__{name}": "0"
+    for name in ("REQUESTS_PER_MINUTE", "SUBMISSIONS_PER_MINUTE", "QUEUED_PER_KEY", "QUEUED_PER_PROJECT")
+}
+"""Settings of a server to which one key may send as fast as it can."""
 ENDED = frozenset({"Stopped", "Failed", "Error", "Cancelled"})
 
 _ROOT = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.floors.inserts import connect, insert
 from bench.measure import Result, Series, Size, ratio_goal
-from bench.service import Service, create_tables, run_floor, run_server
+from bench.service import NO_LIMITS, Service, create_tables, run_floor, run_server
 
 LIMIT = 0.5
 CLIENTS = (1, 8, 16)
@@ -21,7 +21,7 @@ def run(size: Size) -> Result:
     seconds = size.pick(30, 3) / 10
     with ExitStack() as stack:
         servers = {
-            "POST /jobs": stack.enter_context(run_server("api")),
+            "POST /jobs": stack.enter_context(run_server("api", **NO_LIMITS)),
             "group commit, same stack": stack.enter_context(run_floor("group")),
             "commit each, same stack": stack.enter_context(run_floor("each")),
         }

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 from fastapi import Depends
 from sqlalchemy.orm import Session
@@ -21,6 +21,10 @@ from service.monitoring.project_job_counts import JobCounts
 from service.monitoring.service_metrics import ServiceMetrics
 from service.presenters.metrics_cache import JobMetricsCache
 from service.storage_usage import StorageUsage
+from service.submission.group_commit import GroupCommit
+
+if TYPE_CHECKING:
+    from service.submission.insert import InsertedJob, PreparedJob
 
 
 @dataclass(kw_only=True)
@@ -38,6 +42,7 @@ class AppState(stores.Stores):
         limits: The limits per key.
         job_counts: Numbers of jobs by project.
         storage_usage: Sizes of the projects' storage.
+        submissions: Commits concurrent submissions together.
         metrics: Cached responses with jobs' metrics.
         measures: This process's own metrics, for Prometheus.
         wake: Wakes the dispatcher; called after the commit of a transaction that wrote to the outbox.
@@ -54,6 +59,7 @@ class AppState(stores.Stores):
     job_counts: JobCounts
     storage_usage: StorageUsage = field(init=False)
     metrics: JobMetricsCache
+    submissions: GroupCommit["PreparedJob", "InsertedJob"] = field(default_factory=GroupCommit)
     service_metrics: ServiceMetrics
     wake: Callable[[], None]
 

@@ -27,9 +27,9 @@ from core.catalogue.machine_types import Catalogue
 from core.db import migrations
 from core.db.database import Database
 from core.db.models.jobs import Job
-from core.jobs import lifecycle, projects
-from core.jobs.lifecycle import NewJob
+from core.jobs import projects, submission
 from core.jobs.spec.job_spec import JobSpec
+from core.jobs.submission import NewJob
 from gradient_server.simulator.gcs.server import GcsSimulator
 from worker.backends.control_groups import control_group_support
 from worker.sandbox.program_sandbox import unavailable
@@ -351,7 +351,7 @@ class JobSubmitter:
     ) -> Job:
         with self._database.write() as session:
             project, _ = projects.get_or_create(session, project)
-            job, _ = lifecycle.submit(
+            job, _ = submission.submit(
                 session,
                 NewJob(
                     spec=JobSpec(machine_type=machine, command=command, **spec),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "jobs": ("", "submit and manage jobs"),
     "jobs create": ("jobs.create:add_create", "submit a job and follow it"),
+    "jobs create-batch": ("jobs.batch:add_create_batch", "submit many jobs, one for each line of a file"),
     "jobs run": ("jobs.run:add_run", "submit a script with its arguments and follow it"),
     "jobs list": ("jobs.manage:add_list", "list and search jobs"),
     "jobs show": ("jobs.manage:add_show", "show a job: its state, the reason, and what to do next"),

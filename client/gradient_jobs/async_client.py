@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from gradient_cli import config
 from gradient_cli.api.client import Api
 from gradient_cli.api.transport import Transport
-from gradient_cli.errors import TimedOut
+from gradient_cli.errors import ServerError, TimedOut
 from gradient_cli.follow import describe_state
 from gradient_jobs.client import Job, Jobs
 from gradient_jobs.options import JobFilters, JobOptions
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     AsyncJobList = list["AsyncJob"]
+    AsyncBatchResults = list[Union["AsyncJob", ServerError]]
     ArtifactList = list[Artifact]
     PathList = list[Path]
 
@@ -66,6 +67,16 @@ class AsyncJobs:
     async def create(self, **options: Unpack[JobOptions]) -> AsyncJob:
         """Submit a job as `Client.jobs.create` does."""
         return self._job(await _call(self._settings, lambda api: Jobs(api).create(**options)))
+
+    async def create_batch(
+        self, jobs: Iterable[JobOptions], *, idempotency_keys: Sequence[str] | None = None
+    ) -> AsyncBatchResults:
+        """Submit many jobs as `Client.jobs.create_batch` does."""
+        listed = list(jobs)
+        results = await _call(
+            self._settings, lambda api: Jobs(api).create_batch(listed, idempotency_keys=idempotency_keys)
+        )
+        return [self._job(each) if isinstance(each, Job) else each for each in results]
 
     async def get(self, job_id: str) -> AsyncJob:
         """Return a job."""

@@ -1,5 +1,6 @@
 """Building blocks of transitions: statements guarded by the job's lease and state, events, outbox messages."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Update, func, insert, select, update
@@ -120,6 +121,17 @@ def add_event(  # noqa: PLR0913 - the columns of one event
     )
 
 
+def add_submitted_events(session: Session, jobs: Sequence[Job]) -> None:
+    """Add the first event of each of these new jobs."""
+    submitted = {"kind": "submitted", "attempt": 0, "lease": 0, "to_state": JobState.QUEUED}
+    session.execute(_INSERT_EVENT, [submitted | {"job_id": job.id} for job in jobs])
+
+
 def enqueue_wake(session: Session, job: Job) -> None:
     """Add a wake message to the outbox."""
-    session.execute(_INSERT_OUTBOX, {"kind": "wake", "job_id": job.id})
+    enqueue_wakes(session, [job])
+
+
+def enqueue_wakes(session: Session, jobs: Sequence[Job]) -> None:
+    """Add a wake message for each job to the outbox."""
+    session.execute(_INSERT_OUTBOX, [{"kind": "wake", "job_id": job.id} for job in jobs])

@@ -5,22 +5,17 @@ written in the same transaction. If no row is returned, another process moved th
 session commits (`Database.write`); nothing here does.
 """
 
-import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from sqlalchemy import delete as delete_rows
 from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
-from core.catalogue.machine_types import MachineType
 from core.db.database import now
 from core.db.models.credentials import GitLogin
-from core.db.models.jobs import Job, Project
-from core.errors import IdempotencyMismatch, JobNotFound
-from core.ids import new_id
+from core.db.models.jobs import Job
+from core.errors import JobNotFound
 from core.jobs.guarded_updates import (
     AT_ONCE,
     STOP_REQUESTED,
@@ -28,14 +23,12 @@ from core.jobs.guarded_updates import (
     apply_update,
     enqueue_wake,
     guarded_update,
-    insert_ignore,
     returning_all,
     transition,
     update_attempt,
 )
 from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason
-from core.jobs.scheduling.port_allocations import count_dynamic_ports, request_ports
-from core.jobs.spec.job_spec import JobSpec, check_tags
+from core.jobs.spec.job_spec import check_tags
 from core.jobs.states import OWNED, JobState
 
 RETRY_FIRST_SECONDS = 5
@@ -44,98 +37,6 @@ MAX_MACHINE_FAULTS = 3
 """Machine faults after which the job itself is the likely cause."""
 _FINISHING = frozenset({JobState.FINISHING})
 _PHASES_WITH_PROGRESS = frozenset({"downloading", "pulling", "building", "pushing"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewJob:
-    """The data of a new job."""
-
-    spec: JobSpec
-    machine: MachineType
-    backend: str
-    project: Project
-    submitted_by: str
-    parent_id: str | None = None
-    idempotency_key: str | None = None
-    request_sha256: str | None = None
-    request_id: str | None = None
-    trace_parent: str | None = None
-    image: str | None = None
-
-
-@cache
-def _insert_job(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share no class
-    return insert_ignore(dialect, Job).values(created_at=now()).returning(Job)
-
-
-def _initial_values(new_job: NewJob) -> dict[str, Any]:
-    """Build the initial values of a new job's row."""
-    spec = new_job.spec
-    return {
-        "id": new_id("j"),
-        "project_id": new_job.project.id,
-        "submitted_by": new_job.submitted_by,
-        "parent_id": new_job.parent_id,
-        "idempotency_key": new_job.idempotency_key,
-        "request_sha256": new_job.request_sha256,
-        "request_id": new_job.request_id,
-        "trace_parent": new_job.trace_parent,
-        "spec_json": spec.to_json(),
-        "name": spec.name,
-        "machine_type": new_job.machine.name,
-        "backend": new_job.backend,
-        "simulated": new_job.backend != new_job.machine.backend,
-        "price_per_hour": new_job.machine.price_per_hour,
-        "priority": spec.priority,
-        "max_attempts": spec.max_attempts,
-        "gpus": new_job.machine.gpus,
-        "cpus": spec.cpus,
-        "memory_mb": spec.memory_mb,
-        "image": new_job.image,
-        "dynamic_ports": count_dynamic_ports(spec),
-        "state": JobState.QUEUED,
-        "reason": "waiting_for_machine",
-        "phase": "queued",
-    }
-
-
-def submit(session: Session, new_job: NewJob) -> tuple[Job, bool]:
-    """Create a job: its row, its first event and its outbox message, in one transaction.
-
-    Returns:
-        The job, and whether it was created now: the same Idempotency-Key gives the same job.
-
-    Raises:
-        IdempotencyMismatch: The key was used with another request.
-    """
-    new = _insert_job(session.get_bind().dialect.name)
-    job: Job | None = session.scalars(new, _initial_values(new_job)).one_or_none()
-    if job is None:
-        return _find_by_idempotency_key(session, new_job), False
-    request_ports(session, job)
-    add_event(session, job, "submitted", to_state=JobState.QUEUED)
-    enqueue_wake(session, job)
-    return job, True
-
-
-def _find_by_idempotency_key(session: Session, new_job: NewJob) -> Job:
-    query = select(Job).where(Job.submitted_by == new_job.submitted_by, Job.idempotency_key == new_job.idempotency_key)
-    job = session.scalars(query).one()
-    if job.request_sha256 != new_job.request_sha256:
-        raise IdempotencyMismatch(
-            f"This Idempotency-Key was already used for job {job.id}, with a different request. Use a new key for a "
-            "new job.",
-            field="Idempotency-Key",
-        )
-    return job
-
-
-def request_digest(*parts: bytes) -> str:
-    """Compute the digest of a request, to distinguish a repeat from a different request with the same key."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big") + part)
-    return digest.hexdigest()
 
 
 def adopt(

@@ -6,13 +6,14 @@ slots separately; queued jobs are counted in the database.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import anyio
-from sqlalchemy import ColumnElement, ScalarSelect, func, literal, select
+from sqlalchemy import ScalarSelect, func, literal, select
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import IS_QUEUED, Job
@@ -67,17 +68,32 @@ class RateLimit:
         Raises:
             LimitReached: The key's bucket is empty.
         """
+        _, refusal = self.acquire_some(key, 1)
+        if refusal is not None:
+            raise refusal
+
+    def acquire_some(self, key: str, count: int) -> tuple[int, LimitReached | None]:
+        """Take up to `count` tokens of a key; return their number, and the refusal of the others, if any.
+
+        The refusal says when the others may be had, or as many of them as a bucket holds.
+        """
         if self._per_minute == 0:
-            return
+            return count, None
+        interval = _WINDOW_SECONDS / self._per_minute
         now = self._clock()
         with self._lock:
-            full_at = max(self._full_at.get(key, now), now) + _WINDOW_SECONDS / self._per_minute
-            wait = full_at - now - _WINDOW_SECONDS
-            if wait > 1e-9:  # noqa: PLR2004 - rounding of a full bucket's last token
-                raise limit_reached(self._per_minute, f"{self._of} a minute for one key", self._setting, wait)
-            self._full_at[key] = full_at
+            full_at = max(self._full_at.get(key, now), now)
+            # The small number: rounding of a full bucket's last token.
+            taken = min(count, int((now + _WINDOW_SECONDS - full_at + 1e-9) / interval))
+            full_at += taken * interval
+            if taken:
+                self._full_at[key] = full_at
             if len(self._full_at) > _MAX_IDLE_KEYS:
                 self._full_at = {one: at for one, at in self._full_at.items() if at > now}
+        if taken == count:
+            return count, None
+        wait = full_at + min(count - taken, self._per_minute) * interval - now - _WINDOW_SECONDS
+        return taken, limit_reached(self._per_minute, f"{self._of} a minute for one key", self._setting, wait)
 
 
 class ConcurrencyLimit:
@@ -146,35 +162,28 @@ class QueueLimit:
         self._lock = threading.Lock()
         self._granted: dict[tuple[str, str], tuple[int, float]] = {}
 
-    def check(self, session: Session, job: Job) -> None:
-        """Refuse a job created in this transaction if it exceeds a limit.
+    def admission(self, session: Session) -> "QueueAdmission":
+        """Return the admission of the jobs that one transaction creates."""
+        return QueueAdmission(self, session)
 
-        Raises:
-            LimitReached: Its key or its project has too many queued jobs.
-        """
-        key = _QueueScope(
-            "one key", job.submitted_by, Job.submitted_by == job.submitted_by, self._settings.queued_per_key
+    def scopes(self, submitted_by: str, project_id: str) -> list["_QueueScope"]:
+        """Return the limits of a job of this key and project."""
+        scopes = (
+            _QueueScope("one key", submitted_by, self._settings.queued_per_key),
+            _QueueScope("one project", project_id, self._settings.queued_per_project),
         )
-        project = _QueueScope(
-            "one project", job.project_id, Job.project_id == job.project_id, self._settings.queued_per_project
-        )
-        due = [one for one in (key, project) if one.limit and not self._use_grant((one.of, one.owner))]
-        if not due:
-            return
-        counts = session.execute(select(*(one.count_query() for one in due))).one()
-        for one, count in zip(due, counts, strict=True):
-            if count > one.limit:
-                setting = f"queued_per_{one.of.removeprefix('one ')}"
-                raise limit_reached(one.limit, f"queued jobs of {one.of}", setting, _QUEUE_RETRY_SECONDS)
-            self._store_grant((one.of, one.owner), (one.limit - count) // _GRANT_DIVISOR)
+        return [one for one in scopes if one.limit]
 
-    def _store_grant(self, which: tuple[str, str], count: int) -> None:
+    def store_grant(self, scope: "_QueueScope", count: int) -> None:
+        """Let this many jobs in without another count."""
         with self._lock:
             if len(self._granted) > _MAX_IDLE_KEYS:
                 self._granted.clear()
-            self._granted[which] = (count, time.monotonic() + _GRANT_SECONDS)
+            self._granted[scope.of, scope.owner] = (count, time.monotonic() + _GRANT_SECONDS)
 
-    def _use_grant(self, which: tuple[str, str]) -> bool:
+    def use_grant(self, scope: "_QueueScope") -> bool:
+        """Use up one job of a grant; returns whether there was one."""
+        which = (scope.of, scope.owner)
         with self._lock:
             left, until = self._granted.get(which, (0, 0.0))
             if left <= 0 or time.monotonic() >= until:
@@ -188,13 +197,52 @@ class _QueueScope(NamedTuple):
 
     of: str
     owner: str
-    owned: ColumnElement[bool]
     limit: int
 
     def count_query(self) -> ScalarSelect[int]:
-        """Return the number of its queued jobs, counted up to one more than the limit."""
-        found = select(literal(1)).where(IS_QUEUED, self.owned).limit(self.limit + 1).subquery()
+        """Return the number of its queued jobs, counted up to the limit."""
+        owned = (Job.submitted_by if self.of == "one key" else Job.project_id) == self.owner
+        found = select(literal(1)).where(IS_QUEUED, owned).limit(self.limit).subquery()
         return select(func.count()).select_from(found).scalar_subquery()
+
+
+class QueueAdmission:
+    """Admits the jobs that one transaction creates, before they are inserted, as far as the limits allow.
+
+    Args:
+        limit: The limits.
+        session: The transaction's session.
+    """
+
+    def __init__(self, limit: QueueLimit, session: Session) -> None:
+        self._limit = limit
+        self._session = session
+        self._queued: dict[_QueueScope, int] = {}
+        self._admitted: Counter[_QueueScope] = Counter()
+
+    def admit(self, submitted_by: str, project_id: str) -> None:
+        """Refuse a job of this key and project if it exceeds a limit.
+
+        Raises:
+            LimitReached: Its key or its project has too many queued jobs.
+        """
+        scopes = self._limit.scopes(submitted_by, project_id)
+        self._count([one for one in scopes if one not in self._queued and not self._limit.use_grant(one)])
+        for one in scopes:
+            if self._queued.get(one, 0) >= one.limit:
+                setting = f"queued_per_{one.of.removeprefix('one ')}"
+                raise limit_reached(one.limit, f"queued jobs of {one.of}", setting, _QUEUE_RETRY_SECONDS)
+        for one in scopes:
+            self._admitted[one] += 1
+            if one in self._queued:
+                self._queued[one] += 1
+                self._limit.store_grant(one, (one.limit - self._queued[one]) // _GRANT_DIVISOR)
+
+    def _count(self, scopes: list[_QueueScope]) -> None:
+        if scopes:
+            counts = self._session.execute(select(*(one.count_query() for one in scopes))).one()
+            # Jobs admitted before, by grants, are not inserted yet.
+            self._queued |= {one: count + self._admitted[one] for one, count in zip(scopes, counts, strict=True)}
 
 
 class Limits:

@@ -17,6 +17,9 @@ from service.http.errors import http_error_response
 DEFAULT_MAX_BYTES = 64 * 1024
 """Default limit, for sign-ins, forms and every route that does not raise it."""
 
+BATCH_BODIES = 16
+"""Size of the largest batch, in JSON bodies of the largest size."""
+
 _FORM_OVERHEAD = 64 * 1024
 _SCOPE_KEY = "gradient.body"
 _REST_SECONDS = 1.0
@@ -29,6 +32,11 @@ _PAUSE_SECONDS = 0.05
 def allow_json(connection: HTTPConnection, api: ApiSettings) -> None:
     """Raise this request's limit to that of JSON bodies. Only for authenticated callers."""
     _allow(connection, api.max_body_bytes)
+
+
+def allow_batch(connection: HTTPConnection, api: ApiSettings) -> None:
+    """Raise this request's limit to that of a batch of JSON objects. Only for authenticated callers."""
+    _allow(connection, BATCH_BODIES * api.max_body_bytes)
 
 
 def allow_upload(connection: HTTPConnection, api: ApiSettings) -> None:

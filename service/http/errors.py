@@ -112,17 +112,35 @@ def error_response(
     return JSONResponse({"error": body}, status, {**_HEADERS.get(status, {}), **(headers or {})})
 
 
-def error_detail(error: errors.GradientError) -> ErrorDetail:
-    """Return what is wrong, for a response about several things of which some failed."""
-    status = STATUS_BY_ERROR[type(error)]
-    return ErrorDetail(name=type(error).__name__, status=status, message=error.message, field=error.field)
+def error_detail(error: Exception) -> ErrorDetail:
+    """Return what is wrong, of an error that a client causes.
+
+    Raises:
+        Exception: The error itself, if it is of another kind.
+    """
+    if isinstance(error, errors.GradientError):
+        status = STATUS_BY_ERROR[type(error)]
+        return ErrorDetail(name=type(error).__name__, status=status, message=error.message, field=error.field)
+    if isinstance(error, RequestValidationError):
+        return _validation_detail(error)
+    if isinstance(error, DataError):
+        # PostgreSQL accepts no NUL in text, not even in a query's parameters; SQLite does.
+        message = "A value contains a NUL character, or another that cannot be stored."
+        return ErrorDetail(name="ValidationError", status=422, message=message)
+    if isinstance(error, HTTPException):
+        phrase = http.HTTPStatus(error.status_code).phrase
+        name = _ERROR_NAMES.get(error.status_code, phrase.replace(" ", "").replace("-", ""))
+        return ErrorDetail(name=name, status=error.status_code, message=error.detail)
+    raise error
+
+
+def _detail_response(detail: ErrorDetail, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return error_response(detail.status, detail.name, detail.message, field=detail.field, headers=headers)
 
 
 def http_error_response(error: HTTPException) -> JSONResponse:
     """Build the response of an HTTPException."""
-    phrase = http.HTTPStatus(error.status_code).phrase
-    name = _ERROR_NAMES.get(error.status_code, phrase.replace(" ", "").replace("-", ""))
-    return error_response(error.status_code, name, error.detail, headers=error.headers)
+    return _detail_response(error_detail(error), error.headers)
 
 
 def problem(loc: Sequence[str | int], message: str) -> RequestValidationError:
@@ -133,11 +151,11 @@ def problem(loc: Sequence[str | int], message: str) -> RequestValidationError:
 def _handle_gradient_error(_request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, errors.GradientError):
         raise error
-    status = STATUS_BY_ERROR[type(error)]
-    if status == http.HTTPStatus.INTERNAL_SERVER_ERROR:
+    detail = error_detail(error)
+    if detail.status == http.HTTPStatus.INTERNAL_SERVER_ERROR:
         return internal_error_response(error)
     headers = {"Retry-After": str(error.retry_after)} if isinstance(error, errors.LimitReached) else None
-    return error_response(status, type(error).__name__, error.message, field=error.field, headers=headers)
+    return _detail_response(detail, headers)
 
 
 def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
@@ -154,9 +172,8 @@ def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _handle_data_error(_request: Request, error: Exception) -> JSONResponse:
-    # PostgreSQL accepts no NUL in text, not even in a query's parameters; SQLite does.
     logger.warning("value_refused_by_database", exc_info=error)
-    return error_response(422, "ValidationError", "A value contains a NUL character, or another that cannot be stored.")
+    return _detail_response(error_detail(error))
 
 
 def _handle_client_disconnect(_request: Request, _error: Exception) -> JSONResponse:
@@ -175,13 +192,17 @@ def internal_error_response(error: Exception) -> JSONResponse:
 
 
 def _handle_validation_error(_request: Request, error: Exception) -> JSONResponse:
-    if not isinstance(error, RequestValidationError):
-        raise error
+    return _detail_response(error_detail(error))
+
+
+def _validation_detail(error: RequestValidationError) -> ErrorDetail:
     problems = list(error.errors())
     shown = [_describe_problem(one) for one in problems[:_MAX_PROBLEMS]]
     if len(problems) > _MAX_PROBLEMS:
         shown.append(f"And {len(problems) - _MAX_PROBLEMS} more.")
-    return error_response(422, "ValidationError", " ".join(shown), field=_field_path(problems[0]["loc"]))
+    return ErrorDetail(
+        name="ValidationError", status=422, message=" ".join(shown), field=_field_path(problems[0]["loc"])
+    )
 
 
 def _field_path(loc: Sequence[str | int]) -> str | None:

@@ -15,7 +15,7 @@ from service.schemas.base import ErrorView, parse_request
 from service.schemas.comparisons import CompareJobs, ComparisonsPage, ComparisonView, SubmitComparison
 from service.submission import compare
 from service.submission.body import run_submission
-from service.submission.create import RequestOrigin
+from service.submission.insert import RequestOrigin
 
 router = APIRouter(prefix="/comparisons", tags=["comparisons"])
 

@@ -10,14 +10,14 @@ from starlette.concurrency import run_in_threadpool
 
 from core.comparison.peaks import HALF, SINGLE
 from core.db.database import on_commit
-from core.errors import GradientError, StoreUnavailable
+from core.errors import GradientError, SpecInvalid, StoreUnavailable
 from core.jobs import lifecycle, queries, tags
 from core.jobs.queries import JobFilter
 from core.search.columns import parse_order
 from core.search.conditions import build_conditions
 from service.auth.authentication import Caller, PageCaller, SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
-from service.http.body_limit import allow_upload
+from service.http.body_limit import allow_batch, allow_upload
 from service.http.errors import error_detail
 from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters import openapi_links
@@ -28,10 +28,11 @@ from service.schemas.comparisons import PredictionView
 from service.schemas.events import Events
 from service.schemas.job_changes import ActionResult, ActionResults, ChangeTags, CloneJob, JobActions
 from service.schemas.job_list import ListJobs
-from service.schemas.jobs import DryRun, JobsPage, JobView, SubmitJob
-from service.submission import create
+from service.schemas.jobs import BatchResults, DryRun, JobsPage, JobView, SubmitBatch, SubmitJob
+from service.submission import batch, create
 from service.submission.body import SPEC, WORKSPACE, SubmissionBody, read_submission, run_submission
-from service.submission.create import RequestOrigin, Submitted
+from service.submission.create import Submitted
+from service.submission.insert import RequestOrigin
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -131,6 +132,28 @@ async def submit_job(
     submitted = await run_submission(app_state, caller.id, body, submit)
     response.status_code = 201 if submitted.created else 200
     return submitted.view
+
+
+async def _read_batch(
+    request: Request,
+    app_state: AppStateDep,
+    _caller: Caller,
+    idempotency_key: Annotated[str | None, Header(alias="Idempotency-Key", include_in_schema=False)] = None,
+) -> bytes:
+    if idempotency_key is not None:
+        raise SpecInvalid(
+            "A batch has no Idempotency-Key of its own. Give each job an idempotencyKey.", field="Idempotency-Key"
+        )
+    allow_batch(request, app_state.settings.api)
+    return await request.body()
+
+
+@router.post(":batch", openapi_extra=json_body_schema(SubmitBatch))
+def submit_batch(
+    app_state: AppStateDep, caller: Caller, request_id: RequestId, body: Annotated[bytes, Depends(_read_batch)]
+) -> BatchResults:
+    """Submit up to 1,000 jobs in one transaction; each succeeds or fails by itself, as in a submission of its own."""
+    return batch.submit(app_state, caller.id, request_id, body)
 
 
 def _dry_run(app_state: AppState, body: SubmissionBody) -> DryRun:

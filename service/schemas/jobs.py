@@ -1,15 +1,18 @@
 """Schemas of jobs."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from core.jobs.spec.job_spec import JobSpec
-from service.schemas.base import RequestModel, Time, View, single_error_message
+from service.schemas.base import ErrorDetail, RequestModel, Time, View, single_error_message
 from service.schemas.catalogue.machine_types import MachineTypeView
 from service.schemas.job_options import RequestOptions, ViewOptions
 
 MAX_LINE = 2**62
+MAX_BATCH = 1000
+"""Most jobs of a batch."""
+_NOT_IN_SPEC = {"project", "project_id", "registry_password", "idempotency_key"}
 _IMAGE = (
     "image reference that `container` resolves to; null: the worker's default image, an image that is built, or a "
     "container that is not used"
@@ -49,7 +52,7 @@ class SubmitJob(RequestOptions, RequestModel):
         Raises:
             SpecInvalid: A value is not valid; the error names the field and the remedy.
         """
-        given = self.model_dump(exclude_none=True, exclude={"project", "project_id", "registry_password"})
+        given = self.model_dump(exclude_none=True, exclude=_NOT_IN_SPEC)
         ports = given.get("ports", ())
         return JobSpec(
             **given
@@ -61,6 +64,26 @@ class SubmitJob(RequestOptions, RequestModel):
                 "registry_username": self.registry_username or None,
             }
         )
+
+
+class BatchJob(SubmitJob):
+    """A job of a batch."""
+
+    idempotency_key: str | None = Field(
+        None, description="as the header of a single submission: a repeat with the same key returns the first job"
+    )
+
+
+class SubmitBatch(RequestModel):
+    """Jobs to run, each with its own idempotency key."""
+
+    jobs: list[BatchJob] = Field(min_length=1, max_length=MAX_BATCH, description="the jobs, in the order of the queue")
+
+
+class RawBatch(RequestModel):
+    """A batch whose jobs are not validated yet, so that an invalid one does not stop the others."""
+
+    jobs: list[Any] = Field(min_length=1, max_length=MAX_BATCH, repr=False)
 
 
 class PortView(View):
@@ -178,6 +201,29 @@ class JobView(ViewOptions, View):
     comparisons: list[JobComparison] = Field(description="comparisons that the job is part of, oldest first")
     stop_requested: bool
     url: str = Field(description="address of the job's page")
+
+
+class BatchError(ErrorDetail):
+    """The reason for which a job of a batch was not created."""
+
+    retry_after: int | None = Field(None, description="seconds until a repeat may succeed; only if a limit is reached")
+
+
+class BatchResult(View):
+    """The result of one job of a batch."""
+
+    status: int = Field(
+        description="the HTTP status of a single submission: 201 created, 200 created before with the same idempotency "
+        "key, or that of the error"
+    )
+    job: JobView | None = Field(None, description="the job; null if it was not created")
+    error: BatchError | None = Field(None, description="why the job was not created")
+
+
+class BatchResults(View):
+    """The results of a batch, in the order of its jobs."""
+
+    results: list[BatchResult]
 
 
 class JobsPage(View):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import BinaryIO
 
 from sqlalchemy.orm import Session
@@ -12,13 +13,12 @@ from core.comparison.differences import SEED
 from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid
-from core.jobs import lifecycle, queries
-from core.security import credentials
-from core.security.encryption import Vault
+from core.jobs import queries, submission
 from service.deps import AppState
 from service.schemas.comparisons import CompareJobs, SubmitComparison
 from service.schemas.jobs import SubmitJob
-from service.submission.create import RequestOrigin, insert_job, resolve_project, store_workspace
+from service.submission.create import save_logins, store_workspace
+from service.submission.insert import PreparedJob, RequestOrigin, insert
 from service.submission.validation import ValidatedJob, check_idempotency_key, validate
 
 
@@ -46,7 +46,7 @@ def submit(
     valid = [validate(app_state, each, uploaded=upload is not None) for each in jobs]
     sha256 = store_workspace(app_state, upload, request.workspace_sha256)
     valid = [replace(each, spec=replace(each.spec, workspace_sha256=sha256)) for each in valid]
-    digest = lifecycle.request_digest(b"comparison", _canonical(request), (sha256 or "").encode())
+    digest = submission.request_digest(b"comparison", _canonical(request), (sha256 or "").encode())
     new = _new_comparison(origin, request, valid[0].spec.name, digest)
     with app_state.database.write() as session:
         repeated = comparisons.find_repeated(session, new)
@@ -68,7 +68,7 @@ def compare_jobs(session: Session, origin: RequestOrigin, request: CompareJobs) 
         IdempotencyMismatch: The Idempotency-Key was used with another request before.
     """
     check_idempotency_key(origin.idempotency_key)
-    digest = lifecycle.request_digest(b"comparison", request.model_dump_json().encode())
+    digest = submission.request_digest(b"comparison", request.model_dump_json().encode())
     new = _new_comparison(origin, request, request.name, digest)
     repeated = comparisons.find_repeated(session, new)
     if repeated is not None:
@@ -97,16 +97,18 @@ def _insert(
     new: NewComparison,
     requested: list[tuple[SubmitJob, ValidatedJob]],
 ) -> Comparison:
-    vault = Vault(app_state.settings)
     own = replace(origin, idempotency_key=None)
     jobs: list[Job] = []
     for request, valid in requested:
-        job, _ = insert_job(session, app_state, own, valid, resolve_project(session, request), None)
-        if request.registry_password:
-            credentials.save_job_login(session, vault, job.id, request.registry_password)
-        if valid.git_login:
-            credentials.save_git_login(session, vault, job.id, valid.git_login)
-        jobs.append(job)
+        prepared = PreparedJob(
+            origin=own,
+            valid=valid,
+            digest=None,
+            project_id=request.project_id,
+            project_name=request.project,
+            save_logins=partial(save_logins, app_state, request.registry_password, valid.git_login),
+        )
+        jobs.append(insert(session, app_state, prepared).job)
     return comparisons.create(session, new, jobs)
 
 

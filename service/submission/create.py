@@ -2,17 +2,16 @@
 
 import json
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import BinaryIO, NamedTuple
 
 from sqlalchemy.orm import Session
 
 from core.catalogue.backends import runs_containers
-from core.db.database import on_commit
-from core.db.models.jobs import Job, Project
+from core.db.models.jobs import Job
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
-from core.jobs import lifecycle, projects, queries, storage_quota, system_notes
-from core.jobs.lifecycle import NewJob
+from core.jobs import projects, queries, submission
 from core.jobs.reasons import reason_message
 from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, live_workers
 from core.jobs.scheduling.wait_status import prospective_waits
@@ -28,27 +27,14 @@ from service.presenters.jobs import machine_type_view, resolved_view, submitted_
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import DryRun, JobView, SubmitJob
 from service.submission.image import ChosenImage, with_pinned_image
+from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert, insert_together
 from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate, validate_spec
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class RequestOrigin:
-    """The origin of a job.
-
-    Attributes:
-        key_id: Id of the client's API key.
-        request_id: Id of the request.
-        idempotency_key: The client's Idempotency-Key, or None.
-        may_ignore_container: Whether a container that this server cannot run is recorded with a note, not refused: the
-            original clients name one with every job.
-    """
-
-    key_id: str
-    request_id: str
-    idempotency_key: str | None
-    may_ignore_container: bool = False
+# Without the archive's sha256: a repeat may send it in place of the archive, which is the same request.
+# Without a password: the stored hash of a request must not help to guess it.
+_NOT_IN_DIGEST = {"workspace_sha256", "registry_password", "idempotency_key"}
 
 
 class Submitted(NamedTuple):
@@ -81,33 +67,51 @@ def submit(
         IdempotencyMismatch: The Idempotency-Key was used with another request before.
         LimitReached: Its key or project has too many queued jobs.
     """
-    check_idempotency_key(origin.idempotency_key)
     with tracing.span("submit"):
-        valid = validate(
-            app_state, request, uploaded=upload is not None, may_ignore_container=origin.may_ignore_container
-        )
-        sha256 = store_workspace(app_state, upload, request.workspace_sha256)
-        if sha256 != valid.spec.workspace_sha256:
-            valid = replace(valid, spec=replace(valid.spec, workspace_sha256=sha256))
-        digest = lifecycle.request_digest(_canonical_request(request), (sha256 or "").encode())
-        with app_state.database.write() as session:
-            project = resolve_project(session, request)
-            job, created = insert_job(session, app_state, origin, valid, project, digest, parent_id=parent_id)
-            if created and request.registry_password:
-                credentials.save_job_login(session, Vault(app_state.settings), job.id, request.registry_password)
-            if created:
-                _save_git_login(session, app_state, job, valid.git_login)
-        _log_submission(job, created=created)
-    return _present(app_state, job, project.name, valid.image, created=created)
+        prepared = prepare(app_state, origin, request, upload, parent_id=parent_id)
+        inserted = app_state.submissions.run(prepared, partial(insert_together, app_state))
+        log_submission(inserted)
+    return present(app_state, inserted, prepared.valid.image)
 
 
-def _save_git_login(session: Session, app_state: AppState, job: Job, login: str | None) -> None:
-    """Store the login of a job's git address, or that of the job that it is a clone of."""
+def prepare(
+    app_state: AppState,
+    origin: RequestOrigin,
+    request: SubmitJob,
+    upload: BinaryIO | None = None,
+    *,
+    parent_id: str | None = None,
+) -> PreparedJob:
+    """Check a job that a client requested, and store its workspace; the arguments and errors are those of `submit`."""
+    check_idempotency_key(origin.idempotency_key)
+    valid = validate(app_state, request, uploaded=upload is not None, may_ignore_container=origin.may_ignore_container)
+    sha256 = store_workspace(app_state, upload, request.workspace_sha256)
+    if sha256 != valid.spec.workspace_sha256:
+        valid = replace(valid, spec=replace(valid.spec, workspace_sha256=sha256))
+    has_logins = request.registry_password or valid.git_login or parent_id is not None
+    return PreparedJob(
+        origin=origin,
+        valid=valid,
+        digest=submission.request_digest(_canonical_request(request), (sha256 or "").encode()),
+        project_id=request.project_id,
+        project_name=request.project,
+        parent_id=parent_id,
+        save_logins=partial(save_logins, app_state, request.registry_password, valid.git_login) if has_logins else None,
+    )
+
+
+def save_logins(
+    app_state: AppState, registry_password: str | None, git_login: str | None, session: Session, job: Job
+) -> None:
+    """Store the logins of a job: for its registry, and for its git address or that of the job it is a clone of."""
+    vault = Vault(app_state.settings)
+    if registry_password:
+        credentials.save_job_login(session, vault, job.id, registry_password)
     original = None if job.parent_id is None else queries.get(session, job.parent_id)
     if original is not None and original.spec.workspace == job.spec.workspace:
-        credentials.copy_git_login(session, Vault(app_state.settings), original, job.id, login)
-    elif login:
-        credentials.save_git_login(session, Vault(app_state.settings), job.id, login)
+        credentials.copy_git_login(session, vault, original, job.id, git_login)
+    elif git_login:
+        credentials.save_git_login(session, vault, job.id, git_login)
 
 
 def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> DryRun:
@@ -169,13 +173,21 @@ def clone(
         with app_state.database.write() as session:
             cloned = queries.get(session, job_id)
             requested = json.dumps(changes.model_dump(mode="json", exclude_none=True), sort_keys=True).encode()
-            digest = lifecycle.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image), requested)
-            project = queries.project(session, cloned.project_id)
-            job, created = insert_job(session, app_state, origin, valid, project, digest, parent_id=cloned.id)
-            if created:
-                credentials.copy_git_login(session, Vault(app_state.settings), cloned, job.id, valid.git_login)
-        _log_submission(job, created=created)
-    return _present(app_state, job, project.name, valid.image, created=created)
+            prepared = PreparedJob(
+                origin=origin,
+                valid=valid,
+                digest=submission.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image), requested),
+                project_id=cloned.project_id,
+                parent_id=cloned.id,
+                save_logins=partial(_copy_git_login, app_state, cloned, valid.git_login),
+            )
+            inserted = insert(session, app_state, prepared)
+        log_submission(inserted)
+    return present(app_state, inserted, valid.image)
+
+
+def _copy_git_login(app_state: AppState, cloned: Job, login: str | None, session: Session, job: Job) -> None:
+    credentials.copy_git_login(session, Vault(app_state.settings), cloned, job.id, login)
 
 
 def _validate_clone(
@@ -246,70 +258,23 @@ def _workspace_not_stored() -> WorkspaceNotFound:
     )
 
 
-def resolve_project(session: Session, request: SubmitJob) -> Project:
-    """Return the project that a request names, created if missing."""
-    if request.project_id is not None:
-        return queries.project(session, request.project_id)
-    return projects.get_or_create(session, request.project or DEFAULT_PROJECT)[0]
-
-
-def insert_job(
-    session: Session,
-    app_state: AppState,
-    origin: RequestOrigin,
-    valid: ValidatedJob,
-    project: Project,
-    digest: str | None,
-    *,
-    parent_id: str | None = None,
-) -> tuple[Job, bool]:
-    """Insert a validated job; return it, and whether it was created now.
-
-    Raises:
-        IdempotencyMismatch: The Idempotency-Key was used with another request before.
-        LimitReached: Its key or project has too many queued jobs.
-        StorageFull: Its project is over its quota.
-    """
-    submission = NewJob(
-        spec=valid.spec,
-        machine=valid.machine,
-        backend=app_state.backend_for(valid.machine),
-        project=project,
-        submitted_by=origin.key_id,
-        parent_id=parent_id,
-        idempotency_key=origin.idempotency_key,
-        request_sha256=digest,
-        request_id=origin.request_id,
-        trace_parent=tracing.trace_parent(),
-        image=valid.image.reference,
-    )
-    job, created = lifecycle.submit(session, submission)
-    if created:  # a repeat under the same Idempotency-Key adds no job
-        storage_quota.check_quota(session, project, app_state.settings.disk.project_mb)
-        app_state.limits.queue.check(session, job)
-        for text in valid.image.notes:
-            system_notes.add(session, job, text)
-    on_commit(session, app_state.wake)
-    failpoint("submit_before_commit")
-    return job, created
-
-
-def _log_submission(job: Job, *, created: bool) -> None:
+def log_submission(inserted: InsertedJob) -> None:
     """Write the created job's id to the log and the trace."""
-    if created:
+    job = inserted.job
+    if inserted.created:
         logger.info("job_submitted", extra={"job_id": job.id, "machine_type": job.machine_type})
     tracing.set_attributes({"gradient.job.id": job.id, "gradient.machine_type": job.machine_type})
 
 
-def _present(app_state: AppState, job: Job, project: str, image: ChosenImage, *, created: bool) -> Submitted:
+def present(app_state: AppState, inserted: InsertedJob, image: ChosenImage) -> Submitted:
+    """Return a stored job in its public form."""
     failpoint("submit_after_commit")
-    return Submitted(job, submitted_view(app_state, job, project, image.notes), created)
+    view = submitted_view(app_state, inserted.job, inserted.project, image.notes)
+    return Submitted(inserted.job, view, inserted.created)
 
 
 def _canonical_request(request: SubmitJob) -> bytes:
-    # Without the archive's sha256: a repeat may send it in place of the archive, which is the same request.
-    # Without a password: the stored hash of a request must not help to guess it.
-    fields = request.model_dump(mode="json", exclude_none=True, exclude={"workspace_sha256", "registry_password"})
+    fields = request.model_dump(mode="json", exclude_none=True, exclude=_NOT_IN_DIGEST)
     if request.workspace:
         fields["workspace"] = split_login(request.workspace)[0]
     return json.dumps(fields, sort_keys=True).encode()

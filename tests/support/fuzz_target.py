@@ -37,7 +37,7 @@ from service.schemas.base import parse_request
 from service.schemas.comparisons import CompareJobs
 from service.schemas.jobs import SubmitJob
 from service.submission import compare, create
-from service.submission.create import RequestOrigin
+from service.submission.insert import RequestOrigin
 
 CHECKS = [
     not_a_server_error,

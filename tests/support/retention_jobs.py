@@ -7,10 +7,10 @@ from sqlalchemy import update
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database, now
 from core.db.models.jobs import Job, Project
-from core.jobs import lifecycle, projects, queries
-from core.jobs.lifecycle import NewJob
+from core.jobs import projects, queries, submission
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
+from core.jobs.submission import NewJob
 from core.storage.retention import DAY_SECONDS
 
 
@@ -32,7 +32,7 @@ class RetentionJobs:
         """A job of one attempt that ended so many days ago; one in another state has not ended."""
         with self.database.write() as session:
             owner, _ = projects.get_or_create(session, project)
-            job, _ = lifecycle.submit(
+            job, _ = submission.submit(
                 session,
                 NewJob(
                     spec=JobSpec(machine_type="CPU", command="true", **spec),

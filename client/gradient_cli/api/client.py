@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
+from functools import partial
 
 from gradient_cli import config
 from gradient_cli.api import sse
+from gradient_cli.api.multipart import body_chunks, file_chunks, multipart_body
 from gradient_cli.api.transport import STREAM_SECONDS, UPLOAD_SECONDS, Transport, retry
 from gradient_cli.errors import ServerError
 
@@ -25,11 +26,12 @@ JOBS = "/jobs"
 COMPARISONS = "/comparisons"
 """The endpoint that creates a comparison with its jobs."""
 _SUBMIT_DELAYS = (0.5, 1.0, 2.0, 4.0)
-_CHUNK_BYTES = 1 << 16
 _NOT_FOUND = 404
 _FILE_PAGE = 1000
 _JOBS_PAGE = 200
 _ACTION_JOBS = 200
+IDEMPOTENCY_KEY = "idempotencyKey"
+"""The field of a spec with the key of which a repeat creates nothing; of a single submission it is a header."""
 
 
 def connect(args: argparse.Namespace) -> Api:
@@ -59,11 +61,12 @@ class Api:
 
     def resolve_job(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Return the job that this spec would create, with its machine and price, without creating it (dry run)."""
+        spec, _ = _split_idempotency_key(spec)
         return self._transport.json("POST", "/jobs", query={"dryRun": "true"}, body=spec, needs="job")
 
     def create(self, spec: dict[str, Any], *, to: str = JOBS) -> dict[str, Any]:
         """Submit a job, or a comparison, once, however often the connection breaks."""
-        key = {"Idempotency-Key": os.urandom(16).hex()}
+        spec, key = _split_idempotency_key(spec)
         return retry(lambda: self._transport.json("POST", to, body=spec, headers=key, needs="id"), _SUBMIT_DELAYS)
 
     def create_with_archive(
@@ -77,20 +80,30 @@ class Api:
             sent: Called with the number of bytes of the archive sent so far.
             to: The endpoint.
         """
-        idempotency, boundary = os.urandom(16).hex(), os.urandom(16).hex()
-        before, after = _multipart_body(spec, path, boundary)
+        (spec, key), boundary = _split_idempotency_key(spec), os.urandom(16).hex()
+        before, after = multipart_body(spec, path, boundary)
         headers = {
-            "Idempotency-Key": idempotency,
+            **key,
             "Content-Type": f"multipart/form-data; boundary={boundary}",
             "Content-Length": str(len(before) + os.path.getsize(path) + len(after)),
         }
 
         def attempt() -> dict[str, Any]:
-            body = _body_chunks(before, path, after, sent)
+            body = body_chunks(before, path, after, sent)
             response = self._transport.open("POST", to, body=body, headers=headers, seconds=UPLOAD_SECONDS)
             return self._transport.read_json(response, "id")
 
         return retry(attempt, _SUBMIT_DELAYS)
+
+    def create_batch(self, specs: list[dict[str, Any]]) -> list[dict[str, Any] | ServerError]:
+        """Submit jobs in one request; each has an `idempotencyKey`, so that a repeat after a lost answer is harmless.
+
+        Returns:
+            For each job, the job as the server created it, or why the server refused it.
+        """
+        send = partial(self._transport.json, "POST", f"{JOBS}:batch", body={"jobs": specs}, needs="results")
+        results = retry(send, _SUBMIT_DELAYS)["results"]
+        return [each.get("job") or self._transport.error_of(each["error"]) for each in results]
 
     def has_workspace(self, sha256: str) -> bool:
         """Return whether the server already has the archive with this digest."""
@@ -323,7 +336,7 @@ class Api:
                 "PUT",
                 _storage_path(project_id, path),
                 query={"sha256": sha256, "modified": modified},
-                body=_file_chunks(file, size, sent),
+                body=file_chunks(file, size, sent),
                 headers=headers,
                 seconds=UPLOAD_SECONDS,
             )
@@ -381,6 +394,12 @@ class Api:
         return self._transport.json("GET", "/health", needs="status")
 
 
+def _split_idempotency_key(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a spec without its idempotency key, and the header with that key or a new one."""
+    key = spec.get(IDEMPOTENCY_KEY) or os.urandom(16).hex()
+    return {name: value for name, value in spec.items() if name != IDEMPOTENCY_KEY}, {"Idempotency-Key": key}
+
+
 def _job_path(job_id: str) -> str:
     from urllib.parse import quote
 
@@ -417,32 +436,3 @@ def _registries_path(project_id: str | None, host: str | None = None) -> str:
 
     start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
     return f"{start}/registries" + ("" if host is None else f"/{quote(host, safe='')}")
-
-
-def _multipart_body(spec: dict[str, Any], path: str, boundary: str) -> tuple[bytes, bytes]:
-    with open(path, "rb") as file:
-        zipped = file.read(2) == b"PK"
-    name, kind = ("workspace.zip", "application/zip") if zipped else ("workspace.tar.gz", "application/gzip")
-    before = (
-        f'--{boundary}\r\nContent-Disposition: form-data; name="spec"\r\n'
-        f"Content-Type: application/json\r\n\r\n{json.dumps(spec)}\r\n"
-        f'--{boundary}\r\nContent-Disposition: form-data; name="workspace"; filename="{name}"\r\n'
-        f"Content-Type: {kind}\r\n\r\n"
-    )
-    return before.encode(), f"\r\n--{boundary}--\r\n".encode()
-
-
-def _body_chunks(before: bytes, path: str, after: bytes, sent: Callable[[int], None]) -> Iterator[bytes]:
-    yield before
-    with open(path, "rb") as file:
-        yield from _file_chunks(file, os.path.getsize(path), sent)
-    yield after
-
-
-def _file_chunks(file: BinaryIO, size: int, sent: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield a file's first `size` bytes: it may be growing."""
-    done = 0
-    while piece := file.read(min(_CHUNK_BYTES, size - done)):
-        yield piece
-        done += len(piece)
-        sent(done)

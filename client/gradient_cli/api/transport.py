@@ -33,7 +33,7 @@ UNREAD_SECONDS = 300.0  # a server whose job reads no input answers no ping eith
 MAX_RATE_LIMIT_SECONDS = 300.0  # longest total wait for a rate limit of the server
 CHUNK = 65536
 _ERROR_BYTES = 1_000_000
-_TOO_MANY_REQUESTS = 429
+TOO_MANY_REQUESTS = 429
 _PAGE_BYTES = 256_000_000
 
 # The first matching row is used: a subclass stands before its base classes.
@@ -185,7 +185,7 @@ class Transport:
             try:
                 return send()
             except ServerError as error:
-                if error.status != _TOO_MANY_REQUESTS or time.monotonic() + error.retry_after > until:
+                if error.status != TOO_MANY_REQUESTS or time.monotonic() + error.retry_after > until:
                     raise
                 print_message(f"{error} Waiting {error.retry_after:.0f} s…")
                 time.sleep(error.retry_after)
@@ -321,12 +321,18 @@ class Transport:
     def _server_error(self, status: int, reason: str, text: bytes, retry_after: str | None) -> ServerError:
         try:
             error = json.loads(text)["error"]
-            message, name, field = (sanitize(error.get(part) or "") for part in ("message", "name", "field"))
+            return self.error_of({**error, "status": status, "retryAfter": retry_after})
         except (ValueError, LookupError, TypeError, AttributeError):
             kind = "failed" if status >= 500 else "refused"  # noqa: PLR2004  the server's own failures
-            message, name, field = f"{self.url} {kind}: HTTP {status} {sanitize(reason)}", "", ""
+            message = f"{self.url} {kind}: HTTP {status} {sanitize(reason)}"
+            return self.error_of({"message": message, "status": status, "retryAfter": retry_after})
+
+    def error_of(self, error: dict[str, Any]) -> ServerError:
+        """Return the error that the server describes in a response, or in a result for one of several jobs."""
+        status = int(error["status"])
+        message, name, field = (sanitize(error.get(part) or "") for part in ("message", "name", "field"))
         hint = "" if name == "ExecDisabled" else _HINTS.get(status, "")
-        wait = _parse_retry_after(retry_after or "")
+        wait = _parse_retry_after(str(error.get("retryAfter") or ""))
         return ServerError(message or name, status=status, name=name, field=field, hint=hint, retry_after=wait)
 
     def _not_our_server(self, response: http.client.HTTPResponse) -> ConnectionFailed:
@@ -381,7 +387,7 @@ def retry(action: Callable[[], T], delays: Sequence[float]) -> T:
         try:
             return action()
         except ClientError as error:
-            limited = isinstance(error, ServerError) and error.status == _TOO_MANY_REQUESTS
+            limited = isinstance(error, ServerError) and error.status == TOO_MANY_REQUESTS
             if not (error.transient or limited):
                 raise
             print_message(f"{error}; trying again…")

@@ -65,6 +65,7 @@ _shtab_gradient_cli_jobs_commands() {
     artifacts:'List and download a job'"'"'s artifacts.'
     clone:'Submit the same job again, with changes if options are given.'
     create:'Submit a job and follow it.'
+    create-batch:'Submit many jobs, one for each line of a file.'
     delete:'Delete jobs, stopping those that run.'
     diff:'Show the options in which two jobs differ.'
     exec:'Run a command in a running job, and exit with its exit code.'
@@ -484,6 +485,47 @@ _shtab_gradient_cli_jobs_create_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_gradient_cli_jobs_create_defaults_added=0
+
+_shtab_gradient_cli_jobs_create_batch_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  {-m,--machineType}"[machine type to run on\; \`gradient-cli machine-types\` lists them (default\: the server\'s)]:NAME:"
+  {-c,--container}"[image to run in\: a reference, or a short name from \`gradient-cli images list\` (default\: the worker\'s setting)]:IMAGE:"
+  "--imagePullPolicy[when to pull the image\: Always, IfNotPresent or Never (default\: the worker\'s setting)]:WHEN:"
+  "--relDockerfilePath[with --useDockerfile\: path of the Dockerfile in the workspace (default\: Dockerfile)]:PATH:_files"
+  "--registryTarget[with --useDockerfile\: image reference to push the built image to]:IMAGE:"
+  "--command[command to run (required)\; quote it so that this shell does not expand \$VARIABLES]:TEXT:"
+  {-n,--name}"[name of the job (default\: job N)]:NAME:"
+  {-p,--project}"[name of the project, created if missing (default\: default)]:NAME:"
+  "--projectId[id of an existing project, instead of --project]:ID:"
+  "--timeLimit[stop the job after this running time\: 90m, 2h, or seconds (default\: no limit)]:TIME:"
+  "--stopGrace[time between SIGTERM and SIGKILL when the job is stopped (default\: 60s)]:TIME:"
+  "--maxAttempts[limit of attempts\: above 1, failures that may not recur are retried (default\: 1)]:N:"
+  "--priority[jobs with higher priority start first (default\: 50)]:0-100:"
+  "--registryUsername[username to log in to the registry of --container with, for this job only]:NAME:"
+  "--cpus[limit of CPU cores, if the machine type leaves a choice]:N:"
+  "--memoryMb[limit of memory in MiB, if the machine type leaves a choice]:MB:"
+  "--sharedMemMb[size of \/dev\/shm in MiB, which is part of the job\'s memory]:MB:"
+  "--workingDirectory[folder to start the command in\: of the workspace, or absolute in the container (default\: the workspace)]:PATH:"
+  "--user[user to run as\: numeric ids, or root (default\: the host\'s setting)]:UID[:GID]:"
+  "--python[version of Python, such as 3.12, where jobs run without containers (default\: the service\'s)]:VERSION:"
+  "--useDockerfile[build the image from the workspace\'s Dockerfile, and run in it]"
+  "--buildOnly[with --useDockerfile\: build and push the image, but run no command]"
+  "--workspace[folder, archive (.zip, .tar.gz) or git URL with the job\'s files, or none (default\: the folder of the project file, else the current folder)]:PATH|URL|none:_files"
+  "*--include[files of the workspace to upload although they are excluded, as a pattern of a .gitignore\; repeatable]:PATTERN:"
+  "*"{-e,--envVars}"[environment variable, or a JSON object of several\; NAME alone copies the local value, NAME\=secret\:SECRET passes a stored secret\; repeatable]:NAME=VALUE:"
+  "*--ports[port to publish\: EXTERNAL of the host, INTERNAL of the job\; INTERNAL alone\: any free port of the host\; append \:https for an https link\; comma separated or repeatable]:EXTERNAL:INTERNAL:"
+  "*--outputs[files of the working directory to keep as artifacts at the end\: \'outputs\/\*\*\', \'\*.pt\'\; a folder stands for all of it\; repeatable]:GLOB:"
+  "*"{-t,--tag}"[label of the job\; repeatable]:TAG:"
+  "*--env-file[file of environment variables, NAME\=VALUE on each line\; --envVars takes precedence\; repeatable]:FILE:_files"
+  "--registryPassword[password of --registryUsername\: - reads it from standard input (default\: prompt)]:-:"
+  "--json[print the result of each line as one JSON object on a line of its own]"
+  "--url[address of the server (default\: GRADIENT_URL, else saved by \`login\`, else this machine)]:URL:"
+  "--apiKey[API key (default\: GRADIENT_API_KEY, else saved by \`login\`, else the key of this machine)]:KEY:"
+  ":a JSON object for each job on a line of its own, with the options below by their names, such as \{\"command\"\: \"python train.py --lr 0.1\"\}\; - reads standard input:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_gradient_cli_jobs_create_batch_defaults_added=0
 
 _shtab_gradient_cli_jobs_delete_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -1295,6 +1337,7 @@ _shtab_gradient_cli_jobs() {
         artifacts) _shtab_gradient_cli_jobs_artifacts ;;
         clone) _arguments -C -s $_shtab_gradient_cli_jobs_clone_options ;;
         create) _arguments -C -s $_shtab_gradient_cli_jobs_create_options ;;
+        create-batch) _arguments -C -s $_shtab_gradient_cli_jobs_create_batch_options ;;
         delete) _arguments -C -s $_shtab_gradient_cli_jobs_delete_options ;;
         diff) _arguments -C -s $_shtab_gradient_cli_jobs_diff_options ;;
         exec) _arguments -C -s $_shtab_gradient_cli_jobs_exec_options ;;

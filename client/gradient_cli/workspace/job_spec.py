@@ -7,7 +7,7 @@ import re
 
 from gradient_cli.errors import UsageError
 from gradient_cli.options import add_option
-from gradient_cli.workspace import project_file
+from gradient_cli.workspace import project_file, variables
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -90,12 +89,15 @@ def option_names() -> list[str]:
     return [*_FIELDS, *_FLAGS, *_LISTS, "workspace", "envFile", "registryPassword"]
 
 
-def resolve(args: argparse.Namespace, *, filed: bool = True) -> tuple[dict[str, Any], str, list[str]]:
+def resolve(
+    args: argparse.Namespace, *, filed: bool = True, line: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], str, list[str]]:
     """Merge flags over the project file into the job's fields and its workspace.
 
     Args:
         args: The flags.
         filed: Read the project file.
+        line: Options of a job of a batch, by the names and with the values of a project file, which they override.
 
     Returns:
         The fields by their API names, without the workspace; the workspace: a path, a URL or `none`; and the patterns
@@ -108,27 +110,45 @@ def resolve(args: argparse.Namespace, *, filed: bool = True) -> tuple[dict[str, 
     options = project_file.read(path) if path else {}
     if path:
         _refuse_unknown(options, path)
+    if line:
+        options = _override(options, line)
+    files = {name: path for name in options if name not in (line or {})}
     spec: dict[str, Any] = {}
     for name, (convert, _, _) in _FIELDS.items():
         given = getattr(args, name)
         value = options.get(name) if given is None else given
         if value is not None:
-            spec[_SENT_AS.get(name, name)] = _convert(convert, name, value, path if given is None else None)
+            spec[_SENT_AS.get(name, name)] = _convert(convert, name, value, files.get(name) if given is None else None)
     for name in _FLAGS:
         given = getattr(args, name)
-        if _boolean(name, options.get(name), path) if given is None else given:
+        if _boolean(name, options.get(name), files.get(name)) if given is None else given:
             spec[name] = True
     _resolve_project(spec, args, path)
-    lists: dict[str, Any] = {name: _text_list(name, options.get(name)) for name in ("tags", "outputs")}
-    lists["ports"] = _filed_ports(options.get("ports"))
-    given = _given_lists(args)
-    variables = {**_filed_variables(options.get("envVars"), path), **given.pop("envVars", {})}
-    lists = {"envVars": variables, **lists, **given}
-    spec |= {name: value for name, value in lists.items() if value}
-    _add_password(spec, args.registryPassword)
+    spec |= _resolve_lists(args, options, files.get("envVars"))
+    _add_password(spec, args.registryPassword, may_prompt=line is None)
     _check_required(spec)
     include = args.include or _text_list("include", options.get("include"))
     return spec, _workspace(args.workspace, options.get("workspace"), path), include
+
+
+def _resolve_lists(args: argparse.Namespace, options: dict[str, Any], path: str | None) -> dict[str, Any]:
+    """Return the options that may have several values, without empty ones; `path` is that of their variables."""
+    lists: dict[str, Any] = {name: _text_list(name, options.get(name)) for name in ("tags", "outputs")}
+    lists["ports"] = _filed_ports(options.get("ports"))
+    given = _given_lists(args)
+    environment = {**_filed_variables(options.get("envVars"), path), **given.pop("envVars", {})}
+    return {name: value for name, value in {"envVars": environment, **lists, **given}.items() if value}
+
+
+def _override(options: dict[str, Any], line: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a project file with those of a line in their place; variables are added."""
+    _refuse_unknown(line, None)
+    for name, other in (("project", "projectId"), ("projectId", "project")):
+        if name in line:
+            options = {key: value for key, value in options.items() if key != other}
+    filed, own = options.get("envVars"), line.get("envVars")
+    added = {"envVars": {**filed, **own}} if isinstance(filed, dict) and isinstance(own, dict) else {}
+    return {**options, **line, **added}
 
 
 def resolve_workspace(args: argparse.Namespace) -> str:
@@ -143,13 +163,13 @@ def resolve_workspace(args: argparse.Namespace) -> str:
 
 def _given_lists(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options that may be given several times, without empty ones."""
-    variables: dict[str, str] = {}
+    environment: dict[str, str] = {}
     for path in args.envFile or []:
         from gradient_cli.workspace import env_file
 
-        variables |= env_file.read(path)
-    variables |= _variables(args.envVars)
-    lists = {"envVars": variables, "tags": args.tag, "outputs": args.outputs, "ports": args.ports}
+        environment |= env_file.read(path)
+    environment |= variables.parse(args.envVars)
+    lists = {"envVars": environment, "tags": args.tag, "outputs": args.outputs, "ports": args.ports}
     return {name: value for name, value in lists.items() if value}
 
 
@@ -157,7 +177,7 @@ def _filed_ports(filed: object) -> list[str]:
     return [filed] if isinstance(filed, str) else _text_list("ports", filed)
 
 
-def _add_password(spec: dict[str, Any], given: str | None) -> None:
+def _add_password(spec: dict[str, Any], given: str | None, *, may_prompt: bool) -> None:
     """Read the registry password: the value of a flag would be visible to every user of this machine."""
     if given not in {None, "-"}:
         raise UsageError(
@@ -165,6 +185,11 @@ def _add_password(spec: dict[str, Any], given: str | None) -> None:
             hint="Use --registryPassword - and pipe it in, or leave it out for a prompt.",
         )
     if "registryUsername" in spec:
+        if not may_prompt:
+            raise UsageError(
+                "registryUsername: the jobs of a batch have no passwords of their own",
+                hint="Store the login once, with `gradient-cli registries set`.",
+            )
         from gradient_cli.commands.credentials import read_hidden
 
         spec["registryPassword"] = read_hidden("registryPassword", f"Registry password of {spec['registryUsername']}: ")
@@ -179,7 +204,7 @@ def _convert(convert: Callable[[str, object], object], name: str, value: object,
     try:
         return convert(name, value)
     except UsageError as error:
-        raise UsageError(f"{path}: {error}" if path else str(error), hint=error.hint) from None
+        raise UsageError(_in_file(path, str(error)), hint=error.hint) from None
 
 
 def _workspace(given: str | None, filed: object, path: str | None) -> str:
@@ -206,14 +231,19 @@ def is_url(text: str) -> bool:
     return "://" in text or text.startswith("git@")
 
 
-def _refuse_unknown(filed: dict[str, Any], path: str) -> None:
+def _in_file(path: str | None, message: str) -> str:
+    """Return a message with the project file that it is about, if it is about one."""
+    return f"{path}: {message}" if path else message
+
+
+def _refuse_unknown(filed: dict[str, Any], path: str | None) -> None:
     known = [*_FIELDS, *_FLAGS, "workspace", "include", "envVars", "tags", "ports", "outputs"]
     for name in filed:
         if name in known:
             continue
         if name == "registryPassword":
             raise UsageError(
-                f"{path}: registryPassword must not be in a project file", hint="Remove it: you get a prompt."
+                _in_file(path, "registryPassword must not be in a file"), hint="Remove it: you get a prompt."
             )
         if name in {"url", "apiKey"}:
             hint = "The server and the key are never read from a project file: use `gradient-cli login`."
@@ -222,7 +252,7 @@ def _refuse_unknown(filed: dict[str, Any], path: str) -> None:
 
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(known)}."
-        raise UsageError(f"{path}: unknown option {name!r}", hint=hint)
+        raise UsageError(_in_file(path, f"unknown option {name!r}"), hint=hint)
 
 
 def _resolve_project(spec: dict[str, Any], args: argparse.Namespace, path: str | None) -> None:
@@ -247,53 +277,12 @@ def _check_required(spec: dict[str, Any]) -> None:
         )
 
 
-def _variables(given: object) -> dict[str, str]:
-    if given is None:
-        return {}
-    if isinstance(given, dict):
-        return {name: _variable_value(name, value) for name, value in given.items()}
-    found: dict[str, str] = {}
-    for item in _text_list("envVars", given):
-        found.update(_variables_from_json(item) if item.lstrip().startswith("{") else _assignment(item))
-    return found
-
-
 def _filed_variables(given: object, path: str | None) -> dict[str, str]:
     if given is None or isinstance(given, (dict, list)):
-        return _variables(given)
-    raise UsageError(f"{path}: envVars: must be a table", hint='Write [envVars] on a line of its own, then A = "1".')
-
-
-def _variables_from_json(text: str) -> dict[str, str]:
-    import json
-
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"envVars: not JSON: {error}", hint="Or write NAME=VALUE, once for each variable.") from None
-    return {name: _variable_value(name, item) for name, item in value.items()}
-
-
-def _variable_value(name: str, value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (str, int, float)):
-        return str(value)
-    raise UsageError(f"envVars.{name}: the value must be text or a number", hint="Put quotes around it.")
-
-
-def _assignment(text: str) -> dict[str, str]:
-    name, equals, value = text.partition("=")
-    if not _VARIABLE.fullmatch(name):
-        raise UsageError(f"envVars: {name!r} is not a valid variable name", hint="Write NAME=VALUE.")
-    if equals:
-        return {name: value}
-    if name not in os.environ:
-        raise UsageError(
-            f"envVars: {name} is not set in this environment",
-            hint=f"Write {name}=VALUE, or export {name} before submitting.",
-        )
-    return {name: os.environ[name]}
+        return variables.parse(given)
+    raise UsageError(
+        _in_file(path, "envVars: must be a table"), hint='Write [envVars] on a line of its own, then A = "1".'
+    )
 
 
 def _text_list(name: str, value: object) -> list[str]:
@@ -313,7 +302,7 @@ def _text(name: str, value: object) -> str:
 def _boolean(name: str, value: object, path: str | None) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
-    raise UsageError(f"{path}: {name}: must be true or false, not {value!r}", hint="Write it without quotes.")
+    raise UsageError(_in_file(path, f"{name}: must be true or false, not {value!r}"), hint="Write it without quotes.")
 
 
 def _integer(name: str, value: object) -> int:

@@ -27,7 +27,7 @@ from service.deps import AppState, AppStateDep, RequestId
 from service.http.errors import STATUS_BY_ERROR
 from service.submission import create
 from service.submission.body import SubmissionBody, run_submission
-from service.submission.create import RequestOrigin
+from service.submission.insert import RequestOrigin
 from service.submission.validation import DEFAULT_PROJECT
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])

@@ -21,7 +21,7 @@ from service.original.translate import FIELDS, to_submit_job
 from service.presenters.jobs import PUBLIC_STATES
 from service.submission import create
 from service.submission.body import SubmissionBody, read_upload, run_submission
-from service.submission.create import RequestOrigin
+from service.submission.insert import RequestOrigin
 
 router = APIRouter(route_class=OriginalRoute)
 

@@ -16,7 +16,7 @@ from core.catalogue.machine_types import Catalogue
 from core.db.database import Database, now
 from core.db.models.jobs import GpuAllocation, Job, Project
 from core.errors import LeaseLost
-from core.jobs import lifecycle, projects, queries
+from core.jobs import lifecycle, projects, queries, submission
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
@@ -86,10 +86,10 @@ class JobRecord(RuleBasedStateMachine):
         def insert(session):
             made, _ = projects.get_or_create(session, project)
             spec = JobSpec(machine_type=machine, command="true", max_attempts=max_attempts, priority=priority)
-            submission = lifecycle.NewJob(
+            new_job = submission.NewJob(
                 spec=spec, machine=self.catalogue.get(machine), backend="process", project=made, submitted_by="t"
             )
-            return lifecycle.submit(session, submission)
+            return submission.submit(session, new_job)
 
         job, _ = self.write(insert)
         self.known[job.id] = Known(

@@ -311,9 +311,10 @@ def test_bodies_over_the_limit_are_refused(client):
 @pytest.mark.parametrize("point", ["submit_before_commit", "submit_after_commit"])
 def test_fail_points_lie_on_either_side_of_the_commit(client, database, monkeypatch, point):
     reached = []
-    monkeypatch.setattr(
-        "service.submission.create.failpoint", lambda name: reached.append((name, count_jobs(database)))
-    )
+    for module in ("create", "insert"):
+        monkeypatch.setattr(
+            f"service.submission.{module}.failpoint", lambda name: reached.append((name, count_jobs(database)))
+        )
     client.post("/jobs", json=make_job_body())
     assert dict(reached)[point] == (0 if point == "submit_before_commit" else 1)
 

@@ -11,12 +11,12 @@ from support.private_docker_engine import SHELL_IMAGE
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
-from core.jobs import lifecycle, projects, queries
-from core.jobs.lifecycle import NewJob
+from core.jobs import lifecycle, projects, queries, submission
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
+from core.jobs.submission import NewJob
 from core.settings import Settings
 from core.settings.worker import MachineSettings
 from worker.attempt.control import AttemptControl
@@ -63,7 +63,7 @@ class World:
         container = SHELL_IMAGE if self.backend == "docker" else None
         spec = JobSpec(machine_type="CPU", command=command, container=container, stop_grace=5)
         machine = Catalogue.load().get("CPU")
-        lifecycle.submit(
+        submission.submit(
             session, NewJob(spec=spec, machine=machine, backend=self.backend, project=project, submitted_by="t")
         )
 

@@ -7,11 +7,11 @@ from support.private_docker_engine import SHELL_IMAGE
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
-from core.jobs import lifecycle, projects, queries
-from core.jobs.lifecycle import NewJob
+from core.jobs import projects, queries, submission
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
+from core.jobs.submission import NewJob
 from core.settings import Settings
 from core.settings.disk import DiskSettings
 from core.settings.worker import MachineSettings, WorkerSettings
@@ -51,7 +51,7 @@ def test_a_job_that_fills_its_containers_own_disk_is_ended(docker_server, tmp_pa
         project, _ = projects.get_or_create(session, "default")
         spec = JobSpec(machine_type="CPU", command=FILL, container=SHELL_IMAGE, stop_grace=5)
         machine = Catalogue.load().get("CPU")
-        lifecycle.submit(
+        submission.submit(
             session, NewJob(spec=spec, machine=machine, backend="docker", project=project, submitted_by="t")
         )
 

@@ -1,0 +1,151 @@
+"""Insertion of new jobs, each with its first event and its outbox message, in the caller's transaction."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.catalogue.machine_types import MachineType
+from core.db.database import now
+from core.db.models.jobs import Job, Project
+from core.errors import IdempotencyMismatch
+from core.ids import new_id
+from core.jobs.guarded_updates import add_submitted_events, enqueue_wakes, insert_ignore
+from core.jobs.scheduling.port_allocations import count_dynamic_ports, request_ports
+from core.jobs.spec.job_spec import JobSpec
+from core.jobs.states import JobState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """The data of a new job."""
+
+    spec: JobSpec
+    machine: MachineType
+    backend: str
+    project: Project
+    submitted_by: str
+    parent_id: str | None = None
+    idempotency_key: str | None = None
+    request_sha256: str | None = None
+    request_id: str | None = None
+    trace_parent: str | None = None
+    image: str | None = None
+
+
+@cache
+def _insert_job(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share no class
+    return insert_ignore(dialect, Job).values(created_at=now()).returning(Job)
+
+
+def _initial_values(new_job: NewJob) -> dict[str, Any]:
+    """Build the initial values of a new job's row."""
+    spec = new_job.spec
+    return {
+        "id": new_id("j"),
+        "project_id": new_job.project.id,
+        "submitted_by": new_job.submitted_by,
+        "parent_id": new_job.parent_id,
+        "idempotency_key": new_job.idempotency_key,
+        "request_sha256": new_job.request_sha256,
+        "request_id": new_job.request_id,
+        "trace_parent": new_job.trace_parent,
+        "spec_json": spec.to_json(),
+        "name": spec.name,
+        "machine_type": new_job.machine.name,
+        "backend": new_job.backend,
+        "simulated": new_job.backend != new_job.machine.backend,
+        "price_per_hour": new_job.machine.price_per_hour,
+        "priority": spec.priority,
+        "max_attempts": spec.max_attempts,
+        "gpus": new_job.machine.gpus,
+        "cpus": spec.cpus,
+        "memory_mb": spec.memory_mb,
+        "image": new_job.image,
+        "dynamic_ports": count_dynamic_ports(spec),
+        "state": JobState.QUEUED,
+        "reason": "waiting_for_machine",
+        "phase": "queued",
+    }
+
+
+def submit(session: Session, new_job: NewJob) -> tuple[Job, bool]:
+    """Create a job: its row, its first event and its outbox message, in one transaction.
+
+    Returns:
+        The job, and whether it was created now: the same Idempotency-Key gives the same job.
+
+    Raises:
+        IdempotencyMismatch: The key was used with another request.
+    """
+    [job] = insert_queued(session, [new_job])
+    if job is not None:
+        return job, True
+    return check_same_request(find_submitted(session, [new_job])[idempotency_of(new_job)], new_job), False
+
+
+def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job | None]:
+    """Insert jobs with their first events and outbox messages, to be claimed in this order.
+
+    Returns:
+        The jobs; None for one whose Idempotency-Key another job has, which inserts nothing.
+    """
+    values = [_initial_values(each) for each in new_jobs]
+    # After a rollback to a savepoint, SQLite gives the numbers of rows again, by which the session knows its objects.
+    options = {"populate_existing": True}
+    parameters = values if len(values) > 1 else values[0]  # a bulk insert of one row costs more than a plain one
+    inserted = session.scalars(_insert_job(session.get_bind().dialect.name), parameters, execution_options=options)
+    by_id: dict[str, Job] = {job.id: job for job in inserted}
+    jobs = [by_id.get(each["id"]) for each in values]
+    created = [job for job in jobs if job is not None]
+    if created:
+        for job in created:
+            request_ports(session, job)
+        add_submitted_events(session, created)
+        enqueue_wakes(session, created)
+    return jobs
+
+
+def idempotency_of(new_job: NewJob) -> tuple[str, str] | None:
+    """Return what may name only one job: the key that submits, and its Idempotency-Key; None if it has none."""
+    return None if new_job.idempotency_key is None else (new_job.submitted_by, new_job.idempotency_key)
+
+
+def find_submitted(session: Session, new_jobs: Sequence[NewJob]) -> dict[tuple[str, str] | None, Job]:
+    """Return the jobs that were submitted before with these jobs' Idempotency-Keys, by `idempotency_of`."""
+    wanted: dict[str, set[str]] = {}
+    for each in new_jobs:
+        if each.idempotency_key is not None:
+            wanted.setdefault(each.submitted_by, set()).add(each.idempotency_key)
+    found: dict[tuple[str, str] | None, Job] = {}
+    for owner, given in wanted.items():
+        query = select(Job).where(Job.submitted_by == owner, Job.idempotency_key.in_(given))
+        found |= {(owner, job.idempotency_key): job for job in session.scalars(query) if job.idempotency_key}
+    return found
+
+
+def check_same_request(job: Job, new_job: NewJob) -> Job:
+    """Return the job of an Idempotency-Key.
+
+    Raises:
+        IdempotencyMismatch: It was submitted with another request.
+    """
+    if job.request_sha256 != new_job.request_sha256:
+        raise IdempotencyMismatch(
+            f"This Idempotency-Key was already used for job {job.id}, with a different request. Use a new key for a "
+            "new job.",
+            field="Idempotency-Key",
+        )
+    return job
+
+
+def request_digest(*parts: bytes) -> str:
+    """Compute the digest of a request, to distinguish a repeat from a different request with the same key."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()

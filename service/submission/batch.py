@@ -1,0 +1,83 @@
+"""Submission of many jobs in one request and one transaction, each of which succeeds or fails by itself."""
+
+from http import HTTPStatus
+from typing import TypeAlias
+
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import to_json
+from sqlalchemy.exc import DataError
+from starlette.exceptions import HTTPException
+
+from core.errors import GradientError, LimitReached, StoreUnavailable
+from core.monitoring import tracing
+from service.deps import AppState
+from service.http.errors import error_detail
+from service.schemas.base import parse_request
+from service.schemas.jobs import BatchError, BatchJob, BatchResult, BatchResults, RawBatch
+from service.submission.create import log_submission, prepare, present
+from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert_each
+
+_Refusal: TypeAlias = GradientError | RequestValidationError | HTTPException | DataError
+
+
+def submit(app_state: AppState, key_id: str, request_id: str, raw: bytes) -> BatchResults:
+    """Create the jobs of a batch that are valid and within the limits.
+
+    Args:
+        app_state: The application's state.
+        key_id: Id of the client's API key.
+        request_id: Id of the request.
+        raw: The batch as JSON text.
+
+    Returns:
+        A result for each job, in the order of the batch.
+
+    Raises:
+        RequestValidationError: It is not a batch, has no job, or too many.
+        StoreUnavailable: The database does not answer; no job was created.
+    """
+    requested = parse_request(RawBatch, raw).jobs
+    allowed, over_limit = app_state.limits.submissions.acquire_some(key_id, len(requested))
+    with tracing.span("submit"):
+        checked = [_check(app_state, key_id, request_id, each) for each in requested[:allowed]]
+        prepared = [each for each in checked if isinstance(each, PreparedJob)]
+        with app_state.database.write() as session:
+            inserted = iter(insert_each(session, app_state, prepared))
+    results = [
+        _result(app_state, each, next(inserted)) if isinstance(each, PreparedJob) else _refused(each)
+        for each in checked
+    ]
+    if over_limit is not None:
+        results += [_refused(over_limit)] * (len(requested) - allowed)
+    return BatchResults(results=results)
+
+
+def _check(app_state: AppState, key_id: str, request_id: str, given: object) -> PreparedJob | _Refusal:
+    """Prepare one job of a batch, or return why it is refused."""
+    text, limit = to_json(given), app_state.settings.api.max_body_bytes
+    if len(text) > limit:
+        return HTTPException(413, f"The job is larger than {limit:,} bytes, the limit here.")
+    try:
+        request = parse_request(BatchJob, text)
+        return prepare(app_state, RequestOrigin(key_id, request_id, request.idempotency_key), request)
+    except StoreUnavailable:
+        raise  # not of this job
+    except (GradientError, RequestValidationError) as error:
+        return error
+
+
+def _result(app_state: AppState, prepared: PreparedJob, outcome: InsertedJob | _Refusal) -> BatchResult:
+    if not isinstance(outcome, InsertedJob):
+        return _refused(outcome)
+    log_submission(outcome)
+    submitted = present(app_state, outcome, prepared.valid.image)
+    return BatchResult(status=HTTPStatus.CREATED if submitted.created else HTTPStatus.OK, job=submitted.view)
+
+
+def _refused(error: _Refusal) -> BatchResult:
+    detail = error_detail(error)
+    wait = error.retry_after if isinstance(error, LimitReached) else None
+    field = "idempotencyKey" if detail.field == "Idempotency-Key" else detail.field
+    return BatchResult(
+        status=detail.status, error=BatchError(**detail.model_dump() | {"field": field}, retry_after=wait)
+    )

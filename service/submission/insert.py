@@ -1,0 +1,249 @@
+"""Insertion of validated jobs: of one, or of many in one transaction, each of which succeeds or fails by itself."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import delete
+from sqlalchemy.exc import DataError
+from sqlalchemy.orm import Session
+
+from core.db.database import on_commit
+from core.db.models.jobs import Job, Project
+from core.errors import GradientError, IdempotencyMismatch, LimitReached, ProjectNotFound, StorageFull
+from core.jobs import projects, queries, storage_quota, submission, system_notes
+from core.jobs.submission import NewJob
+from core.monitoring import tracing
+from core.system.failpoints import failpoint
+from service.deps import AppState
+from service.submission.validation import DEFAULT_PROJECT, ValidatedJob
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOrigin:
+    """The origin of a job.
+
+    Attributes:
+        key_id: Id of the client's API key.
+        request_id: Id of the request.
+        idempotency_key: The client's Idempotency-Key, or None.
+        may_ignore_container: Whether a container that this server cannot run is recorded with a note, not refused: the
+            original clients name one with every job.
+    """
+
+    key_id: str
+    request_id: str
+    idempotency_key: str | None
+    may_ignore_container: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedJob:
+    """A job that is validated, and whose workspace is stored.
+
+    Attributes:
+        origin: The client and its request.
+        valid: The job.
+        digest: Digest of the request, to recognise a repeat; None: it cannot be repeated.
+        project_id: Id of its project; None: `project_name` counts.
+        project_name: Name of its project, created if missing; None: the default project.
+        parent_id: Id of the job that it is a clone of.
+        save_logins: Stores logins that come with it, once it is created.
+        trace_parent: Position in the trace of its submission.
+    """
+
+    origin: RequestOrigin
+    valid: ValidatedJob
+    digest: str | None
+    project_id: str | None = None
+    project_name: str | None = None
+    parent_id: str | None = None
+    save_logins: Callable[[Session, Job], None] | None = None
+    trace_parent: str | None = field(default_factory=tracing.trace_parent)
+
+
+@dataclass(frozen=True, slots=True)
+class InsertedJob:
+    """A stored job, and whether it was created now, or before under the same Idempotency-Key."""
+
+    job: Job
+    project: str
+    created: bool
+
+
+def insert(session: Session, app_state: AppState, prepared: PreparedJob) -> InsertedJob:
+    """Insert a job, or return the one that was created before under its Idempotency-Key.
+
+    Raises:
+        ProjectNotFound: The id of its project is unknown.
+        IdempotencyMismatch: The Idempotency-Key was used with another request before.
+        LimitReached: Its key or project has too many queued jobs.
+        StorageFull: Its project is over its quota.
+    """
+    [outcome] = _Insertion(session, app_state).run([prepared])
+    if not isinstance(outcome, InsertedJob):
+        raise outcome
+    return outcome
+
+
+def insert_each(
+    session: Session, app_state: AppState, jobs: Sequence[PreparedJob]
+) -> Sequence[InsertedJob | GradientError | DataError]:
+    """Insert jobs, in their order; return for each the job, or the error for which `insert` would raise."""
+    try:
+        with session.begin_nested():
+            return _Insertion(session, app_state).run(jobs)
+    except (GradientError, DataError):
+        # Of one of them, which the database or the vault refused together with the others.
+        return [_insert_alone(session, app_state, each) for each in jobs]
+
+
+def insert_together(
+    app_state: AppState, jobs: Sequence[PreparedJob]
+) -> Sequence[InsertedJob | GradientError | DataError]:
+    """Insert the jobs of concurrent submissions in one transaction; return for each the job or its error."""
+    with app_state.database.write() as session:
+        if len(jobs) == 1:
+            return [insert(session, app_state, jobs[0])]
+        return insert_each(session, app_state, jobs)
+
+
+def _insert_alone(
+    session: Session, app_state: AppState, prepared: PreparedJob
+) -> InsertedJob | GradientError | DataError:
+    try:
+        with session.begin_nested():
+            return insert(session, app_state, prepared)
+    except (GradientError, DataError) as error:
+        return error
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A job on its way into the database."""
+
+    prepared: PreparedJob
+    project: Project
+    new: NewJob
+    outcome: InsertedJob | GradientError | None = None
+
+
+class _Insertion:
+    """The insertion of jobs in one transaction, with as few statements as possible."""
+
+    def __init__(self, session: Session, app_state: AppState) -> None:
+        self._session = session
+        self._app_state = app_state
+        self._queue = app_state.limits.queue.admission(session)
+        self._projects: dict[tuple[str | None, str], Project | GradientError] = {}
+        self._created_projects: set[str] = set()
+        self._over_quota: dict[str, StorageFull | None] = {}
+
+    def run(self, jobs: Sequence[PreparedJob]) -> list[InsertedJob | GradientError]:
+        """Insert jobs, and return for each the job or why it was refused."""
+        found = [self._entry(each) for each in jobs]
+        entries = [each for each in found if isinstance(each, _Entry)]
+        submitted = submission.find_submitted(self._session, [each.new for each in entries])
+        fresh = self._admit(entries, submitted)
+        if fresh:
+            submitted |= self._insert(fresh)
+        used = {each.project.id for each in fresh if each.outcome is not None}
+        if unused := self._created_projects - used:
+            self._session.execute(delete(Project).where(Project.id.in_(unused)))
+        on_commit(self._session, self._app_state.wake)
+        failpoint("submit_before_commit")
+        return [
+            each if isinstance(each, GradientError) else each.outcome or _repeated(each, submitted) for each in found
+        ]
+
+    def _entry(self, prepared: PreparedJob) -> _Entry | GradientError:
+        project = self._project(prepared.project_id, prepared.project_name or DEFAULT_PROJECT)
+        if isinstance(project, GradientError):
+            return project
+        return _Entry(prepared, project, _new_job(self._app_state, prepared, project))
+
+    def _project(self, project_id: str | None, name: str) -> Project | GradientError:
+        """Return a project, created if it is given by name and missing."""
+        which = (project_id, name)
+        if which not in self._projects:
+            try:
+                if project_id is not None:
+                    self._projects[which] = queries.project(self._session, project_id)
+                else:
+                    project, created = projects.get_or_create(self._session, name)
+                    self._projects[which] = project
+                    self._created_projects |= {project.id} if created else set()
+            except ProjectNotFound as error:
+                self._projects[which] = error
+        return self._projects[which]
+
+    def _admit(self, entries: list[_Entry], submitted: Mapping[tuple[str, str] | None, Job]) -> list[_Entry]:
+        """Return the jobs to insert: no repeats, which add no job, and none over a limit."""
+        fresh = []
+        taken = set(submitted)
+        for each in entries:
+            idempotency = submission.idempotency_of(each.new)
+            if idempotency in taken:
+                continue
+            try:
+                self._check_quota(each.project)
+                self._queue.admit(each.new.submitted_by, each.project.id)
+            except (StorageFull, LimitReached) as error:
+                each.outcome = error
+                continue
+            if idempotency is not None:
+                taken.add(idempotency)
+            fresh.append(each)
+        return fresh
+
+    def _check_quota(self, project: Project) -> None:
+        if project.id not in self._over_quota:
+            try:
+                storage_quota.check_quota(self._session, project, self._app_state.settings.disk.project_mb)
+                self._over_quota[project.id] = None
+            except StorageFull as error:
+                self._over_quota[project.id] = error
+        refusal = self._over_quota[project.id]
+        if refusal is not None:
+            raise refusal
+
+    def _insert(self, fresh: list[_Entry]) -> dict[tuple[str, str] | None, Job]:
+        """Insert jobs, and return those with an Idempotency-Key by it."""
+        inserted = submission.insert_queued(self._session, [each.new for each in fresh])
+        submitted = {}
+        if None in inserted:  # another transaction has committed a job with the same Idempotency-Key meanwhile
+            submitted = submission.find_submitted(self._session, [each.new for each in fresh])
+        for each, job in zip(fresh, inserted, strict=True):
+            if job is None:
+                continue
+            each.outcome = InsertedJob(job, each.project.name, created=True)
+            submitted[submission.idempotency_of(each.new)] = job
+            for text in each.prepared.valid.image.notes:
+                system_notes.add(self._session, job, text)
+            if each.prepared.save_logins is not None:
+                each.prepared.save_logins(self._session, job)
+        return submitted
+
+
+def _repeated(entry: _Entry, submitted: Mapping[tuple[str, str] | None, Job]) -> InsertedJob | GradientError:
+    job = submitted[submission.idempotency_of(entry.new)]
+    try:
+        return InsertedJob(submission.check_same_request(job, entry.new), entry.project.name, created=False)
+    except IdempotencyMismatch as error:
+        return error
+
+
+def _new_job(app_state: AppState, prepared: PreparedJob, project: Project) -> NewJob:
+    valid, origin = prepared.valid, prepared.origin
+    return NewJob(
+        spec=valid.spec,
+        machine=valid.machine,
+        backend=app_state.backend_for(valid.machine),
+        project=project,
+        submitted_by=origin.key_id,
+        parent_id=prepared.parent_id,
+        idempotency_key=origin.idempotency_key,
+        request_sha256=prepared.digest,
+        request_id=origin.request_id,
+        trace_parent=prepared.trace_parent,
+        image=valid.image.reference,
+    )
