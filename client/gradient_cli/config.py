@@ -17,12 +17,11 @@ _MAX_FOLDERS = 200
 class Settings:
     """The server's address and the API key (empty: none)."""
 
-    __slots__ = ("key", "source", "url")
+    __slots__ = ("key", "url")
 
-    def __init__(self, url: str, key: str, source: str) -> None:
+    def __init__(self, url: str, key: str) -> None:
         self.url = url.rstrip("/")
         self.key = key
-        self.source = source
 
 
 def config_dir() -> str:
@@ -53,20 +52,38 @@ def resolve(url: str | None, key: str | None) -> Settings:
     url = url or os.environ.get("GRADIENT_URL") or ""
     key = key or os.environ.get("GRADIENT_API_KEY") or ""
     if url and key:
-        return Settings(url, strip_key(key), "flags or environment")
+        return Settings(url, strip_key(key))
     for path in (login_file(), server_file()):
         saved = read_json(path)
         saved_url = str(saved.get("url") or "").rstrip("/")
         if saved_url and url.rstrip("/") in {"", saved_url}:
-            return Settings(saved_url, strip_key(key or str(saved.get("apiKey") or "")), path)
+            return Settings(saved_url, strip_key(key or str(saved.get("apiKey") or "")))
     if url:
-        return Settings(url, strip_key(key), "flags or environment")
+        return Settings(url, strip_key(key))
     raise ClientError(
         "no server is configured",
         hint="Start one on this machine with `gradient-server up`, or log in to one: "
         "`gradient-cli login --url https://… --apiKey …` (or GRADIENT_URL and GRADIENT_API_KEY).",
         code=UNREACHABLE,
     )
+
+
+def explain_missing_key(url: str) -> str:
+    """Return where a key for this address was looked for, and what was found there instead."""
+    found = []
+    for path in (login_file(), server_file()):
+        try:
+            saved_url = str(read_json(path).get("url") or "").rstrip("/")
+        except ClientError as error:
+            found.append(str(error))
+            continue
+        if not saved_url:
+            found.append(f"{path} does not exist")
+        elif saved_url == url:
+            found.append(f"{path} has the address without a key")
+        else:
+            found.append(f"{path} has a key for {saved_url}")
+    return f"GRADIENT_API_KEY is not set; {'; '.join(found)}."
 
 
 def strip_key(key: str) -> str:

@@ -70,6 +70,27 @@ def test_a_saved_key_is_never_sent_to_another_address(bare, server, protocol):
     assert "x-api-key" not in server.requests[0].headers
 
 
+@pytest.mark.parametrize(
+    ("saved", "told"),
+    [
+        (None, "cli.json does not exist"),
+        ({"url": "http://localhost:1", "apiKey": "other"}, "cli.json has a key for http://localhost:1"),
+        ("same", "cli.json has the address without a key"),
+    ],
+)
+def test_a_missing_key_is_explained_by_where_it_was_looked_for(bare, server, protocol, saved, told):
+    if saved is not None:
+        bare.home.joinpath(".gradient-jobs").mkdir()
+        content = {"url": server.url} if saved == "same" else saved
+        bare.home.joinpath(".gradient-jobs", "cli.json").write_text(json.dumps(content))
+    server.on("GET", "/projects", protocol.error(401, "No API key came with the request."))
+    refused = bare("projects", "list", env={"GRADIENT_URL": server.url})
+    assert refused.returncode == 3
+    assert f"error: no API key is known for {server.url}\n" in refused.stderr
+    assert told in refused.stderr
+    assert "set GRADIENT_HOME to the folder that it prints as Data" in refused.stderr
+
+
 def test_flags_win_over_environment_over_login(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     config.write_json(config.login_file(), {"url": "http://saved/", "apiKey": "k-saved"})
