@@ -8,7 +8,7 @@ from support.deployment import wait_until
 from support.fake_clouds import expect_launch_error
 
 from worker.attempt.outputs.missing_artifacts import read_missing
-from worker.backends.base import LaunchError
+from worker.backends.base import JobPython, LaunchError
 
 pytestmark = pytest.mark.integration
 
@@ -44,6 +44,18 @@ def test_a_job_runs_on_its_vm_with_the_vms_own_folders(make_vm_harness, google):
     assert place.output(spec) == b"local\n"
     assert artifact(spec, "model") == "kept\n"
     assert (google.tpu.nodes, google.tpu.queued, google.storage.names()) == ({}, {}, [])
+
+
+def test_a_simulated_vm_has_the_python_of_its_job(make_vm_harness, tmp_path):
+    place = make_vm_harness()
+    programs = tmp_path / "own" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "own-program").write_text("#!/bin/sh\necho $VIRTUAL_ENV\n")
+    (programs / "own-program").chmod(0o755)
+    python = JobPython(programs.parent, tmp_path / "shared", tmp_path)
+    spec = place.spec("own-program && ls / >/dev/null", python=python)
+    assert ended(place, place.launch(spec)).code == 0
+    assert place.output(spec).decode() == f"{programs.parent}\n"
 
 
 def test_an_upload_that_takes_long_is_no_silence(make_vm_harness, google):
