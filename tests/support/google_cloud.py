@@ -23,17 +23,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from support.fake_clouds import FakeDevice
+from support.google_compute import ComputeService
 from support.google_storage import GoogleHandler, StorageState
 from support.google_tpu import TpuService, Vms
 
-HOSTS = [f"{name}.googleapis.com" for name in ("tpu", "storage", "oauth2", "sts", "iamcredentials", "www")]
+HOSTS = [f"{name}.googleapis.com" for name in ("tpu", "storage", "compute", "oauth2", "sts", "iamcredentials", "www")]
 PROJECT = "proj"
 ACCOUNT = f"worker@{PROJECT}.iam.gserviceaccount.com"
 PEM, NO_KEY = serialization.Encoding.PEM, serialization.NoEncryption()
 
 
 class GoogleCloud:
-    """The servers, and their state: `tpu`, `storage`, `vms`."""
+    """The servers, and their state: `tpu`, `storage`, `compute`, `vms`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,6 +42,7 @@ class GoogleCloud:
         self._device = FakeDevice()
         self.vms = Vms(folder / "vms")
         self.storage = StorageState()
+        self.compute = ComputeService(PROJECT)
         self.tpu = TpuService(self._device.address, self.vms.run, self.vms.end)
         self.ca, self.key = folder / "ca.pem", folder / "key.json"
         self.tls, pair = _certificates(self.ca, folder)
@@ -77,6 +79,7 @@ class GoogleCloud:
         state, service = StorageState(), TpuService(self._device.address, self.vms.run, self.vms.end)
         self.storage.__dict__.update(state.__dict__)
         self.tpu.__dict__.update(service.__dict__)
+        self.compute = ComputeService(PROJECT)
         self.vms.environment = self.environment()
 
     def wait(self, seconds: float) -> None:
