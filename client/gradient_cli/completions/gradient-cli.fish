@@ -51,7 +51,7 @@ function _shtab_gradient_cli_using
 end
 
 set -g _shtab_gradient_cli_commands jobs 'jobs create' 'jobs run' 'jobs list' 'jobs show' 'jobs logs' 'jobs metrics' 'jobs top' 'jobs open' 'jobs exec' 'jobs ssh' 'jobs port-forward' 'jobs wait' 'jobs stop' 'jobs clone' 'jobs diff' 'jobs tags' 'jobs tags add' 'jobs tags remove' 'jobs delete' 'jobs artifacts' 'jobs artifacts list' 'jobs artifacts get' compare 'compare create' 'compare jobs' 'compare list' 'compare show' 'compare export' 'compare delete' experiments 'experiments list' 'experiments show' 'experiments run' predict notebooks 'notebooks run' projects 'projects init' 'projects create' 'projects list' 'projects show' 'projects update' 'projects delete' storage 'storage ls' 'storage put' 'storage get' 'storage rm' images 'images list' secrets 'secrets set' 'secrets list' 'secrets delete' registries 'registries set' 'registries list' 'registries delete' keys 'keys create' 'keys list' 'keys revoke' machine-types workers 'workers list' 'workers drain' 'workers resume' tpus 'tpus list' completion login version
-set -g _shtab_gradient_cli_opts_with_value --apiKey --carry-from --command --container --cpus --data --days --env-file --envVars --format --from-file --goal --idleMinutes --imagePullPolicy --include --interval --keepArtifactsDays --keepLogsDays --largeWorkspace --limit --line --localPort --machine-type --machineType --maxAttempts --maxRunning --memoryMb --metric --name --output --outputs --points --ports --precision --priority --project --projectId --python --query --rank --registryPassword --registryTarget --registryUsername --relDockerfilePath --repeats --search --sharedMemMb --since --sort --state --stopGrace --tag --tail --target --timeLimit --timeout --to --until --url --user --username --workingDirectory --workspace -c -e -m -n -o -p -q -s -t
+set -g _shtab_gradient_cli_opts_with_value --apiKey --capacity --carry-from --command --container --cpus --data --days --env-file --envVars --format --from-file --goal --idleMinutes --imagePullPolicy --include --interval --keepArtifactsDays --keepLogsDays --largeWorkspace --limit --line --localPort --machine-type --machineType --maxAttempts --maxRunning --memoryMb --metric --name --output --outputs --points --ports --precision --priority --project --projectId --python --query --rank --registryPassword --registryTarget --registryUsername --relDockerfilePath --repeats --search --sharedMemMb --since --sort --state --stopGrace --tag --tail --target --timeLimit --timeout --to --until --url --user --username --workingDirectory --workspace -c -e -m -n -o -p -q -s -t
 
 complete -c gradient-cli -e
 complete -c gradient-cli -f
@@ -76,6 +76,7 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l projectId
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l timeLimit -x -d 'stop the job after this running time: 90m, 2h, or seconds (default: no limit)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l stopGrace -x -d 'time between SIGTERM and SIGKILL when the job is stopped (default: 60s)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l maxAttempts -x -d 'limit of attempts: above 1, failures that may not recur are retried (default: 1)'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l capacity -x -d 'capacity of a TPU: standard, spot or reserved (default: the server'"'"'s settings)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l priority -x -d 'jobs with higher priority start first (default: 50)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l registryUsername -x -d 'username to log in to the registry of --container with, for this job only'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l cpus -x -d 'limit of CPU cores, if the machine type leaves a choice'
@@ -117,6 +118,7 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l projectId -x
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l timeLimit -x -d 'stop the job after this running time: 90m, 2h, or seconds (default: no limit)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l stopGrace -x -d 'time between SIGTERM and SIGKILL when the job is stopped (default: 60s)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l maxAttempts -x -d 'limit of attempts: above 1, failures that may not recur are retried (default: 1)'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l capacity -x -d 'capacity of a TPU: standard, spot or reserved (default: the server'"'"'s settings)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l priority -x -d 'jobs with higher priority start first (default: 50)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l registryUsername -x -d 'username to log in to the registry of --container with, for this job only'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l cpus -x -d 'limit of CPU cores, if the machine type leaves a choice'
@@ -239,6 +241,7 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -s n -l name 
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l timeLimit -x -d 'stop the job after this running time: 90m, 2h, or seconds'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l stopGrace -x -d 'time between SIGTERM and SIGKILL when the job is stopped'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l maxAttempts -x -d 'limit of attempts: above 1, failures that may not recur are retried'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l capacity -x -d 'capacity of a TPU: standard, spot or reserved'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l priority -x -d 'jobs with higher priority start first'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l cpus -x -d 'limit of CPU cores, if the machine type leaves a choice'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l memoryMb -x -d 'limit of memory in MiB, if the machine type leaves a choice'
@@ -312,6 +315,7 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l projec
 complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l timeLimit -x -d 'stop the job after this running time: 90m, 2h, or seconds (default: no limit)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l stopGrace -x -d 'time between SIGTERM and SIGKILL when the job is stopped (default: 60s)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l maxAttempts -x -d 'limit of attempts: above 1, failures that may not recur are retried (default: 1)'
+complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l capacity -x -d 'capacity of a TPU: standard, spot or reserved (default: the server'"'"'s settings)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l priority -x -d 'jobs with higher priority start first (default: 50)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l registryUsername -x -d 'username to log in to the registry of --container with, for this job only'
 complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l cpus -x -d 'limit of CPU cores, if the machine type leaves a choice'
@@ -410,6 +414,7 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l project
 complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l timeLimit -x -d 'stop the job after this running time: 90m, 2h, or seconds (default: no limit)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l stopGrace -x -d 'time between SIGTERM and SIGKILL when the job is stopped (default: 60s)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l maxAttempts -x -d 'limit of attempts: above 1, failures that may not recur are retried (default: 1)'
+complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l capacity -x -d 'capacity of a TPU: standard, spot or reserved (default: the server'"'"'s settings)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l priority -x -d 'jobs with higher priority start first (default: 50)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l registryUsername -x -d 'username to log in to the registry of --container with, for this job only'
 complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l cpus -x -d 'limit of CPU cores, if the machine type leaves a choice'
