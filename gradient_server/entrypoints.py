@@ -261,7 +261,7 @@ def _explain_taken_port(listener: socket.socket, host: str, port: int) -> Iterat
         listener.close()
         raise PortTaken(
             f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. If another gradient-server runs, use "
-            "it; otherwise choose another port with --port.",
+            "it; otherwise choose another port with --port or GRADIENT_API__PORT.",
             field="port",
         ) from error
 
