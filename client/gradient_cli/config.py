@@ -44,7 +44,8 @@ def server_file() -> str:
 def resolve(url: str | None, key: str | None) -> Settings:
     """Return the server and key to use: flags, then environment, then `login`, then a server on this machine.
 
-    A key saved with one address is never sent to another.
+    GRADIENT_HOME names a server on this machine, and so is part of the environment. A key saved with one address is
+    never sent to another.
 
     Raises:
         ClientError: No address is configured anywhere, or a file that should hold it cannot be read.
@@ -53,7 +54,7 @@ def resolve(url: str | None, key: str | None) -> Settings:
     key = key or os.environ.get("GRADIENT_API_KEY") or ""
     if url and key:
         return Settings(url, strip_key(key))
-    for path in (login_file(), server_file()):
+    for path in _saved_files():
         saved = read_json(path)
         saved_url = str(saved.get("url") or "").rstrip("/")
         if saved_url and url.rstrip("/") in {"", saved_url}:
@@ -68,10 +69,18 @@ def resolve(url: str | None, key: str | None) -> Settings:
     )
 
 
+def _saved_files() -> list[str]:
+    """Return the files with an address and a key, the one to use first."""
+    files = [login_file(), server_file()]
+    # Others may have the variable for a server that is not theirs.
+    named = "GRADIENT_HOME" in os.environ and os.access(files[1], os.R_OK)
+    return files[::-1] if named else files
+
+
 def explain_missing_key(url: str) -> str:
     """Return where a key for this address was looked for, and what was found there instead."""
     found = []
-    for path in (login_file(), server_file()):
+    for path in _saved_files():
         try:
             saved_url = str(read_json(path).get("url") or "").rstrip("/")
         except ClientError as error:

@@ -61,6 +61,22 @@ def test_a_server_on_this_machine_is_found(bare, server):
     assert {request.headers["x-api-key"] for request in server.requests} == {"local"}
 
 
+def test_a_server_that_gradient_home_names_wins_over_a_login(bare, server):
+    """`gradient-server up` prints its first command with that variable."""
+    server.on("GET", "/projects", {"projects": []})
+    login = bare.home / ".config" / "gradient"
+    login.mkdir(parents=True)
+    (login / "config.json").write_text(json.dumps({"url": server.url, "apiKey": "login"}))
+    homes = {name: bare.home / name for name in (".gradient-jobs", "named", "empty")}
+    for name, home in homes.items():
+        home.mkdir()
+        if name != "empty":
+            (home / "cli.json").write_text(json.dumps({"url": server.url, "apiKey": name}))
+    for variables in ({}, {"GRADIENT_HOME": str(homes["named"])}, {"GRADIENT_HOME": str(homes["empty"])}):
+        assert bare("projects", "list", env=variables).returncode == 0
+    assert [request.headers["x-api-key"] for request in server.requests] == ["login", "named", "login"]
+
+
 def test_a_saved_key_is_never_sent_to_another_address(bare, server, protocol):
     folder = bare.home / ".config" / "gradient"
     folder.mkdir(parents=True)
