@@ -18,7 +18,7 @@ DIST ?= dist
 # One test process more than CPUs, as many tests wait for others, but not so many that servers and jobs starve each other.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))
 
-.PHONY: help demo demo-docker images images-offline up up-tpu test unit check audit fmt migration dist bench docs experiments faults chaos soak clean
+.PHONY: help demo demo-docker images images-offline up up-tpu test unit check audit screenshots fmt migration dist bench docs experiments faults chaos soak clean
 
 help: ## show these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -60,6 +60,9 @@ check: $(ALL) ## check format, lint, types, Python versions, imports and the rul
 docs: $(ALL) ## build the documentation as a site in site/
 	@$(BIN)/properdocs build 2>.venv/docs.log || { cat .venv/docs.log; exit 1; }
 	@echo site/index.html
+
+screenshots: $(ALL) ## take the pictures of docs/dashboard.md from a server with jobs; needs Chromium
+	@$(BIN)/python .ci/screenshots.py
 
 audit: $(ALL) ## known vulnerabilities, secrets in files, bill of materials; needs the advisories of pypi.org
 	@.ci/audit

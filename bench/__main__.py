@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import (
+    abuse_latency,
     artifact_close,
     cli_start,
     container_memory,
@@ -20,7 +21,6 @@ from bench import (
     log_shipping,
     refusal_timing,
     server_start,
-    strangers,
     submit_latency,
     submit_rate,
     trainer_pace,
@@ -40,7 +40,7 @@ BENCHES: dict[str, Callable[[Size], Result]] = {
     "log": log_shipping.run,
     "artifact": artifact_close.run,
     "key-check": refusal_timing.run,
-    "strangers": strangers.run,
+    "abuse": abuse_latency.run,
     "trainer": trainer_pace.run,
     "container": container_start.run,
     "container-outputs": container_outputs.run,

@@ -16,8 +16,8 @@ from core.db import schema_check
 from core.db.connection_watchdog import ConnectionWatchdog
 from core.db.database import Database
 from core.errors import GradientError, SpecInvalid
-from core.notify.local_notifier import LocalNotifier
 from core.notify.messages import WakeMessage
+from core.notify.wakeup_file import WakeupFile
 from core.security import one_time_tokens
 from core.security.one_time_tokens import Purpose
 from core.settings import Settings
@@ -192,8 +192,8 @@ def _create_supervisor(settings: Settings, database: Database, name: str | None)
     return opened, Supervisor(opened, _local_notifier(settings))
 
 
-def _local_notifier(settings: Settings) -> LocalNotifier:
-    return LocalNotifier(settings.root / "wakeup")
+def _local_notifier(settings: Settings) -> WakeupFile:
+    return WakeupFile(settings.root / "wakeup")
 
 
 def _broker_publisher(settings: Settings) -> Callable[[Sequence[WakeMessage]], None] | None:
@@ -201,7 +201,7 @@ def _broker_publisher(settings: Settings) -> Callable[[Sequence[WakeMessage]], N
     if settings.queue.broker_url is None:
         return None
     publish: Callable[[Sequence[WakeMessage]], None] = (
-        import_module("core.notify.broker").Publisher(settings.queue.broker_url).publish_wake
+        import_module("core.notify.celery_app").Publisher(settings.queue.broker_url).publish_wake
     )
     return publish
 

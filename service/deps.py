@@ -13,12 +13,12 @@ from core.catalogue.machine_types import Catalogue, MachineType
 from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
 from core.storage import stores
-from service.auth.key_limits import Limits
+from service.auth.per_key_limits import Limits
 from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import Signer
 from service.log_stream.registry import StreamRegistry
-from service.metrics.project_job_counts import JobCounts
-from service.metrics.service_metrics import ServiceMetrics
+from service.monitoring.project_job_counts import JobCounts
+from service.monitoring.service_metrics import ServiceMetrics
 from service.presenters.metrics_cache import JobMetricsCache
 from service.storage_usage import StorageUsage
 

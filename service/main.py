@@ -20,7 +20,7 @@ from core.settings import Settings
 from core.storage.artifacts.factory import open_artifacts
 from service import dashboard, original
 from service.auth.authentication import require_key_or_session
-from service.auth.key_limits import Limits
+from service.auth.per_key_limits import Limits
 from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
 from service.deps import AppState
@@ -29,8 +29,8 @@ from service.http.body_limit import BodyLimitMiddleware
 from service.http.middleware import OriginCheckMiddleware, RequestContextMiddleware
 from service.http.tracing import TracingMiddleware
 from service.log_stream.registry import StreamRegistry
-from service.metrics.project_job_counts import JobCounts
-from service.metrics.service_metrics import MetricsMiddleware, ServiceMetrics
+from service.monitoring.project_job_counts import JobCounts
+from service.monitoring.service_metrics import MetricsMiddleware, ServiceMetrics
 from service.presenters.metrics_cache import JobMetricsCache
 from service.routes import (
     artifacts,
@@ -48,7 +48,7 @@ from service.routes import (
     workspaces,
 )
 from service.routes.catalogue import images, machine_types
-from service.routes.server import client, health, prometheus, workers
+from service.routes.server import client_wheel, health, prometheus, workers
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.add_middleware(TracingMiddleware, keys=app_state.keys)
     app.add_middleware(MetricsMiddleware, service_metrics=app_state.service_metrics)
     app.include_router(health.router, responses=errors.PUBLIC_RESPONSES)
-    app.include_router(client.router)
+    app.include_router(client_wheel.router)
     for module in ROUTE_MODULES:
         app.include_router(module.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
     dashboard.mount(app)

@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import make_url
 from support.browser import find_chromium
 from support.deployment import PLAIN_JOBS, Deployment
-from support.docker_server import DockerServer, missing_docker_requirements, running_engine
-from support.faults import table
+from support.faults import fault_report
 from support.faults.proxy import Proxy
-from support.gcs_buckets import GcsHarness
+from support.gcs_simulator import GcsHarness
 from support.job_packages import EXAMPLES, has_default_packages, has_packages_of
 from support.otlp_collector import OtlpCollector
 from support.postgres import PostgresServer, find_binaries
+from support.private_docker_engine import PrivateDockerEngine, missing_docker_requirements, running_engine
 from support.redis_server import RedisServer, find_redis
 from support.small_disk import SmallDisk, find_mount
 
@@ -32,7 +32,7 @@ from core.jobs.lifecycle import NewJob
 from core.jobs.spec.job_spec import JobSpec
 from gradient_server.simulator.gcs.server import GcsSimulator
 from worker.backends.control_groups import control_group_support
-from worker.sandbox.bubblewrap import unavailable
+from worker.sandbox.program_sandbox import unavailable
 
 # A busy machine takes longer than Hypothesis allows an example by default.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -65,6 +65,14 @@ def find_original_clients() -> Path | None:
     return Path(found.stdout.strip()) if found.returncode == 0 and shutil.which("node") else None
 
 
+@functools.cache
+def find_axe_core() -> Path | None:
+    """The script that finds faults of pages for people who do not see or point; None if it is not installed."""
+    look = [str(Path(__file__).parent.parent / ".ci" / "axe-core"), "--look"]
+    found = subprocess.run(look, capture_output=True, text=True, check=False)
+    return Path(found.stdout.strip()) if found.returncode == 0 else None
+
+
 REQUIREMENTS = {
     "postgres": (find_binaries, "PostgreSQL's server programs are not installed (apt-get install postgresql)"),
     "redis": (find_redis, "Redis is not installed (apt-get install redis-server)"),
@@ -84,6 +92,7 @@ REQUIREMENTS = {
         f"no control groups: {control_group_support('auto')[1]} (run the tests as root, or in a delegated group)",
     ),
     "browser": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
+    "axe_core": (find_axe_core, "axe-core is not installed (apt-get install nodejs npm, then .ci/axe-core)"),
     "original_clients": (
         find_original_clients,
         "the original clients are not installed (apt-get install nodejs npm, then .ci/original-clients)",
@@ -119,7 +128,7 @@ def _missing_requirements(wanted: Collection[str]) -> dict[str, str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(PLAIN_JOBS)  # for workers within the test process
-    config.pluginmanager.register(table, "faults-table")
+    config.pluginmanager.register(fault_report, "fault-report")
 
 
 def pytest_sessionstart() -> None:
@@ -223,7 +232,7 @@ def faketime() -> str:
 
 
 @pytest.fixture(scope="session")
-def docker_server() -> Iterator[DockerServer]:
+def docker_server() -> Iterator[PrivateDockerEngine]:
     """A private Docker engine with two small images, gone when the run ends."""
     with running_engine() as server:
         yield server
@@ -243,6 +252,14 @@ def proxy(postgres: PostgresServer) -> Iterator[Proxy]:
     made = Proxy(postgres.socket)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def axe_core() -> str:
+    """The script that finds faults of pages for people who do not see or point."""
+    found = find_axe_core()
+    assert found is not None
+    return found.read_text()
 
 
 @pytest.fixture(scope="session")

@@ -28,10 +28,10 @@ from worker.attempt.git_fetch import GitFetcher
 from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
 from worker.backends.base import Backend, ImageBackend
-from worker.cloud_resource_log import DatabaseResourceLog
+from worker.cloud_resource_inventory import DatabaseResourceInventory
 from worker.environments.cache import EnvironmentCache
-from worker.environments.default import DefaultEnvironment
-from worker.exec.registry import JobSessions
+from worker.environments.default_environment import DefaultEnvironment
+from worker.exec.job_sessions import JobSessions
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +74,9 @@ class WorkerContext(Stores):
         return self.settings.root / "attempts"
 
     @cached_property
-    def resource_log(self) -> DatabaseResourceLog:
+    def resource_inventory(self) -> DatabaseResourceInventory:
         """The database's record of billed cloud resources."""
-        return DatabaseResourceLog(self.database, self.hostname)
+        return DatabaseResourceInventory(self.database, self.hostname)
 
     @cached_property
     def fetcher(self) -> GitFetcher:
@@ -194,7 +194,7 @@ class WorkerContext(Stores):
         """Return the backend of this name, created on first use."""
         with self._lock:
             if name not in self._backends:
-                self._backends[name] = make_backend(name, self.settings, self.resource_log)
+                self._backends[name] = make_backend(name, self.settings, self.resource_inventory)
             return self._backends[name]
 
     def scratch(self, job_id: str, attempt: int) -> Scratch:

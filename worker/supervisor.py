@@ -13,7 +13,7 @@ from core.errors import GradientError, StoreUnavailable
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims, workers
 from core.monitoring.logging import bind
-from core.notify.local_notifier import LocalNotifier
+from core.notify.wakeup_file import WakeupFile
 from core.system.inotify import FileWatcher
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
@@ -57,7 +57,7 @@ class Supervisor:
         WorkerNameTaken: The name is in use on this host.
     """
 
-    def __init__(self, context: WorkerContext, notifier: LocalNotifier) -> None:
+    def __init__(self, context: WorkerContext, notifier: WakeupFile) -> None:
         self._context = context
         self._worker_settings = context.settings.worker
         self._slots = self._worker_settings.max_slots

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from statistics import median, quantiles
 from typing import Literal
 
@@ -47,7 +48,8 @@ def measure_pace(points: Iterable[Point]) -> Pace | None:
     """Measure the pace between consecutive reports of one metric.
 
     The first interval is left out if three others remain: it holds compilation and the filling of caches. An interval
-    in which the step does not rise, such as a restart from a checkpoint, is left out, too.
+    in which the step does not rise, such as a restart from a checkpoint, is left out, too. Of reports with the same
+    time, such as lines that gave none and were read together, the last counts.
 
     Args:
         points: Reports, in the order in which they were written; those without a step are passed over.
@@ -55,7 +57,8 @@ def measure_pace(points: Iterable[Point]) -> Pace | None:
     Returns:
         None if fewer than two reports have rising steps and times.
     """
-    reports = [(step, at) for step, at, _ in points if step is not None]
+    same_time = groupby(((step, at) for step, at, _ in points if step is not None), key=itemgetter(1))
+    reports = [list(group)[-1] for _, group in same_time]
     rates = [
         (step - before) / (at - earlier)
         for (before, earlier), (step, at) in pairwise(reports)

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from core.catalogue.registries import RegistryCredentials, parse_host, registry_host
+from core.catalogue.registry_hosts import RegistryCredentials, parse_host, registry_host
 from core.db.database import now
 from core.db.models.credentials import GitLogin, JobRegistryPassword, ProjectRegistry, Registry, Secret
 from core.db.models.jobs import Job

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from core.catalogue.registries import DOCKER_HUB, registry_host
+from core.catalogue.registry_hosts import DOCKER_HUB, registry_host
 from core.errors import EgressRefused
 from core.settings.network import EgressSettings
 

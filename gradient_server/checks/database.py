@@ -99,7 +99,7 @@ def broker(settings: Settings) -> Iterator[Finding]:
         return
     name = _PASSWORD.sub(":***@", url)
     try:
-        import_module("core.notify.broker").check_connection(url)
+        import_module("core.notify.celery_app").check_connection(url)
     except OSError as error:
         yield problem(
             "broker",

@@ -18,7 +18,7 @@ from gradient_server.checks.finding import Finding, ok, problem, warning
 from gradient_server.port_address_check import are_ports_at_dashboard
 from worker.backends.control_groups import control_group_support
 from worker.backends.job_sandbox import reason_without_sandbox, sandbox_support
-from worker.sandbox.bubblewrap import unavailable
+from worker.sandbox.program_sandbox import unavailable
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

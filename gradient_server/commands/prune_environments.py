@@ -10,7 +10,7 @@ from core.formatting import format_bytes, iso_time
 from core.settings import Settings
 from core.storage.disk_usage import measure
 from worker.environments.cache import EnvironmentCache, StoredEnvironment
-from worker.environments.default import DefaultEnvironment, service_python
+from worker.environments.default_environment import DefaultEnvironment, service_python
 from worker.environments.installer import UvError
 
 _ROW = "{:>10}  {:16}  {}"

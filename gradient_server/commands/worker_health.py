@@ -50,7 +50,7 @@ def run(settings: Settings, name: str | None) -> int:
 def _check_broker_messages(broker_url: str, name: str, seconds: float) -> int:
     """Return 1 if messages wait for a worker that received none for `seconds`: then the broker is not the cause."""
     try:
-        unheard = import_module("core.notify.broker").queue_length(broker_url, worker_queue(name))
+        unheard = import_module("core.notify.celery_app").queue_length(broker_url, worker_queue(name))
     except OSError as error:
         why = f"the broker does not answer ({error}), so it finds jobs only by polling the database"
         print(f"warning: worker {name!r} receives no messages: {why}.", file=sys.stderr)

@@ -33,7 +33,7 @@ from core.jobs.scheduling.wait_status import WaitStatus, wait_statuses
 from core.jobs.states import JobState
 from core.storage.joblogs.store import LogLine
 from core.storage.retention import OutputKind
-from service.auth.key_limits import limit_reached
+from service.auth.per_key_limits import limit_reached
 from service.deps import AppState
 from service.log_stream.registry import WakeEvents
 from service.presenters.jobs import job_reason, public_state

@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 
 from core.catalogue.machine_types import MachineType
 from core.comparison.bottleneck import judge
-from core.comparison.carry_over import carry_over, missing_hyperparameters
 from core.comparison.corrections import find_corrections
+from core.comparison.hyperparameter_carry_over import carry_over, missing_hyperparameters
 from core.comparison.peaks import Peaks, peaks_of_run
 from core.comparison.prediction import METHOD, Correction, Estimate, Prediction, missing_figures, predict
 from core.comparison.run_figures import RunFigures, measure_run

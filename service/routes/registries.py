@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Response
 from sqlalchemy.orm import Session
 
-from core.catalogue.registries import parse_host
+from core.catalogue.registry_hosts import parse_host
 from core.jobs import queries
 from core.security import credentials
 from core.security.credentials import ALL_PROJECTS, AnyRegistry

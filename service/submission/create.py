@@ -11,7 +11,7 @@ from core.catalogue.backends import runs_containers
 from core.db.database import on_commit
 from core.db.models.jobs import Job, Project
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
-from core.jobs import lifecycle, notes, projects, queries, storage_quota
+from core.jobs import lifecycle, projects, queries, storage_quota, system_notes
 from core.jobs.lifecycle import NewJob
 from core.jobs.reasons import reason_message
 from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, live_workers
@@ -288,7 +288,7 @@ def insert_job(
         storage_quota.check_quota(session, project, app_state.settings.disk.project_mb)
         app_state.limits.queue.check(session, job)
         for text in valid.image.notes:
-            notes.add(session, job, text)
+            system_notes.add(session, job, text)
     on_commit(session, app_state.wake)
     failpoint("submit_before_commit")
     return job, created

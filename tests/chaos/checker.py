@@ -1,4 +1,4 @@
-"""Invariants that must hold after the run: those of `support.faults.history`, and further ones of its jobs and clients.
+"""Invariants that must hold after the run: those of `support.faults.invariants`, and more of its jobs and clients.
 
 I13  every job ends as its kind does: no infrastructure fault is reported as the user's, and no attempt is lost to a
      fault that a retry would have repaired
@@ -26,8 +26,8 @@ from chaos.stack import DOCKER_TYPE, Stack
 from chaos.workload import AcceptedJob
 from sqlalchemy import text
 from support.deployment import wait_until
-from support.faults.containers import ENGINE_INTERNALS, find_shims, list_engine_objects
-from support.faults.history import LOG_GAP_PREFIX, History, collect_history, find_violations
+from support.faults.container_deployment import ENGINE_INTERNALS, find_shims, list_engine_objects
+from support.faults.invariants import LOG_GAP_PREFIX, History, collect_history, find_violations
 from support.faults.job_journal import JobJournal
 
 from core.db.models.jobs import Job, Outbox, PortAllocation

@@ -8,7 +8,7 @@ from chaos.checker import CheckResult, Violation, overlapping_faults
 from chaos.nemesis import InjectedFault
 from chaos.stack import DOCKER_TYPE, PROCESS_TYPE
 from chaos.vitals import ProcessVitals
-from support.faults.table import align_columns
+from support.faults.fault_report import align_columns
 
 _HEAD = ("fault", "n", "violations", "alone: process", "docker", "overlapping: process p50", "max", "docker p50", "max")
 _LISTED_PROCESSES = 12

@@ -17,10 +17,10 @@ from pathlib import Path
 from chaos.clock import WallClock, find_compiler
 from sqlalchemy import select
 from support.deployment import TIMEOUT_SECONDS, Process, wait_until
-from support.docker_server import DockerServer, running_engine
-from support.faults.containers import ContainerDeployment
+from support.faults.container_deployment import ContainerDeployment
 from support.faults.proxy import Proxy
 from support.postgres import PostgresServer
+from support.private_docker_engine import PrivateDockerEngine, running_engine
 from support.redis_server import RedisServer
 from support.small_disk import SmallDisk
 
@@ -76,7 +76,13 @@ class Stack(ContainerDeployment):
     """
 
     def __init__(
-        self, folder: Path, *, server: DockerServer, postgres: PostgresServer, redis: RedisServer, disk: SmallDisk
+        self,
+        folder: Path,
+        *,
+        server: PrivateDockerEngine,
+        postgres: PostgresServer,
+        redis: RedisServer,
+        disk: SmallDisk,
     ) -> None:
         catalogue = folder / "machines.toml"
         catalogue.write_text(_CATALOGUE)

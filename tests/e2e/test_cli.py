@@ -5,8 +5,8 @@ import json
 import signal
 
 import pytest
+from support.client_shell import ClientShell
 from support.deployment import Deployment, wait_until
-from support.shell import Shell
 
 MAIN = """
 import os
@@ -30,7 +30,7 @@ def shell(service, tmp_path):
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "main.py").write_text(MAIN)
-    return Shell(service, folder, tmp_path)
+    return ClientShell(service, folder, tmp_path)
 
 
 def jobs(service):
@@ -173,7 +173,7 @@ def test_the_log_follows_over_a_restart_of_the_service(tmp_path):
         port = deployment.cli_json["url"].rpartition(":")[2]
         folder = tmp_path / "project"
         folder.mkdir()
-        shell = Shell(deployment, folder, tmp_path)
+        shell = ClientShell(deployment, folder, tmp_path)
         command = 'echo one; until [ -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done; echo two; exit 6'
         following = shell.start("jobs", "create", "--machineType", "CPU", "--workspace", "none", "--command", command)
         assert following.stdout.readline() == "one\n"

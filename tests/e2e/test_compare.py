@@ -5,8 +5,8 @@ import io
 import json
 
 import pytest
+from support.client_shell import ClientShell
 from support.deployment import Deployment
-from support.shell import Shell
 
 # The times are written, not waited for, so the pace is exact on a busy machine, too.
 TRAIN = """
@@ -51,7 +51,7 @@ def service(tmp_path_factory):
 def shell(service, tmp_path):
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").write_text(TRAIN)
-    return Shell(service, tmp_path / "project", tmp_path)
+    return ClientShell(service, tmp_path / "project", tmp_path)
 
 
 def test_machines_of_known_speed_give_the_expected_table(service, shell):

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
-from support.docker_server import SHELL_IMAGE
+from support.private_docker_engine import SHELL_IMAGE
 
 MAIN = """
 echo training in "$PWD" as "$(id -u)"

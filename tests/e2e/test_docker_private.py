@@ -10,7 +10,7 @@ import pytest
 import support.private_registry
 from sqlalchemy import func, select
 from support.deployment import Deployment, wait_until
-from support.docker_server import SHELL_IMAGE
+from support.private_docker_engine import SHELL_IMAGE
 from support.private_registry import IMAGE_NAME, IMAGE_TAG
 
 from core.db.database import Database

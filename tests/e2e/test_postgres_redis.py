@@ -120,7 +120,7 @@ def test_a_worker_on_another_machine_hears_through_the_broker(full_deployment, r
         redis.kill()
         redis.start()
     with redis.client() as client:
-        assert client.llen("gradient:" + machine_type_queue("CPU")) == 0
+        wait_until(lambda: client.llen("gradient:" + machine_type_queue("CPU")) == 0, "the last message to be taken")
 
 
 def test_a_worker_that_went_deaf_is_seen(full_deployment):

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from support.client_shell import ClientShell
 from support.deployment import Deployment
-from support.shell import Shell
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -26,7 +26,7 @@ def test_the_training_of_the_readme_leaves_metrics_and_a_model(service, tmp_path
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "train.py").write_text(program)
-    shell = Shell(service, folder, tmp_path)
+    shell = ClientShell(service, folder, tmp_path)
     outputs = [shell(*line.partition("#")[0].split()[1:]) for line in commands.splitlines()]
     assert "weight 3.000, loss 0.000000" in outputs[0].stdout
     assert "loss" in outputs[1].stdout

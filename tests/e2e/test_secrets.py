@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.deployment import CLI_PROGRAM, SERVER_PROGRAM, wait_until
-from support.faults.history import check_history
+from support.faults.invariants import check_invariants
 from support.faults.observed_deployment import ObservedDeployment
 
 from core.db.models.jobs import Job
@@ -84,7 +84,7 @@ def test_a_secret_reaches_its_job_and_turns_up_nowhere_else(service):
     assert [answer for answer in answers if canary in answer] == []
     assert canary not in repr(service.rows(Job)), "nor in a specification"
     assert good in service.messages().decode(errors="replace"), "the messages that are looked through"
-    check_history(service, outputs=False)
+    check_invariants(service, outputs=False)
     assert files_holding(service.home.parent, canary) == [], "no file under the home, no log of a process, no message"
 
 

@@ -6,8 +6,8 @@ import pty
 import subprocess
 
 import pytest
+from support.client_shell import ClientShell
 from support.deployment import CLI_PROGRAM, Deployment
-from support.shell import Shell
 
 READ = "import os, pathlib; print(pathlib.Path(os.environ['GRADIENT_STORAGE_DIR'], 'data/train.csv').read_text())"
 WRITE = "import os, pathlib; pathlib.Path(os.environ['GRADIENT_STORAGE_DIR'], 'data/model.bin').write_bytes(b'weights')"
@@ -26,7 +26,7 @@ def shell(service, tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / ".gradient.toml").write_text(f'project = "{tmp_path.name}"\n')
-    return Shell(service, folder, tmp_path)
+    return ClientShell(service, folder, tmp_path)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 from support.deployment import wait_until
-from support.docker_server import SHELL_IMAGE
-from support.fake_clouds import running_simulator
-from support.tpu_vms import nothing_left, served, vms
+from support.private_docker_engine import SHELL_IMAGE
+from support.tpu_simulator import running_simulator
+from support.tpu_vm_deployment import nothing_left, served, vms
 
 from gradient_server.simulator.tpu.vms import SimulatedVms
 

@@ -16,7 +16,7 @@ from support.deployment import Deployment, wait_until
 
 from core.db.database import Database
 from core.db.models.jobs import Outbox, Worker
-from core.notify.broker import MAX_QUEUE_LENGTH, Publisher, queue_length
+from core.notify.celery_app import MAX_QUEUE_LENGTH, Publisher, queue_length
 from core.notify.messages import WakeMessage, machine_type_queue, worker_queue
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]

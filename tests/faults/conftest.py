@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.docker_server import DockerServer, running_engine
-from support.faults.containers import ENGINE_INTERNALS, ContainerDeployment, list_engine_objects
+from support.faults.container_deployment import ENGINE_INTERNALS, ContainerDeployment, list_engine_objects
 from support.faults.observed_deployment import ObservedDeployment
 from support.postgres import PostgresServer
+from support.private_docker_engine import PrivateDockerEngine, running_engine
 from support.redis_server import RedisServer
 
 SHORT_TIMERS = {
@@ -59,14 +59,14 @@ def full_deployment(make_deployment, postgres: PostgresServer, redis: RedisServe
 
 
 @pytest.fixture(scope="module")
-def killable_engine() -> Iterator[DockerServer]:
+def killable_engine() -> Iterator[PrivateDockerEngine]:
     """An engine to be killed, apart from the one that other tests use."""
     with running_engine() as server:
         yield server
 
 
 @pytest.fixture
-def make_engine() -> Iterator[Callable[..., DockerServer]]:
+def make_engine() -> Iterator[Callable[..., PrivateDockerEngine]]:
     """Makes engines of a test's own."""
     with contextlib.ExitStack() as made:
         yield lambda **options: made.enter_context(running_engine(**options))
@@ -77,9 +77,9 @@ def make_container_deployment(tmp_path: Path, make_engine) -> Iterator[Callable[
     """Makes services over an engine; when the test ends, the engine has what it had before."""
     del make_engine  # what it made outlives what stands on it
     made: list[ContainerDeployment] = []
-    before: dict[DockerServer, Counter[tuple[str, str]]] = {}
+    before: dict[PrivateDockerEngine, Counter[tuple[str, str]]] = {}
 
-    def make(server: DockerServer, url: str | None = None, **settings: str) -> ContainerDeployment:
+    def make(server: PrivateDockerEngine, url: str | None = None, **settings: str) -> ContainerDeployment:
         before.setdefault(server, list_engine_objects(server))
         made.append(
             ContainerDeployment(tmp_path / f"contained{len(made)}", server, url=url, **{**SHORT_TIMERS, **settings})
@@ -96,6 +96,6 @@ def make_container_deployment(tmp_path: Path, make_engine) -> Iterator[Callable[
 
 
 @pytest.fixture
-def container_deployment(make_container_deployment, docker_server: DockerServer) -> ContainerDeployment:
+def container_deployment(make_container_deployment, docker_server: PrivateDockerEngine) -> ContainerDeployment:
     """Jobs in containers of the engine that nobody harms; nothing of the service is started yet."""
     return make_container_deployment(docker_server)

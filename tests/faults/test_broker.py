@@ -6,8 +6,8 @@ import time
 
 import pytest
 import redis as client
+from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import gate_command, recorded_command
-from support.faults.table import FULL_RUN, fault_trial, tries
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
 

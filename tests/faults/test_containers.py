@@ -5,10 +5,10 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.faults.containers import recorded_in_container as recorded
+from support.faults.container_deployment import recorded_in_container as recorded
+from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import gate_command
 from support.faults.proxy import EngineProxy
-from support.faults.table import FULL_RUN, fault_trial, tries
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL_RUN else 300)]
 

@@ -6,12 +6,12 @@ import time
 import psutil
 import pytest
 from support.deployment import wait_until
-from support.docker_server import BARE_IMAGE
-from support.egress import FETCH_COMMAND, METADATA_ADDRESS, PUBLIC_ADDRESS, OutsideHost
-from support.faults.containers import recorded_in_container as recorded
-from support.faults.control_attacks import run_control_attacks
+from support.faults.container_deployment import recorded_in_container as recorded
+from support.faults.control_folder_attacks import run_control_folder_attacks
+from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import gate_command
-from support.faults.table import FULL_RUN, fault_trial, tries
+from support.outside_host import FETCH_COMMAND, METADATA_ADDRESS, PUBLIC_ADDRESS, OutsideHost
+from support.private_docker_engine import BARE_IMAGE
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL_RUN else 300)]
 
@@ -35,7 +35,9 @@ def begun(deployment, job_id, sign=b"up"):
 
 def test_containers_that_fight_their_control_folder_harm_only_themselves(container_deployment):
     container_deployment.start_api()
-    run_control_attacks(container_deployment, container_deployment.start_worker(GRADIENT_WORKER__SLOTS="4"), recorded)
+    run_control_folder_attacks(
+        container_deployment, container_deployment.start_worker(GRADIENT_WORKER__SLOTS="4"), recorded
+    )
 
 
 # Command, options, and how the job is then shown: state, reason, exit code.

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 from support.deployment import wait_until
+from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import recorded_command
-from support.faults.table import FULL_RUN, fault_trial, tries
 
 from core.system.failpoints import FAILPOINTS, failpoint
 

@@ -8,9 +8,9 @@ import time
 import zipfile
 
 import pytest
-from support.faults.control_attacks import SECRET, run_control_attacks
+from support.faults.control_folder_attacks import SECRET, run_control_folder_attacks
+from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import recorded_command
-from support.faults.table import FULL_RUN, fault_trial, tries
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 240)]
 
@@ -46,7 +46,7 @@ leave good kept; say done
 
 def test_jobs_that_fight_their_control_folder_harm_only_themselves(deployment):
     deployment.start_api()
-    run_control_attacks(deployment, deployment.start_worker(GRADIENT_WORKER__SLOTS="4"), recorded_command)
+    run_control_folder_attacks(deployment, deployment.start_worker(GRADIENT_WORKER__SLOTS="4"), recorded_command)
 
 
 def a_zip(name, content=b"x", mode=0o644, count=1):

@@ -5,9 +5,9 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.faults.history import check_history
+from support.faults.fault_report import FULL_RUN, fault_trial, tries
+from support.faults.invariants import check_invariants
 from support.faults.job_journal import recorded_command
-from support.faults.table import FULL_RUN, fault_trial, tries
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
 
@@ -96,7 +96,7 @@ def test_training_killed_from_outside_fails_with_what_it_wrote(deployment):
     assert "memory" in job["message"]
     assert deployment.artifact(job_id, "weights") == b"weights"
     assert deployment.raw_log(job_id) == b"before\n"
-    check_history(deployment)
+    check_invariants(deployment)
 
 
 def test_all_processes_killed_at_once_is_said(deployment):
@@ -108,7 +108,7 @@ def test_all_processes_killed_at_once_is_said(deployment):
     job = deployment.wait_ended(job_id)
     assert (job["state"], job["exitCode"], job["reason"]) == ("Error", None, "process_lost")
     assert deployment.raw_log(job_id) == b"before\n"
-    check_history(deployment)
+    check_invariants(deployment)
 
 
 def test_a_deploy_leaves_jobs_running(deployment):

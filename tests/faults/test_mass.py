@@ -5,9 +5,9 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from support.faults.claim_order import find_claim_order_violations
+from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import recorded_command
-from support.faults.order import find_order_violations
-from support.faults.table import FULL_RUN, fault_trial, tries
 
 from core.db.models.jobs import Event, Job
 
@@ -33,7 +33,7 @@ def test_all_jobs_of_a_mass_submission_end_and_their_order_is_fair(full_deployme
             assert sorted(seconds)[int(len(seconds) * 0.5)] < 5, "answers while everybody submits"
     jobs, events = full_deployment.rows(Job, Event)
     assert len(jobs) == JOBS * one.tries
-    assert find_order_violations(jobs, events) == []
+    assert find_claim_order_violations(jobs, events) == []
 
 
 def submit_all(deployment, round_):
@@ -75,11 +75,11 @@ def history(*claims, priorities=(50, 50, 50, 50), projects=("a", "a", "b", "b"))
 
 
 def test_a_fair_order_is_told_from_an_unfair_one():
-    assert find_order_violations(*history(0, 2, 1, 3)) == []
-    assert find_order_violations(*history(2, 0, 3, 1)) == []
-    assert "submitted earlier" in find_order_violations(*history(1, 2, 0, 3))[0]
-    assert "was claimed before j" in find_order_violations(*history(0, 1, 2, 3))[0], (
+    assert find_claim_order_violations(*history(0, 2, 1, 3)) == []
+    assert find_claim_order_violations(*history(2, 0, 3, 1)) == []
+    assert "submitted earlier" in find_claim_order_violations(*history(1, 2, 0, 3))[0]
+    assert "was claimed before j" in find_claim_order_violations(*history(0, 1, 2, 3))[0], (
         "two of one project while another has none"
     )
-    assert "priority is higher" in find_order_violations(*history(0, 2, 1, 3, priorities=(50, 90, 50, 50)))[0]
-    assert find_order_violations(*history(1, 2, 0, 3, priorities=(50, 90, 50, 50))) == []
+    assert "priority is higher" in find_claim_order_violations(*history(0, 2, 1, 3, priorities=(50, 90, 50, 50)))[0]
+    assert find_claim_order_violations(*history(1, 2, 0, 3, priorities=(50, 90, 50, 50))) == []

@@ -6,8 +6,8 @@ import time
 
 import pytest
 from support.deployment import wait_until
+from support.faults.fault_report import FULL_RUN, FaultTrial, fault_trial, tries
 from support.faults.job_journal import gate_command, recorded_command
-from support.faults.table import FULL_RUN, FaultTrial, fault_trial, tries
 
 from core.system.failpoints import FAILPOINTS
 

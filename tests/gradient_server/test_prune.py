@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.live_service import make_zip, wait_until
-from support.old_jobs import OldJobs, read_tree
+from support.retention_jobs import RetentionJobs, read_tree
 
 from core.settings import Settings
 from core.settings.database import DatabaseSettings
@@ -33,18 +33,18 @@ def settings(database, tmp_path):
 
 
 @pytest.fixture
-def old_jobs(settings, database, tmp_path):
+def retention_jobs(settings, database, tmp_path):
     """An installation with something to remove in it: two logs, one job's artifacts, an archive."""
     host = WorkerContext.open(settings, database, worker_name="w", hostname="h")
-    old_jobs = OldJobs(host, tmp_path / "left")
-    old_jobs.create_job(40, project="vision", log=b"x" * 1500, files=["model"])
-    old_jobs.create_job(31, project="speech", log=b"y" * 500)
-    old_jobs.create_job(1, project="speech", log=b"y" * 500)
-    old_jobs.set_retention("vision", keep_artifacts_days=7)
+    retention_jobs = RetentionJobs(host, tmp_path / "left")
+    retention_jobs.create_job(40, project="vision", log=b"x" * 1500, files=["model"])
+    retention_jobs.create_job(31, project="speech", log=b"y" * 500)
+    retention_jobs.create_job(1, project="speech", log=b"y" * 500)
+    retention_jobs.set_retention("vision", keep_artifacts_days=7)
     stored = host.workspaces.add(io.BytesIO(make_zip()), ArchiveLimits())
     long_ago = time.time() - 50 * DAY_SECONDS
     os.utime(host.workspaces.path(stored.sha256), (long_ago, long_ago))
-    return old_jobs
+    return retention_jobs
 
 
 def run(settings, capsys, *, dry_run=False, as_json=False):
@@ -52,7 +52,7 @@ def run(settings, capsys, *, dry_run=False, as_json=False):
     return code, capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("old_jobs")
+@pytest.mark.usefixtures("retention_jobs")
 def test_it_lists_by_project_what_it_removes(settings, capsys):
     code, text = run(settings, capsys)
     assert code == 0
@@ -71,7 +71,7 @@ def test_it_lists_by_project_what_it_removes(settings, capsys):
     assert run(settings, capsys) == (0, "Removed: nothing.\n")
 
 
-@pytest.mark.usefixtures("old_jobs")
+@pytest.mark.usefixtures("retention_jobs")
 def test_a_dry_run_changes_nothing(settings, capsys, tmp_path, database):
     database.close()  # SQLite's own files beside the database come and go with its connections
     before = read_tree(tmp_path)
@@ -84,7 +84,7 @@ def test_a_dry_run_changes_nothing(settings, capsys, tmp_path, database):
     assert json.loads(done) == {**json.loads(dry), "dryRun": False}
 
 
-@pytest.mark.usefixtures("old_jobs")
+@pytest.mark.usefixtures("retention_jobs")
 def test_json_for_programs(settings, capsys):
     _, text = run(settings, capsys, dry_run=True, as_json=True)
     found = json.loads(text)
@@ -105,12 +105,12 @@ def test_without_a_policy_it_says_so(settings, capsys):
     assert text.endswith("Removed: nothing.\n")
 
 
-def test_files_that_cannot_be_removed_are_said_and_fail_the_command(settings, old_jobs, capsys, monkeypatch):
+def test_files_that_cannot_be_removed_are_said_and_fail_the_command(settings, retention_jobs, capsys, monkeypatch):
     def refuse(_self, _job_id):
         raise PermissionError(13, "not yours")
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(old_jobs.stores.logs), "remove", refuse)
+        patched.setattr(type(retention_jobs.stores.logs), "remove", refuse)
         code, text = run(settings, capsys)
     assert code == 1
     assert "Files of 2 removals could not be removed" in text
@@ -120,7 +120,7 @@ def test_files_that_cannot_be_removed_are_said_and_fail_the_command(settings, ol
     assert (code, "Files of 2 earlier removals were still to be removed." in text) == (0, True)
 
 
-@pytest.mark.usefixtures("old_jobs")
+@pytest.mark.usefixtures("retention_jobs")
 def test_progress_is_shown_on_a_terminal_alone(settings, capsys, monkeypatch):
     run(settings, capsys, dry_run=True)
     ours, theirs = pty.openpty()
@@ -136,8 +136,10 @@ def test_progress_is_shown_on_a_terminal_alone(settings, capsys, monkeypatch):
 
 
 def test_killed_in_the_middle_the_next_pass_leaves_nothing_behind(settings, database, tmp_path, capsys):
-    old_jobs = OldJobs(WorkerContext.open(settings, database, worker_name="w", hostname="h"), tmp_path / "left")
-    jobs = [old_jobs.create_job(31 + number, log=b"x\n") for number in range(250)]
+    retention_jobs = RetentionJobs(
+        WorkerContext.open(settings, database, worker_name="w", hostname="h"), tmp_path / "left"
+    )
+    jobs = [retention_jobs.create_job(31 + number, log=b"x\n") for number in range(250)]
     logs = settings.root / "logs"
     environment = {
         "GRADIENT_HOME": str(settings.root),
@@ -149,10 +151,10 @@ def test_killed_in_the_middle_the_next_pass_leaves_nothing_behind(settings, data
         doomed.kill()
     for job in jobs:
         if not (logs / job.id[:3] / job.id).exists():
-            assert old_jobs.read_row(job).logs_removed_at is not None, "the record said so first"
+            assert retention_jobs.read_row(job).logs_removed_at is not None, "the record said so first"
     assert run(settings, capsys)[0] == 0
     assert list(logs.glob("*/*")) == []
-    assert [len(old_jobs.retention_events(job)) for job in jobs] == [1] * len(jobs)
+    assert [len(retention_jobs.retention_events(job)) for job in jobs] == [1] * len(jobs)
 
 
 def test_a_place_without_a_database_is_refused_and_stays_empty(tmp_path):

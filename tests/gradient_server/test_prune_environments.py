@@ -9,7 +9,7 @@ from core.settings import Settings
 from core.settings.environments import EnvironmentSettings
 from gradient_server.commands import disk, prune_environments
 from worker.environments.cache import EnvironmentCache
-from worker.environments.default import DefaultEnvironment, service_python
+from worker.environments.default_environment import DefaultEnvironment, service_python
 
 UNUSED, USED, SIZE = "a" * 32, "b" * 32, 400_000
 

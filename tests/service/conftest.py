@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from schemathesis.python.asgi import shutdown_lifespans
 from starlette.routing import BaseRoute
 from support.deployment import EMPTY_SSL_CONTEXT
-from support.fuzzing import FuzzTarget
+from support.fuzz_target import FuzzTarget
 from support.live_service import FakeWorker, LiveServer
 
 from core.db import migrations

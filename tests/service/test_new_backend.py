@@ -9,7 +9,7 @@ from support.toy_backend import ToyBackend
 
 from core.catalogue.backends import BACKENDS, BackendType
 from core.catalogue.machine_types import PACKAGED
-from core.notify.local_notifier import LocalNotifier
+from core.notify.wakeup_file import WakeupFile
 from core.settings.docker import DockerSettings
 from core.settings.environments import EnvironmentSettings
 from core.settings.worker import MachineSettings
@@ -42,7 +42,7 @@ def settings(settings, tmp_path, monkeypatch):
 @pytest.fixture
 def worker(settings, database, tmp_path):
     host = WorkerContext.open(settings, database, worker_name="w1", hostname="here")
-    supervisor = Supervisor(host, LocalNotifier(tmp_path / "wakeup"))
+    supervisor = Supervisor(host, WakeupFile(tmp_path / "wakeup"))
     thread = threading.Thread(target=supervisor.run)
     thread.start()
     yield host

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from support.deployment import wait_until
-from support.docker_server import running_engine
-from support.faults.containers import ContainerDeployment
+from support.faults.container_deployment import ContainerDeployment
 from support.postgres import PostgresServer
+from support.private_docker_engine import running_engine
 from support.redis_server import RedisServer
 
 SLOTS = 8

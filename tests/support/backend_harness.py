@@ -16,12 +16,12 @@ from worker.backends.base import LaunchSpec
 class BackendHarness:
     """A backend and the folders that the worker would give it."""
 
-    def __init__(self, name, root, docker=None, *, resource_log=None, machine_type="CPU", **settings):
+    def __init__(self, name, root, docker=None, *, resource_inventory=None, machine_type="CPU", **settings):
         self.name = name
         self.machine_type = machine_type
         settings.setdefault("egress", EgressSettings(allowed=["127.0.0.1", "localhost"]))  # the tests' own registries
         self.settings = Settings(home=root, **settings, **({"docker": docker} if docker else {}))
-        self._resource_log = resource_log
+        self._resource_inventory = resource_inventory
         self.backend = self.new_instance()
         self.root = root
         self.job_id = new_id("j")  # processes are found by it, also those of a test beside this one
@@ -29,7 +29,7 @@ class BackendHarness:
 
     def new_instance(self):
         """Create another instance of the backend, as a restarted worker does."""
-        return make_backend(self.name, self.settings, self._resource_log)
+        return make_backend(self.name, self.settings, self._resource_inventory)
 
     def spec(self, command, *, attempt=1, **options):
         """Build the launch of a command; options are fields of JobSpec or of LaunchSpec."""

@@ -22,7 +22,7 @@ _PRELOADED_MODULES = (
     "gradient_server.entrypoints",
     "gradient_server.commands.worker_health",
     "core.db.migrations",
-    "core.notify.broker",
+    "core.notify.celery_app",
     "core.notify.outbox_dispatcher",
     "gradient_server.main",
     "gradient_server.tracing",

@@ -11,7 +11,7 @@ from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from core.jobs.queries import JobFilter
 from core.jobs.scheduling import claims
-from core.notify.local_notifier import LocalNotifier
+from core.notify.wakeup_file import WakeupFile
 from core.settings import Settings
 from worker import supervisor as module
 from worker.context import WorkerContext
@@ -44,7 +44,7 @@ def host(database, tmp_path):
 
 @pytest.fixture
 def start(host, tmp_path):
-    supervisor = Supervisor(host, LocalNotifier(tmp_path / "wakeup"))
+    supervisor = Supervisor(host, WakeupFile(tmp_path / "wakeup"))
     thread = threading.Thread(target=supervisor.run)
     yield thread.start
     supervisor.stop()
@@ -103,7 +103,7 @@ def test_a_place_is_given_away_as_soon_as_it_is_free(host, submit, attempts, tmp
     """Not only at the next poll, which may be much later."""
     host.settings.worker.slots = 1
     host.settings.worker.poll_seconds = host.settings.worker.heartbeat_seconds = 600.0
-    supervisor = Supervisor(host, LocalNotifier(tmp_path / "wakeup"))
+    supervisor = Supervisor(host, WakeupFile(tmp_path / "wakeup"))
     thread = threading.Thread(target=supervisor.run)
     wake, over = supervisor._watcher.wake, threading.Event()
 

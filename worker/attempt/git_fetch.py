@@ -14,7 +14,7 @@ from core.settings import Settings
 from core.storage.archives import ArchiveLimits
 from core.system.egress import Egress, connect
 from worker.backends.base import LaunchError
-from worker.sandbox.bubblewrap import FolderFull, Limits, Sandbox, SandboxError
+from worker.sandbox.program_sandbox import FolderFull, Limits, Sandbox, SandboxError
 from worker.sandbox.tunnel import Tunnel
 
 _MAX_FILES = ArchiveLimits.max_files

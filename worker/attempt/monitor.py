@@ -28,7 +28,7 @@ from worker.attempt.self_fence import CONTACT_LOST_GRACE_SECONDS
 from worker.attempt.usage import UsageSampler, UsageTotals
 from worker.backends.base import STOPPING_FILE, Backend, Exit, Handle, read_control
 from worker.context import WorkerContext
-from worker.exec.registry import STOPPING
+from worker.exec.job_sessions import STOPPING
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.errors import LeaseLost, StoreUnavailable
-from core.jobs import lifecycle, notes, queries
+from core.jobs import lifecycle, queries, system_notes
 from core.jobs.guarded_updates import set_output_sizes
 from core.jobs.scheduling import claims
 from core.jobs.spec.container_options import is_in_workspace
@@ -27,7 +27,7 @@ from core.storage.artifacts.scan import Skipped
 from core.system.failpoints import failpoint
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
-from worker.attempt.launch_inputs import LaunchSecrets
+from worker.attempt.launch_secrets import LaunchSecrets
 from worker.attempt.monitor import ArtifactSync, JobMonitor, MetricsSync, OutputRecorder, open_log_shipper
 from worker.attempt.outputs.build_log import build_log
 from worker.attempt.outputs.collection_limits import CollectionLimits
@@ -208,7 +208,7 @@ class AttemptRun:
 
         def close(session: Session) -> Job:
             for text in outputs.notes:
-                notes.add(session, ended, text)
+                system_notes.add(session, ended, text)
             closed = lifecycle.finish(session, ended, artifacts_state=outputs.artifacts_state)
             set_output_sizes(session, closed, log_bytes=outputs.log_bytes, artifact_bytes=outputs.artifact_bytes)
             return closed

@@ -9,16 +9,16 @@ from core.catalogue.backends import BACKENDS
 from core.errors import ExtraMissing
 from core.settings import Settings
 from worker.backends.base import Backend
-from worker.backends.tpu.resource_log import ResourceLog
+from worker.backends.tpu.resource_inventory import ResourceInventory
 
 
-def make_backend(name: str, settings: Settings, resource_log: ResourceLog | None = None) -> Backend:
+def make_backend(name: str, settings: Settings, resource_inventory: ResourceInventory | None = None) -> Backend:
     """Create the backend of this name.
 
     Args:
         name: A key of BACKENDS.
         settings: The service's.
-        resource_log: The record of billed resources; only backends that are billed need one.
+        resource_inventory: The record of billed resources; only backends that are billed need one.
 
     Raises:
         KeyError: There is no such backend.
@@ -30,5 +30,5 @@ def make_backend(name: str, settings: Settings, resource_log: ResourceLog | None
         made = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         raise ExtraMissing(f"The backend {name!r} needs", error, BACKENDS[name].extra) from error
-    created: Backend = made(settings, resource_log) if backend.capabilities.billed else made(settings)
+    created: Backend = made(settings, resource_inventory) if backend.capabilities.billed else made(settings)
     return created

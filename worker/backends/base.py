@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from core.catalogue.backends import Capabilities
-from core.catalogue.registries import RegistryCredentials
+from core.catalogue.registry_hosts import RegistryCredentials
 from core.formatting import MIB
 from core.jobs.spec import container_options as options
 from core.jobs.spec.job_spec import JobSpec
@@ -321,7 +321,7 @@ class CloudBackend(Backend, Protocol):
     """A backend whose machines are created in a cloud, and cost money until they are deleted."""
 
     def remove_orphans(self, is_owned: Callable[[str, int], bool], is_finished: Callable[[str], bool]) -> int:
-        """Delete this service's machines that no job owns, found by the resource log and by label.
+        """Delete this service's machines that no job owns, found by the resource inventory and by label.
 
         Args:
             is_owned: Whether a worker runs this attempt of this job.

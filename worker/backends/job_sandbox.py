@@ -16,7 +16,7 @@ from core.settings import Settings
 from worker.backends import base
 from worker.backends.base import WRAPPER, JobPython, LaunchSpec
 from worker.backends.docker.container.users import ContainerUser, chown_folders, project_user
-from worker.sandbox.namespaces import PATH, begin_command, bind_system, run_check
+from worker.sandbox.bubblewrap_command import PATH, begin_command, bind_system, run_check
 
 HOME = "/home/gradient"
 """The job's home folder."""

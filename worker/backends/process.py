@@ -47,13 +47,13 @@ from worker.backends.base import (
     write_control_file,
 )
 from worker.backends.control_groups import JobGroup, control_group_support
+from worker.backends.job_exec import ExecRequest
 from worker.backends.job_processes import JobProcesses, boot_id
 from worker.backends.job_sandbox import JobSandbox, reason_without_sandbox, sandbox_support
 from worker.backends.port_check import check_ports_free
-from worker.backends.process_streams import ProcessStream, SocketStream, connect_to_processes, run_in_processes
+from worker.backends.process_exec import ProcessStream, SocketStream, connect_to_processes, run_in_processes
 from worker.backends.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox
-from worker.backends.streams import EnterRequest
-from worker.sandbox.namespaces import PATH
+from worker.sandbox.bubblewrap_command import PATH
 
 logger = logging.getLogger(__name__)
 
@@ -218,13 +218,13 @@ class ProcessBackend(Backend):
         self._sandboxes.pop(name, None)
         self._memory_checked.pop(name, None)
 
-    def run_in_job(self, handle: Handle, request: EnterRequest) -> ProcessStream:
-        """See `EnterableBackend.run_in_job`."""
+    def run_in_job(self, handle: Handle, request: ExecRequest) -> ProcessStream:
+        """See `ExecBackend.run_in_job`."""
         group = self._group(handle)
         return run_in_processes(self._processes(handle), request, _join_words(group) if group else [])
 
     def connect_to_job(self, handle: Handle, port: int, session_id: str) -> SocketStream:
-        """See `EnterableBackend.connect_to_job`."""
+        """See `ExecBackend.connect_to_job`."""
         del session_id  # the connection needs no name
         return connect_to_processes(self._processes(handle), port)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery.worker import consumer
 
-from core.notify.broker import PING_TASK, WAKE_TASK
+from core.notify.celery_app import PING_TASK, WAKE_TASK
 
 logger = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from celery import Celery
 from celery.exceptions import Reject
 
 from core.monitoring.logging import bind
-from core.notify.broker import PING_TASK, WAKE_TASK
-from core.notify.local_notifier import LocalNotifier
+from core.notify.celery_app import PING_TASK, WAKE_TASK
+from core.notify.wakeup_file import WakeupFile
 
 logger = logging.getLogger(__name__)
 
 _MAX_ID_LENGTH = 64
 
 
-def register(app: Celery, notifier: LocalNotifier, ping_received: Callable[[], None] = lambda: None) -> None:
+def register(app: Celery, notifier: WakeupFile, ping_received: Callable[[], None] = lambda: None) -> None:
     """Register the tasks of this host with the app.
 
     Args:

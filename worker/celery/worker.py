@@ -8,9 +8,9 @@ from typing import Any
 from celery import bootsteps, signals
 
 from core.jobs.scheduling.workers import record_ping
-from core.notify.broker import Publisher, make_app, queue
-from core.notify.local_notifier import LocalNotifier
+from core.notify.celery_app import Publisher, make_app, queue
 from core.notify.messages import machine_type_queue, worker_queue
+from core.notify.wakeup_file import WakeupFile
 from worker.celery import redis_transport, wake_tasks
 from worker.celery.broker_watchdog import BrokerWatchdog
 from worker.context import WorkerContext
@@ -30,7 +30,7 @@ def queues(context: WorkerContext) -> list[str]:
     ]
 
 
-def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, notifier: LocalNotifier) -> int:
+def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, notifier: WakeupFile) -> int:
     """Run the Celery worker and its supervisor until SIGTERM; jobs keep running.
 
     Tasks run in threads: a pool of forked processes would be forked while attempts run in threads of their own.

@@ -1,8 +1,9 @@
 """Environments that jobs share: each made once, locked by file, and removed when unused.
 
-Everything is below `GRADIENT_HOME/environments`: `DIGEST/` is an environment, `DIGEST.new/` one that is being made,
-`DIGEST.lock` its lock, whose time of change is the time of the last use. An attempt that uses an environment has a link
-to it in its scratch folder, so that every worker on this folder knows of it.
+Everything is below `GRADIENT_HOME/environments`: `DIGEST/` is an environment, and `DIGEST.lock` its lock, whose time of
+change is the time of the last use. `DIGEST.INODE.new/` is one that is being made by the holder of the lock with this
+inode. The holder renews the lock; one that is not renewed is that of a frozen worker, and is replaced. An attempt that
+uses an environment has a link to it in its scratch folder, so that every worker on this folder knows of it.
 """
 
 import compileall
@@ -32,6 +33,7 @@ _FORMAT = 2
 """Part of every digest: raise it when environments are made differently."""
 _SHOWN = 4
 _LOCK_PAUSE_SECONDS = 0.2
+_FROZEN_SECONDS = 20.0
 _DAY_SECONDS = 24 * 3600
 # A script of a package is run by the job's own interpreter, which has the job's own packages, too.
 _SCRIPT_HEADER = b"#!/bin/sh\n'''exec' \"$VIRTUAL_ENV/bin/python\" \"$0\" \"$@\"\n' '''\n"
@@ -124,7 +126,6 @@ class EnvironmentCache:
             if missing:
                 announce(False)  # noqa: FBT003 - see its description
                 self._make(folder, wanted, on_line, check, lock)
-            os.utime(lock)
             if scratch is not None:
                 link = scratch / LINK
                 link.unlink(missing_ok=True)
@@ -155,6 +156,9 @@ class EnvironmentCache:
             return 0
         settings = self._settings.environments
         kept = keep.digest
+        for abandoned in self.root.glob("*.new"):
+            if time.time() - abandoned.stat().st_mtime > _DAY_SECONDS:
+                _remove_read_only(abandoned)
         locks = sorted(
             (lock for lock in self.root.glob("*.lock") if lock.stem != kept), key=lambda lock: lock.stat().st_mtime
         )
@@ -172,15 +176,23 @@ class EnvironmentCache:
         return removed
 
     def _make(self, folder: Path, wanted: Wanted, on_line: OnLine, check: Check, lock: int) -> None:
-        """Make an environment under another name, then rename it: what has its name is complete."""
-        making = folder.with_suffix(".new")
+        """Make an environment under another name, then rename it: what has its name is complete.
+
+        If the lock was taken for a frozen worker's and replaced, the first of the two that is ready counts.
+        """
+
+        def renew() -> None:
+            check()
+            os.utime(lock)
+
+        making = _path_to_make(folder, lock)
         _remove_read_only(making)
         making.mkdir()
         try:
             for name, lines in (("requirements.txt", wanted.lines), ("constraints.txt", wanted.constraints)):
                 if lines:
                     (making / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-            self.installer.install(making, wanted.python, on_line, check, lock)
+            self.installer.install(making, wanted.python, on_line, renew, lock)
             _copy_pip(making)
             for package in wanted.copied:
                 _copy_package(package, site_packages(making))
@@ -188,22 +200,23 @@ class EnvironmentCache:
                 _use_interpreter_of_job(script)
             _make_read_only(making)
             making.rename(folder)
-        except BaseException:
+        except BaseException as error:
             _remove_read_only(making)
-            raise
+            if not (isinstance(error, OSError) and folder.is_dir()):
+                raise
 
     def remove(self, digest: str) -> bool:
         """Remove an environment, unless it is in use or being made; return whether it was removed."""
         try:
-            with self._locked(digest, _refuse, lambda: None):
+            with self._locked(digest, _refuse, lambda: None) as lock:
                 # Under the lock, so that no attempt begins to use it.
                 if self._is_used(digest):
                     return False
                 folder = self.root / digest
                 removed = folder.is_dir()
                 if removed:
-                    folder.rename(folder.with_suffix(".new"))  # a half of an environment must not have its name
-                _remove_read_only(folder.with_suffix(".new"))
+                    folder.rename(_path_to_make(folder, lock))  # a half of an environment must not have its name
+                _remove_read_only(_path_to_make(folder, lock))
                 (self.root / f"{digest}.lock").unlink()
                 return removed
         except _InUse:
@@ -221,6 +234,8 @@ class EnvironmentCache:
                 waited = True
                 on_wait()
             check()
+            if time.time() - _time_of_renewal(path) > _FROZEN_SECONDS:
+                path.unlink(missing_ok=True)
             time.sleep(_LOCK_PAUSE_SECONDS)
         try:
             yield descriptor
@@ -240,11 +255,25 @@ def _try_lock(path: Path) -> int | None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_same(path, descriptor):
+                os.utime(descriptor)
                 return descriptor
         except BlockingIOError:
             os.close(descriptor)
             return None
         os.close(descriptor)  # the file was removed before it was locked
+
+
+def _time_of_renewal(lock: Path) -> float:
+    """Return the Unix time at which a lock was taken or renewed; now if it is gone."""
+    try:
+        return lock.stat().st_mtime
+    except FileNotFoundError:
+        return time.time()
+
+
+def _path_to_make(folder: Path, lock: int) -> Path:
+    """Return the path at which the holder of a lock makes an environment, or removes it."""
+    return folder.with_suffix(f".{os.fstat(lock).st_ino}.new")
 
 
 def _is_same(path: Path, descriptor: int) -> bool:

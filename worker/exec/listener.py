@@ -14,11 +14,11 @@ from typing import Any
 from core.db.models.jobs import Job
 from core.jobs.exec import channel
 from core.monitoring.logging import bind
-from worker.attempt.launch_inputs import LaunchSecrets
+from worker.attempt.launch_secrets import LaunchSecrets
 from worker.backends.base import LaunchError
-from worker.backends.streams import EnterableBackend, EnterRefused, EnterRequest, JobStream, Terminal
+from worker.backends.job_exec import ExecBackend, ExecRefused, ExecRequest, JobStream, Terminal
 from worker.context import WorkerContext
-from worker.exec.registry import Session
+from worker.exec.job_sessions import Session
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class ExecListener:
                 job = stack.enter_context(self._context.sessions.session(request, session))
                 bind(**job.log_context())
                 stream = self._open(job, session, request)
-            except EnterRefused as error:
+            except ExecRefused as error:
                 connection.sendall(channel.encode_control({"refused": str(error)}))
                 return
             if stream is not None:
@@ -110,11 +110,11 @@ class ExecListener:
     def _open(self, job: Job, session: Session, request: dict[str, Any]) -> JobStream | None:
         """Start the command, or connect to the port; None for a port session, which only allows connections."""
         backend, handle = self._context.backend(job.backend), job.handle or {}
-        if not isinstance(backend, EnterableBackend):
-            raise EnterRefused(f"The backend {job.backend!r} has no exec sessions.")
+        if not isinstance(backend, ExecBackend):
+            raise ExecRefused(f"The backend {job.backend!r} has no exec sessions.")
         if session.port is None:
             terminal = request["terminal"]
-            wanted = EnterRequest(session.id, tuple(request["command"]), Terminal(*terminal) if terminal else None)
+            wanted = ExecRequest(session.id, tuple(request["command"]), Terminal(*terminal) if terminal else None)
             return backend.run_in_job(handle, wanted)
         if session.parent is None:
             return None
@@ -127,7 +127,7 @@ class ExecListener:
         try:
             ports = LaunchSecrets(self._context.settings, self._context.database, job).ports()
         except LaunchError as error:
-            raise EnterRefused(error.detail) from error
+            raise ExecRefused(error.detail) from error
         return {one.internal: one.external for one in ports}
 
 

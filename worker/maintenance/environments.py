@@ -6,7 +6,7 @@ import time
 
 from worker.attempt.disk_quota import measure_used_bytes
 from worker.context import WorkerContext
-from worker.environments.default import service_python
+from worker.environments.default_environment import service_python
 
 logger = logging.getLogger(__name__)
 

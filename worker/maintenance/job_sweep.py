@@ -13,7 +13,7 @@ from sqlalchemy import select
 from core.db.database import now
 from core.db.models.jobs import Job
 from core.errors import LeaseLost
-from core.jobs import lifecycle, maintenance, metrics, queries
+from core.jobs import lifecycle, metrics, queries, sweep_records
 from core.jobs.scheduling import port_allocations
 from core.jobs.states import OWNED, TERMINAL
 from core.storage.prune import FREED_AFTER_SECONDS, prune
@@ -22,7 +22,7 @@ from worker.attempt.scratch import Scratch, list_scratch_folders
 from worker.attempt.spans import AttemptSpans
 from worker.backends.base import Backend, Handle, LaunchError
 from worker.context import WorkerContext
-from worker.maintenance.cloud import CloudSweep
+from worker.maintenance.cloud_orphans import CloudSweep
 from worker.maintenance.environments import EnvironmentSweep
 from worker.maintenance.images import ImageSweep
 
@@ -84,15 +84,17 @@ class Sweep:
                 "lost_jobs": self._fail_lost_attempts(),
                 "deleted_jobs": self._remove_deleted_outputs(),
                 "rung_again": self._context.write(
-                    partial(maintenance.renotify_overdue, seconds=self._renotify_seconds)
+                    partial(sweep_records.renotify_overdue, seconds=self._renotify_seconds)
                 ),
-                "gpus": self._context.write(maintenance.release_orphaned_gpus),
+                "gpus": self._context.write(sweep_records.release_orphaned_gpus),
                 "ports": self._context.write(port_allocations.release_orphaned_ports),
                 "retention": self._prune(),
             }
         if any(repaired.values()):
             logger.info("swept", extra=repaired)
-            self._context.write(partial(maintenance.count_repairs, worker=self._context.worker_name, repaired=repaired))
+            self._context.write(
+                partial(sweep_records.count_repairs, worker=self._context.worker_name, repaired=repaired)
+            )
         return repaired
 
     def _measure_scratch(self) -> None:
@@ -105,7 +107,9 @@ class Sweep:
         """Take or renew the lease on the shared repairs; another worker gets it if this one misses a few sweeps."""
         seconds = _LEASE_SWEEPS * self._context.settings.worker.sweep_seconds
         return self._context.write(
-            partial(maintenance.try_become_leader, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds)
+            partial(
+                sweep_records.try_become_leader, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds
+            )
         )
 
     def _fail_lost_attempts(self) -> int:

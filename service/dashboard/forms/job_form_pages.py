@@ -18,7 +18,7 @@ from core.jobs.spec.job_spec import JobSpec
 from core.security import credentials
 from core.security.credentials import ALL_PROJECTS
 from service.auth.authentication import PageCaller, Principal, require_key_or_session
-from service.dashboard.forms import job_commands, job_fields
+from service.dashboard.forms import cli_equivalent, job_fields
 from service.dashboard.forms.job_plan import GENERAL, JobPlan, check_job, machine_choices
 from service.dashboard.forms.upload import LEFT_OUT, MAX_FILES, MAX_UPLOAD_BYTES, JobForm, JobFormDep, pack
 from service.dashboard.login import SameOriginForm
@@ -219,6 +219,6 @@ def _render(session: Session, app_state: AppState, caller: Principal, state: For
         projects=[one.name for one in queries.projects(session)],
         secrets=sorted(names),
         chosen_secrets=state.secrets,
-        command_line=job_commands.as_command(state.fields) if state.plan else None,
-        project_file=job_commands.as_project_file(state.fields) if state.plan else None,
+        command_line=cli_equivalent.as_command(state.fields) if state.plan else None,
+        project_file=cli_equivalent.as_project_file(state.fields) if state.plan else None,
     )

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from service.deps import AppStateDep, ReadSession
-from service.metrics.service_metrics import CONTENT_TYPE_LATEST
+from service.monitoring.service_metrics import CONTENT_TYPE_LATEST
 
 router = APIRouter(tags=["operations"])
 

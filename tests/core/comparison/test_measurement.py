@@ -36,6 +36,12 @@ def test_a_restart_from_a_checkpoint_counts_for_no_interval():
     assert measure_pace(points + again) == Pace(10, 10, 10)
 
 
+def test_reports_of_the_same_time_are_one():
+    """A program that gives no time is read several lines at once."""
+    points = [(step, START + step // 10, 0.0) for step in range(1, 50)]
+    assert measure_pace(points) == Pace(10, 10, 10)
+
+
 @pytest.mark.parametrize(
     "points", [[], [(None, START, 1.0), (None, START + 1, 2.0)], [(1, START, 1.0)], [(1, START, 1.0), (2, START, 1.0)]]
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from core.catalogue.machine_types import Catalogue
-from core.comparison.carry_over import carry_over, missing_hyperparameters
+from core.comparison.hyperparameter_carry_over import carry_over, missing_hyperparameters
 from core.comparison.peaks import SINGLE, peaks_of
 from core.comparison.prediction import Correction, predict
 from core.comparison.run_figures import RunFigures

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import func, select
 
-from core.catalogue.registries import parse_host, registry_host
+from core.catalogue.registry_hosts import parse_host, registry_host
 from core.db.models.credentials import JobRegistryPassword, Secret
 from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
 from core.jobs import lifecycle

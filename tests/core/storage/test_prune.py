@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import event, func, select
 from support.live_service import make_zip
-from support.old_jobs import OldJobs, read_tree
+from support.retention_jobs import RetentionJobs, read_tree
 
 from core.db.models.jobs import PendingDeletion
 from core.jobs import lifecycle
@@ -49,8 +49,8 @@ def stores(home, database):
 
 
 @pytest.fixture
-def old_jobs(stores, tmp_path):
-    return OldJobs(stores, tmp_path / "left")
+def retention_jobs(stores, tmp_path):
+    return RetentionJobs(stores, tmp_path / "left")
 
 
 def pending(database):
@@ -63,18 +63,18 @@ def removed(report, name="default"):
     return {kind: (tally.count, tally.bytes) for kind, tally in project.removed.items()}
 
 
-def test_what_is_due_goes_and_the_record_says_so(stores, old_jobs, home):
-    old = old_jobs.create_job(31, log=b"one\ntwo\n", files=["model", "notes"])
-    young = old_jobs.create_job(29, log=b"one\n", files=["model"])
+def test_what_is_due_goes_and_the_record_says_so(stores, retention_jobs, home):
+    old = retention_jobs.create_job(31, log=b"one\ntwo\n", files=["model", "notes"])
+    young = retention_jobs.create_job(29, log=b"one\n", files=["model"])
     before = read_tree(home / "artifacts" / young.id[:3] / young.id)
     report = prune(stores)
     assert removed(report) == {OutputKind.LOGS: (1, 8), OutputKind.ARTIFACTS: (1, 20)}
     assert (report.unfinished, report.failed, report.more) == (0, 0, False)
-    row = old_jobs.read_row(old)
+    row = retention_jobs.read_row(old)
     assert row.artifacts_state == "removed"
     assert row.logs_removed_at is not None
     assert row.artifacts_removed_at is not None
-    assert old_jobs.retention_events(old) == [
+    assert retention_jobs.retention_events(old) == [
         ("logs_removed", "The log was removed: kept 30 days after the job's end by the service's settings."),
         (
             "artifacts_removed",
@@ -84,15 +84,15 @@ def test_what_is_due_goes_and_the_record_says_so(stores, old_jobs, home):
     assert not (home / "logs" / old.id[:3] / old.id).exists()
     assert not (home / "artifacts" / old.id[:3] / old.id).exists()
     assert read_tree(home / "artifacts" / young.id[:3] / young.id) == before
-    assert old_jobs.read_row(young).artifacts_state == "complete"
+    assert retention_jobs.read_row(young).artifacts_state == "complete"
     assert pending(stores.database) == 0
     assert prune(stores).total.count == 0
-    assert len(old_jobs.retention_events(old)) == 2
+    assert len(retention_jobs.retention_events(old)) == 2
 
 
-def test_without_a_policy_everything_is_kept_for_good(stores, old_jobs, home):
+def test_without_a_policy_everything_is_kept_for_good(stores, retention_jobs, home):
     stores.settings.retention = RetentionSettings(workspaces_days=0)
-    old_jobs.create_job(10_000, log=b"x\n", files=["model"])
+    retention_jobs.create_job(10_000, log=b"x\n", files=["model"])
     stores.workspaces.add(io.BytesIO(make_zip()), ArchiveLimits())
     before = read_tree(home)
     report = prune(stores)
@@ -100,37 +100,37 @@ def test_without_a_policy_everything_is_kept_for_good(stores, old_jobs, home):
     assert read_tree(home) == before
 
 
-def test_a_projects_own_policy_wins(stores, old_jobs):
-    short = old_jobs.create_job(5, project="short", log=b"x\n", files=["model"])
-    forever = old_jobs.create_job(5000, project="forever", log=b"x\n", files=["model"])
-    mixed = old_jobs.create_job(5000, project="mixed", log=b"x\n", files=["model"])
-    old_jobs.set_retention("short", keep_logs_days=4)
-    old_jobs.set_retention("forever", keep_logs_days=FOREVER, keep_artifacts_days=FOREVER)
-    old_jobs.set_retention("mixed", keep_artifacts_days=FOREVER)
+def test_a_projects_own_policy_wins(stores, retention_jobs):
+    short = retention_jobs.create_job(5, project="short", log=b"x\n", files=["model"])
+    forever = retention_jobs.create_job(5000, project="forever", log=b"x\n", files=["model"])
+    mixed = retention_jobs.create_job(5000, project="mixed", log=b"x\n", files=["model"])
+    retention_jobs.set_retention("short", keep_logs_days=4)
+    retention_jobs.set_retention("forever", keep_logs_days=FOREVER, keep_artifacts_days=FOREVER)
+    retention_jobs.set_retention("mixed", keep_artifacts_days=FOREVER)
     report = prune(stores)
     assert [project.name for project in report.projects] == ["mixed", "short"]
     assert [removed(report, name)[OutputKind.LOGS] for name in ("short", "mixed")] == [(1, 2), (1, 2)]
-    assert [old_jobs.read_row(job).artifacts_state for job in (short, forever, mixed)] == ["complete"] * 3
-    assert old_jobs.read_row(forever).logs_removed_at is None
+    assert [retention_jobs.read_row(job).artifacts_state for job in (short, forever, mixed)] == ["complete"] * 3
+    assert retention_jobs.read_row(forever).logs_removed_at is None
     assert (
-        old_jobs.retention_events(short)[0][1]
+        retention_jobs.retention_events(short)[0][1]
         == "The log was removed: kept 4 days after the job's end by its project's policy."
     )
 
 
-def test_a_job_that_left_nothing_is_not_told_to_have_lost_it(stores, old_jobs):
-    job = old_jobs.create_job(31)
+def test_a_job_that_left_nothing_is_not_told_to_have_lost_it(stores, retention_jobs):
+    job = retention_jobs.create_job(31)
     assert prune(stores).total.count == 0
-    row = old_jobs.read_row(job)
-    assert (row.artifacts_state, old_jobs.retention_events(job)) == ("none", [])
+    row = retention_jobs.read_row(job)
+    assert (row.artifacts_state, retention_jobs.retention_events(job)) == ("none", [])
     with stores.database.read() as session:
         due = retention.due_removals(session, job.project_id, OutputKind.LOGS, 30, after=None, limit=10)
     assert due == [], "it is not looked at again"
 
 
-def test_all_attempts_of_a_job_go(stores, old_jobs, home):
-    job = old_jobs.create_job(31, files=["model"])
-    old_jobs.write_outputs(job, b"", ["model", "more"], attempt=2)
+def test_all_attempts_of_a_job_go(stores, retention_jobs, home):
+    job = retention_jobs.create_job(31, files=["model"])
+    retention_jobs.write_outputs(job, b"", ["model", "more"], attempt=2)
     with stores.database.write() as session:
         session.get(type(job), job.seq).attempt = 2
     assert removed(prune(stores))[OutputKind.ARTIFACTS] == (1, 30)
@@ -138,27 +138,27 @@ def test_all_attempts_of_a_job_go(stores, old_jobs, home):
 
 
 @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING, JobState.FINISHING])
-def test_a_job_that_has_not_ended_keeps_everything(stores, old_jobs, state):
-    job = old_jobs.create_job(5000, state=state, log=b"x\n", files=["model"])
+def test_a_job_that_has_not_ended_keeps_everything(stores, retention_jobs, state):
+    job = retention_jobs.create_job(5000, state=state, log=b"x\n", files=["model"])
     assert prune(stores).total.count == 0
     assert stores.logs.reader(job.id).size == 2
-    assert old_jobs.read_row(job).logs_removed_at is None
+    assert retention_jobs.read_row(job).logs_removed_at is None
 
 
-def test_a_deleted_job_is_left_to_its_own_removal(stores, old_jobs):
-    job = old_jobs.create_job(31, log=b"x\n")
+def test_a_deleted_job_is_left_to_its_own_removal(stores, retention_jobs):
+    job = retention_jobs.create_job(31, log=b"x\n")
     with stores.database.write() as session:
         lifecycle.delete(session, job.id)
     assert prune(stores).total.count == 0
     with stores.database.write() as session:
         lifecycle.mark_outputs_removed(session, job.id)
-    row = old_jobs.read_row(job)
+    row = retention_jobs.read_row(job)
     assert (row.artifacts_state, row.logs_removed_at is None) == ("removed", False)
 
 
 @pytest.mark.parametrize("store", ["logs", "artifacts"])
-def test_a_crash_between_record_and_files_is_mended_by_the_next_pass(stores, old_jobs, home, monkeypatch, store):
-    jobs = [old_jobs.create_job(31, log=b"x\n", files=["model"]) for _ in range(3)]
+def test_a_crash_between_record_and_files_is_mended_by_the_next_pass(stores, retention_jobs, home, monkeypatch, store):
+    jobs = [retention_jobs.create_job(31, log=b"x\n", files=["model"]) for _ in range(3)]
 
     def die(_self, _job_id):
         raise Crash
@@ -169,7 +169,7 @@ def test_a_crash_between_record_and_files_is_mended_by_the_next_pass(stores, old
             prune(stores)
     assert pending(stores.database) == 3
     for job in jobs:
-        row = old_jobs.read_row(job)
+        row = retention_jobs.read_row(job)
         assert (row.logs_removed_at if store == "logs" else row.artifacts_removed_at) is not None
         assert (home / store / job.id[:3] / job.id).exists()
     report = prune(stores)
@@ -177,11 +177,11 @@ def test_a_crash_between_record_and_files_is_mended_by_the_next_pass(stores, old
     for job in jobs:
         assert not (home / "logs" / job.id[:3] / job.id).exists()
         assert not (home / "artifacts" / job.id[:3] / job.id).exists()
-        assert len(old_jobs.retention_events(job)) == 2
+        assert len(retention_jobs.retention_events(job)) == 2
 
 
-def test_files_that_cannot_be_removed_hold_up_nobody_and_are_tried_again(stores, old_jobs, monkeypatch):
-    stuck, other = (old_jobs.create_job(31, log=b"x\n") for _ in range(2))
+def test_files_that_cannot_be_removed_hold_up_nobody_and_are_tried_again(stores, retention_jobs, monkeypatch):
+    stuck, other = (retention_jobs.create_job(31, log=b"x\n") for _ in range(2))
     remove = JobLogs.remove
 
     def refuse(self, job_id):
@@ -199,13 +199,13 @@ def test_files_that_cannot_be_removed_hold_up_nobody_and_are_tried_again(stores,
     assert stores.logs.reader(stuck.id).size == 0
 
 
-def test_a_dry_run_tells_the_same_and_changes_nothing(stores, old_jobs, home):
-    jobs = [old_jobs.create_job(31 + number, log=b"x\n", files=["model"]) for number in range(3)]
+def test_a_dry_run_tells_the_same_and_changes_nothing(stores, retention_jobs, home):
+    jobs = [retention_jobs.create_job(31 + number, log=b"x\n", files=["model"]) for number in range(3)]
     stored = stores.workspaces.add(io.BytesIO(make_zip()), ArchiveLimits())
     age(stores, stored.sha256, 40)
-    before, rows = read_tree(home), [vars_of(old_jobs.read_row(job)) for job in jobs]
+    before, rows = read_tree(home), [vars_of(retention_jobs.read_row(job)) for job in jobs]
     dry = prune(stores, dry_run=True)
-    assert (read_tree(home), [vars_of(old_jobs.read_row(job)) for job in jobs]) == (before, rows)
+    assert (read_tree(home), [vars_of(retention_jobs.read_row(job)) for job in jobs]) == (before, rows)
     assert pending(stores.database) == 0
     assert prune(stores) == dry
     assert (dry.total.count, dry.workspaces.count) == (7, 1)
@@ -215,11 +215,11 @@ def vars_of(row):
     return {column.key: getattr(row, column.key) for column in type(row).__table__.columns if column.key != "spec"}
 
 
-def test_it_goes_in_batches_and_stops_between_them(stores, old_jobs, monkeypatch):
+def test_it_goes_in_batches_and_stops_between_them(stores, retention_jobs, monkeypatch):
     monkeypatch.setattr(pruning, "BATCH", 2)
     for number in range(5):
-        old_jobs.create_job(31 + number, log=b"x\n")
-    old_jobs.create_job(1, log=b"x\n")
+        retention_jobs.create_job(31 + number, log=b"x\n")
+    retention_jobs.create_job(1, log=b"x\n")
     assert prune(stores, seconds=0).more
     told = []
     report = prune(stores, progress=lambda so_far: told.append(so_far.total.count))
@@ -228,9 +228,9 @@ def test_it_goes_in_batches_and_stops_between_them(stores, old_jobs, monkeypatch
     assert not report.more
 
 
-def test_two_at_once_remove_everything_once(stores, old_jobs, monkeypatch, home):
+def test_two_at_once_remove_everything_once(stores, retention_jobs, monkeypatch, home):
     monkeypatch.setattr(pruning, "BATCH", 3)
-    jobs = [old_jobs.create_job(31 + number, log=b"x\n", files=["a", "b"]) for number in range(12)]
+    jobs = [retention_jobs.create_job(31 + number, log=b"x\n", files=["a", "b"]) for number in range(12)]
     reports = []
     threads = [threading.Thread(target=lambda: reports.append(prune(stores))) for _ in range(2)]
     for thread in threads:
@@ -245,13 +245,13 @@ def test_two_at_once_remove_everything_once(stores, old_jobs, monkeypatch, home)
         assert report.failed == 0
     assert total == {OutputKind.LOGS: 12, OutputKind.ARTIFACTS: 12}
     assert pending(stores.database) == 0
-    assert [len(old_jobs.retention_events(job)) for job in jobs] == [2] * 12
+    assert [len(retention_jobs.retention_events(job)) for job in jobs] == [2] * 12
     assert not any(path.is_file() for store in ("logs", "artifacts") for path in (home / store).rglob("*"))
 
 
 @pytest.mark.parametrize("kind", OutputKind)
-def test_what_is_due_is_found_by_its_index(stores, old_jobs, kind):
-    job = old_jobs.create_job(31, log=b"x\n")
+def test_what_is_due_is_found_by_its_index(stores, retention_jobs, kind):
+    job = retention_jobs.create_job(31, log=b"x\n")
     asked = []
     listen = (stores.database.engine, "before_cursor_execute", lambda _c, _u, *asks: asked.append(asks[:2]))
     event.listen(*listen)
@@ -287,16 +287,16 @@ def archive(stores):
     return store
 
 
-def test_archives_go_that_no_job_needs(stores, old_jobs, archive):
+def test_archives_go_that_no_job_needs(stores, retention_jobs, archive):
     unused, fresh, waiting, recent, over, hidden = (
         archive(name, 5 if name == b"fresh" else 100)
         for name in (b"unused", b"fresh", b"waiting", b"recent", b"over", b"hidden")
     )
-    old_jobs.create_job(100, state=JobState.QUEUED, workspace_sha256=waiting)
-    old_jobs.create_job(29, workspace_sha256=recent)
-    old_jobs.create_job(31, workspace_sha256=recent)
-    old_jobs.create_job(31, workspace_sha256=over)
-    gone = old_jobs.create_job(2, workspace_sha256=hidden)
+    retention_jobs.create_job(100, state=JobState.QUEUED, workspace_sha256=waiting)
+    retention_jobs.create_job(29, workspace_sha256=recent)
+    retention_jobs.create_job(31, workspace_sha256=recent)
+    retention_jobs.create_job(31, workspace_sha256=over)
+    gone = retention_jobs.create_job(2, workspace_sha256=hidden)
     with stores.database.write() as session:
         lifecycle.delete(session, gone.id)
     report = prune(stores)
@@ -320,7 +320,7 @@ def test_an_archive_that_a_new_job_is_about_to_name_stays(stores, archive, monke
     assert stores.workspaces.has(sha256)
 
 
-def test_the_archive_of_deleted_jobs_is_freed_without_a_policy(stores, old_jobs, database):
+def test_the_archive_of_deleted_jobs_is_freed_without_a_policy(stores, retention_jobs, database):
     stores.settings.retention = RetentionSettings(workspaces_days=0)
     archives = {}
     for name in ("deleted", "shared", "live", "unnamed", "recent"):
@@ -329,9 +329,9 @@ def test_the_archive_of_deleted_jobs_is_freed_without_a_policy(stores, old_jobs,
         at = time.time() - pruning.FREED_AFTER_SECONDS - 10
         if name != "recent":
             os.utime(stores.workspaces.path(stored.sha256), (at, at))
-    gone = [old_jobs.create_job(1, workspace_sha256=archives[name]) for name in ("deleted", "shared", "recent")]
-    old_jobs.create_job(1, workspace_sha256=archives["shared"])
-    stopping = old_jobs.create_job(0, state=JobState.RUNNING, workspace_sha256=archives["live"])
+    gone = [retention_jobs.create_job(1, workspace_sha256=archives[name]) for name in ("deleted", "shared", "recent")]
+    retention_jobs.create_job(1, workspace_sha256=archives["shared"])
+    stopping = retention_jobs.create_job(0, state=JobState.RUNNING, workspace_sha256=archives["live"])
     with database.write() as session:
         for job in (*gone, stopping):
             lifecycle.delete(session, job.id)

@@ -4,7 +4,7 @@ import json
 
 import grpc
 import pytest
-from support.fake_clouds import ZONES, running_simulator, tpu_settings
+from support.tpu_simulator import ZONES, running_simulator, tpu_settings
 
 from core.errors import GradientError
 from core.settings import Settings

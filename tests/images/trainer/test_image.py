@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support.docker_server import DockerServer, build_layer, list_busybox_commands, read_busybox
+from support.private_docker_engine import PrivateDockerEngine, build_layer, list_busybox_commands, read_busybox
 
 ROOT = Path(__file__).parent.parent.parent.parent
 TRAINER = ROOT / "images" / "trainer"
@@ -62,7 +62,7 @@ def test_without_an_engine_it_says_so_and_makes_nothing(tmp_path):
     assert not (tmp_path / "work").exists()
 
 
-def test_the_image_is_built_without_network_or_registry(docker_server: DockerServer, tmp_path):
+def test_the_image_is_built_without_network_or_registry(docker_server: PrivateDockerEngine, tmp_path):
     """On a tiny root, in place of Debian's, and a package of one file, in place of TensorFlow."""
     site = tmp_path / "context" / "site"
     site.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """Pages about a job whose outputs a policy removed."""
 
 import pytest
-from support.old_jobs import OldJobs
+from support.retention_jobs import RetentionJobs
 
 from core.settings.retention import RetentionSettings
 from core.storage.prune import prune
@@ -10,7 +10,7 @@ from core.storage.prune import prune
 @pytest.fixture
 def pruned(stores, tmp_path):
     stores.settings.retention = RetentionSettings(logs_days=30, artifacts_days=30)
-    job = OldJobs(stores, tmp_path / "left").create_job(31, log=b"one\n", files=["model"])
+    job = RetentionJobs(stores, tmp_path / "left").create_job(31, log=b"one\n", files=["model"])
     prune(stores)
     return job.id
 

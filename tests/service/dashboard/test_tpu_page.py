@@ -8,13 +8,13 @@ from support.live_service import make_job_body
 
 from core.db.database import now
 from core.db.models.jobs import Job
-from worker.cloud_resource_log import DatabaseResourceLog
+from worker.cloud_resource_inventory import DatabaseResourceInventory
 
 
 @pytest.fixture
 def tpu(client, database):
     job_id = client.post("/jobs", json=make_job_body(name="on <a> TPU", machineType="TPU")).json()["id"]
-    made = DatabaseResourceLog(database, "here").record_intent(
+    made = DatabaseResourceInventory(database, "here").record_intent(
         "tpu_queued", f"us-central1-b/gj-{job_id}-1", job_id=job_id, attempt=1
     )
     return job_id, made
@@ -32,21 +32,21 @@ def test_a_tpu_is_shown_until_it_is_gone(signed_in_browser, tpu, database):
     assert "not yet" in asked
     assert "on &lt;a&gt; TPU" in asked
     assert f'href="/ui/jobs/{job_id}"' in asked
-    DatabaseResourceLog(database, "here").update(made, state="READY", health="HEALTHY")
-    DatabaseResourceLog(database, "here").record_billing(made, since=time.time())
+    DatabaseResourceInventory(database, "here").update(made, state="READY", health="HEALTHY")
+    DatabaseResourceInventory(database, "here").record_billing(made, since=time.time())
     billed = signed_in_browser.get("/ui/tpus").text
     assert "READY" in billed
     assert "HEALTHY" in billed
     assert "not yet" not in billed
-    DatabaseResourceLog(database, "here").record_deletion(made, gone=True)
+    DatabaseResourceInventory(database, "here").record_deletion(made, gone=True)
     assert "nothing is billed" in signed_in_browser.get("/ui/tpus").text
 
 
 def test_what_deleted_jobs_have_cost_is_not_lost(client, signed_in_browser, tpu, database):
     _, made = tpu
-    log = DatabaseResourceLog(database, "here")
-    log.record_billing(made, since=time.time() - 3600, until=time.time())
-    log.record_deletion(made, gone=True)
+    inventory = DatabaseResourceInventory(database, "here")
+    inventory.record_billing(made, since=time.time() - 3600, until=time.time())
+    inventory.record_deletion(made, gone=True)
     with database.write() as session:
         session.execute(update(Job).values(simulated=False))
     with database.write() as session:

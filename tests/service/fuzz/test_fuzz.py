@@ -12,7 +12,7 @@ from schemathesis.python.asgi import shutdown_lifespans
 from schemathesis.specs.openapi.checks import (
     negative_data_rejection,
 )
-from support.fuzzing import CHECKS, FuzzTarget, fuzz_settings
+from support.fuzz_target import CHECKS, FuzzTarget, fuzz_settings
 
 from core.db.database import Database
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import schemathesis
-from support.fuzzing import CHECKS, fuzz_settings
+from support.fuzz_target import CHECKS, fuzz_settings
 
 DESCRIPTION = Path(__file__).with_name("openapi.json")
 API = schemathesis.openapi.from_path(DESCRIPTION).include(path_regex="^/(original|_s3)/")

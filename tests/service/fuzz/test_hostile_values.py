@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schemathesis.python.asgi import get_client
 from starlette.routing import Route
-from support.fuzzing import fuzz_settings
+from support.fuzz_target import fuzz_settings
 
 from service.dashboard import PAGE_MODULES
 from service.main import ROUTE_MODULES

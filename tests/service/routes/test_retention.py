@@ -5,7 +5,7 @@ import json
 
 import pytest
 from support.live_service import make_form, make_job_body, make_zip
-from support.old_jobs import OldJobs
+from support.retention_jobs import RetentionJobs
 
 from core.settings.retention import RetentionSettings
 from core.storage.archives import ArchiveLimits
@@ -15,15 +15,15 @@ SENTENCE = "removed: kept 30 days after the job's end by the service's settings.
 
 
 @pytest.fixture
-def old_jobs(stores, tmp_path):
+def retention_jobs(stores, tmp_path):
     stores.settings.retention = RetentionSettings(logs_days=30, artifacts_days=30, workspaces_days=30)
-    return OldJobs(stores, tmp_path / "left")
+    return RetentionJobs(stores, tmp_path / "left")
 
 
 @pytest.fixture
-def pruned(old_jobs, stores):
+def pruned(retention_jobs, stores):
     """A job whose log and artifacts are gone."""
-    job = old_jobs.create_job(31, log=b"one\ntwo\n", files=["model"])
+    job = retention_jobs.create_job(31, log=b"one\ntwo\n", files=["model"])
     prune(stores)
     return job.id
 
@@ -60,8 +60,8 @@ def test_a_project_is_changed_field_by_field(client, project_id):
     assert change(keepLogsDays="default", keepArtifactsDays="default") == before
 
 
-def test_the_services_settings_hold_where_a_project_says_nothing(client, project_id, old_jobs):
-    assert old_jobs.stores.settings.retention.logs_days == 30
+def test_the_services_settings_hold_where_a_project_says_nothing(client, project_id, retention_jobs):
+    assert retention_jobs.stores.settings.retention.logs_days == 30
     shown = client.get(f"/projects/{project_id}").json()
     assert (shown["keepLogsDays"], shown["keepLogsBy"]) == (30, "service")
     changed = client.patch(f"/projects/{project_id}", json={"keepLogsDays": None}).json()
@@ -133,15 +133,15 @@ def test_bytes_of_what_was_removed_are_gone(client, pruned, path):
     assert SENTENCE in answer.json()["error"]["message"]
 
 
-def test_a_job_with_its_outputs_says_that_nothing_was_removed(client, old_jobs):
-    job = old_jobs.create_job(1, log=b"one\n", files=["model"])
+def test_a_job_with_its_outputs_says_that_nothing_was_removed(client, retention_jobs):
+    job = retention_jobs.create_job(1, log=b"one\n", files=["model"])
     assert client.get(f"/jobs/{job.id}").json()["removed"] == []
     assert client.get(f"/jobs/{job.id}/logs").json()["removed"] is None
     assert client.get(f"/jobs/{job.id}/artifacts").json()["removed"] is None
 
 
-def test_a_record_without_its_files_is_told_as_removed(client, old_jobs, stores, monkeypatch):
-    job = old_jobs.create_job(31, log=b"one\n", files=["model"])
+def test_a_record_without_its_files_is_told_as_removed(client, retention_jobs, stores, monkeypatch):
+    job = retention_jobs.create_job(31, log=b"one\n", files=["model"])
     for store in (stores.logs, stores.artifacts):
         monkeypatch.setattr(type(store), "remove", lambda _self, _job_id: None)
     prune(stores)
@@ -160,8 +160,8 @@ def test_whoever_follows_a_removed_log_is_told_and_sent_to_its_end(client, prune
     assert said == client.get(f"/jobs/{pruned}/logs").json()["removed"]
 
 
-def test_a_zip_whose_files_go_while_it_is_sent_breaks_off(client, stores, old_jobs, monkeypatch):
-    job = old_jobs.create_job(1, files=["a", "b"])
+def test_a_zip_whose_files_go_while_it_is_sent_breaks_off(client, stores, retention_jobs, monkeypatch):
+    job = retention_jobs.create_job(1, files=["a", "b"])
     real = type(stores.artifacts).open
 
     def removed_meanwhile(store, job_id, attempt, path):
@@ -173,9 +173,9 @@ def test_a_zip_whose_files_go_while_it_is_sent_breaks_off(client, stores, old_jo
         client.get(f"/jobs/{job.id}/artifacts.zip")
 
 
-def test_a_clone_of_a_job_whose_workspace_went_says_so(client, stores, old_jobs):
+def test_a_clone_of_a_job_whose_workspace_went_says_so(client, stores, retention_jobs):
     sha256 = stores.workspaces.add(io.BytesIO(make_zip()), ArchiveLimits()).sha256
-    job = old_jobs.create_job(31, workspace_sha256=sha256)
+    job = retention_jobs.create_job(31, workspace_sha256=sha256)
     assert client.post(f"/jobs/{job.id}/clone").status_code == 201
     stores.workspaces.remove(sha256)
     answer = client.post(f"/jobs/{job.id}/clone")

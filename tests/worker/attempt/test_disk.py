@@ -14,7 +14,7 @@ from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.wait_status import wait_status
 from core.jobs.states import JobState
-from core.notify.local_notifier import LocalNotifier
+from core.notify.wakeup_file import WakeupFile
 from core.settings import Settings
 from core.settings.disk import DiskSettings
 from core.storage.artifacts.store import ArtifactLimits, DirectoryStore
@@ -222,7 +222,7 @@ def supervised(tmp_path):
     made = []
 
     def start(host):
-        supervisor = Supervisor(host, LocalNotifier(tmp_path / "wakeup"))
+        supervisor = Supervisor(host, WakeupFile(tmp_path / "wakeup"))
         thread = threading.Thread(target=supervisor.run)
         thread.start()
         made.append((supervisor, thread))

@@ -6,8 +6,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from support.forbidden_hosts import FORBIDDEN_HOSTS, fake_resolver
 from support.git_server import GitServer, commit_files, commit_tree
-from support.hostile_hosts import FORBIDDEN_HOSTS, fake_resolver
 
 from core.settings import Settings
 from core.system import egress

@@ -1,6 +1,7 @@
 import json
 import os
 import threading
+from datetime import UTC, datetime
 
 import pytest
 from support.live_service import measure_peak_memory
@@ -12,6 +13,7 @@ from worker.attempt.outputs import log_shipper
 from worker.attempt.outputs.log_shipper import LogShipper, MetricsReader, SourceFile, parse_metric
 
 TAIL = 1000
+NOW = datetime.now(UTC)
 
 
 class Shipped:
@@ -129,12 +131,21 @@ def test_metrics_are_read_by_line_and_offset(tmp_path):
     assert [row["offset"] for row in again] == [rows[1]["offset"], rows[2]["offset"]]
 
 
+def test_lines_without_a_time_have_that_of_their_files_last_write(tmp_path):
+    path = tmp_path / "metrics"
+    path.write_text('{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n')
+    os.utime(path, (1700000000, 1700000000))
+    assert [row["at"].timestamp() for row in metrics(path)] == [1700000000] * 2
+    os.utime(path, (1 << 34, 1 << 34))
+    assert metrics(path)[0]["at"] <= datetime.now(UTC), "a job may set any time"
+
+
 @pytest.mark.parametrize(
     "line",
     [b"", b"nonsense", b"[]", b"1", b'"x"', b"{}", b'{"step": 1}', b'{"loss": "0.5"}', b'{"loss": true}', b"\xff\xfe"],
 )
 def test_what_is_no_metric_is_passed_over(line):
-    assert parse_metric(line) is None
+    assert parse_metric(line, NOW) is None
 
 
 def test_the_first_malformed_line_is_told(tmp_path):
@@ -160,7 +171,7 @@ def test_the_first_malformed_line_is_told(tmp_path):
     ],
 )
 def test_odd_numbers_are_kept_as_far_as_they_can_be(line, values):
-    step, _, found = parse_metric(line)
+    step, _, found = parse_metric(line, NOW)
     assert found == values
     assert step is None
 
@@ -279,11 +290,11 @@ def test_output_is_safe_on_disk_before_its_source_is_given_back(shipped, monkeyp
 
 @pytest.mark.parametrize("line", [b'{"\\ud800": 1}', b'{"a\\udfff": 1, "step": 2}'])
 def test_the_name_of_a_metric_can_always_be_told(line):
-    _, _, values = parse_metric(line)
+    _, _, values = parse_metric(line, NOW)
     assert "".join(values).encode().endswith(b"?")
 
 
 @pytest.mark.parametrize("seconds", ["253402300799", "-62135596800", "1e300", "NaN", "Infinity"])
 def test_a_time_that_leaves_the_calendar_somewhere_is_not_believed(seconds):
-    _, at, _ = parse_metric(f'{{"loss": 1, "time": {seconds}}}'.encode())
+    _, at, _ = parse_metric(f'{{"loss": 1, "time": {seconds}}}'.encode(), NOW)
     assert 2020 < at.year < 2243

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
-from support.fake_clouds import MemoryResourceLog, running_simulator, tpu_settings
+from support.tpu_simulator import MemoryResourceInventory, running_simulator, tpu_settings
 
 from core.catalogue.backends import BACKENDS
 from core.settings.worker import ProcessSettings
@@ -33,7 +33,7 @@ def place(request, tmp_path):
             options["docker"] = request.getfixturevalue("docker_server").settings()
         if request.param == "tpu":
             tpu = tpu_settings(stack.enter_context(running_simulator()))
-            options |= {"tpu": tpu, "resource_log": MemoryResourceLog(), "machine_type": "TPU"}
+            options |= {"tpu": tpu, "resource_inventory": MemoryResourceInventory(), "machine_type": "TPU"}
         place = BackendHarness(name, tmp_path, **options)
         yield place
         place.clear()

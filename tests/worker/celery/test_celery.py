@@ -8,16 +8,16 @@ import sys
 import pytest
 from support.deployment import PLAIN_JOBS, wait_until
 
-from core.notify.broker import PING_TASK, WAKE_TASK, Publisher, make_app
-from core.notify.local_notifier import LocalNotifier
+from core.notify.celery_app import PING_TASK, WAKE_TASK, Publisher, make_app
 from core.notify.messages import WakeMessage
+from core.notify.wakeup_file import WakeupFile
 from worker.celery import wake_tasks
 
 pytestmark = pytest.mark.integration
 
 
 def test_the_ring_task_touches_the_bell(tmp_path):
-    notifier = LocalNotifier(tmp_path / "wakeup")
+    notifier = WakeupFile(tmp_path / "wakeup")
     os.utime(notifier.path, (0, 0))
     app = make_app("memory://")
     wake_tasks.register(app, notifier)
@@ -27,7 +27,7 @@ def test_the_ring_task_touches_the_bell(tmp_path):
 
 @pytest.mark.parametrize("args", [[], ["j1", "r1", "more"], [None], [{"id": "j1"}], ["j1", 7], ["j" * 10_000], [""]])
 def test_a_ring_that_says_something_else_rings_nothing(tmp_path, args):
-    notifier = LocalNotifier(tmp_path / "wakeup")
+    notifier = WakeupFile(tmp_path / "wakeup")
     os.utime(notifier.path, (0, 0))
     app = make_app("memory://")
     wake_tasks.register(app, notifier)
@@ -38,7 +38,7 @@ def test_a_ring_that_says_something_else_rings_nothing(tmp_path, args):
 def test_the_ping_task_says_that_it_was_heard(tmp_path):
     heard = []
     app = make_app("memory://")
-    wake_tasks.register(app, LocalNotifier(tmp_path / "wakeup"), lambda: heard.append(1))
+    wake_tasks.register(app, WakeupFile(tmp_path / "wakeup"), lambda: heard.append(1))
     app.tasks[PING_TASK].apply(throw=True)
     assert heard == [1]
 
@@ -60,7 +60,7 @@ def test_a_job_runs_over_celery(deployment, tmp_path):
     broker = tmp_path / "broker"
     broker.mkdir()
     program = (
-        "import core.notify.broker as q, gradient_server.main as m, sys\n"
+        "import core.notify.celery_app as q, gradient_server.main as m, sys\n"
         "make = q.make_app\n"
         "def with_folder(url, **options):\n"
         "    app = make(url, **options)\n"

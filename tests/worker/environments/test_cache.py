@@ -1,5 +1,6 @@
 """Shared environments, installed by the real uv from an index on this machine."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -206,11 +207,43 @@ def test_over_the_limit_downloads_go_first_then_the_least_recently_used(index, c
 def test_what_a_dead_worker_left_is_replaced(index, cache, attempt):
     index.add_wheel("tiny")
     digest = Wanted(PYTHON, ("tiny",)).digest
-    (cache.root / f"{digest}.new" / "bin").mkdir(parents=True)
+    lock = cache.root / f"{digest}.lock"
+    cache.root.mkdir(parents=True)
+    lock.touch()
+    (cache.root / f"{digest}.{lock.stat().st_ino}.new" / "bin").mkdir(parents=True)
     folder, made = use(cache, attempt(), "tiny")
     assert made
     assert folder.name == digest
-    assert not (cache.root / f"{digest}.new").exists()
+    assert list(cache.root.glob("*.new")) == []
+
+
+def test_a_frozen_worker_holds_nobody_up(index, cache, attempt):
+    index.add_wheel("tiny")
+    digest = Wanted(PYTHON, ("tiny",)).digest
+    cache.root.mkdir(parents=True)
+    with (cache.root / f"{digest}.lock").open("w") as frozen:
+        fcntl.flock(frozen, fcntl.LOCK_EX)
+        half = cache.root / f"{digest}.{os.fstat(frozen.fileno()).st_ino}.new"
+        half.mkdir()
+        os.utime(frozen.fileno(), (time.time() - 60,) * 2)
+        assert use(cache, attempt(), "tiny")[1]
+        assert half.exists(), "the frozen worker may wake"
+    os.utime(half, (0, 0))
+    cache.evict(lambda _: 0, BARE)
+    assert not half.exists()
+
+
+def test_of_two_that_install_the_same_the_first_counts(index, cache, attempt):
+    index.add_wheel("tiny")
+    first = cache.root / Wanted(PYTHON, ("tiny",)).digest / "bin"
+
+    def finish_elsewhere():
+        if index.requests:
+            first.mkdir(parents=True, exist_ok=True)
+
+    folder, _ = use(cache, attempt(), "tiny", check=finish_elsewhere)
+    assert list(folder.iterdir()) == [first]
+    assert list(cache.root.glob("*.new")) == []
 
 
 def test_a_full_disk_ends_the_installation(index, tmp_path, attempt):

@@ -1,7 +1,7 @@
 """Removal by policy, as part of a worker's repairs."""
 
 import pytest
-from support.old_jobs import OldJobs
+from support.retention_jobs import RetentionJobs
 
 from core.settings import Settings
 from core.settings.retention import RetentionSettings
@@ -17,25 +17,25 @@ def host(database, tmp_path):
 
 
 @pytest.fixture
-def old_jobs(host, tmp_path):
-    return OldJobs(host, tmp_path / "left")
+def retention_jobs(host, tmp_path):
+    return RetentionJobs(host, tmp_path / "left")
 
 
-def test_the_sweep_removes_what_is_due(host, old_jobs):
-    old, young = old_jobs.create_job(31, log=b"x\n"), old_jobs.create_job(1, log=b"x\n")
+def test_the_sweep_removes_what_is_due(host, retention_jobs):
+    old, young = retention_jobs.create_job(31, log=b"x\n"), retention_jobs.create_job(1, log=b"x\n")
     assert Sweep(host).run(set())["retention"] == 1
-    assert old_jobs.read_row(old).logs_removed_at is not None
-    assert old_jobs.read_row(young).logs_removed_at is None
+    assert retention_jobs.read_row(old).logs_removed_at is not None
+    assert retention_jobs.read_row(young).logs_removed_at is None
 
 
-def test_it_looks_once_an_hour_and_goes_on_where_time_ran_out(host, old_jobs, monkeypatch):
+def test_it_looks_once_an_hour_and_goes_on_where_time_ran_out(host, retention_jobs, monkeypatch):
     repairs = Sweep(host)
-    old_jobs.create_job(31, log=b"x\n")
+    retention_jobs.create_job(31, log=b"x\n")
     monkeypatch.setattr(job_sweep, "PRUNE_SECONDS", 0.0)
     assert repairs.run(set())["retention"] == 0
     monkeypatch.setattr(job_sweep, "PRUNE_SECONDS", 20.0)
     assert repairs.run(set())["retention"] == 1
-    old_jobs.create_job(31, log=b"x\n")
+    retention_jobs.create_job(31, log=b"x\n")
     assert repairs.run(set())["retention"] == 0
     monkeypatch.setattr(repairs, "_prune_at", 0.0)
     assert repairs.run(set())["retention"] == 1

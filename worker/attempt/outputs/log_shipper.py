@@ -71,6 +71,15 @@ class SourceFile:
         descriptor = self._open()
         return os.fstat(descriptor).st_size if descriptor is not None else 0
 
+    @property
+    def written_at(self) -> datetime:
+        """Time of the last write to it; at most now."""
+        descriptor = self._open()
+        now = datetime.now(UTC)
+        if descriptor is None:
+            return now
+        return min(_parse_time(os.fstat(descriptor).st_mtime, now), now)
+
     def free(self, end: int, sync: Callable[[], None]) -> None:
         """Free the disk space before `end`, in large steps; offsets stay as they are.
 
@@ -190,6 +199,7 @@ class MetricsReader:
         rows: list[dict[str, Any]] = []
         values = 0
         self.more = True
+        written_at = self._source.written_at
         for _ in range(_BATCH_BLOCKS):
             data = self._source.read(self._offset, BLOCK_BYTES)
             end = data.rfind(b"\n")
@@ -201,7 +211,7 @@ class MetricsReader:
                 self.more = False
                 break
             for line in data[: end + 1].splitlines(keepends=True):
-                row = None if self._skipping else self._parse_row(line)
+                row = None if self._skipping else self._parse_row(line, written_at)
                 self._skipping = False
                 self._offset += len(line)
                 if row is not None:
@@ -211,7 +221,7 @@ class MetricsReader:
                         return rows
         return rows
 
-    def _parse_row(self, line: bytes) -> dict[str, Any] | None:
+    def _parse_row(self, line: bytes, written_at: datetime) -> dict[str, Any] | None:
         if line.isspace():
             return None
         most = self._settings.values
@@ -220,7 +230,7 @@ class MetricsReader:
         if (self._lines * _HASH_MULTIPLIER >> 16) % stride:
             self._report_omitted_values()
             return None
-        found = parse_metric(line)
+        found = parse_metric(line, written_at)
         if found is None:
             self._report_malformed(line)
             return None
@@ -265,10 +275,15 @@ class MetricsReader:
         )
 
 
-def parse_metric(line: bytes) -> tuple[float | None, datetime, dict[str, float | None]] | None:
+def parse_metric(line: bytes, written_at: datetime) -> tuple[float | None, datetime, dict[str, float | None]] | None:
     """Parse step, time and values of one line; return None if it is not a metric.
 
     A value that is not finite is kept as None: that a loss became NaN is worth knowing, and JSON cannot express NaN.
+
+    Args:
+        line: One line of the metrics file.
+        written_at: The time of a line without one. Lines that are read together share it: the moments at which they
+            are parsed say nothing about the program's pace.
     """
     if len(line) > MAX_METRIC_LINE:
         return None
@@ -284,7 +299,11 @@ def parse_metric(line: bytes) -> tuple[float | None, datetime, dict[str, float |
     if not values or len(values) > MAX_METRIC_NAMES:
         return None
     step = numbers.get("step")
-    return (step if step is not None and math.isfinite(step) else None), _parse_time(numbers.get("time")), values
+    return (
+        (step if step is not None and math.isfinite(step) else None),
+        _parse_time(numbers.get("time"), written_at),
+        values,
+    )
 
 
 def usage_row(job_id: str, attempt: int, elapsed: float, values: dict[str, float]) -> dict[str, Any]:
@@ -307,9 +326,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MAX_VALUE
 
 
-def _parse_time(seconds: float | None) -> datetime:
+def _parse_time(seconds: float | None, default: datetime) -> datetime:
     if seconds is None or not 0 <= seconds <= _MAX_TIME:  # also refuses NaN
-        return datetime.now(UTC)
+        return default
     return datetime.fromtimestamp(seconds, UTC)
 
 

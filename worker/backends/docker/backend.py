@@ -33,9 +33,9 @@ from worker.backends.base import (
     write_control_file,
 )
 from worker.backends.docker.container.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB, container_name
+from worker.backends.docker.container.container_exec import ContainerStream, connect_to_container, run_in_container
 from worker.backends.docker.container.exit_status import determine_exit
 from worker.backends.docker.container.launcher import Launcher
-from worker.backends.docker.container.streams import ContainerStream, connect_to_container, run_in_container
 from worker.backends.docker.engine.client import (
     OLDEST_API,
     ContainerState,
@@ -47,8 +47,8 @@ from worker.backends.docker.engine.client import (
 from worker.backends.docker.engine.stats import ContainerSampler
 from worker.backends.docker.gpu.host_gpus import GpuMonitor
 from worker.backends.docker.images.cache import ImageCache
+from worker.backends.job_exec import ExecRequest
 from worker.backends.job_processes import JobProcesses, boot_id
-from worker.backends.streams import EnterRequest
 
 logger = logging.getLogger(__name__)
 
@@ -210,12 +210,12 @@ class DockerBackend(Backend):
             raise LaunchError("engine_unavailable", str(error)) from error
         return sum(one.get("SizeRw") or 0 for one in found)
 
-    def run_in_job(self, handle: Handle, request: EnterRequest) -> ContainerStream:
-        """See `EnterableBackend.run_in_job`."""
+    def run_in_job(self, handle: Handle, request: ExecRequest) -> ContainerStream:
+        """See `ExecBackend.run_in_job`."""
         return run_in_container(self._engine, handle, request)
 
     def connect_to_job(self, handle: Handle, port: int, session_id: str) -> ContainerStream:
-        """See `EnterableBackend.connect_to_job`."""
+        """See `ExecBackend.connect_to_job`."""
         return connect_to_container(self._engine, handle, port, session_id)
 
     def data_folder(self) -> Path | None:

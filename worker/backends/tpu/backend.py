@@ -35,17 +35,17 @@ from worker.backends.base import (
 )
 from worker.backends.tpu.api import ApiError, TpuApi
 from worker.backends.tpu.billing import DeletionMonitor
+from worker.backends.tpu.cancellation import run_cancellably
 from worker.backends.tpu.health import NodeHealthMonitor
-from worker.backends.tpu.interruption import run_interruptibly
 from worker.backends.tpu.node_release import NodeDeleter
 from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.orphans import IsOwned, OrphanSweep
 from worker.backends.tpu.provisioning.node_request import build_request, wait_until_reachable
 from worker.backends.tpu.provisioning.provision import Provisioner, ReservedTpu
-from worker.backends.tpu.resource_log import POOL, ResourceEntry, ResourceLog
+from worker.backends.tpu.resource_inventory import POOL, ResourceEntry, ResourceInventory
 from worker.backends.tpu.storage.job_storage import JobStorage, OutputCollector, make_bucket_opener
 from worker.backends.tpu.storage.token_server import FIXED_TOKEN, TokenServer
-from worker.backends.tpu.vm.client import MISSING_BYTES, MISSING_FILE, VmAgentClient
+from worker.backends.tpu.vm.agent_client import MISSING_BYTES, MISSING_FILE, VmAgentClient
 from worker.backends.tpu.vm.slices import read_host
 
 logger = logging.getLogger(__name__)
@@ -60,10 +60,10 @@ class TpuBackend(CloudBackend):
 
     Args:
         settings: The service's.
-        resource_log: The record of billed resources.
+        resource_inventory: The record of billed resources.
     """
 
-    def __init__(self, settings: Settings, resource_log: ResourceLog) -> None:
+    def __init__(self, settings: Settings, resource_inventory: ResourceInventory) -> None:
         self._all_settings = settings
         self._settings = settings.tpu
         self._open_bucket = open_bucket = make_bucket_opener(settings)
@@ -71,16 +71,16 @@ class TpuBackend(CloudBackend):
         self._vm_client = VmAgentClient(open_bucket, settings) if open_bucket is not None else None
         self._catalogue = Catalogue.load(override_path=settings.machines.file)
         self._attempts = settings.root / "attempts"
-        self._resource_log = resource_log
+        self._resource_inventory = resource_inventory
         self._runner = make_backend("docker" if settings.tpu.runner == "docker" else "process", settings)
         self._tokens = (
             TokenServer(open_bucket, settings, self._runner.host_address) if open_bucket is not None else None
         )
         self._api = TpuApi(settings.tpu)
-        deletions = DeletionMonitor(self._api, resource_log, settings.tpu.poll_seconds)
-        self._deleter = NodeDeleter(self._api, resource_log, deletions)
-        self._orphan_sweep = OrphanSweep(self._api, resource_log, settings.tpu, self._deleter)
-        self._health_monitor = NodeHealthMonitor(self._api, resource_log, settings.tpu)
+        deletions = DeletionMonitor(self._api, resource_inventory, settings.tpu.poll_seconds)
+        self._deleter = NodeDeleter(self._api, resource_inventory, deletions)
+        self._orphan_sweep = OrphanSweep(self._api, resource_inventory, settings.tpu, self._deleter)
+        self._health_monitor = NodeHealthMonitor(self._api, resource_inventory, settings.tpu)
         self._lock = threading.Lock()
         self._kill_at: dict[str, float] = {}
         self._refused_since: dict[int, float] = {}
@@ -105,7 +105,7 @@ class TpuBackend(CloudBackend):
         confirm()
         machine = self._catalogue.get(spec.machine_type)
         vm_client = self._vm_client_for(spec, machine)
-        request = build_request(spec, machine, self._settings, self._resource_log.installation())
+        request = build_request(spec, machine, self._settings, self._resource_inventory.installation())
         if vm_client is not None:
             request = replace(request, startup=partial(vm_client.startup, spec, in_slice=machine.hosts > 1))
         # A job on its VM has a token of its own: the VM's account has no access to the bucket.
@@ -120,10 +120,10 @@ class TpuBackend(CloudBackend):
                 vm_client.stage(spec, zone)
 
         def ready(zone: str) -> None:
-            run_interruptibly(partial(storage.clean_up_if_stopped, partial(stage, zone)), spec.check)
+            run_cancellably(partial(storage.clean_up_if_stopped, partial(stage, zone)), spec.check)
 
         spot_price = machine.spot_price_per_hour
-        provisioner = Provisioner(self._api, self._resource_log, self._settings, ready, self._deleter, spot_price)
+        provisioner = Provisioner(self._api, self._resource_inventory, self._settings, ready, self._deleter, spot_price)
         device = provisioner.provision(spec, request, partial(progress, WAITING_PHASE))
         handle = _make_handle(spec, device, on_vm=vm_client is not None)
         try:
@@ -194,7 +194,7 @@ class TpuBackend(CloudBackend):
     def release(self, handle: Handle) -> None:
         """See `Backend.release`: outputs are in the bucket by then. A pool's node is not free before `destroy`."""
         with suppress(StoreUnavailable):
-            for entry in self._resource_log.list_of_attempt(handle["job_id"], handle["attempt"]):
+            for entry in self._resource_inventory.list_of_attempt(handle["job_id"], handle["attempt"]):
                 if not entry.over and entry.kind != POOL:
                     self._release(entry, None)
 
@@ -205,7 +205,7 @@ class TpuBackend(CloudBackend):
         inner = handle.get("runner") or self._runner_handle(handle["name"])
         if inner is not None:
             self._runner.destroy(inner)
-        entries = self._resource_log.list_of_attempt(handle["job_id"], handle["attempt"])
+        entries = self._resource_inventory.list_of_attempt(handle["job_id"], handle["attempt"])
         for entry in entries:
             if not entry.over:
                 self._remove(entry)
@@ -227,7 +227,7 @@ class TpuBackend(CloudBackend):
         runner_idle = self._only_on_vms() and self._runner.unavailable_reason() is not None
         for inner in [] if runner_idle else self._runner.list_owned():
             found[inner["name"]] = inner | {"runner": inner}
-        for entry in self._resource_log.list_on_host():
+        for entry in self._resource_inventory.list_on_host():
             name = f"{entry.job_id}-{entry.attempt}"
             found.setdefault(name, base_handle(entry.job_id, entry.attempt, self._attempts / name / "control"))
         return list(found.values())

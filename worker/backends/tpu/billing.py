@@ -11,27 +11,32 @@ import time
 from core.errors import StoreUnavailable
 from worker.backends.tpu import node_state
 from worker.backends.tpu.api import ApiError, Node, TpuApi
-from worker.backends.tpu.resource_log import ResourceEntry, ResourceLog
+from worker.backends.tpu.resource_inventory import ResourceEntry, ResourceInventory
 
 logger = logging.getLogger(__name__)
 
 
 def record_billing(
-    resource_log: ResourceLog, entry: ResourceEntry, node: Node, *, price: float | None = None, not_ready_at: float = 0
+    resource_inventory: ResourceInventory,
+    entry: ResourceEntry,
+    node: Node,
+    *,
+    price: float | None = None,
+    not_ready_at: float = 0,
 ) -> None:
     """Record that a device is billed, or no longer is, as its state shows.
 
     Args:
-        resource_log: The record of billed resources.
+        resource_inventory: The record of billed resources.
         entry: The device's entry.
         node: The device.
         price: US dollars per hour; None: as recorded.
         not_ready_at: Unix time at which it was last seen in another state; it became READY after that.
     """
     if node.state == node_state.READY:
-        resource_log.record_billing(entry, since=max(node.created, not_ready_at), price=price)
+        resource_inventory.record_billing(entry, since=max(node.created, not_ready_at), price=price)
     elif node.state in node_state.UNBILLED_STATES:
-        resource_log.record_billing(entry, since=node.created, until=time.time(), price=price)
+        resource_inventory.record_billing(entry, since=node.created, until=time.time(), price=price)
 
 
 class DeletionMonitor:
@@ -39,13 +44,13 @@ class DeletionMonitor:
 
     Args:
         api: Google's TPU API.
-        resource_log: The record of billed resources.
+        resource_inventory: The record of billed resources.
         seconds: Time between two checks of a device.
     """
 
-    def __init__(self, api: TpuApi, resource_log: ResourceLog, seconds: float) -> None:
+    def __init__(self, api: TpuApi, resource_inventory: ResourceInventory, seconds: float) -> None:
         self._api = api
-        self._resource_log = resource_log
+        self._resource_inventory = resource_inventory
         self._seconds = seconds
         self._lock = threading.Lock()
         self._entries: dict[int, ResourceEntry] = {}
@@ -83,7 +88,7 @@ class DeletionMonitor:
         """Return whether the device no longer exists; then record it as the end of billing."""
         node = self._api.node(entry.zone, entry.cloud_id)
         if node is None:
-            self._resource_log.record_billing(entry, until=time.time())
+            self._resource_inventory.record_billing(entry, until=time.time())
         else:
-            record_billing(self._resource_log, entry, node)
+            record_billing(self._resource_inventory, entry, node)
         return node is None

@@ -12,7 +12,7 @@ from worker.backends.tpu import node_state
 from worker.backends.tpu.api import ApiError, Node, TpuApi
 from worker.backends.tpu.billing import record_billing
 from worker.backends.tpu.node_state import NodeFailure
-from worker.backends.tpu.resource_log import POOL, QUEUED, ResourceEntry, ResourceLog
+from worker.backends.tpu.resource_inventory import POOL, QUEUED, ResourceEntry, ResourceInventory
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,9 @@ class _NodeHealth:
 class NodeHealthMonitor:
     """See the module. A node reported lost stays lost. An unreachable API yields no result."""
 
-    def __init__(self, api: TpuApi, resource_log: ResourceLog, settings: TpuSettings) -> None:
+    def __init__(self, api: TpuApi, resource_inventory: ResourceInventory, settings: TpuSettings) -> None:
         self._api = api
-        self._resource_log = resource_log
+        self._resource_inventory = resource_inventory
         self._settings = settings
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-watch")
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class NodeHealthMonitor:
             if node is not None:
                 self._record_state(entry, node, health)
             else:
-                self._resource_log.record_billing(entry, until=time.time())
+                self._resource_inventory.record_billing(entry, until=time.time())
         except (ApiError, StoreUnavailable) as error:
             logger.info("tpu_not_looked_at", extra={"resource": entry.name, "error": str(error)})
             return
@@ -110,6 +110,8 @@ class NodeHealthMonitor:
 
     def _record_state(self, entry: ResourceEntry, node: Node, health: _NodeHealth) -> None:
         if health.recorded != (node.state, node.health):
-            self._resource_log.update(entry, state=node.state, health=node.health, detail=node.health_detail or None)
-            record_billing(self._resource_log, entry, node)
+            self._resource_inventory.update(
+                entry, state=node.state, health=node.health, detail=node.health_detail or None
+            )
+            record_billing(self._resource_inventory, entry, node)
             health.recorded = (node.state, node.health)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from worker.backends.tpu.api import ApiError, ApiRefused, TpuApi
 from worker.backends.tpu.billing import DeletionMonitor, record_billing
-from worker.backends.tpu.resource_log import POOL, QUEUED, ResourceEntry, ResourceLog
+from worker.backends.tpu.resource_inventory import POOL, QUEUED, ResourceEntry, ResourceInventory
 
 logger = logging.getLogger(__name__)
 
@@ -13,9 +13,9 @@ logger = logging.getLogger(__name__)
 class NodeDeleter:
     """Every method may be repeated, by any worker."""
 
-    def __init__(self, api: TpuApi, resource_log: ResourceLog, deletions: DeletionMonitor) -> None:
+    def __init__(self, api: TpuApi, resource_inventory: ResourceInventory, deletions: DeletionMonitor) -> None:
         self._api = api
-        self._resource_log = resource_log
+        self._resource_inventory = resource_inventory
         self._deletions = deletions
 
     def remove(self, entry: ResourceEntry, why: str | None = None) -> None:
@@ -26,12 +26,12 @@ class NodeDeleter:
             ApiRefused: The cloud refused the request.
         """
         if entry.kind == POOL:
-            self._resource_log.record_deletion(entry, gone=True, detail=why)
+            self._resource_inventory.record_deletion(entry, gone=True, detail=why)
             return
         self._record_billing(entry)
         self._deletions.add(entry)  # now, since the answer may come long after the deletion
         existed = self._delete(entry)
-        self._resource_log.record_deletion(entry, gone=not existed, detail=why)
+        self._resource_inventory.record_deletion(entry, gone=not existed, detail=why)
 
     def _record_billing(self, entry: ResourceEntry) -> None:
         """Record the billing of a device that became READY unseen, as while no worker was there."""
@@ -41,7 +41,7 @@ class NodeDeleter:
             logger.info("tpu_not_looked_at", extra={"resource": entry.name, "error": str(error)})
             return
         if node is not None:
-            record_billing(self._resource_log, entry, node)
+            record_billing(self._resource_inventory, entry, node)
 
     def _delete(self, entry: ResourceEntry) -> bool:
         """Delete the resource; return whether there was one."""

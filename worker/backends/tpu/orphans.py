@@ -1,4 +1,4 @@
-"""Deletes TPU nodes and queued resources that no job owns, found by the resource log and, in every zone, by label."""
+"""Deletes TPU nodes and queued resources that no job owns, found by the inventory and, in every zone, by label."""
 
 import logging
 import time
@@ -8,7 +8,7 @@ from core.settings.cloud import TpuSettings
 from worker.backends.tpu.api import ApiError, Node, QueuedResource, TpuApi
 from worker.backends.tpu.node_release import NodeDeleter
 from worker.backends.tpu.provisioning.node_request import LABEL, LABEL_ATTEMPT, LABEL_JOB
-from worker.backends.tpu.resource_log import NODE, QUEUED, ResourceEntry, ResourceLog
+from worker.backends.tpu.resource_inventory import NODE, QUEUED, ResourceEntry, ResourceInventory
 
 logger = logging.getLogger(__name__)
 
@@ -19,15 +19,19 @@ IsOwned = Callable[[str, int], bool]
 class OrphanSweep:
     """See the module."""
 
-    def __init__(self, api: TpuApi, resource_log: ResourceLog, settings: TpuSettings, deleter: NodeDeleter) -> None:
+    def __init__(
+        self, api: TpuApi, resource_inventory: ResourceInventory, settings: TpuSettings, deleter: NodeDeleter
+    ) -> None:
         self._api = api
-        self._resource_log = resource_log
+        self._resource_inventory = resource_inventory
         self._settings = settings
         self._deleter = deleter
 
     def remove(self, owned: IsOwned) -> int:
         """Delete all of them; return how many were deleted, or found to be deleted already."""
-        written = [one for one in self._resource_log.list_orphaned() if one.over or not owned(one.job_id, one.attempt)]
+        written = [
+            one for one in self._resource_inventory.list_orphaned() if one.over or not owned(one.job_id, one.attempt)
+        ]
         count = sum(self._remove(entry) for entry in written)
         known = {entry.name for entry in written}
         zones = dict.fromkeys([*self._settings.zones, *(entry.zone for entry in written)])
@@ -45,7 +49,7 @@ class OrphanSweep:
         return not entry.over
 
     def _delete_unrecorded(self, zone: str, known: set[str], owned: IsOwned) -> int:
-        """Delete labelled resources that are not in the resource log, as after the restore of an older database."""
+        """Delete labelled resources that are not in the inventory, as after the restore of an older database."""
         count = 0
         try:
             for kind, orphan in self._list_labelled(zone):
@@ -64,7 +68,7 @@ class OrphanSweep:
 
     def _delete_orphan(self, kind: str, name: str, job_id: str, attempt: int) -> bool:
         """Delete a resource without a record; if its job is known, record it, so that its cost is not lost."""
-        entry = self._resource_log.record_intent(kind, name, job_id=job_id, attempt=attempt)
+        entry = self._resource_inventory.record_intent(kind, name, job_id=job_id, attempt=attempt)
         if entry is not None:
             self._deleter.remove(entry)
             return True
@@ -73,7 +77,7 @@ class OrphanSweep:
 
     def _list_labelled(self, zone: str) -> Iterator[tuple[str, Node | QueuedResource]]:
         """Yield labelled resources; queued resources first, since their nodes are deleted with them."""
-        ours = self._resource_log.installation()
+        ours = self._resource_inventory.installation()
         for kind, listed in ((QUEUED, self._api.queued_resources), (NODE, self._api.nodes)):
             for one in listed(zone):
                 if one.labels.get(LABEL) == ours:

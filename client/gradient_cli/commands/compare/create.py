@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradient_cli import terminal
-from gradient_cli.commands.compare.carry_over import add_carry_options, carry
+from gradient_cli.commands.compare.hyperparameter_carry_over import add_carry_options, carry
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import format_count, print_json

@@ -6,7 +6,7 @@ import math
 import sys
 
 from gradient_cli import terminal
-from gradient_cli.commands.compare.carry_over import add_carry_options, carry
+from gradient_cli.commands.compare.hyperparameter_carry_over import add_carry_options, carry
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import describe_port, format_count, format_price, format_size, print_fields, print_json
 from gradient_cli.options import add_connection, add_job_id, add_json, add_option, current_folder, resolve_job_id

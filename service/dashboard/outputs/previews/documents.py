@@ -83,7 +83,15 @@ def _create_renderer() -> MarkdownIt:
         tokens[at].attrSet("rel", "noreferrer nofollow")
         return str(self.renderToken(tokens, at, options, _env))
 
+    def align_cell(self: Any, tokens: Any, at: int, options: Any, _env: Any) -> str:  # noqa: ANN401 - the library's
+        style = tokens[at].attrs.pop("style", "")  # which the page's policy does not allow
+        if style == "text-align:right":
+            tokens[at].attrSet("class", "number")
+        return str(self.renderToken(tokens, at, options, _env))
+
     renderer.add_render_rule("link_open", open_link)
+    for cell in ("th_open", "td_open"):
+        renderer.add_render_rule(cell, align_cell)
     return renderer
 
 

@@ -27,7 +27,7 @@ export class Chart {
     this.box.setAttribute("role", "img");
     this.legend = make("ul", "chart-legend");
     const tools = make("span", "chart-tools");
-    tools.append(button("PNG", `${title} as an image`, () => this.#savePng()), button("CSV", `${title} as a table`, () => this.#saveCsv()));
+    tools.append(button("PNG", `Save ${title} as PNG`, () => this.#savePng()), button("CSV", `Save ${title} as CSV`, () => this.#saveCsv()));
     caption.append(this.name, this.value, tools);
     this.element.append(caption, this.box, this.legend);
     this.box.addEventListener("keydown", (event) => this.#key(event));

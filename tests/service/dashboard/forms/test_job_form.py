@@ -14,7 +14,7 @@ from core.jobs import queries
 from core.jobs.spec.job_spec import JobSpec
 from gradient_cli.main import build_parser
 from gradient_cli.workspace import job_spec
-from service.dashboard.forms import job_commands
+from service.dashboard.forms import cli_equivalent
 from service.dashboard.forms.job_fields import FIELDS, OTHER_FIELDS, SHOWN_FIRST, describe_spec, parse_fields
 
 PAGE = "/ui/jobs/new"
@@ -239,14 +239,14 @@ FIELDS_OF_A_JOB = {
 
 def test_the_command_beside_the_form_submits_the_same_job(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    words = shlex.split(job_commands.as_command(FIELDS_OF_A_JOB).replace("\\\n", ""))
+    words = shlex.split(cli_equivalent.as_command(FIELDS_OF_A_JOB).replace("\\\n", ""))
     args = build_parser("jobs create").parse_args(words[1:])
     assert job_spec.resolve(args, filed=False) == (FIELDS_OF_A_JOB, "none", [])
 
 
 def test_the_project_file_beside_the_form_is_of_the_same_job(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    text = job_commands.as_project_file(FIELDS_OF_A_JOB)
+    text = cli_equivalent.as_project_file(FIELDS_OF_A_JOB)
     assert tomllib.loads(text)["workspace"] == "none"
     (tmp_path / ".gradient.toml").write_text(text, encoding="utf-8")
     args = build_parser("jobs create").parse_args(["jobs", "create"])

@@ -4,8 +4,8 @@ import os
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.docker_server import build_layer, running_engine
-from support.registry_server import Registry
+from support.image_registry import Registry
+from support.private_docker_engine import build_layer, running_engine
 
 from core.settings import Settings
 from core.settings.docker import ImageSettings

@@ -2,9 +2,9 @@
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.fake_clouds import NO_RESOURCES, SHORT_TIMES, MemoryResourceLog, running_simulator, tpu_settings
-from support.google_cloud import PROJECT, running_google
-from support.google_tpu import GENERATIONS
+from support.google_cloud_fake import PROJECT, running_google
+from support.google_tpu_fake import GENERATIONS
+from support.tpu_simulator import NO_RESOURCES, SHORT_TIMES, MemoryResourceInventory, running_simulator, tpu_settings
 
 
 @pytest.fixture
@@ -20,7 +20,9 @@ def make_harness(simulator, tmp_path):
 
     def make(**options):
         settings = tpu_settings(simulator, **options)
-        place = BackendHarness("tpu", tmp_path, tpu=settings, resource_log=MemoryResourceLog(), machine_type="TPU")
+        place = BackendHarness(
+            "tpu", tmp_path, tpu=settings, resource_inventory=MemoryResourceInventory(), machine_type="TPU"
+        )
         places.append(place)
         return place
 
@@ -60,7 +62,7 @@ def make_google_harness(google, tmp_path):
             docker,
             tpu=settings,
             bucket={"token_port": 0} | (bucket or {}),
-            resource_log=MemoryResourceLog(),
+            resource_inventory=MemoryResourceInventory(),
             machine_type=machine_type,
         )
         assert (place.settings.tpu.simulator_address, place.settings.gcs.endpoint) == (None, None)

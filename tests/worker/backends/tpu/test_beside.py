@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.fake_clouds import NO_RESOURCES, MemoryResourceLog, tpu_settings
+from support.tpu_simulator import NO_RESOURCES, MemoryResourceInventory, tpu_settings
 
 from core.catalogue.backends import enabled_backends
 from core.catalogue.machine_types import Catalogue
@@ -19,7 +19,9 @@ from worker.backends.tpu.provisioning.node_request import build_request
 @pytest.fixture
 def beside(simulator, docker_server, tmp_path):
     settings = {"tpu": tpu_settings(simulator, runner="docker"), "docker": docker_server.settings()}
-    place = BackendHarness("tpu", tmp_path, resource_log=MemoryResourceLog(), machine_type="TPU", **settings)
+    place = BackendHarness(
+        "tpu", tmp_path, resource_inventory=MemoryResourceInventory(), machine_type="TPU", **settings
+    )
     yield place
     place.clear()
 

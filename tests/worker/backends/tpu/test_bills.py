@@ -22,10 +22,10 @@ def no_owner(*_):
 
 def billed(place, google):
     """Wait for the end of both bills; return theirs and ours, each as start and end."""
-    log = place._resource_log
-    wait_until(lambda: log.billing()[1] is not None, "the end of the bill")
+    inventory = place._resource_inventory
+    wait_until(lambda: inventory.billing()[1] is not None, "the end of the bill")
     (times,) = google.tpu.billed.values()
-    return times, list(log.billing()[:2])
+    return times, list(inventory.billing()[:2])
 
 
 @WAYS
@@ -36,7 +36,7 @@ def test_it_ends_when_the_deletion_has_ended(make_google_harness, google, way):
     handle = place.launch(place.spec("true"))
     place.wait(handle)
     place.backend.release(handle)
-    assert (place._resource_log.billing()[1], len(google.tpu.nodes)) == (None, 1)
+    assert (place._resource_inventory.billing()[1], len(google.tpu.nodes)) == (None, 1)
     theirs, ours = billed(place, google)
     assert ours == pytest.approx(theirs, abs=NEAR)
     assert ours[1] - ours[0] >= 1.5
@@ -62,7 +62,7 @@ def test_it_goes_on_while_a_deletion_does_not_succeed(make_google_harness, googl
     google.tpu.stuck.update(google.tpu.queued)
     place.backend.release(handle)
     time.sleep(1.0)
-    assert place._resource_log.billing()[1] is None
+    assert place._resource_inventory.billing()[1] is None
     place.backend.remove_orphans(no_owner, no_owner)
     theirs, ours = billed(place, google)
     assert ours == pytest.approx(theirs, abs=NEAR)
@@ -108,7 +108,7 @@ def test_a_device_without_a_record_is_not_lost_to_its_job(make_google_harness, g
     place = make_google_harness()
     handle = place.launch(place.spec("true"))
     place.wait(handle)
-    place._resource_log._rows.clear()
+    place._resource_inventory._rows.clear()
     place.backend.remove_orphans(no_owner, no_owner)
     theirs, ours = billed(place, google)
     assert ours == pytest.approx(theirs, abs=NEAR)
@@ -120,7 +120,7 @@ def test_a_spot_device_has_the_spot_price(make_google_harness, google, spot):
     place.launch(place.spec("true"))
     price = Catalogue.load().get("TPU").spot_price_per_hour
     assert price is not None
-    assert place._resource_log.billing()[2] == (price if spot else None)
+    assert place._resource_inventory.billing()[2] == (price if spot else None)
     assert len(google.tpu.nodes) == 1
 
 

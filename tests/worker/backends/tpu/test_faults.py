@@ -7,7 +7,7 @@ import time
 import grpc
 import pytest
 from support.deployment import wait_until
-from support.fake_clouds import NO_RESOURCES, ZONES, expect_launch_error, no_job_ended
+from support.tpu_simulator import NO_RESOURCES, ZONES, expect_launch_error, no_job_ended
 
 from gradient_server.simulator.tpu.faults import HANG, TpuFault
 from gradient_server.simulator.tpu.state import DENIED, Health, NodeState
@@ -54,15 +54,15 @@ def test_a_job_finds_its_device_and_nothing_is_left_of_it(make_harness, simulato
 
 def test_what_bills_is_written_down_before_it_is_asked_for(make_harness, simulator):
     place = make_harness(provisioning="node")
-    ledger, before = place._resource_log, []
-    intend = ledger.record_intent
-    ledger.record_intent = lambda *args, **options: (
+    inventory, before = place._resource_inventory, []
+    intend = inventory.record_intent
+    inventory.record_intent = lambda *args, **options: (
         before.append(list(simulator.cloud.record)),
         intend(*args, **options),
     )[1]
     place.launch(place.spec("true"))
     assert before == [[]]
-    assert ledger.billed() == [f"{ZONES[0]}/{node_id(place)}"]
+    assert inventory.billed() == [f"{ZONES[0]}/{node_id(place)}"]
 
 
 def test_without_room_for_a_node_the_next_zone_is_tried(make_harness, simulator):
@@ -351,7 +351,7 @@ def test_the_sweep_leaves_what_a_job_owns(make_harness, simulator):
 def test_the_sweep_finds_by_its_label_what_nobody_wrote_down(make_harness, simulator, way, count):
     place = make_harness(provisioning=way)
     place.launch(place.spec("true"))
-    place._resource_log._rows.clear()
+    place._resource_inventory._rows.clear()
     assert place.backend.remove_orphans(lambda *_: False, no_job_ended) == count
     assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
@@ -359,14 +359,14 @@ def test_the_sweep_finds_by_its_label_what_nobody_wrote_down(make_harness, simul
 def test_the_sweep_touches_neither_what_is_young_nor_what_is_others(make_harness, simulator):
     place = make_harness(orphan_grace_seconds=600.0)
     place.launch(place.spec("true"))
-    forgotten = list(place._resource_log._rows)
-    place._resource_log._rows.clear()
+    forgotten = list(place._resource_inventory._rows)
+    place._resource_inventory._rows.clear()
     assert place.backend.remove_orphans(lambda *_: False, no_job_ended) == 0, "it is young"
     place = make_harness()
-    place._resource_log.installation = lambda: "another"
+    place._resource_inventory.installation = lambda: "another"
     assert place.backend.remove_orphans(lambda *_: False, no_job_ended) == 0, "it is another service's"
     assert simulator.cloud.remaining_resources() != NO_RESOURCES
-    place._resource_log._rows = forgotten
+    place._resource_inventory._rows = forgotten
 
 
 def test_what_should_be_gone_is_deleted_again_also_while_its_job_runs_elsewhere(make_harness, simulator):
@@ -376,7 +376,7 @@ def test_what_should_be_gone_is_deleted_again_also_while_its_job_runs_elsewhere(
     place.launch(place.spec("sleep 600"))
     first = f"projects/simulated/locations/{ZONES[0]}"
     simulator.cloud.create_node(first, node_id(place), None)
-    row = place._resource_log._rows[0]
+    row = place._resource_inventory._rows[0]
     row["gone"], row["deleting"] = False, True
     assert place.backend.remove_orphans(lambda *_: True, no_job_ended) == 0
     assert simulator.cloud.nodes(first) == []

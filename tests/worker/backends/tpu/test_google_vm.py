@@ -5,9 +5,9 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.fake_clouds import expect_launch_error
-from support.google_cloud import PROJECT
-from support.google_tpu import GENERATIONS
+from support.google_cloud_fake import PROJECT
+from support.google_tpu_fake import GENERATIONS
+from support.tpu_simulator import expect_launch_error
 
 from core.catalogue.machine_types import Catalogue
 from worker.attempt.outputs.missing_artifacts import read_missing

@@ -5,7 +5,7 @@ import threading
 import grpc
 import pytest
 from support.backend_harness import BackendHarness
-from support.fake_clouds import ZONES, expect_launch_error, no_job_ended
+from support.tpu_simulator import ZONES, expect_launch_error, no_job_ended
 
 from gradient_server.simulator.tpu.faults import TpuFault
 from gradient_server.simulator.tpu.state import Health, NodeState
@@ -32,7 +32,11 @@ def test_jobs_take_the_nodes_of_a_pool_in_turn(with_pool, tmp_path):
     place = with_pool(provision_timeout_seconds=0.3)
     first, second = (
         BackendHarness(
-            "tpu", tmp_path / str(number), tpu=place.settings.tpu, resource_log=place._resource_log, machine_type="TPU"
+            "tpu",
+            tmp_path / str(number),
+            tpu=place.settings.tpu,
+            resource_inventory=place._resource_inventory,
+            machine_type="TPU",
         )
         for number in range(2)
     )
@@ -84,7 +88,11 @@ def test_many_jobs_at_once_never_share_a_node(with_pool, tmp_path):
 
     def take(number):
         one = BackendHarness(
-            "tpu", tmp_path / str(number), tpu=place.settings.tpu, resource_log=place._resource_log, machine_type="TPU"
+            "tpu",
+            tmp_path / str(number),
+            tpu=place.settings.tpu,
+            resource_inventory=place._resource_inventory,
+            machine_type="TPU",
         )
         spec = one.spec("sleep 600", stop_grace=0)
         barrier.wait()

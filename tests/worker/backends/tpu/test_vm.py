@@ -6,16 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.fake_clouds import MemoryResourceLog, expect_launch_error, tpu_settings
+from support.tpu_simulator import MemoryResourceInventory, expect_launch_error, tpu_settings
 
 from core.errors import StoreUnavailable
 from core.settings import Settings
 from worker.backends.base import LaunchError, PortForward, read_control
-from worker.backends.tpu import interruption
+from worker.backends.tpu import cancellation
 from worker.backends.tpu.storage.errors import BucketRefused
-from worker.backends.tpu.vm import client
+from worker.backends.tpu.vm import agent_client
 from worker.backends.tpu.vm.agent import PART_BYTES
-from worker.backends.tpu.vm.client import VmAgentClient
+from worker.backends.tpu.vm.agent_client import VmAgentClient
 
 
 class MemoryRelay:
@@ -124,7 +124,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
-        for module in (client, interruption):
+        for module in (agent_client, cancellation):
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self):
@@ -282,6 +282,8 @@ def test_why_a_job_did_not_begin_is_told(vms, relay, told, reason):
 )
 def test_what_a_vm_cannot_give_is_refused_before_anything_is_made(simulator, tmp_path, tpu, options, reason):
     settings = tpu_settings(simulator, placement_by_type={"TPU": "vm"}, **tpu)
-    place = BackendHarness("tpu", tmp_path, tpu=settings, resource_log=MemoryResourceLog(), machine_type="TPU")
+    place = BackendHarness(
+        "tpu", tmp_path, tpu=settings, resource_inventory=MemoryResourceInventory(), machine_type="TPU"
+    )
     assert expect_launch_error(place, place.spec("true", **options))[0] == reason
     assert simulator.cloud.record == []

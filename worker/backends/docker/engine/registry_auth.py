@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from core.catalogue.registries import RegistryCredentials, registry_host
+from core.catalogue.registry_hosts import RegistryCredentials, registry_host
 from worker.backends.base import FindLogin, LaunchError
 
 # Messages of registries and of the engine; a private image is often reported as missing.

@@ -10,7 +10,7 @@ from core.catalogue.machine_types import MachineType
 from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchError, LaunchSpec
 from worker.backends.tpu.api import Node, NodeRequest
-from worker.backends.tpu.interruption import Check, pause, run_interruptibly
+from worker.backends.tpu.cancellation import Check, pause, run_cancellably
 
 LABEL, LABEL_JOB, LABEL_ATTEMPT = "gradient-jobs", "gradient-job", "gradient-attempt"
 """Labels of created resources: the installation, the job and the attempt."""
@@ -79,7 +79,7 @@ def wait_until_reachable(node: Node, settings: TpuSettings, report: Callable[[st
     """
     until = time.monotonic() + settings.probe_seconds
     for address, port in node.endpoints:
-        while (why := run_interruptibly(partial(_connect_error, address, port), check)) is not None:
+        while (why := run_cancellably(partial(_connect_error, address, port), check)) is not None:
             if time.monotonic() >= until:
                 raise LaunchError("tpu_unreachable", f"grpc://{address}:{port}: {why}")
             report(f"{node.zone}/{node.id} is {node.state}; waiting for grpc://{address}:{port} to answer")

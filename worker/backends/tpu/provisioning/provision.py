@@ -25,16 +25,16 @@ from worker.backends.tpu.api import (
     TpuApi,
 )
 from worker.backends.tpu.billing import record_billing
-from worker.backends.tpu.interruption import pause
+from worker.backends.tpu.cancellation import pause
 from worker.backends.tpu.node_release import NodeDeleter
 from worker.backends.tpu.node_state import NodeFailure
-from worker.backends.tpu.provisioning.node_creation import (
+from worker.backends.tpu.provisioning.provisioning_modes import (
     DirectNodeMode,
     NodeStatus,
     ProvisioningMode,
     QueuedResourceMode,
 )
-from worker.backends.tpu.resource_log import POOL, ResourceEntry, ResourceLog
+from worker.backends.tpu.resource_inventory import POOL, ResourceEntry, ResourceInventory
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Provisioner:
 
     Args:
         api: Google's TPU API.
-        resource_log: The record of billed resources.
+        resource_inventory: The record of billed resources.
         settings: The TPU settings.
         prepare_zone: Checks that a job can use a device in a zone, before one is requested; raises LaunchError.
         deleter: Releases devices that cannot be used.
@@ -98,14 +98,14 @@ class Provisioner:
     def __init__(
         self,
         api: TpuApi,
-        resource_log: ResourceLog,
+        resource_inventory: ResourceInventory,
         settings: TpuSettings,
         prepare_zone: Callable[[str], None],
         deleter: NodeDeleter,
         spot_price: float | None,
     ) -> None:
         self._api = api
-        self._resource_log = resource_log
+        self._resource_inventory = resource_inventory
         self._settings = settings
         self._prepare_zone = prepare_zone
         self._deleter = deleter
@@ -122,12 +122,12 @@ class Provisioner:
         Raises:
             LaunchError: No device is available.
         """
-        before = self._resource_log.list_of_attempt(spec.job_id, spec.attempt)
+        before = self._resource_inventory.list_of_attempt(spec.job_id, spec.attempt)
         waited = max((entry.age for entry in before), default=0.0)
         until = time.monotonic() + self._settings.provision_timeout_seconds - waited
         provisioning = self._settings.provisioning_for(spec.machine_type)
         if provisioning == "pool":
-            pool = _NodePool(self._api, self._resource_log, self._settings, self._prepare_zone, self._spot_price)
+            pool = _NodePool(self._api, self._resource_inventory, self._settings, self._prepare_zone, self._spot_price)
             return pool.take(spec, until, report)
         mode: ProvisioningMode = DirectNodeMode(self._api) if provisioning == "node" else QueuedResourceMode(self._api)
         passed = {entry.zone for entry in before if entry.over}
@@ -140,7 +140,9 @@ class Provisioner:
                 continue
             self._prepare_zone(zone)
             share = (until - time.monotonic()) / (len(left) + 1)
-            search = _ZoneSearch(self._deleter, self._resource_log, self._settings, mode, _with_history(report, tried))
+            search = _ZoneSearch(
+                self._deleter, self._resource_inventory, self._settings, mode, _with_history(report, tried)
+            )
             price = self._spot_price if request.spot else None
             try:
                 return search.run(spec, request, zone, share, price)
@@ -171,13 +173,13 @@ class _ZoneSearch:
     def __init__(
         self,
         deleter: NodeDeleter,
-        resource_log: ResourceLog,
+        resource_inventory: ResourceInventory,
         settings: TpuSettings,
         mode: ProvisioningMode,
         report: Report,
     ) -> None:
         self._deleter = deleter
-        self._resource_log = resource_log
+        self._resource_inventory = resource_inventory
         self._settings = settings
         self._mode = mode
         self._report = report
@@ -191,7 +193,7 @@ class _ZoneSearch:
     ) -> ReservedTpu:
         until = time.monotonic() + seconds
         name = f"{zone}/{request.id}"
-        entry = self._resource_log.record_intent(
+        entry = self._resource_inventory.record_intent(
             self._mode.kind, name, job_id=spec.job_id, attempt=spec.attempt, price=price
         )
         if entry is None:
@@ -223,7 +225,7 @@ class _ZoneSearch:
         status = self._mode.status(entry)
         if not status.exists:
             operation = self._mode.create(entry.zone, request, max(60.0, until - time.monotonic()))
-            self._resource_log.update(entry, state="requested", operation=operation)
+            self._resource_inventory.update(entry, state="requested", operation=operation)
             return replace(entry, operation=operation), None
         self._record_status(entry, status)
         if status.state != node_state.READY:
@@ -263,9 +265,9 @@ class _ZoneSearch:
         state = status.state if health in {None, "UNSPECIFIED", "HEALTHY"} else f"{status.state}, {health}"
         if state != self._state:
             self._state, self._since = state, f"{datetime.now(UTC):%H:%M:%S} UTC"
-            self._resource_log.update(entry, state=status.state, health=health)
+            self._resource_inventory.update(entry, state=status.state, health=health)
             if status.node is not None:
-                record_billing(self._resource_log, entry, status.node, not_ready_at=self._not_ready_at)
+                record_billing(self._resource_inventory, entry, status.node, not_ready_at=self._not_ready_at)
 
     def _report_state(self, entry: ResourceEntry) -> None:
         since = f"{self._state} since {self._since}" if self._state else "is asked for"
@@ -274,7 +276,7 @@ class _ZoneSearch:
     def _release(self, entry: ResourceEntry, why: str) -> None:
         try:
             self._deleter.remove(entry, why)
-        except ApiError as error:  # the resource log still lists it: the teardown and the sweep try again
+        except ApiError as error:  # the resource inventory still lists it: the teardown and the sweep try again
             logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
 
 
@@ -284,13 +286,13 @@ class _NodePool:
     def __init__(
         self,
         api: TpuApi,
-        resource_log: ResourceLog,
+        resource_inventory: ResourceInventory,
         settings: TpuSettings,
         prepare_zone: Callable[[str], None],
         spot_price: float | None,
     ) -> None:
         self._api = api
-        self._resource_log = resource_log
+        self._resource_inventory = resource_inventory
         self._settings = settings
         self._prepare_zone = prepare_zone
         self._spot_price = spot_price
@@ -324,26 +326,26 @@ class _NodePool:
         """Reserve the first of these nodes that is free and healthy; add the problems of others to `failures`."""
         held = [
             one
-            for one in self._resource_log.list_of_attempt(spec.job_id, spec.attempt)
+            for one in self._resource_inventory.list_of_attempt(spec.job_id, spec.attempt)
             if not one.over and one.kind == POOL
         ]
         mine = {entry.name for entry in held}
         for name in [*mine, *(name for name in names if name not in mine)]:
             self._prepare_zone(name.partition("/")[0])
-            entry = self._resource_log.record_intent(POOL, name, job_id=spec.job_id, attempt=spec.attempt)
+            entry = self._resource_inventory.record_intent(POOL, name, job_id=spec.job_id, attempt=spec.attempt)
             if entry is None:
                 continue  # another job has it
             try:
                 found = self._check_node(entry)
             except ApiUnavailable:
-                self._resource_log.record_deletion(entry, gone=True)
+                self._resource_inventory.record_deletion(entry, gone=True)
                 raise
             if isinstance(found, Node):
-                self._resource_log.update(entry, state=found.state, health=found.health)
+                self._resource_inventory.update(entry, state=found.state, health=found.health)
                 price = self._spot_price if found.spot else None
-                self._resource_log.record_billing(entry, since=time.time(), price=price)  # its share of the pool
+                self._resource_inventory.record_billing(entry, since=time.time(), price=price)  # its share of the pool
                 return ReservedTpu(entry, found)
-            self._resource_log.record_deletion(entry, gone=True, detail=found.detail)
+            self._resource_inventory.record_deletion(entry, gone=True, detail=found.detail)
             failures[name] = found
         return None
 

@@ -3,7 +3,7 @@
 from worker.backends.tpu.storage.access_probe import ProbeResult
 from worker.backends.tpu.storage.download import DownloadResult
 from worker.backends.tpu.storage.errors import BucketRefused
-from worker.backends.tpu.storage.job_bucket import BucketPaths, JobBucket, open_bucket
 from worker.backends.tpu.storage.mailbox import Mailbox
+from worker.backends.tpu.storage.region_bucket import BucketPaths, RegionBucket, open_bucket
 
-__all__ = ["BucketPaths", "BucketRefused", "DownloadResult", "JobBucket", "Mailbox", "ProbeResult", "open_bucket"]
+__all__ = ["BucketPaths", "BucketRefused", "DownloadResult", "Mailbox", "ProbeResult", "RegionBucket", "open_bucket"]

@@ -14,7 +14,7 @@ from google_crc32c import Checksum
 from core.storage.artifacts.paths import OPEN_FILE, open_beneath, to_public_path
 from core.storage.artifacts.scan import SkipList, Skipped, scan
 from core.storage.gcs.transfer import FileChanged, upload_file
-from worker.backends.tpu.interruption import Check
+from worker.backends.tpu.cancellation import Check
 from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
 
 _BLOCK = 1 << 20

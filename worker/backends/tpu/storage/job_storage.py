@@ -20,7 +20,7 @@ from worker.attempt.outputs.missing_artifacts import record_missing
 from worker.backends.base import DATASETS, LaunchError, LaunchSpec, Progress
 
 if TYPE_CHECKING:
-    from worker.backends.tpu.storage import BucketPaths, JobBucket
+    from worker.backends.tpu.storage import BucketPaths, RegionBucket
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ STAGE_VARIABLE = "TPU_STAGE"
 _THREADS = 4
 
 
-OpenBucket = Callable[[str], "JobBucket"]
+OpenBucket = Callable[[str], "RegionBucket"]
 """Opens the bucket for jobs whose TPU is in this region (`us-central1`)."""
 
 
@@ -77,7 +77,7 @@ class JobStorage:
             self._paths[region] = self._prepare(self._open, region, source)
 
     def _prepare(self, opened: OpenBucket, region: str, source: int | None) -> "BucketPaths":
-        bucket: JobBucket | None = None
+        bucket: RegionBucket | None = None
         try:
             bucket = opened(region)
             paths = bucket.prepare(self._spec.job_id)
@@ -209,7 +209,7 @@ class OutputCollector:
             logger.exception("bucket_mirror_failed", extra={"job_id": job_id})
 
 
-def _collect_outputs(buckets: "Sequence[JobBucket]", job_id: str, artifacts: Path) -> None:
+def _collect_outputs(buckets: "Sequence[RegionBucket]", job_id: str, artifacts: Path) -> None:
     """Complete the artifacts, record what is missing from them, and only then remove the prefixes."""
     if artifacts.is_dir():
         skipped = [one for bucket in buckets for one in bucket.complete(job_id, artifacts).skipped]
@@ -258,7 +258,7 @@ def _open_data_set(spec: LaunchSpec) -> Iterator[int | None]:
         os.close(source)
 
 
-def _remove_quietly(bucket: "JobBucket", job_id: str) -> None:
+def _remove_quietly(bucket: "RegionBucket", job_id: str) -> None:
     """Remove the job's folders from a bucket that turned out to be unusable."""
     try:
         bucket.remove(job_id)

@@ -4,8 +4,8 @@ import os
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.docker_server import SHELL_IMAGE, running_engine
 from support.nvidia_driver import FakeDriver, install_toolkit
+from support.private_docker_engine import SHELL_IMAGE, running_engine
 
 from worker.backends.base import LaunchError
 

@@ -1,0 +1,191 @@
+"""The service's own metrics, in Prometheus' text format.
+
+Requests, bytes and times are counted in this process; everything about jobs, workers and the queue is read from the
+database for each scrape, so that it is counted in one place only.
+"""
+
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client import generate_latest as render
+from sqlalchemy.orm import Session
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from core.monitoring import snapshot
+from core.monitoring.job_event_totals import EventCounter
+from service.http.asgi_scope import METHODS, route_pattern
+from service.log_stream.registry import StreamRegistry
+from service.monitoring.snapshot_metrics import SnapshotCollector
+
+__all__ = ["CONTENT_TYPE_LATEST", "MetricsMiddleware", "ServiceMetrics"]
+
+# No `_created` series with start times: Prometheus detects a restart from the values themselves.
+disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
+
+_CONTENT_BY_ROUTE = {
+    "/jobs/{job_id}/logs": "log",
+    "/jobs/{job_id}/logs/raw": "log",
+    "/jobs/{job_id}/artifacts/file/{path:file}": "artifact",
+    "/jobs/{job_id}/artifacts.zip": "artifact",
+}
+"""Kind of content by route, of routes that serve jobs' logs and artifacts."""
+_FIRST_ERROR = 400
+_REQUEST_BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_CLAIM_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 24 * 3600.0)
+_SUBMIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
+
+
+class ServiceMetrics:
+    """The metrics of one API process.
+
+    Args:
+        streams: The logs being followed; their number is read at each scrape.
+    """
+
+    def __init__(self, streams: StreamRegistry) -> None:
+        # Not the library's global registry: two applications in one process must not share their metrics.
+        self._registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "gradient_http_requests", "Requests answered.", ["route", "method", "status"], registry=registry
+        )
+        self._seconds = Histogram(
+            "gradient_http_request_duration_seconds",
+            "Time from a request's arrival to the start of its response.",
+            ["route", "method"],
+            buckets=_REQUEST_BUCKETS,
+            registry=registry,
+        )
+        self._submit = Histogram(
+            "gradient_submit_duration_seconds",
+            "Time from a received submission to its committed record.",
+            buckets=_SUBMIT_BUCKETS,
+            registry=registry,
+        )
+        self._served = Counter(
+            "gradient_served_bytes", "Bytes of logs and artifacts sent.", ["content"], registry=registry
+        )
+        for content in sorted(set(_CONTENT_BY_ROUTE.values())):
+            self._served.labels(content)
+        self._job_metrics = _JobMetrics(registry)
+        following = Gauge("gradient_log_streams", "Logs being followed now.", registry=registry)
+        following.set_function(lambda: streams.active)
+        build = Info("gradient_build", "This release.", registry=registry)
+        build.info({"version": version("gradient-jobs"), "python": platform.python_version()})
+        ProcessCollector(registry=registry)
+
+    @contextmanager
+    def time_submission(self) -> Iterator[None]:
+        """Time a submission; a refused one is not counted."""
+        began = time.perf_counter()
+        yield
+        self._submit.observe(time.perf_counter() - began)
+
+    def count_request(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count a request.
+
+        Args:
+            scope: The request's ASGI scope, after routing.
+            status: Status of the response; 0: the client disconnected before it.
+            seconds: Time from its arrival to the start of the response.
+        """
+        route, method = route_pattern(scope), scope["method"] if scope["method"] in METHODS else "other"
+        self._requests.labels(route, method, str(status)).inc()
+        self._seconds.labels(route, method).observe(seconds)
+
+    def count_sent_bytes(self, content: str, size: int) -> None:
+        """Count sent bytes of logs or artifacts."""
+        self._served.labels(content).inc(size)
+
+    def exposition(self, session: Session) -> bytes:
+        """Render all metrics in Prometheus' text format.
+
+        Raises:
+            StoreUnavailable: The database does not answer.
+        """
+        self._job_metrics.update(session)
+        counted = CollectorRegistry()
+        counted.register(SnapshotCollector(snapshot.collect(session)))
+        return render(self._registry) + render(counted)
+
+
+class _JobMetrics:
+    """Counters of job events, whichever process caused them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._following = EventCounter()
+        self._ended = Counter(
+            "gradient_jobs_ended",
+            "Jobs that ended since the first scrape of this process.",
+            ["state", "backend", "pool"],
+            registry=registry,
+        )
+        self._claims = Histogram(
+            "gradient_claim_duration_seconds",
+            "Time from when a job was due to its claim by a worker.",
+            ["backend", "pool"],
+            buckets=_CLAIM_BUCKETS,
+            registry=registry,
+        )
+        self._stored = Counter(
+            "gradient_stored_bytes",
+            "Bytes stored by attempts that ended since the first scrape of this process.",
+            ["content"],
+            registry=registry,
+        )
+        for content in sorted(set(_CONTENT_BY_ROUTE.values())):
+            self._stored.labels(content)
+
+    def update(self, session: Session) -> None:
+        """Count the events since the last call."""
+        happened = self._following.poll(session)
+        for labels, number in happened.ended.items():
+            self._ended.labels(*labels).inc(number)
+        for pool, seconds in happened.claims:
+            self._claims.labels(*pool).observe(seconds)
+        self._stored.labels("log").inc(happened.log_bytes)
+        self._stored.labels("artifact").inc(happened.artifact_bytes)
+
+
+class MetricsMiddleware:
+    """Counts and times every request; plain ASGI, so that streams are not buffered."""
+
+    def __init__(self, app: ASGIApp, service_metrics: ServiceMetrics) -> None:
+        self._app = app
+        self._service_metrics = service_metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        took: float | None = None
+        status = 0
+        content: str | None = None
+
+        async def send_counted(message: Message) -> None:
+            nonlocal took, status, content
+            if message["type"] == "http.response.start":
+                took, status = time.perf_counter() - began, message["status"]
+                content = _CONTENT_BY_ROUTE.get(route_pattern(scope)) if status < _FIRST_ERROR else None
+            await send(message)
+            if content is not None and message["type"] == "http.response.body":
+                self._service_metrics.count_sent_bytes(content, len(message.get("body", b"")))
+
+        try:
+            await self._app(scope, receive, send_counted)
+        finally:
+            self._service_metrics.count_request(scope, status, time.perf_counter() - began if took is None else took)

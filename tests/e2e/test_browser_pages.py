@@ -1,0 +1,46 @@
+"""Every page of the dashboard in a real browser: no fault that axe-core finds, no message, nothing wider than it."""
+
+import pytest
+from support.browser import Browser
+from support.sample_dashboard import PAGES, SampleDashboard
+
+SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
+FAULTS = """axe.run({resultTypes: ["violations"]}).then(({violations}) =>
+    violations.map(({id, help, nodes}) => [id, help, nodes.slice(0, 3).map((node) => node.html)]))"""
+TOO_WIDE = """[document.documentElement, ...document.querySelectorAll("main section")]
+    .filter((box) => box.scrollWidth > box.clientWidth + 1).map((box) => `too wide: ${box.outerHTML.slice(0, 200)}`)"""
+OTHER_ORIGINS = """performance.getEntriesByType("resource").map((entry) => entry.name)
+    .filter((name) => !name.startsWith(location.origin) && !name.startsWith("data:"))"""
+
+
+@pytest.fixture(scope="module")
+def dashboard(tmp_path_factory):
+    sample = SampleDashboard(tmp_path_factory.mktemp("pages"))
+    yield sample
+    sample.deployment.stop()
+
+
+@pytest.fixture(params=SIZES)
+def browser(request, dashboard, tmp_path):
+    browser = Browser(tmp_path, size=SIZES[request.param])
+    dashboard.sign_in(browser)
+    yield browser
+    browser.close()
+
+
+def faults(browser, axe_core):
+    """Everything that is wrong with the page that is open."""
+    browser.evaluate(axe_core)
+    found = [*browser.evaluate(FAULTS), *browser.evaluate(OTHER_ORIGINS), *browser.messages]
+    browser.messages.clear()
+    return found + browser.evaluate(TOO_WIDE)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_serves_everybody(dashboard, browser, axe_core, theme):
+    browser("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+    found = {}
+    for page in sorted(PAGES):
+        dashboard.open(browser, page)
+        found[page] = faults(browser, axe_core)
+    assert {page: of_page for page, of_page in found.items() if of_page} == {}

@@ -1,0 +1,308 @@
+"""Limits of one key: each is reached over HTTP, with the message of its answer, while others are still served."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from support.deployment import EMPTY_SSL_CONTEXT
+from support.live_service import (
+    LiveServer,
+    count_jobs,
+    make_form,
+    make_job_body,
+    make_zip,
+    record_statements,
+    wait_until,
+)
+
+from core.jobs import queries
+from core.security import api_keys
+from core.settings import Settings
+from core.settings.limits import LimitSettings
+from core.storage.workspaces import WorkspaceStore
+from service.auth.per_key_limits import RateLimit
+
+
+@pytest.fixture
+def settings(settings: Settings, request: pytest.FixtureRequest) -> Settings:
+    return settings.model_copy(update={"limits": LimitSettings(**getattr(request, "param", {}))})
+
+
+@pytest.fixture
+def other(live_server: LiveServer, database) -> Iterator[httpx.Client]:
+    """A client with another key."""
+    with database.write() as session:
+        secret = api_keys.create(session, "other")[1]
+    with httpx.Client(
+        base_url=live_server.url, headers={"x-api-key": secret}, verify=EMPTY_SSL_CONTEXT, timeout=30
+    ) as client:
+        yield client
+
+
+def limited(answer: httpx.Response, setting: str, limit: int) -> str:
+    """The message of an answer that must be a refusal by this limit."""
+    error = answer.json()["error"]
+    assert (answer.status_code, error["status"], error["name"]) == (429, 429, "LimitReached")
+    assert f"GRADIENT_LIMITS__{setting}" in error["message"]
+    assert f"{limit:,} " in error["message"]
+    wait = int(answer.headers["retry-after"])
+    assert 1 <= wait <= 60
+    assert f"Try again in {wait} second" in error["message"]
+    return error["message"]
+
+
+def test_a_bucket_is_full_at_first_and_refills_evenly():
+    now = [1000.0]
+    bucket = RateLimit(60, "requests", "requests_per_minute", clock=lambda: now[0])
+
+    def taken() -> int:
+        for count in range(1000):
+            try:
+                bucket.acquire("ann")
+            except Exception:  # noqa: BLE001 - counted, not looked at
+                return count
+        return 1000
+
+    assert taken() == 60
+    bucket.acquire("bob")
+    now[0] += 10
+    assert taken() == 10
+    now[0] += 3600
+    assert taken() == 60
+
+
+@pytest.mark.parametrize("settings", [{"requests_per_minute": 20}], indirect=True)
+def test_a_key_that_sends_too_many_requests_is_refused_and_another_is_not(client, other):
+    answers = [client.get("/machine-types") for _ in range(21)]
+    assert [answer.status_code for answer in answers[:20]] == [200] * 20
+    assert "requests a minute for one key" in limited(answers[20], "REQUESTS_PER_MINUTE", 20)
+    assert client.get("/health").status_code == 200
+    assert other.get("/machine-types").status_code == 200
+
+
+@pytest.mark.parametrize("settings", [{"requests_per_minute": 2}], indirect=True)
+def test_a_request_is_counted_once_however_often_the_key_is_asked_for(client):
+    assert [client.post("/jobs", json=make_job_body()).status_code for _ in range(3)] == [201, 201, 429]
+
+
+@pytest.mark.parametrize("settings", [{"submissions_per_minute": 3}], indirect=True)
+def test_a_key_that_submits_too_fast_is_refused_and_another_is_not(client, other, database):
+    job = client.post("/jobs", json=make_job_body()).json()
+    assert client.post("/jobs", json=make_job_body(), params={"dryRun": "true"}).status_code == 200
+    assert client.post(f"/jobs/{job['id']}/clone").status_code == 201
+    over = [
+        client.post("/jobs", json=make_job_body()),
+        client.post("/jobs", files=make_form(make_job_body(), make_zip())),
+        client.post(f"/jobs/{job['id']}/clone"),
+        client.post("/jobs/createJob", json={"command": "true", "machineType": "CPU"}),
+    ]
+    for answer in over:
+        assert "submissions a minute for one key" in limited(answer, "SUBMISSIONS_PER_MINUTE", 3)
+    assert count_jobs(database) == 2
+    assert other.post("/jobs", json=make_job_body()).status_code == 201
+
+
+@pytest.mark.parametrize("settings", [{"queued_per_key": 5}], indirect=True)
+def test_a_key_that_fills_the_queue_is_refused_and_another_is_not(client, other, worker, database):
+    again = {"Idempotency-Key": "first"}
+    first = client.post("/jobs", json=make_job_body(), headers=again)
+    assert [client.post("/jobs", json=make_job_body()).status_code for _ in range(4)] == [201] * 4
+    assert "queued jobs of one key" in limited(client.post("/jobs", json=make_job_body()), "QUEUED_PER_KEY", 5)
+    limited(client.post(f"/jobs/{first.json()['id']}/clone"), "QUEUED_PER_KEY", 5)
+    repeated = client.post("/jobs", json=make_job_body(), headers=again)
+    assert (repeated.status_code, repeated.json()["id"]) == (200, first.json()["id"]), "a repeat makes no job"
+    assert other.post("/jobs", json=make_job_body()).status_code == 201
+    assert count_jobs(database) == 6
+    worker.register()
+    worker.start()
+    assert client.post("/jobs", json=make_job_body()).status_code == 201, "one of them is no longer queued"
+
+
+@pytest.mark.parametrize("settings", [{"queued_per_project": 3}], indirect=True)
+def test_a_project_that_fills_the_queue_is_refused_and_another_is_not(client, other):
+    crowded = make_job_body(project="crowded")
+    assert [client.post("/jobs", json=crowded).status_code for _ in range(3)] == [201] * 3
+    for one in (client, other):
+        message = limited(one.post("/jobs", json=crowded), "QUEUED_PER_PROJECT", 3)
+        assert "queued jobs of one project" in message
+    assert client.post("/jobs", json=make_job_body(project="empty")).status_code == 201
+
+
+@pytest.mark.parametrize("settings", [{"queued_per_key": 20}], indirect=True)
+def test_submissions_at_once_do_not_get_past_the_limit_of_the_queue(client, database):
+    def submit(_: int) -> int:
+        return client.post("/jobs", json=make_job_body()).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(submit, range(32)))
+    assert sorted(statuses) == [201] * 20 + [429] * 12
+    assert count_jobs(database) == 20
+
+
+def test_a_long_queue_is_not_counted_for_each_submission(client, database):
+    with record_statements(database) as asked:
+        for _ in range(20):
+            assert client.post("/jobs", json=make_job_body()).status_code == 201
+    counted = [statement for statement, _ in asked if "count(*)" in statement and "LIMIT" in statement]
+    assert len(counted) == 1, "once, for key and project together"
+
+
+@pytest.mark.parametrize("settings", [{"streams": 3}], indirect=True)
+def test_one_key_that_follows_many_logs_does_not_shut_out_another(client, other, stores):
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
+    path, accept = f"/jobs/{job_id}/logs", {"Accept": "text/event-stream"}
+    leave = threading.Event()
+    answers: list[httpx.Response] = []
+
+    def follow() -> None:
+        with client.stream("GET", path, headers=accept) as answer:
+            if answer.status_code != 200:
+                answer.read()
+            answers.append(answer)
+            leave.wait(60)
+
+    threads = [threading.Thread(target=follow) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: len(answers) == 12)
+        refused = [answer for answer in answers if answer.status_code != 200]
+        assert len(refused) == 9
+        for answer in refused:
+            assert "logs followed at once by one key" in limited(answer, "STREAMS", 3)
+        assert client.get(path).status_code == 200, "pages of the log are still read"
+        with other.stream("GET", path, headers=accept) as theirs:
+            assert theirs.status_code == 200
+    finally:
+        leave.set()
+        for thread in threads:
+            thread.join(20)
+    wait_until(lambda: stores.streams.active == 0)
+    with client.stream("GET", path, headers=accept) as mine:
+        assert mine.status_code == 200
+
+
+@pytest.mark.parametrize("settings", [{"uploads": 1, "archives": 2, "wait_seconds": 0.2}], indirect=True)
+def test_archives_that_take_long_to_check_hold_up_nobody_else(client, other, monkeypatch):
+    began, go_on = threading.Semaphore(0), threading.Event()
+    add = WorkspaceStore.add
+
+    def slow(*args, **kwargs):
+        began.release()
+        assert go_on.wait(60)
+        return add(*args, **kwargs)
+
+    monkeypatch.setattr(WorkspaceStore, "add", slow)
+
+    def submit(number: int) -> httpx.Response:
+        return client.post("/jobs", files=make_form(make_job_body(name=f"n{number}"), make_zip()), timeout=60)
+
+    with ThreadPoolExecutor(50) as pool:
+        mine = [pool.submit(submit, number) for number in range(48)]
+        assert began.acquire(timeout=30)
+        wait_until(lambda: sum(one.done() for one in mine) == 47)
+        assert client.get("/jobs").status_code == 200
+        theirs = pool.submit(other.post, "/jobs", files=make_form(make_job_body(), make_zip()))
+        assert began.acquire(timeout=30), "an archive of another key is checked meanwhile"
+        go_on.set()
+        assert theirs.result(30).status_code == 201
+        answers = [one.result(30) for one in mine]
+    refused = [answer for answer in answers if answer.status_code != 201]
+    assert len(refused) == 47
+    for answer in refused:
+        assert "uploads at once for one key" in limited(answer, "UPLOADS", 1)
+
+
+@pytest.mark.parametrize("settings", [{"searches": 2, "wait_seconds": 0.2}], indirect=True)
+@pytest.mark.parametrize(
+    "path", ["/jobs?tag=x", "/jobs?query=x", "/jobs/getJobs?command=x", "/jobs/getJobList?tagFilter=x"]
+)
+def test_many_searches_of_one_key_hold_up_nobody_else(client, other, monkeypatch, path):
+    began, go_on = threading.Semaphore(0), threading.Event()
+    page = queries.page
+
+    def slow(session, wanted, **kwargs):
+        if wanted.text or wanted.command or wanted.tags:
+            began.release()
+            assert go_on.wait(60)
+        return page(session, wanted, **kwargs)
+
+    monkeypatch.setattr(queries, "page", slow)
+
+    def search(_: int) -> httpx.Response:
+        return client.get(path, timeout=60)
+
+    with ThreadPoolExecutor(50) as pool:
+        mine = [pool.submit(search, number) for number in range(45)]
+        wait_until(lambda: sum(one.done() for one in mine) == 43)
+        assert client.get("/jobs").status_code == 200
+        theirs = pool.submit(other.get, path)
+        for _ in range(3):
+            assert began.acquire(timeout=30)
+        go_on.set()
+        assert theirs.result(30).status_code == 200
+        answers = [one.result(30) for one in mine]
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert len(refused) == 43
+    for answer in refused:
+        assert "searches at once for one key" in limited(answer, "SEARCHES", 2)
+
+
+def test_many_patterns_in_one_request_are_refused_before_a_file_is_compared(client, worker):
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
+    worker.register()
+    worker.end(worker.start())
+    patterns = ",".join(f"*{number}?" for number in range(20_000))
+    answer = client.post(f"/jobs/{job_id}/artifactsDestroy", json={"files": patterns})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (400, "files")
+    message = answer.json()["error"]["message"]
+    assert "20,000 patterns are more than the 100" in message
+    assert "GRADIENT_LIMITS__PATTERNS" in message
+    names = ",".join(f"file{number}" for number in range(5000))
+    assert client.post(f"/jobs/{job_id}/artifactsDestroy", json={"files": names}).status_code == 204
+
+
+def test_many_ids_in_one_request_are_refused_and_those_of_one_are_read_at_once(client, database):
+    ids = [client.post("/jobs", json=make_job_body(tags=["red"])).json()["id"] for _ in range(3)]
+    for field, path, query in (
+        ("entityIds", "/entityTags/getTags", {"entity": "job", "entityIds": ["j"] * 75_000}),
+        ("tagFilter", "/jobs/getJobList", {"tagFilter": [f"t{number}" for number in range(75_000)]}),
+    ):
+        answer = client.request("GET", path, json=query)
+        assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)
+        message = answer.json()["error"]["message"]
+        assert "75,000 ids are more than the 1,000" in message
+        assert "GRADIENT_LIMITS__IDS" in message
+    with record_statements(database) as asked:
+        query = {"entity": "job", "entityIds": ids + ["nothing"] * 900}
+        found = client.request("GET", "/entityTags/getTags", json=query)
+    assert found.json() == {one: [{"tag": {"name": "red"}}] for one in ids}
+    assert len([statement for statement, _ in asked if "FROM jobs" in statement]) == 1
+
+
+@pytest.mark.parametrize("settings", [{"priority": 60}], indirect=True)
+def test_a_priority_above_the_highest_here_is_refused(client):
+    answer = client.post("/jobs", json=make_job_body(priority=61))
+    assert (answer.status_code, answer.json()["error"]["field"]) == (400, "priority")
+    assert "61 is above 60" in answer.json()["error"]["message"]
+    assert "GRADIENT_LIMITS__PRIORITY" in answer.json()["error"]["message"]
+    assert client.post("/jobs", json=make_job_body(priority=60)).status_code == 201
+
+
+@pytest.mark.parametrize("settings", [{"requests_per_minute": 3}], indirect=True)
+def test_a_page_over_a_limit_is_shown_as_a_page(client):
+    for _ in range(3):
+        client.get("/jobs")
+    answer = client.get("/ui/jobs", headers={"Accept": "text/html"})
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"]
+    assert "GRADIENT_LIMITS__REQUESTS_PER_MINUTE" in answer.text
+
+
+def test_a_script_of_a_thousand_submissions_is_within_the_defaults():
+    bucket = RateLimit(LimitSettings().submissions_per_minute, "submissions", "x", clock=lambda: 0.0)
+    for _ in range(1000):
+        bucket.acquire("ann")
+    assert LimitSettings().queued_per_key >= 10_000

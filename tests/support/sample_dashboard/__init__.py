@@ -1,0 +1,119 @@
+"""A server with something to see on every page of its dashboard, for pictures and for tests of all pages."""
+
+from pathlib import Path
+
+from support.browser import Browser
+from support.deployment import Deployment, wait_until
+from support.live_service import make_form, make_zip
+
+PAGES = {
+    *(
+        "now",
+        "jobs",
+        "new-job",
+        "clone",
+        "job",
+        "running-job",
+        "failed-job",
+        "metrics",
+        "artifacts",
+        "picture",
+        "table",
+    ),
+    *("report", "json", "prediction", "comparisons", "comparison", "projects", "project", "machines", "tpus", "keys"),
+    *("secrets", "registries", "server", "health", "login"),
+}
+"""Names of the pages."""
+_WITH_CHARTS = {"job", "running-job", "metrics"}
+_TRAINING = Path(__file__).with_name("train.py").read_bytes()
+
+
+class SampleDashboard:
+    """A running service with jobs that train, ended, failed and wait.
+
+    Attributes:
+        deployment: The service.
+        addresses: Addresses by the name of the page, without the server's; all need a session but `login`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.deployment = Deployment(folder / "home")
+        self.deployment.start_up(GRADIENT_WORKER__SLOTS="3", GRADIENT_WORKER__SYNC_SECONDS="0.2")
+        try:
+            self.addresses = self._fill()
+        except BaseException:
+            self.deployment.stop()
+            raise
+
+    def open(self, browser: Browser, page: str) -> None:
+        """Open a page, which has to be there."""
+        browser.open(self.deployment.cli_json["url"] + self.addresses[page])
+        browser.wait_for("document.querySelector('h1') && document.fonts.status === 'loaded'")
+        if page in _WITH_CHARTS:
+            browser.wait_for("document.querySelector('.chart canvas')")
+        assert browser.evaluate("performance.getEntriesByType('navigation')[0].responseStatus") == 200, page
+
+    def sign_in(self, browser: Browser) -> None:
+        """Sign in with the server's first key."""
+        browser.open(self.deployment.cli_json["url"] + self.addresses["login"])
+        browser.fill("#key", self.deployment.cli_json["apiKey"])
+        browser.click("form.sign-in button")
+        browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+
+    def _submit(self, command: str, **spec: object) -> str:
+        body = {"machineType": "CPU", "command": command, "project": "moons"} | spec
+        answer = self.deployment.request("POST", "/jobs", files=make_form(body, make_zip({"train.py": _TRAINING})))
+        assert answer.status_code == 201, answer.text
+        job_id: str = answer.json()["id"]
+        return job_id
+
+    def _put(self, path: str, body: dict[str, object]) -> None:
+        answer = self.deployment.request("PUT", path, json=body)
+        assert answer.is_success, answer.text
+
+    def _fill(self) -> dict[str, str]:
+        deployment = self.deployment
+        trained = [
+            self._submit(f"python3 train.py --rate {rate}", name=f"rate-{rate}", tags=["sweep"])
+            for rate in (0.1, 0.5, 2)
+        ]
+        failed = self._submit("python3 train.py --rates 0.1", name="misspelled")
+        for job_id in (*trained, failed):
+            deployment.wait_ended(job_id)
+        runs = self._submit("python3 train.py --steps 100000 --pause 0.5", name="long-training", timeLimit=7200)
+        self._submit("python3 train.py --steps 100000 --pause 0.5", name="beside-it")
+        wait_until(lambda: len(deployment.request("GET", f"/jobs/{runs}/metrics").json()["series"]) > 0, "metrics")
+        self._put("/secrets/WANDB_API_KEY", {"value": "not-a-real-one"})
+        self._put("/registries/ghcr.io", {"username": "moons", "password": "not-a-real-one"})
+        body = {"jobs": trained, "name": "learning rates", "metric": "val/accuracy"}
+        made = deployment.request("POST", "/comparisons/from-jobs", json=body)
+        assert made.status_code == 201, made.text
+        best = f"/ui/jobs/{trained[1]}"
+        return {
+            "login": "/ui/login",
+            "now": "/ui",
+            "jobs": "/ui/jobs?columns=val/accuracy",
+            "new-job": "/ui/jobs/new?machineType=CPU&project=moons",
+            "clone": f"/ui/jobs/new?from={trained[0]}",
+            "job": best,
+            "running-job": f"/ui/jobs/{runs}",
+            "failed-job": f"/ui/jobs/{failed}",
+            "metrics": f"{best}/metrics",
+            "artifacts": f"{best}/artifacts",
+            "picture": f"{best}/artifacts/view?path=map.png",
+            "table": f"{best}/artifacts/view?path=predictions.csv",
+            "report": f"{best}/artifacts/view?path=REPORT.md",
+            "json": f"{best}/artifacts/view?path=model/weights.json",
+            "prediction": f"{best}/prediction",
+            "comparisons": "/ui/comparisons",
+            "comparison": f"/ui/comparisons/{made.json()['id']}",
+            "projects": "/ui/projects",
+            "project": "/ui/projects/moons",
+            "machines": "/ui/machines",
+            "tpus": "/ui/tpus",
+            "keys": "/ui/settings/keys",
+            "secrets": "/ui/settings/secrets",
+            "registries": "/ui/settings/registries",
+            "server": "/ui/settings/server",
+            "health": "/ui/settings/health",
+        }

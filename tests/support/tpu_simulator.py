@@ -1,0 +1,147 @@
+"""A simulated cloud with TPUs, and a device in it, for tests."""
+
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from gradient_server.simulator.tpu.api import TpuSimulator
+from gradient_server.simulator.tpu.state import TpuProject
+from worker.backends.base import LaunchError
+from worker.backends.tpu.resource_inventory import ResourceEntry
+
+ZONES = ["us-central1-b", "us-west4-a"]
+NO_RESOURCES = ([], [])
+"""Nodes and queued resources of the simulator when everything was deleted."""
+
+
+def no_job_ended(_job_id):
+    """Report no job as over."""
+    return False
+
+
+class FakeDevice:
+    """Something that takes connections at a port, as a TPU does."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()[:2]
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self._listener.accept()[0].close()
+
+    def close(self) -> None:
+        # Closing alone does not wake who waits in accept.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+
+@contextlib.contextmanager
+def running_simulator(**options):
+    """A running simulator whose nodes are all the same device."""
+    device = FakeDevice()
+    simulator = TpuSimulator(cloud=TpuProject(device=device.address, **options))
+    simulator.start()
+    try:
+        yield simulator
+    finally:
+        simulator.stop()
+        device.close()
+
+
+SHORT_TIMES = {
+    "runner": "process",
+    "poll_seconds": 0.02,
+    "watch_seconds": 0.05,
+    "timeout_seconds": 1.0,
+    "unhealthy_seconds": 0.2,
+    "api_retry_seconds": 3.0,
+    "probe_seconds": 0.2,
+    "provision_timeout_seconds": 20.0,
+    "orphan_grace_seconds": 0.0,
+}
+"""TPU settings with short timeouts."""
+
+
+def tpu_settings(simulator, **options):
+    """Return TPU settings for the simulated cloud, with short timeouts."""
+    return {"simulator_address": simulator.address, "zones": ZONES} | SHORT_TIMES | options
+
+
+class MemoryResourceInventory:
+    """An inventory of billed resources in memory, for a backend without a database."""
+
+    def __init__(self) -> None:
+        self._rows: list[dict] = []
+        self._lock = threading.Lock()
+
+    def installation(self) -> str:
+        return "gtest"
+
+    def record_intent(self, kind, name, *, job_id, attempt, price=None):
+        with self._lock:
+            row = next((row for row in self._rows if row["name"] == name and not row["gone"]), None)
+            if row is None:
+                row = {"kind": kind, "name": name, "job_id": job_id, "attempt": attempt, "operation": None}
+                row |= {"id": len(self._rows), "gone": False, "deleting": False, "states": [], "detail": None}
+                row |= {"since": None, "until": None, "price": price}
+                self._rows.append(row)
+            return self._entry(row) if (row["job_id"], row["attempt"]) == (job_id, attempt) else None
+
+    def update(self, entry, *, state, health=None, detail=None, operation=None):
+        row = self._rows[entry.id]
+        row["states"].append((state, health))
+        row["operation"] = operation or row["operation"]
+        row["detail"] = detail or row["detail"]
+
+    def record_billing(self, entry, *, since=None, until=None, price=None):
+        with self._lock:
+            row = self._rows[entry.id]
+            if since is not None and row["since"] is None:
+                row |= {"since": since, "price": price or row["price"]}
+            if until is not None and row["since"] is not None and row["until"] is None:
+                row["until"] = until
+
+    def record_deletion(self, entry, *, gone, detail=None):
+        row = self._rows[entry.id]
+        row["gone" if gone else "deleting"] = True
+        row["detail"] = detail or row["detail"]
+
+    def list_of_attempt(self, job_id, attempt):
+        return [self._entry(row) for row in self._rows if (row["job_id"], row["attempt"]) == (job_id, attempt)]
+
+    def list_on_host(self):
+        return [entry for entry in map(self._entry, self._rows) if not entry.over]
+
+    def list_orphaned(self):
+        return [self._entry(row) for row in self._rows if not row["gone"]]
+
+    def states(self, index=0):
+        return [state for state, _ in self._rows[index]["states"]]
+
+    def billed(self):
+        return [row["name"] for row in self._rows if row["since"] is not None]
+
+    def billing(self, index=0):
+        """Return start and end of billing, in Unix time, and the price if it is not the list price."""
+        row = self._rows[index]
+        return row["since"], row["until"], row["price"]
+
+    def _entry(self, row):
+        over = row["gone"] or row["deleting"]
+        known = {name: row[name] for name in ("id", "kind", "name", "job_id", "attempt", "operation")}
+        return ResourceEntry(**known, age=0.0, over=over)
+
+
+def expect_launch_error(harness, spec=None, confirm=lambda: None):
+    """Return the reason and detail of a launch that must fail."""
+    with pytest.raises(LaunchError) as raised:
+        harness.backend.launch(spec or harness.spec("true"), confirm, lambda *_: None)
+    return raised.value.reason, raised.value.detail

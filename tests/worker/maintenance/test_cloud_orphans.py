@@ -1,0 +1,92 @@
+"""TPUs of hosts that are gone are deleted by another, one worker at a time."""
+
+import pytest
+from sqlalchemy import update
+from support.tpu_simulator import running_simulator, tpu_settings
+
+from core.db.database import now
+from core.db.models.jobs import LeaderLease
+from core.jobs import lifecycle, queries
+from core.jobs.scheduling import claims
+from core.jobs.scheduling.claims import WorkerOffer
+from core.settings import Settings
+from worker.cloud_resource_inventory import DatabaseResourceInventory
+from worker.context import WorkerContext
+from worker.maintenance.cloud_orphans import CloudSweep
+
+
+@pytest.fixture
+def simulator():
+    with running_simulator() as running:
+        yield running
+
+
+@pytest.fixture
+def host(database, simulator, tmp_path):
+    settings = Settings(home=tmp_path / "home", tpu=tpu_settings(simulator))
+    return WorkerContext.open(settings, database, worker_name="w1", hostname="here")
+
+
+@pytest.fixture
+def lost(database, submit, simulator):
+    """A job on a machine that is gone, with its TPU."""
+    submit(machine="TPU")
+    with database.write() as session:
+        job = claims.claim(session, WorkerOffer("other", "gone", ("process",)))
+    name = f"gj-{job.id}-1"
+    inventory = DatabaseResourceInventory(database, "gone")
+    inventory.record_intent("tpu_node", f"us-central1-b/{name}", job_id=job.id, attempt=1)
+    labels = {"gradient-jobs": inventory.installation(), "gradient-job": job.id, "gradient-attempt": "1"}
+    simulator.cloud.create_node("projects/simulated/locations/us-central1-b", name, {"labels": labels})
+    return job
+
+
+def give_up(database, job):
+    with database.write() as session:
+        lifecycle.fail_lost(session, queries.get_row(session, job.id), "worker_lost", "15 minutes")
+
+
+def test_what_a_lost_host_had_is_deleted(host, database, lost, simulator):
+    sweep = CloudSweep(host)
+    assert sweep.run() == {"tpus": 0}, "it may come back"
+    assert len(simulator.cloud.remaining_resources()[0]) == 1
+    give_up(database, lost)
+    assert sweep.run() == {"tpus": 1}
+    assert simulator.cloud.remaining_resources() == ([], [])
+    assert sweep.run() == {"tpus": 0}
+    with database.read() as session:
+        assert queries.get_row(session, lost.id).attempt == 1
+
+
+def test_it_is_known_to_be_gone_when_it_is_not_found_any_more(host, database, lost):
+    give_up(database, lost)
+    for _ in range(2):
+        CloudSweep(host).run()
+    assert host.resource_inventory.list_orphaned() == []
+
+
+def test_what_is_in_the_cloud_and_in_no_record_is_deleted_unless_a_worker_runs_its_attempt(
+    host, database, lost, simulator
+):
+    inventory = host.resource_inventory
+    for entry in inventory.list_of_attempt(lost.id, 1):
+        inventory.record_deletion(entry, gone=True)
+    assert CloudSweep(host).run() == {"tpus": 0}
+    give_up(database, lost)
+    assert CloudSweep(host).run() == {"tpus": 1}
+    assert simulator.cloud.remaining_resources() == ([], [])
+
+
+def test_one_worker_at_a_time_sweeps(host, database, lost):
+    give_up(database, lost)
+    other = WorkerContext.open(host.settings, database, worker_name="w2", hostname="there")
+    assert CloudSweep(other).run() == {"tpus": 1}
+    assert CloudSweep(host).run() == {}
+    with database.write() as session:
+        session.execute(update(LeaderLease).values(until=now(-1)))
+    assert CloudSweep(host).run() == {"tpus": 0}
+
+
+def test_where_there_are_no_tpus_none_are_swept(database, tmp_path):
+    host = WorkerContext.open(Settings(home=tmp_path / "home"), database, worker_name="w1", hostname="here")
+    assert CloudSweep(host).run() == {}

@@ -1,0 +1,230 @@
+"""Commands in jobs' containers, by the engine's exec calls, and connections to their ports.
+
+The engine ends a command only with its container, so each writes its pid to the control folder first, and is signalled
+by another command. Ports are reached by a small program in the container: its addresses are not reachable from every
+worker, and a job may listen on its localhost alone.
+"""
+
+import contextlib
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from core.jobs.exec.channel import CHUNK_BYTES, STDERR, STDOUT
+from worker.backends import base
+from worker.backends.base import Handle, read_control
+from worker.backends.docker.container.config import container_name
+from worker.backends.docker.engine.client import CONFLICT, Engine, EngineError, EngineRefused
+from worker.backends.job_exec import ExecRefused, ExecRequest
+
+_RECORD_PID = '{ echo $$ >"$0"; } 2>/dev/null; exec "$@"'
+_SIGNAL_GROUP = 'kill -s "$1" -- "-$0"'
+_HEADER = struct.Struct("!BxxxI")
+_STATUS_SECONDS = 5.0
+_STATUS_PAUSE_SECONDS = 0.05
+_HANGUP_SECONDS = 1.0
+_UNKNOWN_CODE = 126
+_CONNECTED = b"connected"
+
+# With Python, which nearly every image for machine learning has; else with bash.
+_CONNECT = """
+if command -v python3 >/dev/null 2>&1; then exec python3 -S -c "$1" "$0"; fi
+if command -v bash >/dev/null 2>&1; then exec bash -c "$2" "$0"; fi
+echo "The image has neither python3 nor bash, one of which connects to ports." >&2
+exit 1
+"""
+_CONNECT_PYTHON = """
+import os, socket, sys, threading
+try:
+    s = socket.create_connection(("localhost", int(sys.argv[1])), 30)
+except OSError:
+    sys.exit(1)
+s.settimeout(None)
+os.write(2, b"connected")
+def send():
+    while data := os.read(0, 65536):
+        s.sendall(data)
+    s.shutdown(socket.SHUT_WR)
+threading.Thread(target=send, daemon=True).start()
+while data := s.recv(65536):
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view):]
+"""
+_CONNECT_BASH = """
+exec 3<>"/dev/tcp/localhost/$0" || exit 1
+printf connected >&2
+cat <&0 >&3 &
+cat <&3
+"""
+
+
+def run_in_container(engine: Engine, handle: Handle, request: ExecRequest) -> "ContainerStream":
+    """Start a command in a job's container.
+
+    Raises:
+        ExecRefused: The engine cannot start it.
+    """
+    pid_file = f"session-{request.id}"
+    terminal = request.terminal
+    # The engine sets the size only after the start, when the command may have read it.
+    size = f"stty rows {terminal.rows} cols {terminal.columns} 2>/dev/null; " if terminal else ""
+    command = ["/bin/sh", "-c", size + _RECORD_PID, f"{base.CONTROL}/{pid_file}", *request.command]
+    try:
+        made = engine.call(
+            lambda api: api.exec_create(
+                container_name(handle["name"]),
+                command,
+                stdin=True,
+                tty=terminal is not None,
+                environment={"TERM": terminal.kind} if terminal else None,
+            )
+        )
+        opened = engine.call(lambda api: api.exec_start(made["Id"], tty=terminal is not None, socket=True))
+    except EngineError as error:
+        gone = isinstance(error, EngineRefused) and error.status == CONFLICT
+        raise ExecRefused("The job has just ended." if gone else f"The engine starts no command: {error}") from error
+    stream = ContainerStream(
+        engine, handle, made["Id"], opened, Path(handle["control"]) / pid_file, framed=terminal is None
+    )
+    if terminal:
+        stream.resize(terminal.rows, terminal.columns)
+    return stream
+
+
+def connect_to_container(engine: Engine, handle: Handle, port: int, session_id: str) -> "ContainerStream":
+    """Connect to a port in a job's container.
+
+    Raises:
+        ExecRefused: Nothing listens there, or the image has no program that can connect.
+    """
+    command = ("/bin/sh", "-c", _CONNECT, str(port), _CONNECT_PYTHON, _CONNECT_BASH)
+    stream = run_in_container(engine, handle, ExecRequest(session_id, command))
+    number, data = next(stream.outputs(), (STDOUT, b""))
+    if (number, data) == (STDERR, _CONNECTED):
+        return stream
+    stream.close()
+    text = data.decode(errors="replace").strip()
+    raise ExecRefused(text if text.startswith("The image") else f"Nothing in the job listens on port {port}.")
+
+
+class ContainerStream:
+    """A command in a container; see `JobStream`.
+
+    Args:
+        engine: The engine.
+        handle: The job.
+        exec_id: The engine's id of the command.
+        opened: The SDK's connection to the command.
+        pid_file: File with the command's pid in the container; the job can write it, too.
+        framed: Whether the engine tells stdout and stderr apart.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        handle: Handle,
+        exec_id: str,
+        opened: Any,  # noqa: ANN401 - the SDK names no type
+        pid_file: Path,
+        *,
+        framed: bool,
+    ) -> None:
+        self._engine = engine
+        self._handle = handle
+        self._exec_id = exec_id
+        self._opened = opened  # it closes the connection when it is collected
+        self._socket: socket.socket = getattr(opened, "_sock", opened)
+        self._socket.settimeout(None)
+        self._pid_file = pid_file
+        self._framed = framed
+        self._closed = threading.Event()
+
+    def outputs(self) -> Iterator[tuple[int, bytes]]:
+        """See `JobStream.outputs`."""
+        with contextlib.suppress(OSError):
+            if not self._framed:
+                while data := self._socket.recv(CHUNK_BYTES):
+                    yield STDOUT, data
+                return
+            while head := self._receive(_HEADER.size):
+                stream, length = _HEADER.unpack(head)
+                while length > 0 and (data := self._socket.recv(min(length, CHUNK_BYTES))):
+                    length -= len(data)
+                    yield stream, data
+
+    def write(self, data: bytes) -> None:
+        """See `JobStream.write`."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(data)
+
+    def end_input(self) -> None:
+        """See `JobStream.end_input`; in a terminal, Ctrl-D."""
+        if not self._framed:
+            self.write(b"\x04")
+            return
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """See `JobStream.resize`."""
+        if not self._framed:
+            with contextlib.suppress(EngineError):
+                self._engine.call(lambda api: api.exec_resize(self._exec_id, rows, columns))
+
+    def send_signal(self, name: str) -> None:
+        """See `JobStream.send_signal`."""
+        pid = read_control(self._pid_file.parent, self._pid_file.name)
+        if pid is None or not pid.isdecimal() or int(pid) <= 1 or not self._status().get("Running"):
+            return
+        with contextlib.suppress(EngineError):
+            command = ["/bin/sh", "-c", _SIGNAL_GROUP, pid, signal.Signals[f"SIG{name}"].name.removeprefix("SIG")]
+            made = self._engine.call(lambda api: api.exec_create(container_name(self._handle["name"]), command))
+            self._engine.call(lambda api: api.exec_start(made["Id"]))
+
+    def exit_code(self) -> int:
+        """See `JobStream.exit_code`."""
+        until = time.monotonic() + _STATUS_SECONDS
+        while time.monotonic() < until:
+            status = self._status()
+            code = status.get("ExitCode")
+            if code is not None and not status.get("Running"):
+                return int(code)
+            time.sleep(_STATUS_PAUSE_SECONDS)
+        return _UNKNOWN_CODE
+
+    def close(self) -> None:
+        """See `JobStream.close`."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self.send_signal("HUP")
+        until = time.monotonic() + _HANGUP_SECONDS
+        while self._status().get("Running"):
+            if time.monotonic() > until:
+                self.send_signal("KILL")
+                break
+            time.sleep(_STATUS_PAUSE_SECONDS)
+        with contextlib.suppress(OSError):
+            self._pid_file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _status(self) -> dict[str, Any]:
+        try:
+            status: dict[str, Any] = self._engine.call(lambda api: api.exec_inspect(self._exec_id))
+        except EngineError:  # its container is gone, or the engine is
+            return {}
+        return status
+
+    def _receive(self, count: int) -> bytes:
+        """Return so many bytes; fewer at the end."""
+        parts = b""
+        while len(parts) < count and (part := self._socket.recv(count - len(parts))):
+            parts += part
+        return parts if len(parts) == count else b""

@@ -1,0 +1,398 @@
+"""The bucket of TPU jobs in one region, with `jobs/<id>/model` and `jobs/<id>/data` for each job.
+
+The settings name it, or it is created when a job first needs it.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.api_core.exceptions import BadRequest, Conflict, Forbidden, NotFound
+from google.auth.credentials import Credentials
+from google.cloud import storage
+
+from core.errors import StoreUnavailable
+from core.ids import checked_job_id
+from core.settings import Settings
+from core.storage.artifacts.paths import opened_folder
+from core.storage.gcs.client import open_client, open_credentials, open_session
+from core.storage.gcs.signed_urls import signed_url
+from core.storage.gcs.uploader import remove_all
+from worker.backends.base import no_check
+from worker.backends.tpu.cancellation import Check
+from worker.backends.tpu.storage.access import JOBS, Token, create_limited_token, grant_access
+from worker.backends.tpu.storage.access_probe import (
+    ProbeResult,
+    find_lacking_permissions,
+    impersonate,
+    probe_bucket,
+)
+from worker.backends.tpu.storage.data_set_upload import UploadResult, upload_tree
+from worker.backends.tpu.storage.download import DownloadResult, OutputDownloader
+from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
+from worker.backends.tpu.storage.mailbox import Mailbox
+
+_CONTINENTS = {"US": "US-", "EU": "EUROPE-", "ASIA": "ASIA-"}
+"""Multi-region locations, and the prefixes of their regions' names."""
+_POLICY_SECONDS = 120.0
+_MAX_PASSES = 3
+_BUCKET_NAME = r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
+_TOKEN_URL_SECONDS = 7 * 86_400.0
+"""The longest validity that Google allows for a signed URL."""
+_LABELS = {"gradient-jobs": "bucket"}
+
+
+@dataclass(frozen=True)
+class BucketPaths:
+    """Paths of a job in the bucket.
+
+    Attributes:
+        model_dir: Outputs, `gs://…/jobs/<id>/model`.
+        data_dir: Inputs.
+        credentials: Environment variables that give the job's container access to both for a while; None if its machine
+            has an account of its own.
+        expires_at: Unix time at which the credentials expire.
+    """
+
+    model_dir: str
+    data_dir: str
+    credentials: dict[str, str] | None
+    expires_at: float | None
+
+
+def open_bucket(settings: Settings, region: str) -> "RegionBucket":
+    """Return the bucket for TPUs of a region, such as `us-central1`; makes no request to Google.
+
+    Raises:
+        StoreUnavailable: There are no credentials.
+    """
+    credentials, own_project = open_credentials(settings.gcs)
+    project = settings.gcs.project or settings.tpu.project or own_project
+    client = open_client(settings.gcs.model_copy(update={"project": project}), credentials)
+    name = settings.bucket.name or f"{project}-gradient-{region}"
+    return RegionBucket(settings, client.bucket(name), region, credentials)
+
+
+class RegionBucket:
+    """The bucket of TPU jobs in one region.
+
+    Args:
+        settings: The configuration.
+        bucket: Opened by a client that acts as the worker.
+        region: Where the TPUs are.
+        credentials: The worker's.
+    """
+
+    def __init__(self, settings: Settings, bucket: storage.Bucket, region: str, credentials: Credentials) -> None:
+        self._settings = settings
+        self._bucket = bucket
+        self._region = region
+        self._credentials = credentials
+        self._parallel = settings.gcs.concurrency
+
+    @property
+    def name(self) -> str:
+        """The bucket's name."""
+        name: str = self._bucket.name
+        return name
+
+    def prepare(self, job_id: str) -> BucketPaths:
+        """Create the bucket and the job's folders in it, if missing; a repeat makes a fresh token.
+
+        Raises:
+            BucketRefused: The bucket is missing, in another region, or may not be used.
+            StoreUnavailable: Google does not answer.
+        """
+        self.ensure()
+        prefix = self._prefix(job_id)
+        # A program that creates folders looks for the parents first; these objects end that search within the prefix.
+        for folder in (prefix, f"{prefix}model/", f"{prefix}data/"):
+            with translate_bucket_errors(self.name, "writing"):
+                self._bucket.blob(folder).upload_from_string(b"")
+        token = self._token(prefix)
+        return BucketPaths(
+            model_dir=f"gs://{self.name}/{prefix}model",
+            data_dir=f"gs://{self.name}/{prefix}data",
+            credentials=self._variables(token.text),
+            expires_at=token.expires_at,
+        )
+
+    def token(self, job_id: str) -> Token:
+        """Return a fresh token for the job's prefix.
+
+        Raises:
+            BucketRefused: Google creates no token.
+            StoreUnavailable: Google does not answer.
+        """
+        return self._token(self._prefix(job_id))
+
+    def _token(self, prefix: str) -> Token:
+        token = create_limited_token(self._credentials, open_session(self._settings.gcs), self.name, prefix)
+        return Token(token.text, min(token.expires_at, time.time() + self._settings.bucket.token_seconds))
+
+    def _variables(self, token: str) -> dict[str, str]:
+        """Build the variables that pass a token: TensorFlow reads the first, Google's tools the second."""
+        found = {
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": token,
+            "CLOUDSDK_AUTH_ACCESS_TOKEN": token,
+            "GRADIENT_BUCKET_TOKEN": token,
+        }
+        endpoint, authority = self._settings.gcs.endpoint, self._settings.gcs.ca
+        if endpoint is not None:
+            # Not in lower case: gRPC would read that too, and connect to the TPU through the proxy.
+            found |= {"HTTPS_PROXY": endpoint, "STORAGE_EMULATOR_HOST": endpoint}
+            found |= {} if authority is None else {"CURL_CA_BUNDLE": str(authority)}
+        return found
+
+    def ensure(self) -> None:
+        """Create the bucket if missing, and check its region and access settings.
+
+        Raises:
+            BucketRefused: The bucket is missing, in another region, or may not be used.
+            StoreUnavailable: Google does not answer.
+        """
+        given = self._settings.bucket.name is not None
+        with translate_bucket_errors(self.name, "looking at it"):
+            try:
+                self._bucket.reload()
+            except NotFound:
+                if given:
+                    raise BucketRefused(
+                        "bucket_missing",
+                        f"gs://{self.name} does not exist. Make it in {self._region}, or take "
+                        "GRADIENT_BUCKET__NAME out of the settings to have one made.",
+                    ) from None
+                self._create()
+        self._check_usable()
+
+    def inspect(self, service_account: str | None) -> ProbeResult:
+        """Check that the worker may use the bucket, and act as the TPU's account; changes nothing.
+
+        Raises:
+            BucketRefused: The bucket is missing, in another region, or may not be used.
+            StoreUnavailable: Google does not answer.
+        """
+        if re.fullmatch(_BUCKET_NAME, self.name) is None:
+            raise BucketRefused(
+                "bucket_refused", f"{self.name!r} cannot be a bucket's name. Name one in GRADIENT_BUCKET__NAME."
+            )
+        with translate_bucket_errors(self.name, "looking at it"):
+            try:
+                self._bucket.reload()
+            except NotFound:
+                if self._settings.bucket.name is not None:
+                    raise
+                return ProbeResult(proved=False, statement=f"gs://{self.name} does not exist: the first job makes it.")
+        self._check_usable()
+        if lacking := find_lacking_permissions(self._bucket):
+            raise BucketRefused("bucket_refused", f"The worker's account lacks {lacking} on gs://{self.name}.")
+        usable = f"The worker may use gs://{self.name}"
+        if service_account is None:
+            return ProbeResult(proved=False, statement=f"{usable}; the TPU's service account is not known.")
+        if impersonate(self._credentials, open_session(self._settings.gcs), service_account) is None:
+            return ProbeResult(proved=False, statement=f"{usable}, but not act as {service_account}.")
+        return ProbeResult(proved=True, statement=f"{usable}, and act as {service_account}.")
+
+    def _check_usable(self) -> None:
+        self._check_region()
+        if not self._bucket.iam_configuration.uniform_bucket_level_access_enabled:
+            raise BucketRefused(
+                "bucket_refused",
+                f"gs://{self.name} allows access by object, which cannot be limited to a job's prefix. Turn uniform "
+                f"bucket-level access on: gcloud storage buckets update gs://{self.name} --uniform-bucket-level-access",
+            )
+
+    def _create(self) -> None:
+        bucket = self._bucket
+        bucket.iam_configuration.uniform_bucket_level_access_enabled = True
+        bucket.iam_configuration.public_access_prevention = "enforced"
+        bucket.labels = _LABELS
+        # Google's default keeps, and bills, each overwritten or deleted object for a week more.
+        bucket.soft_delete_policy.retention_duration_seconds = 0
+        # Objects that a crash leaves behind cost money: let the bucket delete them, even if no record of them is left.
+        bucket.add_lifecycle_delete_rule(age=self._settings.bucket.keep_days, matches_prefix=[JOBS])
+        try:
+            bucket.create(location=self._region)
+        except Conflict:
+            bucket.reload()  # another worker created it first; a bucket of another owner is refused here
+        except BadRequest as error:
+            raise BucketRefused("bucket_refused", f"gs://{self.name} cannot be made: {error.message}") from error
+        except Forbidden as error:
+            raise BucketRefused(
+                "bucket_refused",
+                f"The worker's account may not make gs://{self.name}: {error.message} Give it roles/storage.admin, or "
+                "name a bucket in GRADIENT_BUCKET__NAME.",
+            ) from error
+
+    def _check_region(self) -> None:
+        location, region = str(self._bucket.location).upper(), self._region.upper()
+        within = [place.upper() for place in self._bucket.data_locations or ()]
+        if location == region or region in within or region.startswith(_CONTINENTS.get(location, "-")):
+            return
+        raise BucketRefused(
+            "bucket_region",
+            f"gs://{self.name} is in {location.lower()}, the TPU in {self._region}: every byte between them would be "
+            f"slow and charged. Name a bucket in {self._region}, or take TPUs of {location.lower()}.",
+        )
+
+    def probe(self, service_account: str | None, *, seconds: float = _POLICY_SECONDS) -> ProbeResult:
+        """Grant the TPU's account access, then write, read and remove an object as that account.
+
+        Args:
+            service_account: The account's e-mail address; None: not known.
+            seconds: Seconds that Google may take to apply a grant just made.
+
+        Returns:
+            The result; if the worker cannot act as the account, the reason that nothing could be tried.
+
+        Raises:
+            BucketRefused: The account may not use the bucket, or the worker may not grant it access.
+            StoreUnavailable: Google does not answer.
+        """
+        if service_account is None:
+            return ProbeResult(
+                proved=False, statement="The TPU's service account is not known: nothing was tried as it."
+            )
+        new = grant_access(self._bucket, service_account)
+        gcs = self._settings.gcs
+        credentials = impersonate(self._credentials, open_session(gcs), service_account)
+        if credentials is None:
+            return ProbeResult(
+                proved=False,
+                statement=f"{service_account} was given access to gs://{self.name}, but that could not be tried: the "
+                "worker may not act as it (roles/iam.serviceAccountTokenCreator; as Google's own accounts nobody may).",
+            )
+        client = open_client(gcs, credentials)
+        return probe_bucket(client.bucket(self.name), service_account, until=time.monotonic() + seconds * new)
+
+    def stage(self, job_id: str, name: str, source: int, check: Check = no_check) -> UploadResult:
+        """Copy a data set, an open file or folder, to the job's data folder.
+
+        Raises:
+            BucketRefused: It is too large or cannot be read, or the bucket refuses it.
+            StoreUnavailable: Google does not answer; a repeat resumes.
+        """
+        return self._upload(f"{self._prefix(job_id)}data/", name, source, check)
+
+    def resume(self, job_id: str, artifacts: Path, check: Check = no_check) -> UploadResult:
+        """Copy an earlier attempt's artifacts to the job's model folder.
+
+        The job's prefix was removed when that attempt ended.
+
+        Raises:
+            BucketRefused: They are too large or cannot be read, or the bucket refuses them.
+            StoreUnavailable: Google does not answer; a repeat resumes.
+        """
+        with opened_folder(artifacts) as opened:
+            return self._upload(f"{self._prefix(job_id)}model/", artifacts.name, opened, check)
+
+    def _upload(self, prefix: str, name: str, source: int, check: Check) -> UploadResult:
+        most = self._settings.bucket.max_dataset_bytes
+        return upload_tree(self._bucket, prefix, name, source, parallel=self._parallel, max_bytes=most, check=check)
+
+    def mirror(self, job_id: str, into: Path) -> DownloadResult:
+        """Download what is new in the job's model folder; inputs are not downloaded.
+
+        Raises:
+            BucketRefused: The bucket no longer exists, or the worker may not read it.
+            StoreUnavailable: Google does not answer; a repeat resumes.
+            OSError: The folder cannot be written.
+        """
+        prefix, cache = f"{self._prefix(job_id)}model/", self._cache_folder(job_id) / _digest(into)
+        return OutputDownloader(self._bucket, prefix, into, cache, self._parallel).run()
+
+    def complete(self, job_id: str, into: Path) -> DownloadResult:
+        """Mirror once nothing writes any more; repeats until no object changes.
+
+        Raises:
+            BucketRefused: The bucket no longer exists, or the worker may not read it.
+            StoreUnavailable: Google does not answer, or something still writes; a repeat resumes.
+            OSError: The folder cannot be written.
+        """
+        for _ in range(_MAX_PASSES):
+            found = self.mirror(job_id, into)
+            if not found.changing:
+                return found
+        raise StoreUnavailable(f"{found.changing} objects of {job_id} in gs://{self.name} keep changing after its end.")
+
+    def remove(self, job_id: str) -> None:
+        """Remove everything of a job, unless the settings keep it; a job without objects is not an error.
+
+        Raises:
+            BucketRefused: The worker may not remove it.
+            StoreUnavailable: Google does not answer.
+        """
+        shutil.rmtree(self._cache_folder(job_id), ignore_errors=True)
+        if self._settings.bucket.keep:
+            return
+        try:
+            with translate_bucket_errors(self.name, "listing"):
+                found = list(self._bucket.list_blobs(prefix=self._prefix(job_id)))
+        except BucketRefused as error:
+            if error.reason == "bucket_missing":
+                return
+            raise
+        remove_all(found, self._parallel)
+
+    def mailbox(self, job_id: str, attempt: int) -> Mailbox:
+        """Return the objects by which the worker and the attempt's machine exchange messages."""
+        return Mailbox(self._bucket, f"{self._prefix(job_id)}vm/{attempt}/", self._parallel)
+
+    def token_url(self, job_id: str, attempt: int) -> str:
+        """Sign the URL at which the attempt's TPU VM finds its token; it is valid for a week.
+
+        Raises:
+            BucketRefused: The worker's credentials cannot sign.
+            StoreUnavailable: Google does not answer.
+        """
+        url = signed_url(self._bucket.blob(self._token_name(job_id, attempt)), _TOKEN_URL_SECONDS)
+        if url is None:
+            raise BucketRefused(
+                "bucket_refused",
+                "The worker's credentials cannot sign an address, which a job on a TPU VM is let into its part of "
+                f"gs://{self.name} with. Use a service account, with roles/iam.serviceAccountTokenCreator on itself.",
+            )
+        return url
+
+    def renew_token(self, job_id: str, attempt: int) -> None:
+        """Write a fresh token, limited to the job's prefix, where the attempt's TPU VM finds it.
+
+        Raises:
+            BucketRefused: Google creates no token, or refuses the object.
+            StoreUnavailable: Google does not answer.
+        """
+        token = self._token(self._prefix(job_id))
+        content = json.dumps({"access_token": token.text, "expires_at": token.expires_at})
+        with translate_bucket_errors(self.name, "writing a token"):
+            self._bucket.blob(self._token_name(job_id, attempt)).upload_from_string(content, checksum="crc32c")
+
+    def _token_name(self, job_id: str, attempt: int) -> str:
+        return f"{self._prefix(job_id)}vm/{attempt}/token"
+
+    def jobs(self) -> list[str]:
+        """List the ids of the jobs that have objects in the bucket.
+
+        Raises:
+            BucketRefused: There is no bucket, or the worker may not read it.
+            StoreUnavailable: Google does not answer.
+        """
+        with translate_bucket_errors(self.name, "listing"):
+            listing = self._bucket.list_blobs(prefix=JOBS, delimiter="/")
+            for _ in listing.pages:
+                pass  # the folders are complete once every page was read
+        return sorted(folder.removeprefix(JOBS).rstrip("/") for folder in listing.prefixes)
+
+    def _cache_folder(self, job_id: str) -> Path:
+        return self._settings.root / "cache" / "buckets" / self.name / job_id
+
+    def _prefix(self, job_id: str) -> str:
+        return f"{JOBS}{checked_job_id(job_id)}/"
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]

@@ -1,0 +1,440 @@
+"""Runs a job on a TPU VM: stages it in the bucket, and follows what the VM reports there.
+
+The reports become the files of the job's control folder, as if it ran here. Each part of the output is named by its
+start offset, and the file here shows where to continue: so nothing is lost or duplicated, whichever side dies.
+"""
+
+import json
+import logging
+import os
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from core.errors import GradientError, StoreUnavailable
+from core.formatting import MIB
+from core.settings import Settings
+from worker.backends.base import (
+    STOPPING_FILE,
+    WRAPPER,
+    Exit,
+    Handle,
+    LaunchSpec,
+    read_control,
+    read_exit_code,
+    write_control_file,
+)
+from worker.backends.tpu.cancellation import Check, pause
+from worker.backends.tpu.node_state import NodeFailure
+from worker.backends.tpu.provisioning.node_request import node_id
+from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
+from worker.backends.tpu.vm import slices
+from worker.backends.tpu.vm.agent import HEARTBEAT_STEPS, PART_BYTES, STREAMED_FILES
+from worker.backends.tpu.vm.job_description import VM_FOLDERS, describe_job
+from worker.backends.tpu.vm.slices import END_FILE
+from worker.backends.tpu.vm.startup_reports import StartingHost, check_failure, parse_report, to_launch_error
+
+if TYPE_CHECKING:
+    from worker.backends.tpu.storage import Mailbox, RegionBucket
+
+logger = logging.getLogger(__name__)
+
+_HERE = Path(__file__).parent
+_THREADS = 4
+_KILL_FILE = "killed"
+MISSING_FILE = "vm_missing"
+"""Control file with the reason that artifacts were left on the VM."""
+MISSING_BYTES = 1000
+"""Longest reason in it."""
+_FINAL_STEPS = 15  # allowed for the report of an end after the job was killed
+_EXCHANGE_SECONDS = 10.0  # of one look at the output: signs of life are looked for in between
+_END_REASONS = {
+    "no_worker": "the TPU VM heard of no worker for too long, saved the outputs and deleted itself",
+    "restarted": "the TPU VM restarted while the job ran, as for Google's maintenance",
+    "silent": "the TPU VM did not report the end of its job",
+}
+"""Ends without an exit code that a VM reports, all of them `tpu_lost`."""
+
+
+@dataclass(slots=True)
+class _VmStatus:
+    polled_at: float = 0.0
+    poll: Future[None] | None = None
+    alive: bytes | None = None
+    answered_at: float = 0.0
+    checked_at: float = 0.0
+    aligned: set[str] = field(default_factory=set)
+    renewed_at: float = 0.0
+    requested: str | None = None
+    killed_at: float | None = None
+    hosts: "list[_VmStatus]" = field(default_factory=list)
+    log: slices.SliceLog | None = None
+    failed_at: float | None = None
+
+
+class VmAgentClient:
+    """See the module; usable from any thread.
+
+    Args:
+        opened: Opens the bucket of a region.
+        settings: The service's.
+    """
+
+    def __init__(self, opened: OpenBucket, settings: Settings) -> None:
+        self._open = opened
+        self._settings = settings.tpu
+        self._image = settings.docker.default_image
+        self._shm_bytes = settings.docker.shm_mb * MIB
+        self._renew_seconds = settings.bucket.token_seconds / 6  # an outage of Google's for half an hour does no harm
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-vm")
+        self._lock = threading.Lock()
+        self._statuses: dict[str, _VmStatus] = {}
+
+    def startup(self, spec: LaunchSpec, zone: str, *, in_slice: bool = False) -> str:
+        """Return the start-up script of each VM of a node in this zone; it contains the URL of the job's token.
+
+        Raises:
+            LaunchError: The URL cannot be signed.
+        """
+        bucket = self._open(region_of(zone))
+        mailbox = bucket.mailbox(spec.job_id, spec.attempt)
+        try:
+            token_url = bucket.token_url(spec.job_id, spec.attempt)
+        except GradientError as error:
+            raise to_launch_error(error) from error
+        settings = {
+            "bucket": mailbox.bucket,
+            "prefix": mailbox.prefix,
+            "model": mailbox.prefix.partition("/vm/")[0] + "/model/",
+            "slice": in_slice,
+            "seconds": self._settings.vm_poll_seconds,
+            "token_url": token_url,
+            "abandoned_seconds": self._settings.vm_abandoned_seconds,
+            "collect_seconds": self._settings.vm_collect_seconds,
+            "resources": self._resources(spec, zone),
+        }
+        return (
+            (_HERE / "startup.sh")
+            .read_text()
+            .replace("@SETTINGS@", json.dumps(settings))
+            .replace("@WRAPPER@", WRAPPER.read_text().rstrip())
+            .replace("@AGENT@", "\n".join(map(_shell_heredoc, sorted((_HERE / "agent").glob("*.py")))))
+        )
+
+    def _resources(self, spec: LaunchSpec, zone: str) -> list[str]:
+        """Name the resources of the VM, in the order in which it may delete them itself."""
+        parent = f"projects/{self._settings.project}/locations/{zone}"
+        kinds = (
+            ["queuedResources", "nodes"]
+            if self._settings.provisioning_for(spec.machine_type) == "queued"
+            else ["nodes"]
+        )
+        return [f"{parent}/{kind}/{node_id(spec)}" for kind in kinds]
+
+    def stage(self, spec: LaunchSpec, zone: str) -> None:
+        """Upload the job's workspace for the VM; nothing is billed yet.
+
+        Raises:
+            LaunchError: It cannot be uploaded.
+        """
+        mailbox = self._mailbox(zone, spec.job_id, spec.attempt)
+        with tempfile.NamedTemporaryFile(suffix=".tar.gz") as packed:
+            with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+                archive.add(spec.workspace, arcname=".", filter=partial(_check_member, spec.check))
+            packed.flush()
+            try:
+                mailbox.put("workspace.tar.gz", Path(packed.name))
+            except GradientError as error:
+                raise to_launch_error(error) from error
+
+    def deliver(self, spec: LaunchSpec, zone: str, env: dict[str, str], addresses: list[str]) -> None:
+        """Tell each host of the node what it has to run.
+
+        Raises:
+            LaunchError: It cannot be uploaded.
+        """
+        mailbox = self._mailbox(zone, spec.job_id, spec.attempt)
+        for rank, own in enumerate(_host_mailboxes(mailbox, addresses)):
+            variables = env | VM_FOLDERS | slices.host_environment(rank, addresses)
+            job = describe_job(spec, spec.container or self._image, variables, self._shm_bytes)
+            try:
+                own.put("job.json", json.dumps(job).encode())
+            except GradientError as error:
+                raise to_launch_error(error) from error
+
+    def wait_until_running(
+        self,
+        spec: LaunchSpec,
+        zone: str,
+        addresses: list[str],
+        report: Callable[[str], None],
+        find_failure: Callable[[], NodeFailure | None],
+    ) -> None:
+        """Wait until the node's VM, or each of its VMs, runs the job.
+
+        Args:
+            spec: The attempt.
+            zone: The node's zone.
+            addresses: Addresses of the VMs.
+            report: Called with what is waited for; raises if the start must be aborted.
+            find_failure: Returns the reason that the VM cannot run the job any more, if there is one.
+
+        Raises:
+            LaunchError: The VM does not run the job.
+        """
+        bucket = self._open(region_of(zone))
+        mailbox = bucket.mailbox(spec.job_id, spec.attempt)
+        hosts = _starting_hosts(mailbox, addresses)
+        until, renew_at, here = time.monotonic() + self._settings.probe_seconds, 0.0, False
+        while True:
+            if time.monotonic() >= renew_at and _renew_token(bucket, spec):
+                renew_at = time.monotonic() + self._renew_seconds
+            for host in hosts:
+                host.update()
+            slowest = min(hosts, key=lambda host: host.progress)
+            if slowest.phase == "running":
+                return
+            check_failure(find_failure())
+            _let_go(mailbox, slowest)
+            if slowest.phase and not here:
+                here, until = True, time.monotonic() + self._settings.vm_start_seconds
+            if time.monotonic() >= until:
+                raise slowest.late(self._settings.vm_start_seconds)
+            report(slowest.doing)
+            pause(self._settings.poll_seconds, spec.check)
+
+    def poll(self, handle: Handle) -> Exit | None:
+        """Return how the job ended, if known here; reads the bucket in another thread."""
+        control = Path(handle["control"])
+        code, reason = read_exit_code(control), read_control(control, END_FILE)
+        if code is not None or reason is not None:
+            host = slices.read_host(handle)
+            if code is None and reason in _END_REASONS:
+                ended = Exit(None, "tpu_lost", _END_REASONS[reason])
+            else:
+                ended = Exit(code, None if code is not None else "process_lost")
+            return ended if host is None else slices.name_host(ended, host)
+        status = self._status_of(handle)
+        with self._lock:
+            is_due = time.monotonic() - status.polled_at >= self._settings.vm_poll_seconds
+            if is_due and (status.poll is None or status.poll.done()):
+                status.polled_at = time.monotonic()
+                status.poll = self._pool.submit(self._read_reports, handle, status)
+        if read_control(control, _KILL_FILE) is not None:
+            status.killed_at = status.killed_at or time.monotonic()
+            if time.monotonic() - status.killed_at >= _FINAL_STEPS * self._settings.vm_poll_seconds:
+                return Exit(None, "process_lost")  # the VM is lost, or does not respond
+        return None
+
+    def silent(self, handle: Handle) -> NodeFailure | None:
+        """Return a problem if the VM has not reported for long, as far as the bucket could be looked at."""
+        status, control = self._status_of(handle), Path(handle["control"])
+        for rank, host in enumerate(status.hosts or [status]):
+            if not self._is_silent(host) or (status.hosts and slices.has_ended(slices.host_folder(control, rank))):
+                continue
+            vm = "the TPU VM"
+            if status.hosts:
+                write_control_file(control, slices.HOST_FILE, str(rank))
+                vm = slices.describe_host(rank, handle["hosts"])
+            quiet = host.checked_at - host.answered_at
+            return NodeFailure("tpu_unhealthy", f"{handle['name']}: {vm} has told nothing for {quiet:.0f} s")
+        return None
+
+    def _is_silent(self, host: _VmStatus) -> bool:
+        longest = self._settings.unhealthy_seconds + 2 * HEARTBEAT_STEPS * self._settings.vm_poll_seconds
+        return host.checked_at - host.answered_at >= longest
+
+    def stop(self, handle: Handle, *, grace: bool) -> None:
+        """Request that the job end; the VM reads the request at its next step."""
+        write_control_file(Path(handle["control"]), STOPPING_FILE if grace else _KILL_FILE, "asked to end")
+        self._status_of(handle).polled_at = 0.0
+
+    def destroy(self, zone: str, job_id: str, attempt: int) -> None:
+        """Remove the staged files, even where the bucket is kept: they may hold secrets."""
+        with self._lock:
+            self._statuses.pop(f"{job_id}-{attempt}", None)
+        try:
+            self._mailbox(zone, job_id, attempt).clear()
+        except GradientError:  # the job's whole prefix is removed after this, with retries
+            logger.info("bucket_not_emptied", exc_info=True)
+
+    def _mailbox(self, zone: str, job_id: str, attempt: int) -> "Mailbox":
+        return self._open(region_of(zone)).mailbox(job_id, attempt)
+
+    def _status_of(self, handle: Handle) -> _VmStatus:
+        current = time.monotonic()
+        with self._lock:
+            if handle["name"] not in self._statuses:
+                hosts = [_VmStatus(answered_at=current) for _ in handle.get("hosts", ())]
+                self._statuses[handle["name"]] = _VmStatus(answered_at=current, hosts=hosts)
+            return self._statuses[handle["name"]]
+
+    def _read_reports(self, handle: Handle, status: _VmStatus) -> None:
+        try:
+            bucket = self._open(region_of(handle["zone"]))
+            if time.monotonic() - status.renewed_at >= self._renew_seconds or not status.renewed_at:
+                bucket.renew_token(handle["job_id"], handle["attempt"])
+                status.renewed_at = time.monotonic()
+            mailbox = bucket.mailbox(handle["job_id"], handle["attempt"])
+            if status.hosts:
+                self._exchange_with_slice(mailbox, handle, status)
+            else:
+                self._send_request(mailbox, status, _requested_action(Path(handle["control"])))
+                files = {name: Path(handle["control"], name) for name in STREAMED_FILES}
+                self._receive(mailbox, Path(handle["control"]), status, files)
+        except StoreUnavailable:  # the VM cannot report either: its time begins again
+            for one in (status, *status.hosts):
+                one.answered_at = one.checked_at = time.monotonic()
+            logger.warning("tpu_vm_not_looked_at", exc_info=True, extra={"job_id": handle["job_id"]})
+        except (GradientError, OSError):
+            logger.warning("tpu_vm_not_looked_at", exc_info=True, extra={"job_id": handle["job_id"]})
+        except Exception:  # an error in a pool's thread would be lost otherwise
+            logger.exception("tpu_vm_look_failed", extra={"job_id": handle["job_id"]})
+
+    def _exchange_with_slice(self, mailbox: "Mailbox", handle: Handle, status: _VmStatus) -> None:
+        """Follow each host of a slice; one that fails ends all."""
+        control, count = Path(handle["control"]), len(status.hosts)
+        request, given_up = _requested_action(control), False
+        if slices.first_failure(control, count) is not None:
+            status.failed_at = status.failed_at or time.monotonic()
+            left = status.failed_at + handle["stop_grace"] - time.monotonic()
+            request = "kill" if left <= 0 else request or "stop"
+            given_up = left <= -_FINAL_STEPS * self._settings.vm_poll_seconds
+        self._send_request(mailbox, status, request)
+        for rank, host in enumerate(status.hosts):
+            folder = slices.host_folder(control, rank)
+            # Numbers for charts come from one host: the others' would be the same steps again.
+            files = {"log": folder / "log"} | ({"metrics.jsonl": control / "metrics.jsonl"} if rank == 0 else {})
+            if not slices.has_ended(folder) and not self._receive(mailbox.of_host(rank), folder, host, files):
+                status.polled_at = 0.0
+        status.log = status.log or slices.SliceLog(control, count)
+        status.log.merge()
+        missing = [
+            host for rank, host in enumerate(status.hosts) if not slices.has_ended(slices.host_folder(control, rank))
+        ]
+        slices.write_end(
+            control, count, given_up=given_up or (request is not None and all(map(self._is_silent, missing)))
+        )
+
+    def _send_request(self, mailbox: "Mailbox", status: _VmStatus, request: str | None) -> None:
+        if request is not None and request != status.requested:
+            mailbox.put("wish", request.encode())
+            status.requested = request
+
+    def _receive(self, mailbox: "Mailbox", control: Path, status: _VmStatus, files: dict[str, Path]) -> bool:
+        """Bring what a VM reports; return False if there was no time for all of it."""
+        alive = mailbox.get("alive")
+        status.checked_at = time.monotonic()
+        if alive != status.alive:
+            status.alive, status.answered_at = alive, status.checked_at
+        reported = parse_report(alive)
+        # Read before the output: everything reported before the end is there then.
+        ended = mailbox.get("exit") if reported.get("ended", True) else None
+        until = time.monotonic() + _EXCHANGE_SECONDS
+        if not all(_append_parts(mailbox, file, name, reported, status.aligned, until) for name, file in files.items()):
+            status.polled_at = 0.0
+            return False
+        if ended is not None:
+            end = parse_report(ended)
+            code = end.get("code")
+            if end.get("missing"):
+                write_control_file(control, MISSING_FILE, _first_line(str(end["missing"])))
+            known = isinstance(code, int) and 0 <= code <= 255  # noqa: PLR2004 - POSIX exit codes are bytes
+            write_control_file(control, slices.ENDED_AT_FILE, str(end.get("at")))
+            write_control_file(control, "exit" if known else END_FILE, str(code if known else end.get("reason")))
+        return True
+
+
+def _first_line(text: str) -> str:
+    """Shorten a text of the VM for a control file, which has one line of ASCII."""
+    return " ".join(text.split()).encode("ascii", "replace")[: MISSING_BYTES - 1].decode("ascii")
+
+
+def _check_member(check: Check, member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Pack every member, unless the start must be aborted."""
+    check()
+    return member
+
+
+def _shell_heredoc(file: Path) -> str:
+    """Return the shell command that writes a file of the agent on the VM."""
+    return f"cat >\"$place/agent/{file.name}\" <<'GRADIENT_AGENT'\n{file.read_text().rstrip()}\nGRADIENT_AGENT"
+
+
+def _renew_token(bucket: "RegionBucket", spec: LaunchSpec) -> bool:
+    """Write a fresh token for an attempt; return False if Google does not answer."""
+    try:
+        bucket.renew_token(spec.job_id, spec.attempt)
+    except StoreUnavailable:
+        return False
+    except GradientError as error:
+        raise to_launch_error(error) from error
+    return True
+
+
+def _host_mailboxes(mailbox: "Mailbox", addresses: list[str]) -> "list[Mailbox]":
+    """Return the objects of each host; a node of one host has no folders for them."""
+    return [mailbox] if len(addresses) == 1 else [mailbox.of_host(rank) for rank in range(len(addresses))]
+
+
+def _starting_hosts(mailbox: "Mailbox", addresses: list[str]) -> list[StartingHost]:
+    names = [slices.describe_host(rank, addresses) if len(addresses) > 1 else "" for rank in range(len(addresses))]
+    return [StartingHost(own, name) for own, name in zip(_host_mailboxes(mailbox, addresses), names, strict=True)]
+
+
+def _let_go(mailbox: "Mailbox", slowest: StartingHost) -> None:
+    """Let the hosts of a slice start their job, all of them at once, when the slowest is prepared."""
+    if slowest.phase == "prepared":
+        with suppress(StoreUnavailable):  # they wait; the next look repeats it
+            mailbox.put("go", b"")
+
+
+def _requested_action(control: Path) -> str | None:
+    if read_control(control, _KILL_FILE) is not None:
+        return "kill"
+    return "stop" if read_control(control, STOPPING_FILE) is not None else None
+
+
+def _append_parts(
+    mailbox: "Mailbox", file: Path, name: str, reported: dict[str, object], aligned: set[str], until: float
+) -> bool:
+    """Append the new part of a file that the job writes on its VM; return False if there was no time for all of it.
+
+    Args:
+        mailbox: What the VM sent.
+        file: The file here.
+        name: Its name.
+        reported: The VM's report, with the bytes that it has sent, if it says so.
+        aligned: Names of files here that end where a part ends: the last worker may have died in the middle of one.
+        until: Time at which to stop.
+    """
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        if reported.get(name) == size:
+            return True
+        start = size if name in aligned else max(0, size - PART_BYTES)
+        for part, length in mailbox.sizes(name, f"{start:020d}").items():
+            begins = int(part) if part.isdecimal() else -1  # the job controls its VM, and can write there too
+            if not 0 <= begins <= size < begins + min(length, PART_BYTES):
+                continue
+            if time.monotonic() >= until:
+                return False
+            content = mailbox.get(f"{name}/{part}", PART_BYTES)
+            # A write may have been cut short by a full disk or a crash: only what is missing is added.
+            rest = memoryview(content or b"")[max(0, size - begins) :]
+            while rest:
+                written = os.write(descriptor, rest)
+                rest, size = rest[written:], size + written
+        aligned.add(name)
+    finally:
+        os.close(descriptor)
+    return True

@@ -1,0 +1,120 @@
+"""The jobs of this worker that users can enter now, and the sessions in them."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.db.models.jobs import Job
+from worker.backends.job_exec import ExecRefused, JobStream
+
+MAX_SESSIONS = 256
+"""Most sessions and port connections of one worker."""
+ENDED = "The job has ended."
+LET_GO = "The job continues, but its worker restarts or has lost it. Enter it again in some seconds."
+STOPPING = "The job is being stopped."
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A session in a job.
+
+    Attributes:
+        id: Its id.
+        key_id: Id of the API key that opened it.
+        port: The port whose connections it allows; None: it is not a port session.
+        parent: Id of the port session that it is a connection of, or None.
+        stream: What runs in the job, or None.
+        ended: Reason that it was ended by this worker, for the user.
+        ending: Set with `ended`.
+    """
+
+    id: str
+    key_id: str
+    port: int | None = None
+    parent: str | None = None
+    stream: JobStream | None = None
+    ended: str | None = None
+    ending: threading.Event = field(default_factory=threading.Event)
+
+    def end(self, text: str) -> None:
+        """End it."""
+        self.ended = self.ended or text
+        self.ending.set()
+        if self.stream is not None:
+            self.stream.close()
+
+
+@dataclass(slots=True)
+class _OpenJob:
+    job: Job
+    sessions: dict[str, Session] = field(default_factory=dict)
+    closed: str | None = None
+    """Reason that no session may begin any more."""
+
+
+class JobSessions:
+    """The sessions of one worker. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[str, _OpenJob] = {}
+
+    @contextmanager
+    def allowed(self, job: Job) -> Iterator[None]:
+        """Allow sessions in a job during the block; those that are left at its end are ended."""
+        with self._lock:
+            self._jobs[job.id] = _OpenJob(job)
+        text = LET_GO
+        try:
+            yield
+            text = ENDED
+        finally:
+            self.end(job.id, text)
+            with self._lock:
+                self._jobs.pop(job.id, None)
+
+    def end(self, job_id: str, text: str) -> None:
+        """End the sessions of a job, and allow no others."""
+        with self._lock:
+            opened = self._jobs.get(job_id)
+            if opened is None:
+                return
+            opened.closed = text
+            sessions = list(opened.sessions.values())
+        for session in sessions:
+            # Each in a thread: a command that ignores SIGHUP is waited for, and the job's end must not be.
+            threading.Thread(target=session.end, args=(text,), name=f"end-{session.id}", daemon=True).start()
+
+    @contextmanager
+    def session(self, request: dict[str, Any], session: Session) -> Iterator[Job]:
+        """Add a session during the block; yield its job.
+
+        Raises:
+            ExecRefused: The job is not entered here, or under another lease, or there are too many sessions.
+        """
+        job_id = request["job"]
+        with self._lock:
+            opened = self._jobs.get(job_id)
+            if opened is None or opened.job.lease != request["lease"]:
+                raise ExecRefused("The job's worker has just changed, or the job has ended. Try again.")
+            if opened.closed is not None:
+                raise ExecRefused(opened.closed)
+            if sum(len(one.sessions) for one in self._jobs.values()) >= MAX_SESSIONS:
+                raise ExecRefused(f"The job's worker has {MAX_SESSIONS} sessions, its limit. Try again later.")
+            if session.parent is not None:
+                parent = opened.sessions.get(session.parent)
+                if parent is None or parent.port is None or parent.key_id != session.key_id:
+                    raise ExecRefused("The port session of this connection has ended.")
+                session.port = parent.port
+            opened.sessions[session.id] = session
+            job = opened.job
+        try:
+            yield job
+        finally:
+            with self._lock:
+                opened.sessions.pop(session.id, None)
+                connections = [one for one in opened.sessions.values() if one.parent == session.id]
+            for one in connections:
+                one.end("The port session has ended.")

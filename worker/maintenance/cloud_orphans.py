@@ -1,0 +1,65 @@
+"""Deletes TPUs that no job owns. One worker at a time does it, among those that can reach the cloud."""
+
+import logging
+from functools import partial
+from typing import cast
+
+from core.catalogue.backends import capabilities_of
+from core.db.models.jobs import Job
+from core.errors import StoreUnavailable
+from core.jobs import queries, sweep_records
+from core.jobs.states import OWNED, TERMINAL
+from worker.backends.base import CloudBackend
+from worker.context import WorkerContext
+
+logger = logging.getLogger(__name__)
+
+_LEASE_NAME = "clouds"
+_LEASE_SWEEPS = 3
+
+
+class CloudSweep:
+    """Deletes unowned TPUs from one host."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+
+    def run(self) -> dict[str, int]:
+        """Delete TPUs that no job owns, if this host has a ready TPU backend and this worker holds the lease.
+
+        Returns:
+            Number of repairs by kind.
+        """
+        # A separate lease: the worker that does the other repairs may not reach the cloud.
+        clouds = [name for name in self._context.enabled_backends if capabilities_of(name).billed]
+        if not clouds or not self._is_leader():
+            return {}
+        backends = (cast("CloudBackend", self._context.backend(name)) for name in clouds)
+        ready = [backend for backend in backends if backend.unavailable_reason() is None]
+        try:
+            return {"tpus": sum(backend.remove_orphans(self._is_owned, self._is_finished) for backend in ready)}
+        except StoreUnavailable:
+            raise
+        except Exception:  # a failure here must not prevent the other repairs
+            logger.exception("tpus_not_swept")
+            return {}
+
+    def _is_leader(self) -> bool:
+        seconds = _LEASE_SWEEPS * self._context.settings.worker.sweep_seconds
+        return self._context.write(
+            partial(
+                sweep_records.try_become_leader, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds
+            )
+        )
+
+    def _is_owned(self, job_id: str, attempt: int) -> bool:
+        job = self._read_job(job_id)
+        return job is not None and job.attempt == attempt and job.state in OWNED
+
+    def _is_finished(self, job_id: str) -> bool:
+        job = self._read_job(job_id)
+        return job is not None and job.state in TERMINAL
+
+    def _read_job(self, job_id: str) -> Job | None:
+        with self._context.database.read() as session:
+            return queries.get_row(session, job_id)

@@ -1,0 +1,126 @@
+"""Enters a running job: joins its sandbox if it has one, becomes its user, then the command.
+
+It runs by itself (`python -I -S`), with the standard library alone.
+
+    enter_job.py CHANNEL REQUEST PROCESS
+
+CHANNEL is a descriptor to report on, one message each: `pid N`, the command's process; `terminal`, with its
+descriptor; `error TEXT`. Its end means that the command runs. REQUEST is a descriptor to read the request from, as
+JSON. PROCESS is the folder in /proc of a process of the sandbox; -1: there is none.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import termios
+
+_NAMESPACES = ("ipc", "uts", "cgroup", "pid", "mnt")  # the last, because paths mean others then
+_GET_USER_NAMESPACE = 0xB701
+_SET_NO_NEW_PRIVS, _DROP_BOUNDING = 38, 24
+_LAST_CAPABILITY = 63
+_C = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Become the command, or its parent if it has to be in another process table."""
+    channel, request, process = (int(word) for word in sys.argv[1:])
+    report = socket.socket(fileno=channel)
+    report.set_inheritable(False)
+    try:
+        with os.fdopen(request, "rb") as file:
+            wanted = json.load(file)
+        os.sched_setaffinity(0, wanted["cpus"])
+        if process >= 0:
+            _join(process)
+            child = os.fork()
+            if child:
+                report.send(f"pid {child}".encode())
+                report.close()
+                _wait(child)
+        else:
+            report.send(f"pid {os.getpid()}".encode())
+        _run(wanted, report, sandboxed=process >= 0)
+    except OSError as error:
+        report.send(f"error {error.strerror}{f': {error.filename}' if error.filename else ''}".encode()[:1000])
+    os._exit(126)
+
+
+def _join(process: int) -> None:
+    """Join the namespaces of a process, of which the user namespace may be nested in the one that owns the others."""
+    opened = {name: _open(f"ns/{name}", process) for name in (*_NAMESPACES, "user")}
+    own = _open("/proc/self/ns/user")
+    owner = fcntl.ioctl(opened["mnt"], _GET_USER_NAMESPACE)
+    if not os.path.sameopenfile(owner, own):
+        _set_namespace(owner)
+    for name in _NAMESPACES:
+        if not os.path.sameopenfile(opened[name], _open(f"/proc/self/ns/{name}")):
+            _set_namespace(opened[name])
+    if not os.path.sameopenfile(opened["user"], owner):
+        _set_namespace(opened["user"])
+
+
+def _open(path: str, folder: int | None = None) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+
+
+def _set_namespace(descriptor: int) -> None:
+    if _C.setns(descriptor, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"the job's sandbox cannot be joined: {os.strerror(number)}")
+
+
+def _wait(child: int) -> None:
+    """End as the child does."""
+    for descriptor in (0, 1, 2):  # the client sees the end of its pipes when the command closes them
+        os.close(descriptor)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # type: ignore[type-arg]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sandboxed:
+        for capability in range(_LAST_CAPABILITY):
+            _C.prctl(_DROP_BOUNDING, capability, 0, 0, 0)  # those that are not ours to drop cannot be gained either
+        if _C.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "privileges cannot be given up")
+    if wanted["user"] is not None:
+        uid, gid = wanted["user"]
+        os.setgroups([])
+        os.setgid(gid)
+        os.setuid(uid)
+    if wanted["terminal"] is None:
+        os.setsid()
+    else:
+        ours, its = os.openpty()  # only now: it belongs to the job's user, and is in the job's /dev
+        fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", *wanted["terminal"], 0, 0))
+        socket.send_fds(report, [b"terminal"], [ours])
+        os.close(ours)
+        os.login_tty(its)
+    try:
+        os.chdir(wanted["folder"])
+    except OSError:
+        os.chdir("/")
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a command inherits that
+        signal.signal(number, signal.SIG_DFL)
+    command = wanted["command"]
+    try:
+        os.execvpe(command[0], command, wanted["env"])  # noqa: S606 - the user's command
+    except FileNotFoundError:
+        code, why = 127, "command not found"
+    except OSError as error:
+        code, why = 126, str(error.strerror)
+    os.write(2, os.fsencode(f"{command[0]}: {why}\n"))
+    report.close()
+    os._exit(code)
+
+
+main()
