@@ -169,8 +169,8 @@ class ExtraMissing(GradientError):
 
     def __init__(self, part: str, error: ModuleNotFoundError, extra: str) -> None:
         super().__init__(
-            f"{part} {error.name}, which is not installed. Run `pip install 'gradient-jobs[{extra}]'`, or change the "
-            "settings that ask for it."
+            f"{part} {error.name}, which is not installed. Run `pip install 'gradient-jobs[{extra}]'` (in a "
+            "checkout: `.ci/environment all`), or change the settings that ask for it."
         )
 
 

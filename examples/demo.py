@@ -249,7 +249,6 @@ Machine        {machine["accelerator"]} ({machine["name"]}), simulated: this com
                duration are the CPU's; a real one would take another time
 Cost           ${job["cost"]:.4f} is what {seconds:.1f} s would have cost there at ${price:.2f} an hour
                ({machine["priceSource"]})
-Look at        {job["url"]}
 Kept in        {HOME}"""
     )
 

@@ -90,7 +90,6 @@ Data           {data}
 Pace           {result["steps_per_second"]:.1f} steps/s, {result["examples_per_second"]:,.0f} images/s
 Duration       {job["durationSeconds"]:.1f} s, from the start of the command in its container to its end
 Image          {job["image"]}, {job["imageDigest"]}
-Look at        {job["url"]}
 Kept in        {demo.HOME}"""
     )
 

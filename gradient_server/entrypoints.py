@@ -1,13 +1,16 @@
 """The service's processes (API, worker, both). Each imports only the modules it needs."""
 
 import os
+import shlex
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from core.db import schema_check
 from core.db.connection_watchdog import ConnectionWatchdog
@@ -43,6 +46,14 @@ class InsecureHttp(GradientError):
     """Keys and passwords would cross a network in the clear."""
 
 
+class _Listening(NamedTuple):
+    """The API's socket, the settings with its port, and the id of the key for this machine's own clients."""
+
+    socket: socket.socket
+    settings: Settings
+    key_id: str
+
+
 def up(settings: Settings, name: str | None, why_backend: str = "") -> int:
     """Run API and worker in one process until SIGTERM or Ctrl-C; jobs keep running.
 
@@ -53,13 +64,13 @@ def up(settings: Settings, name: str | None, why_backend: str = "") -> int:
     """
     require_separate_ports_host(settings)
     database = _open_database_when_ready(settings, migrate=True)
-    listener = _listen(settings)
+    listening = _listen(settings, database)
     ConnectionWatchdog(database, settings.database.max_checkout_seconds)
     _, supervisor = _create_supervisor(settings, database, name)
     thread = threading.Thread(target=supervisor.run, name="supervisor")
     thread.start()
     try:
-        _serve(settings, database, listener, _describe_machines(settings, why_backend))
+        _serve(listening, database, _describe_machines(settings, why_backend))
     finally:
         supervisor.stop()
         thread.join()
@@ -81,7 +92,7 @@ def api(settings: Settings) -> int:
     require_separate_ports_host(settings)
     database = _open_database_when_ready(settings)
     ConnectionWatchdog(database, settings.database.max_checkout_seconds)
-    _serve(settings, database, _listen(settings))
+    _serve(_listen(settings, database), database)
     database.close()
     return 0
 
@@ -195,15 +206,13 @@ def _broker_publisher(settings: Settings) -> Callable[[Sequence[WakeMessage]], N
     return publish
 
 
-def _serve(settings: Settings, database: Database, listener: socket.socket, machines: str = "") -> None:
+def _serve(listening: _Listening, database: Database, machines: str = "") -> None:
     """Serve the API until a signal; `machines` are lines about this host's, to print when it is ready."""
     from core.notify.outbox_dispatcher import Dispatcher
     from service.http.server import Server
     from service.main import create_app
 
-    settings = _with_port(settings, listener)
-    key_id = ensure_local_key(settings.root / "cli.json", settings.public_url, database)
-    settings = _with_administrator(settings, key_id)
+    settings = _with_administrator(listening.settings, listening.key_id)
     dispatcher = Dispatcher(database, _local_notifier(settings).notify, _broker_publisher(settings))
     dispatcher.start()
     app = create_app(settings, database=database, wake=dispatcher.wake)
@@ -214,16 +223,20 @@ def _serve(settings: Settings, database: Database, listener: socket.socket, mach
         # end the process before the rest is closed.
         signal.signal(number, server.handle_exit)
     with database.write() as session:
-        ticket = one_time_tokens.issue(session, Purpose.TICKET, key_id)
+        ticket = one_time_tokens.issue(session, Purpose.TICKET, listening.key_id)
     _announce(settings, ticket, machines)
     try:
-        server.run(sockets=[listener])
+        server.run(sockets=[listening.socket])
     finally:
         dispatcher.stop()
 
 
-def _listen(settings: Settings) -> socket.socket:
-    """Bind before anything else is started: a port in use must not leave a half-started service."""
+def _listen(settings: Settings, database: Database) -> _Listening:
+    """Bind before anything else is started: a port in use must not leave a half-started service.
+
+    The file with the key for this machine's clients is written before the port accepts connections: a client that
+    connects at once must find it.
+    """
     from service.http.connections import BACKLOG
 
     host, port = settings.api.host, settings.api.port
@@ -231,17 +244,26 @@ def _listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
+    with _explain_taken_port(listener, host, port):
         listener.bind((host, port))
+    settings = _with_port(settings, listener)
+    key_id = ensure_local_key(settings.root / "cli.json", settings.public_url, database)
+    with _explain_taken_port(listener, host, port):
+        listener.listen(BACKLOG)  # connections before the server is up wait in the backlog
+    return _Listening(listener, settings, key_id)
+
+
+@contextmanager
+def _explain_taken_port(listener: socket.socket, host: str, port: int) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         listener.close()
         raise PortTaken(
             f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. If another gradient-server runs, use "
-            "it; otherwise choose another port with --port.",
+            "it; otherwise choose another port with --port or GRADIENT_API__PORT.",
             field="port",
         ) from error
-    listener.listen(BACKLOG)  # connections before the server is up wait in the backlog
-    return listener
 
 
 def _check_secure(api: ApiSettings) -> None:
@@ -299,14 +321,22 @@ def _describe_machines(settings: Settings, why_backend: str) -> str:
 
 def _announce(settings: Settings, ticket: str, machines: str) -> None:
     url = settings.public_url
+    # A client in another terminal finds the server's key by the same variable.
+    home = f"GRADIENT_HOME={shlex.quote(str(settings.root))} " if settings.root != _default_root() else ""
     _print(
         f"Gradient Jobs is ready.\n"
         f"  Dashboard  {url}/\n"
         f"  Sign in    {url}/ui/login?ticket={ticket} (once, within {one_time_tokens.TTL_SECONDS // 60} minutes)\n"
-        f"  Submit     gradient-cli jobs create --machineType CPU --command 'python main.py'\n"
+        f"  Submit     {home}gradient-cli jobs create --machineType CPU --command 'python main.py'\n"
         f"  Data       {settings.root}{machines}\n"
         f"Ctrl-C stops the service; jobs keep running and are adopted at the next start."
     )
+
+
+def _default_root() -> Path:
+    """Return the folder of all data where no setting names one, in which clients look for the key."""
+    default: Path = Settings.model_fields["home"].default
+    return default.expanduser().absolute()
 
 
 def _print(text: str) -> None:

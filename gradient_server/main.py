@@ -119,11 +119,12 @@ def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     doctor = commands.add_parser(
         "doctor",
         help="check this installation, and print problems with their fixes",
-        description="Check everything that the service needs. Exit code 0: no problem was found. Nothing is changed, "
-        "except that --tpu creates missing buckets and writes to them.",
+        description="Check everything that the service needs. Exit code 0: no problem was found. Nothing is changed.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
-    doctor.add_argument("--tpu", action="store_true", help="also check Google Cloud: permissions, zones, buckets")
+    doctor.add_argument(
+        "--tpu", action="store_true", help="also check Google Cloud: permissions, zones, network, buckets"
+    )
     prune = commands.add_parser(
         "prune",
         help="delete expired logs, artifacts and workspaces",

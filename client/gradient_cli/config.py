@@ -17,12 +17,11 @@ _MAX_FOLDERS = 200
 class Settings:
     """The server's address and the API key (empty: none)."""
 
-    __slots__ = ("key", "source", "url")
+    __slots__ = ("key", "url")
 
-    def __init__(self, url: str, key: str, source: str) -> None:
+    def __init__(self, url: str, key: str) -> None:
         self.url = url.rstrip("/")
         self.key = key
-        self.source = source
 
 
 def config_dir() -> str:
@@ -45,7 +44,8 @@ def server_file() -> str:
 def resolve(url: str | None, key: str | None) -> Settings:
     """Return the server and key to use: flags, then environment, then `login`, then a server on this machine.
 
-    A key saved with one address is never sent to another.
+    GRADIENT_HOME names a server on this machine, and so is part of the environment. A key saved with one address is
+    never sent to another.
 
     Raises:
         ClientError: No address is configured anywhere, or a file that should hold it cannot be read.
@@ -53,20 +53,46 @@ def resolve(url: str | None, key: str | None) -> Settings:
     url = url or os.environ.get("GRADIENT_URL") or ""
     key = key or os.environ.get("GRADIENT_API_KEY") or ""
     if url and key:
-        return Settings(url, strip_key(key), "flags or environment")
-    for path in (login_file(), server_file()):
+        return Settings(url, strip_key(key))
+    for path in _saved_files():
         saved = read_json(path)
         saved_url = str(saved.get("url") or "").rstrip("/")
         if saved_url and url.rstrip("/") in {"", saved_url}:
-            return Settings(saved_url, strip_key(key or str(saved.get("apiKey") or "")), path)
+            return Settings(saved_url, strip_key(key or str(saved.get("apiKey") or "")))
     if url:
-        return Settings(url, strip_key(key), "flags or environment")
+        return Settings(url, strip_key(key))
     raise ClientError(
         "no server is configured",
         hint="Start one on this machine with `gradient-server up`, or log in to one: "
         "`gradient-cli login --url https://… --apiKey …` (or GRADIENT_URL and GRADIENT_API_KEY).",
         code=UNREACHABLE,
     )
+
+
+def _saved_files() -> list[str]:
+    """Return the files with an address and a key, the one to use first."""
+    files = [login_file(), server_file()]
+    # Others may have the variable for a server that is not theirs.
+    named = "GRADIENT_HOME" in os.environ and os.access(files[1], os.R_OK)
+    return files[::-1] if named else files
+
+
+def explain_missing_key(url: str) -> str:
+    """Return where a key for this address was looked for, and what was found there instead."""
+    found = []
+    for path in _saved_files():
+        try:
+            saved_url = str(read_json(path).get("url") or "").rstrip("/")
+        except ClientError as error:
+            found.append(str(error))
+            continue
+        if not saved_url:
+            found.append(f"{path} does not exist")
+        elif saved_url == url:
+            found.append(f"{path} has the address without a key")
+        else:
+            found.append(f"{path} has a key for {saved_url}")
+    return f"GRADIENT_API_KEY is not set; {'; '.join(found)}."
 
 
 def strip_key(key: str) -> str:

@@ -38,6 +38,7 @@ class JobOptions(TypedDict, total=False):
     stop_grace: str | int
     max_attempts: int
     priority: int
+    capacity: str
     cpus: float
     memory_mb: int
     shared_mem_mb: int

@@ -60,7 +60,13 @@ class TpuSettings(SettingsGroup):
         "lists",
     )
     spot: bool = Field(
-        default=False, description="request spot capacity: cheaper, but it may be taken away at any time"
+        default=False,
+        description="request spot capacity, unless a job chooses: cheaper, but it may be taken away at any time",
+    )
+    reservations: dict[str, str] = Field(
+        default={},
+        description="reservation that jobs use, ZONE/NAME, by machine type, as a JSON object; needs the provisioning "
+        "mode queued",
     )
     runtimes: dict[str, str] = Field(
         default={}, description="runtime version by machine type, where the default does not fit, as a JSON object"
@@ -116,6 +122,12 @@ class TpuSettings(SettingsGroup):
     def provisioning_for(self, machine_type: str) -> str:
         """Return the provisioning mode of this machine type."""
         return self.provisioning_by_type.get(machine_type, self.provisioning)
+
+    def capacity_for(self, machine_type: str) -> str:
+        """Return the capacity of jobs of this machine type that choose none."""
+        if machine_type in self.reservations:
+            return "reserved"
+        return "spot" if self.spot else "standard"
 
     def on_vm(self, machine_type: str, *, by_default: bool) -> bool:
         """Return whether a job of this machine type runs on the TPU VM itself."""

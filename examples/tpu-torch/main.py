@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy", "torch==2.13.0"]
+# ///
 """Fit a line with PyTorch/XLA on every chip of a TPU, or of a slice of several hosts; with plain PyTorch on a CPU."""
 
 import os

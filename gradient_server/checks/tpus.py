@@ -1,10 +1,11 @@
-"""Checks of Google Cloud for TPU jobs: credentials, permissions, zones with the wanted types, buckets."""
+"""Checks of Google Cloud for TPU jobs: credentials, permissions, zones with the wanted types, network, buckets."""
 
 from collections.abc import Iterator
 
 from core.catalogue.machine_types import Catalogue, MachineType
 from core.errors import GradientError
 from core.settings import Settings
+from gradient_server.checks import tpu_network
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from worker.backends.tpu import node_state
 from worker.backends.tpu.api import ApiError, ApiUnavailable, TpuApi
@@ -41,7 +42,10 @@ def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator
         return
     where = f"simulator at {tpu.simulator_address}" if tpu.simulator_address else f"project {tpu.project}"
     yield ok("tpu", f"TPU jobs use the {where}.")
-    yield from _zones(settings, api)
+    wanted = [one for one in _tpu_machine_types(settings) if settings.tpu.provisioning_for(one.name) != "pool"]
+    yield from _zones(settings, api, wanted)
+    if tpu.simulator_address is None:
+        yield from tpu_network.check(settings, wanted, api)
     yield from _pool(settings, api)
     yield from _buckets(settings, open_bucket)
     yield ok(
@@ -51,9 +55,8 @@ def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator
     )
 
 
-def _zones(settings: Settings, api: TpuApi) -> Iterator[Finding]:
+def _zones(settings: Settings, api: TpuApi, wanted: list[MachineType]) -> Iterator[Finding]:
     """Check that each zone can be queried, and offers the wanted types and runtimes."""
-    wanted = [one for one in _tpu_machine_types(settings) if settings.tpu.provisioning_for(one.name) != "pool"]
     if not settings.tpu.zones and wanted:
         names = ", ".join(one.name for one in wanted)
         yield problem(

@@ -1,7 +1,6 @@
 """`gradient-server doctor`: checks everything that the service needs, and prints problems and remedies.
 
-It changes nothing: the database is opened read-only, and nothing missing is created. Only with `--tpu`, missing
-buckets are created and written to.
+It changes nothing: the database is opened read-only, and nothing missing is created.
 """
 
 import json

@@ -135,6 +135,8 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
     """Refuse a priority over the limit, and options that the machine would ignore."""
     _check_priority(app_state, spec)
     backend = app_state.backend_for(machine)
+    if spec.capacity is not None and machine.kind != "tpu":
+        raise SpecInvalid(f"{machine.name} is not a TPU. Leave capacity out.", field="capacity")
     if spec.outputs and not capabilities_of(backend).local_workspace:
         raise SpecInvalid(
             f"A job on {machine.name} works on another machine, whose working directory is not fetched. Leave outputs "

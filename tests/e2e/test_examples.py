@@ -10,6 +10,7 @@ from support.job_packages import ROOT, share_environments
 PROGRAMS = {
     "pytorch": ("python main.py --epochs 5", {"model.pt"}),
     "lightning": ("python main.py", {"best.ckpt", "lightning_logs/version_0/metrics.csv"}),
+    "transformers": ("python main.py", {"model.pt"}),
     "scikit-learn": ("python main.py", {"confusion.png", "model.joblib", "search.csv"}),
     "jax": ("python main.py", {"parameters.npz"}),
     "trainer": ("python main.py --data digits --epochs 3", {"model.keras", "result.json"}),

@@ -61,6 +61,22 @@ def test_a_server_on_this_machine_is_found(bare, server):
     assert {request.headers["x-api-key"] for request in server.requests} == {"local"}
 
 
+def test_a_server_that_gradient_home_names_wins_over_a_login(bare, server):
+    """`gradient-server up` prints its first command with that variable."""
+    server.on("GET", "/projects", {"projects": []})
+    login = bare.home / ".config" / "gradient"
+    login.mkdir(parents=True)
+    (login / "config.json").write_text(json.dumps({"url": server.url, "apiKey": "login"}))
+    homes = {name: bare.home / name for name in (".gradient-jobs", "named", "empty")}
+    for name, home in homes.items():
+        home.mkdir()
+        if name != "empty":
+            (home / "cli.json").write_text(json.dumps({"url": server.url, "apiKey": name}))
+    for variables in ({}, {"GRADIENT_HOME": str(homes["named"])}, {"GRADIENT_HOME": str(homes["empty"])}):
+        assert bare("projects", "list", env=variables).returncode == 0
+    assert [request.headers["x-api-key"] for request in server.requests] == ["login", "named", "login"]
+
+
 def test_a_saved_key_is_never_sent_to_another_address(bare, server, protocol):
     folder = bare.home / ".config" / "gradient"
     folder.mkdir(parents=True)
@@ -68,6 +84,27 @@ def test_a_saved_key_is_never_sent_to_another_address(bare, server, protocol):
     server.on("GET", "/projects", protocol.error(401, "a key is needed"))
     assert bare("projects", "list", "--url", server.url).returncode == 3
     assert "x-api-key" not in server.requests[0].headers
+
+
+@pytest.mark.parametrize(
+    ("saved", "told"),
+    [
+        (None, "cli.json does not exist"),
+        ({"url": "http://localhost:1", "apiKey": "other"}, "cli.json has a key for http://localhost:1"),
+        ("same", "cli.json has the address without a key"),
+    ],
+)
+def test_a_missing_key_is_explained_by_where_it_was_looked_for(bare, server, protocol, saved, told):
+    if saved is not None:
+        bare.home.joinpath(".gradient-jobs").mkdir()
+        content = {"url": server.url} if saved == "same" else saved
+        bare.home.joinpath(".gradient-jobs", "cli.json").write_text(json.dumps(content))
+    server.on("GET", "/projects", protocol.error(401, "No API key came with the request."))
+    refused = bare("projects", "list", env={"GRADIENT_URL": server.url})
+    assert refused.returncode == 3
+    assert f"error: no API key is known for {server.url}\n" in refused.stderr
+    assert told in refused.stderr
+    assert "set GRADIENT_HOME to the folder that it prints as Data" in refused.stderr
 
 
 def test_flags_win_over_environment_over_login(tmp_path, monkeypatch):

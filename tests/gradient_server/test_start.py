@@ -1,5 +1,6 @@
 """The start of the service: settings that would let others read keys, and signals that come early."""
 
+import json
 import os
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 from core.settings import Settings
 from core.settings.api import ApiSettings
 from gradient_server import entrypoints
-from gradient_server.entrypoints import InsecureHttp
+from gradient_server.entrypoints import InsecureHttp, PortTaken
 
 pytestmark = pytest.mark.integration
 
@@ -23,6 +24,17 @@ say = entrypoints._print
 entrypoints._print = lambda text: (say(text), os.kill(os.getpid(), signal.SIGTERM))
 sys.exit(getattr(entrypoints, sys.argv[1])(Settings(api={"port": 0}), *sys.argv[2:]))
 """
+
+
+def listening(settings):
+    """Open the API's port as `up` does, on an empty database."""
+    database = entrypoints._open_database_when_ready(settings)
+    try:
+        return entrypoints._listen(settings, database)
+    finally:
+        database.close()
+
+
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - the case under test
 
 
@@ -44,11 +56,33 @@ def test_http_that_others_can_reach_is_refused(tmp_path, api, host, start):
         {"host": EVERYWHERE, "insecure_http": True},
     ],
 )
-def test_loopback_a_proxy_with_tls_or_an_explicit_word_is_enough(monkeypatch, api):
+def test_loopback_a_proxy_with_tls_or_an_explicit_word_is_enough(monkeypatch, tmp_path, api):
     bound = []
     monkeypatch.setattr(socket.socket, "bind", lambda _, address: bound.append(address))
-    entrypoints._listen(Settings(api=ApiSettings(port=0, **api))).close()
+    listening(Settings(home=tmp_path, api=ApiSettings(port=0, **api))).socket.close()
     assert bound == [(api["host"], 0)]
+
+
+def test_the_key_is_written_before_the_port_accepts_connections(monkeypatch, tmp_path):
+    """A client that connects as soon as it can would otherwise send no key."""
+    listen, found = socket.socket.listen, []
+
+    def look_and_listen(listener, backlog):
+        found.append(json.loads((tmp_path / "cli.json").read_text())["url"])
+        listen(listener, backlog)
+
+    monkeypatch.setattr(socket.socket, "listen", look_and_listen)
+    opened = listening(Settings(home=tmp_path, api=ApiSettings(port=0)))
+    assert found == [f"http://127.0.0.1:{opened.socket.getsockname()[1]}"]
+    opened.socket.close()
+
+
+def test_a_taken_port_is_named_and_leaves_the_key_file_alone(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(PortTaken, match=f"127.0.0.1:{port}: Address already in use"):
+            listening(Settings(home=tmp_path, api=ApiSettings(port=port)))
+    assert not (tmp_path / "cli.json").exists()
 
 
 @pytest.mark.parametrize("start", [["api"], ["worker", "w1"], ["up", "w1"]], ids=lambda start: start[0])
@@ -62,4 +96,6 @@ def test_a_signal_as_early_as_the_word_that_it_is_ready_stops_it(tmp_path, start
         timeout=90,
     )
     assert "is ready" in stopped.stderr
+    if start[0] != "worker":
+        assert f"GRADIENT_HOME={tmp_path} gradient-cli jobs create" in stopped.stderr
     assert stopped.returncode == 0, stopped.stderr

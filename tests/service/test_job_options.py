@@ -67,6 +67,24 @@ def test_every_option_is_in_requests_and_responses():
         assert all(model.model_fields[name].description or model is not SubmitJob for name in JobSpec.__slots__)
 
 
+@pytest.mark.parametrize(
+    ("machine_type", "capacity", "words"),
+    [
+        ("CPU", "spot", "CPU is not a TPU. Leave capacity out."),
+        ("TPU", "cheap", "'cheap' is not a kind of capacity. Use standard, spot, reserved."),
+    ],
+)
+def test_a_capacity_that_a_machine_does_not_have_is_refused(client, machine_type, capacity, words):
+    refused = client.post("/jobs", json={"machineType": machine_type, "command": "true", "capacity": capacity})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["field"], error["message"]) == (400, "capacity", words)
+
+
+def test_the_capacity_of_a_tpu_is_kept(client):
+    job = client.post("/jobs", json={"machineType": "TPU v4", "command": "true", "capacity": "spot"}).json()
+    assert (job["machineType"], job["capacity"]) == ("TPU v4-8", "spot")
+
+
 def test_an_option_goes_from_the_flag_to_the_launched_job(tmp_path, settings):
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / "copy" / package, ignore=shutil.ignore_patterns("__pycache__"))

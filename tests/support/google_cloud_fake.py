@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
@@ -22,18 +23,19 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
+from support.google_compute_fake import ComputeService
 from support.google_storage_fake import GoogleHandler, StorageState
 from support.google_tpu_fake import TpuService, Vms
 from support.tpu_simulator import FakeDevice
 
-HOSTS = [f"{name}.googleapis.com" for name in ("tpu", "storage", "oauth2", "sts", "iamcredentials", "www")]
+HOSTS = [f"{name}.googleapis.com" for name in ("tpu", "storage", "compute", "oauth2", "sts", "iamcredentials", "www")]
 PROJECT = "proj"
 ACCOUNT = f"worker@{PROJECT}.iam.gserviceaccount.com"
 PEM, NO_KEY = serialization.Encoding.PEM, serialization.NoEncryption()
 
 
 class FakeGoogleCloud:
-    """The servers, and their state: `tpu`, `storage`, `vms`."""
+    """The servers, and their state: `tpu`, `storage`, `compute`, `vms`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,6 +43,7 @@ class FakeGoogleCloud:
         self._device = FakeDevice()
         self.vms = Vms(folder / "vms")
         self.storage = StorageState()
+        self.compute = ComputeService(PROJECT)
         self.tpu = TpuService(self._device.address, self.vms.run, self.vms.end)
         self.ca, self.key = folder / "ca.pem", folder / "key.json"
         self.tls, pair = _certificates(self.ca, folder)
@@ -77,6 +80,7 @@ class FakeGoogleCloud:
         state, service = StorageState(), TpuService(self._device.address, self.vms.run, self.vms.end)
         self.storage.__dict__.update(state.__dict__)
         self.tpu.__dict__.update(service.__dict__)
+        self.compute = ComputeService(PROJECT)
         self.vms.environment = self.environment()
 
     def wait(self, seconds: float) -> None:
@@ -151,6 +155,17 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 def _certificates(ca: Path, folder: Path) -> tuple[ssl.SSLContext, tuple[bytes, bytes]]:
+    authority, key, certificate = _issue()
+    ca.write_bytes(authority)
+    (folder / "server.pem").write_bytes(key + certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem")
+    return context, (key, certificate)
+
+
+@cache
+def _issue() -> tuple[bytes, bytes, bytes]:
+    """Authority, key and certificate, once for a process: gRPC reads the authorities that it trusts only once."""
     now = datetime.now(UTC)
     keys = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer, subject = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("Tests", HOSTS[0]))
@@ -161,16 +176,10 @@ def _certificates(ca: Path, folder: Path) -> tuple[ssl.SSLContext, tuple[bytes, 
         made = made.not_valid_after(now + timedelta(days=1)).add_extension(extension, critical=False)
         return made.sign(keys[0], hashes.SHA256()).public_bytes(PEM)
 
-    ca.write_bytes(certificate(issuer, keys[0], x509.BasicConstraints(ca=True, path_length=None)))
+    authority = certificate(issuer, keys[0], x509.BasicConstraints(ca=True, path_length=None))
     names = x509.SubjectAlternativeName([x509.DNSName(name) for name in HOSTS])
-    pair = (
-        keys[1].private_bytes(PEM, serialization.PrivateFormat.PKCS8, NO_KEY),
-        certificate(subject, keys[1], names),
-    )
-    (folder / "server.pem").write_bytes(b"".join(pair))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "server.pem")
-    return context, pair
+    key = keys[1].private_bytes(PEM, serialization.PrivateFormat.PKCS8, NO_KEY)
+    return authority, key, certificate(subject, keys[1], names)
 
 
 def _write_key(path: Path) -> None:

@@ -85,6 +85,9 @@ class GoogleHandler(BaseHTTPRequestHandler):
             self._storage(url.path)
         elif host == "tpu.googleapis.com":
             self._json(200 if self.server.cloud.tpu.delete_by_rest(url.path) else 404, {})
+        elif host == "compute.googleapis.com":
+            known = self.headers.get("Authorization", "").removeprefix("Bearer ") in self.state.prefixes
+            self._json(*(self.server.cloud.compute.answer(self.command, url.path, self.query) if known else (401, {})))
         else:
             self._tokens(host, url.path)
 

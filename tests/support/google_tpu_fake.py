@@ -27,6 +27,8 @@ GENERATIONS = {
     "us-central1-b": ["v2-8", "v3-8"],
     "us-west4-a": ["v5litepod-8", "v5litepod-16"],
     "us-east5-b": ["v6e-8"],
+    "us-central2-b": ["v4-8", "v4-16"],
+    "us-east5-a": ["v5p-8"],
 }
 """Types by zone: no zone offers all generations."""
 
@@ -199,7 +201,7 @@ class TpuService:
         return tpu_v2.ListAcceleratorTypesResponse(accelerator_types=found)
 
     def _list_runtime_versions(self, request: tpu_v2.ListRuntimeVersionsRequest) -> tpu_v2.ListRuntimeVersionsResponse:
-        names = ("tpu-ubuntu2204-base", "v2-alpha-tpuv5-lite", "v2-alpha-tpuv6e")
+        names = ("tpu-ubuntu2204-base", "v2-alpha-tpuv5-lite", "v2-alpha-tpuv5", "v2-alpha-tpuv6e")
         found = [tpu_v2.RuntimeVersion(name=f"{request.parent}/runtimeVersions/{one}", version=one) for one in names]
         return tpu_v2.ListRuntimeVersionsResponse(runtime_versions=found)
 

@@ -12,7 +12,7 @@ from worker.environments.inline_metadata import read_metadata
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(sys.prefix) / "job-environments"
-EXAMPLES = ("pytorch", "lightning", "scikit-learn", "jax")
+EXAMPLES = ("pytorch", "lightning", "transformers", "scikit-learn", "jax", "tpu-jax", "tpu-torch")
 _RESOLVE_SECONDS = 120
 
 

@@ -85,6 +85,7 @@ def readable_paths(settings: Settings, python: JobPython | None) -> list[str]:
         *_CONFIGURATION,
         _HARDWARE,
         *([certificates] if certificates else []),
+        *([str(settings.gcs.ca)] if settings.gcs.ca else []),  # of a simulated Cloud Storage, for `gs://`
         *map(str, settings.process.readable),
         *([str(python.interpreter.parent.parent), str(python.shared)] if python else []),
     ]

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from urllib.parse import urlencode, urlsplit
 
+from gradient_cli.config import explain_missing_key
 from gradient_cli.errors import ClientError, ConnectionFailed, ServerError
 from gradient_cli.terminal import print_message, sanitize
 
@@ -33,6 +34,7 @@ UNREAD_SECONDS = 300.0  # a server whose job reads no input answers no ping eith
 MAX_RATE_LIMIT_SECONDS = 300.0  # longest total wait for a rate limit of the server
 CHUNK = 65536
 _ERROR_BYTES = 1_000_000
+_UNAUTHORIZED = 401
 TOO_MANY_REQUESTS = 429
 _PAGE_BYTES = 256_000_000
 
@@ -332,6 +334,8 @@ class Transport:
         status = int(error["status"])
         message, name, field = (sanitize(error.get(part) or "") for part in ("message", "name", "field"))
         hint = "" if name == "ExecDisabled" else _HINTS.get(status, "")
+        if status == _UNAUTHORIZED and not self._key:
+            message, hint = f"no API key is known for {self.url}", f"{explain_missing_key(self.url)} {_NO_KEY_HINT}"
         wait = _parse_retry_after(str(error.get("retryAfter") or ""))
         return ServerError(message or name, status=status, name=name, field=field, hint=hint, retry_after=wait)
 
@@ -360,6 +364,10 @@ class Transport:
         raise error
 
 
+_NO_KEY_HINT = (
+    "For a server on this machine, set GRADIENT_HOME to the folder that it prints as Data, and leave GRADIENT_URL out. "
+    "For any other, `gradient-cli login` saves a key."
+)
 _HINTS = {
     401: "`gradient-cli login` saves a valid key; `gradient-server keys create` creates one.",
     403: "Use a key that is allowed to do this.",

@@ -40,7 +40,7 @@ def login(args: argparse.Namespace) -> int:
         if _can_prompt():
             server.health()  # a wrong address is found before the prompt
         key = _prompt("apiKey", "API key: ")
-    settings = config.Settings(url.strip(), config.strip_key(key), "login")
+    settings = config.Settings(url.strip(), config.strip_key(key))
     Api(Transport(settings.url, settings.key)).projects()
     _warn_if_unencrypted(settings.url)
     path = config.login_file()

@@ -29,6 +29,7 @@ MAX_PRIORITY = 100
 MAX_TIME_LIMIT = 10 * 365 * 24 * 3600
 MAX_CPUS = 4096
 MAX_MEMORY_MB = 64 * 1024**2
+CAPACITIES = ("standard", "spot", "reserved")
 GIT_SCHEMES = ("https", "http")
 REDACTED = "••••••"
 
@@ -82,6 +83,7 @@ class JobSpec:
     python: Annotated[
         str | None, "version of Python, such as 3.12, where jobs run without containers; default: the service's"
     ] = None
+    capacity: Annotated[str | None, "of a TPU: standard, spot or reserved; default: the service's settings"] = None
     tags: Annotated[tuple[str, ...], "tags for finding the job again"] = ()
     ports: Annotated[tuple[str, ...], "ports to expose: `external:internal:scheme`; external 0: the host chooses"] = ()
     registry_username: Annotated[str | None, "user name for the container's registry, for this job only"] = None
@@ -117,10 +119,8 @@ class JobSpec:
             check_working_dir(self.working_dir)
         if self.user is not None:
             check_user(self.user)
-        if self.python is not None and not _PYTHON_VERSION.match(self.python):
-            raise SpecInvalid(
-                f"{quoted(self.python)} is not a version of Python. Give it as 3.12 or 3.12.4.", field="python"
-            )
+        _check_python(self.python)
+        _check_capacity(self.capacity)
         check_tags(self.tags)
         check_outputs(self.outputs)
         if self.code_commit is not None:
@@ -254,6 +254,18 @@ def _check_secret(variable: str, value: str, where: str) -> None:
             f"The value of {variable} begins with {SECRET_PREFIX}, but not with the name of a secret after it. Names "
             "consist of letters, digits and _ . -; no other value may begin with the prefix.",
             field=where,
+        )
+
+
+def _check_python(version: str | None) -> None:
+    if version is not None and not _PYTHON_VERSION.match(version):
+        raise SpecInvalid(f"{quoted(version)} is not a version of Python. Give it as 3.12 or 3.12.4.", field="python")
+
+
+def _check_capacity(capacity: str | None) -> None:
+    if capacity is not None and capacity not in CAPACITIES:
+        raise SpecInvalid(
+            f"{quoted(capacity)} is not a kind of capacity. Use {', '.join(CAPACITIES)}.", field="capacity"
         )
 
 

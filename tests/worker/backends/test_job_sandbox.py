@@ -50,3 +50,14 @@ def test_shared_memory_has_the_size_that_the_job_asks_for(place):
     spec = place.spec("df --output=size -B1 /dev/shm | tail -1", shared_mem_mb=64)
     assert place.wait(place.launch(spec)).code == 0
     assert int(place.output(spec)) == 64 * MIB
+
+
+def test_a_job_can_read_the_authority_of_a_simulated_cloud_storage(tmp_path, tmp_path_factory):
+    """TensorFlow's `gs://` needs it, and it is in the host's /tmp, which the sandbox hides."""
+    authority = tmp_path_factory.mktemp("cloud") / "ca.pem"
+    authority.write_text("trusted\n")
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="require"), gcs={"ca": authority})
+    spec = place.spec(f"cat {authority}")
+    assert place.wait(place.launch(spec)).code == 0
+    assert place.output(spec) == b"trusted\n"
+    place.clear()

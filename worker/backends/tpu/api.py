@@ -110,6 +110,9 @@ class NodeRequest:
     labels: dict[str, str]
     hosts: int
     """Its virtual machines, as far as the catalogue knows."""
+    spot: bool
+    reservation: str | None
+    """Reservation that it is to be taken from, ZONE/NAME."""
     startup: Callable[[str], str]
     """Returns the start-up script of a node in this zone."""
 
@@ -181,8 +184,11 @@ class TpuApi:
             tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]),
             queueing_policy=tpu_v2.QueuedResource.QueueingPolicy(valid_until_duration=timedelta(seconds=valid_seconds)),
         )
-        if self._settings.spot:
+        if request.spot:
             wanted.spot = tpu_v2.QueuedResource.Spot()
+        if request.reservation is not None:
+            wanted.guaranteed = tpu_v2.QueuedResource.Guaranteed()
+            wanted.reservation_name = f"{parent}/reservations/{request.reservation.partition('/')[2]}"
         request = tpu_v2.CreateQueuedResourceRequest(
             parent=parent, queued_resource_id=request.id, queued_resource=wanted
         )
@@ -265,8 +271,10 @@ class TpuApi:
             node.service_account = tpu_v2.ServiceAccount(
                 email=settings.service_account, scope=["https://www.googleapis.com/auth/cloud-platform"]
             )
-        if settings.spot:
+        if request.spot:
             node.scheduling_config = tpu_v2.SchedulingConfig(spot=True)
+        if request.reservation is not None:
+            node.scheduling_config = tpu_v2.SchedulingConfig(reserved=True)
         return node
 
     def _create(self, action: Callable[[], Any]) -> str | None:

@@ -189,3 +189,59 @@ def test_a_port_that_never_opens_is_paid_for_once(make_google_harness, google, w
     assert (reason, google.tpu.nodes) == ("tpu_unreachable", {})
     assert "Connection refused" in detail
     assert not REASONS[reason].retry
+
+
+RESERVED = {"TPU": "us-east5-a/mine"}
+
+
+@WAYS
+@pytest.mark.parametrize(("setting", "option"), [(True, None), (False, "spot"), (True, "spot")])
+def test_spot_capacity_is_chosen_by_setting_or_job(make_google_harness, google, way, setting, option):
+    place = make_google_harness(provisioning=way, spot=setting)
+    place.wait(place.launch(place.spec("true", capacity=option)))
+    assert google.tpu.node().scheduling_config.spot
+    assert ["spot" in one for one in google.tpu.queued.values()] == ([True] if way == "queued" else [])
+
+
+@WAYS
+def test_a_job_can_refuse_spot_capacity(make_google_harness, google, way):
+    place = make_google_harness(provisioning=way, spot=True)
+    place.wait(place.launch(place.spec("true", capacity="standard")))
+    assert not google.tpu.node().scheduling_config.spot
+    assert not any("spot" in one for one in google.tpu.queued.values())
+
+
+@pytest.mark.parametrize("option", [None, "reserved"])
+def test_a_reservation_is_used_in_its_zone_alone(make_google_harness, google, option):
+    google.tpu.offered["us-east5-a"].append("v2-8")
+    place = make_google_harness(spot=True, reservations=RESERVED)
+    place.wait(place.launch(place.spec("true", capacity=option)))
+    assert made_in(google) == ["us-east5-a"]
+    (queued,) = google.tpu.queued.values()
+    assert queued.reservation_name == f"projects/{PROJECT}/locations/us-east5-a/reservations/mine"
+    assert ("guaranteed" in queued, "spot" in queued) == (True, False)
+    scheduling = google.tpu.node().scheduling_config
+    assert (scheduling.reserved, scheduling.spot) == (True, False)
+
+
+def test_a_job_need_not_use_the_reservation_of_its_type(make_google_harness, google):
+    place = make_google_harness(reservations=RESERVED)
+    place.wait(place.launch(place.spec("true", capacity="spot")))
+    (queued,) = google.tpu.queued.values()
+    assert (queued.reservation_name, "spot" in queued, made_in(google)) == ("", True, ["us-central1-b"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "GRADIENT_TPU__RESERVATIONS names none for TPU"),
+        ({"reservations": {"TPU": "europe-west4-a/mine"}}, "europe-west4-a/mine is not in GRADIENT_TPU__ZONES"),
+        ({"reservations": RESERVED, "provisioning": "node"}, "GRADIENT_TPU__PROVISIONING is node"),
+        ({"provisioning": "pool", "pool": {"TPU": ["us-central1-b/mine"]}}, "leave capacity out"),
+    ],
+)
+def test_reserved_capacity_that_cannot_be_had_is_refused(make_google_harness, google, options, words):
+    place = make_google_harness(**options)
+    reason, detail = expect_launch_error(place, place.spec("true", capacity="reserved"))
+    assert (reason, words in detail) == ("tpu_denied", True), detail
+    assert google.tpu.made() == []

@@ -5,10 +5,13 @@ import time
 
 import pytest
 from support.deployment import wait_until
+from support.google_cloud_fake import PROJECT
+from support.google_tpu_fake import GENERATIONS
 from support.tpu_simulator import expect_launch_error
 
+from core.catalogue.machine_types import Catalogue
 from worker.attempt.outputs.missing_artifacts import read_missing
-from worker.backends.base import LaunchError
+from worker.backends.base import JobPython, LaunchError
 
 pytestmark = pytest.mark.integration
 
@@ -34,6 +37,35 @@ def artifact(spec, name):
     return found.read_text() if found.exists() else None
 
 
+@pytest.mark.parametrize("way", ["queued", "node"])
+@pytest.mark.parametrize(
+    ("name", "accelerator", "runtime", "zone"),
+    [
+        ("TPU v4", "v4-8", "tpu-ubuntu2204-base", "us-central2-b"),
+        ("TPU v5e", "v5litepod-8", "v2-alpha-tpuv5-lite", "us-west4-a"),
+        ("TPU v5p", "v5p-8", "v2-alpha-tpuv5", "us-east5-a"),
+        ("TPU v6e", "v6e-8", "v2-alpha-tpuv6e", "us-east5-b"),
+    ],
+)
+def test_a_generation_has_its_type_runtime_and_zone(make_vm_harness, google, name, accelerator, runtime, zone, way):
+    """Placement is left to its default; zones in the order of their names are not in that of the types."""
+    machine = Catalogue.load().get(name)
+    place = make_vm_harness(machine.name, placement=None, provisioning=way, zones=sorted(GENERATIONS))
+    spec = place.spec('echo "$TPU_NAME ${TPU_GRPC_URL-none} $TPU_MODEL_DIR"')
+    handle = place.launch(spec)
+    node = google.tpu.node()
+    assert (node.accelerator_type, node.runtime_version) == (accelerator, runtime)
+    assert node.name.startswith(f"projects/{PROJECT}/locations/{zone}/nodes/")
+    assert not node.network_config.enable_external_ips
+    assert ended(place, handle).code == 0
+    bucket = f"{PROJECT}-gradient-{zone.rpartition('-')[0]}"
+    assert place.output(spec).decode() == f"local none gs://{bucket}/jobs/{place.job_id}/model\n"
+    assert len(google.tpu.made()) == 1
+    assert (google.tpu.nodes, google.tpu.queued, google.storage.names()) == ({}, {}, [])
+    begin, end = google.tpu.billed[node.name.rpartition("/")[2]]
+    assert end > begin
+
+
 def test_a_job_runs_on_its_vm_with_the_vms_own_folders(make_vm_harness, google):
     place = make_vm_harness()
     host = {"GRADIENT_ARTIFACTS_DIR": "/of/the/worker", "PS_MODEL_PATH": "/of/the/worker"}
@@ -44,6 +76,18 @@ def test_a_job_runs_on_its_vm_with_the_vms_own_folders(make_vm_harness, google):
     assert place.output(spec) == b"local\n"
     assert artifact(spec, "model") == "kept\n"
     assert (google.tpu.nodes, google.tpu.queued, google.storage.names()) == ({}, {}, [])
+
+
+def test_a_simulated_vm_has_the_python_of_its_job(make_vm_harness, tmp_path):
+    place = make_vm_harness()
+    programs = tmp_path / "own" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "own-program").write_text("#!/bin/sh\necho $VIRTUAL_ENV\n")
+    (programs / "own-program").chmod(0o755)
+    python = JobPython(programs.parent, tmp_path / "shared", tmp_path)
+    spec = place.spec("own-program && ls / >/dev/null", python=python)
+    assert ended(place, place.launch(spec)).code == 0
+    assert place.output(spec).decode() == f"{programs.parent}\n"
 
 
 def test_an_upload_that_takes_long_is_no_silence(make_vm_harness, google):

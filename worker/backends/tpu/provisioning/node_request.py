@@ -27,18 +27,37 @@ def build_request(spec: LaunchSpec, machine: MachineType, settings: TpuSettings,
     Its id is that of the attempt, so that it is created once, and found again.
 
     Raises:
-        LaunchError: The machine type is not a TPU.
+        LaunchError: The machine type is not a TPU, or does not have the capacity that the job asks for.
     """
     if machine.tpu_type is None:
         raise LaunchError("tpu_denied", f"machine type {machine.name!r} has no tpu_type; name one in the catalogue")
+    capacity = spec.job_spec.capacity or settings.capacity_for(machine.name)
+    if spec.job_spec.capacity is not None and settings.provisioning_for(machine.name) == "pool":
+        raise LaunchError("tpu_denied", f"nodes of the pool for {machine.name} have their capacity; leave capacity out")
     return NodeRequest(
         id=node_id(spec),
         accelerator_type=machine.tpu_type,
         runtime=runtime_for(machine, settings),
         labels={LABEL: installation, LABEL_JOB: spec.job_id, LABEL_ATTEMPT: str(spec.attempt)},
         hosts=machine.hosts,
+        spot=capacity == "spot",
+        reservation=_reservation(machine, settings) if capacity == "reserved" else None,
         startup=lambda _zone: _STARTUP.read_text().replace("@TENSORFLOW@", settings.tensorflow),
     )
+
+
+def _reservation(machine: MachineType, settings: TpuSettings) -> str:
+    """Return the reservation of a machine type, after checking that it can be used."""
+    provisioning, name = settings.provisioning_for(machine.name), settings.reservations.get(machine.name)
+    if name is None:
+        why = f"GRADIENT_TPU__RESERVATIONS names none for {machine.name}"
+    elif name.partition("/")[0] not in settings.zones:
+        why = f"the zone of reservation {name} is not in GRADIENT_TPU__ZONES"
+    elif provisioning != "queued":
+        why = f"reservation {name} needs queued resources, and GRADIENT_TPU__PROVISIONING is {provisioning}"
+    else:
+        return name
+    raise LaunchError("tpu_denied", f"no reserved capacity: {why}")
 
 
 def node_id(spec: LaunchSpec) -> str:

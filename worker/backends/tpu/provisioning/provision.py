@@ -132,7 +132,7 @@ class Provisioner:
         mode: ProvisioningMode = DirectNodeMode(self._api) if provisioning == "node" else QueuedResourceMode(self._api)
         passed = {entry.zone for entry in before if entry.over}
         tried: list[tuple[str, _NextZone]] = []
-        left = [zone for zone in self._settings.zones if zone not in passed]
+        left = [zone for zone in self._settings.zones if zone not in passed and _may_be_in(zone, request)]
         while left:
             zone = left.pop(0)
             if not self._api.offers(zone, request.accelerator_type):
@@ -143,7 +143,7 @@ class Provisioner:
             search = _ZoneSearch(
                 self._deleter, self._resource_inventory, self._settings, mode, _with_history(report, tried)
             )
-            price = self._spot_price if self._settings.spot else None
+            price = self._spot_price if request.spot else None
             try:
                 return search.run(spec, request, zone, share, price)
             except _NextZone as error:
@@ -151,6 +151,11 @@ class Provisioner:
         reasons = {error.reason for _, error in tried}
         reason = next((one for one in (CAPACITY, QUOTA, DENIED) if one in reasons), CAPACITY)
         raise LaunchError(reason, _describe_zones(tried) or "every zone was tried")
+
+
+def _may_be_in(zone: str, request: NodeRequest) -> bool:
+    """Return whether the node can be in this zone: a reservation is in one."""
+    return request.reservation is None or request.reservation.startswith(f"{zone}/")
 
 
 def _describe_zones(tried: list[tuple[str, _NextZone]]) -> str:

@@ -16,7 +16,10 @@ VM_FOLDERS = {
 
 
 def describe_job(spec: LaunchSpec, image: str, env: dict[str, str], shm_bytes: int) -> dict[str, object]:
-    """Describe the job for the VM."""
+    """Describe the job for the VM.
+
+    `python` has the variables of the job's virtual environment; only a simulated VM, which is on this host, uses them.
+    """
     login = spec.login(image)
     limits = {
         "cpus": spec.job_spec.cpus,
@@ -33,6 +36,7 @@ def describe_job(spec: LaunchSpec, image: str, env: dict[str, str], shm_bytes: i
         "command": spec.job_spec.command,
         "image": image,
         "env": env,
+        "python": spec.python.environment() if spec.python is not None else {},
         "pull": spec.job_spec.image_pull_policy,
         "login": None
         if login is None

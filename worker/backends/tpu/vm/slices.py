@@ -9,7 +9,7 @@ from pathlib import Path
 from worker.backends.base import Exit, Handle, read_control, read_exit_code, write_control_file
 
 END_FILE, ENDED_AT_FILE, HOST_FILE = "vm_ended", "vm_ended_at", "vm_host"
-_COORDINATOR_PORT = 8476
+COORDINATOR_PORT = 8476
 _BLOCK_BYTES = 1 << 20
 _NEVER = float("inf")
 
@@ -18,7 +18,7 @@ def host_environment(rank: int, addresses: list[str]) -> dict[str, str]:
     """Return the variables by which JAX and PyTorch/XLA on one host find the others; none without others."""
     if len(addresses) == 1:
         return {}
-    coordinator = f"{addresses[0]}:{_COORDINATOR_PORT}"
+    coordinator = f"{addresses[0]}:{COORDINATOR_PORT}"
     return {
         "TPU_WORKER_ID": str(rank),
         "TPU_WORKER_HOSTNAMES": ",".join(addresses),

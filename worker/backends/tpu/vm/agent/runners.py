@@ -41,10 +41,13 @@ class Process:
         folders = {f"GRADIENT_{name.upper()}_DIR": str(self._place / name) for name in FOLDERS}
         metrics = {"GRADIENT_METRICS_FILE": str(self._place / "control" / "metrics.jsonl")}
         places = {"PS_JOBSPACE": str(self._place / "workspace"), "PS_MODEL_PATH": str(self._place / "artifacts")}
+        python = dict(job.get("python") or {})  # a worker of the release before sends none
+        if python:
+            python["PATH"] = os.pathsep.join([python["PATH"], os.environ.get("PATH", os.defpath)])
         subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
             [str(self._place / "run.sh"), str(self._place / "control")],
             cwd=self._place / "workspace" / (job["folder"] or "."),
-            env=dict(os.environ) | job["env"] | folders | metrics | places,
+            env=dict(os.environ) | python | job["env"] | folders | metrics | places,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,0 +1,163 @@
+"""The doctor's findings about the network of TPU nodes, on a server that answers as Google's documents say."""
+
+from ipaddress import IPv4Network
+
+import pytest
+from support.google_cloud_fake import PROJECT, running_google
+
+from core.settings import Settings
+from gradient_server.checks import tpu_network, tpus
+from gradient_server.checks.finding import Status
+
+pytestmark = pytest.mark.integration
+
+ON_VMS = ["us-west4-a"]
+"""A zone with types whose jobs run on their VMs, among them a slice."""
+REMOTE = ["us-central1-b"]
+"""A zone with types that jobs use over the network."""
+CENTRAL = "us-central1"
+
+
+@pytest.fixture(scope="module")
+def servers():
+    with running_google() as running:
+        yield running
+
+
+@pytest.fixture
+def google(servers, monkeypatch):
+    servers.reset()
+    for name, value in servers.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tpu_network, "_address_towards", lambda _: IPv4Network("10.128.0.5"))
+    return servers
+
+
+@pytest.fixture
+def compute(google):
+    return google.compute
+
+
+@pytest.fixture
+def findings(google, tmp_path):
+    """Find what is said about the network: check, status and the words with the remedy."""
+
+    def find(zones, **options):
+        settings = Settings(home=tmp_path, tpu={"project": PROJECT, "zones": zones} | options)
+        found = [one for one in tpus.check(settings) if one.check in {"tpu-firewall", "tpu-route"}]
+        return [(one.check, one.status, f"{one.message} {one.fix or ''}") for one in found]
+
+    yield find
+    assert {one.partition(" ")[0] for one in google.compute.requests} <= {"GET"}, "it only reads"
+    assert google.tpu.made() == []
+
+
+def only(found, check):
+    (one,) = [(status, words) for name, status, words in found if name == check]
+    return one
+
+
+def test_the_default_network_with_nat_has_all_that_both_placements_need(findings, compute):
+    for region in ("us-central1", "us-west4"):
+        compute.add_nat(region)
+    found = findings(REMOTE + ON_VMS)
+    assert {status for _, status, _ in found} == {Status.OK}
+    assert [words for name, _, words in found if name == "tpu-firewall"] == [
+        "us-central1: rule default-allow-internal admits this host (10.128.0.5) to port 8470 of nodes. ",
+        "us-west4: rule default-allow-internal admits the other hosts of a slice to port 8476 of nodes. ",
+    ]
+
+
+def test_a_vm_needs_private_google_access_or_nat(findings, compute):
+    status, words = only(findings(ON_VMS), "tpu-route")
+    assert status is Status.PROBLEM
+    assert "no Private Google Access" in words
+    assert "gcloud compute networks subnets update default --region us-west4 --enable-private-ip-google-access" in words
+    compute.subnetworks["us-west4"][0]["privateIpGoogleAccess"] = True
+    status, words = only(findings(ON_VMS), "tpu-route")
+    assert (status, "images of Google's registries only" in words) == (Status.WARNING, True)
+    assert only(findings(ON_VMS, external_ips=True), "tpu-route")[0] is Status.OK
+
+
+def test_a_node_that_installs_tensorflow_needs_the_internet(findings, compute):
+    compute.subnetworks[CENTRAL][0]["privateIpGoogleAccess"] = True
+    status, words = only(findings(REMOTE), "tpu-route")
+    assert (status, "cannot install TensorFlow from pypi.org" in words) == (Status.PROBLEM, True)
+
+
+def test_a_network_without_a_default_route(findings, compute):
+    compute.routes.clear()
+    status, words = only(findings(ON_VMS, external_ips=True), "tpu-route")
+    assert (status, "--next-hop-gateway default-internet-gateway" in words) == (Status.PROBLEM, True)
+
+
+def test_a_region_without_a_subnetwork(findings, compute):
+    compute.subnetworks.clear()
+    assert "no subnetwork in us-west4" in only(findings(ON_VMS), "tpu-route")[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        (lambda _: [], Status.PROBLEM, "--allow tcp:8470 --source-ranges 10.128.0.5/32"),
+        (lambda one: [one.rule("own", "10.128.0.0/20", "8000-9000")], Status.OK, "rule own admits this host"),
+        (lambda one: [one.rule("own", "10.128.0.0/20")], Status.OK, "rule own admits"),
+        (lambda one: [one.rule("own", "10.128.0.0/20", protocol="all")], Status.OK, "rule own admits"),
+        (lambda one: [one.rule("own", "10.128.0.0/20", "8471")], Status.PROBLEM, "no rule of network default"),
+        (lambda one: [one.rule("own", "10.9.0.0/16", "8470")], Status.PROBLEM, "no rule of network default"),
+        (lambda one: [one.rule("own", "10.128.0.0/9") | {"disabled": True}], Status.PROBLEM, "no rule"),
+        (lambda one: [one.rule("own", "10.128.0.0/9", targetTags=["web"])], Status.PROBLEM, "no rule"),
+        (lambda one: [one.rule("own", "10.128.0.0/9", targetTags=["tpu"])], Status.OK, "rule own admits"),
+        (lambda one: [one.rule("own", None, "8470", sourceTags=["worker"])], Status.WARNING, "by network tag"),
+        (
+            lambda one: [one.rule("own", "10.128.0.0/9"), one.rule("no", "10.128.0.5/32", denies=True, priority=9)],
+            Status.PROBLEM,
+            "rule no denies this host",
+        ),
+        (
+            lambda one: [one.rule("own", "10.128.0.0/9"), one.rule("no", "10.128.0.0/9", denies=True)],
+            Status.PROBLEM,
+            "rule no denies this host",
+        ),
+    ],
+)
+def test_the_rule_that_decides_for_a_worker_is_named(findings, compute, change, status, words):
+    compute.add_nat(CENTRAL)
+    compute.firewalls = change(compute)
+    found = only(findings(REMOTE, tags=["tpu"]), "tpu-firewall")
+    assert (found[0], words in found[1]) == (status, True), found
+
+
+@pytest.mark.parametrize(("external", "status"), [(True, Status.PROBLEM), (False, Status.WARNING)])
+def test_a_port_that_everybody_reaches_is_reported(findings, compute, external, status):
+    compute.firewalls.append(compute.rule("open", "0.0.0.0/0", "8470"))
+    found = [words for _, one, words in findings(REMOTE, external_ips=external) if one is status]
+    assert any("Rule open admits every address to port 8470" in words for words in found)
+
+
+def test_hosts_of_a_slice_must_reach_each_other(findings, compute):
+    compute.firewalls = [compute.rule("ssh", "0.0.0.0/0", "22")]
+    status, words = only(findings(ON_VMS, external_ips=True), "tpu-firewall")
+    assert (status, "TPU v5e-16" in words, "10.182.0.0/20" in words) == (Status.PROBLEM, True, True)
+
+
+def test_a_rule_that_denies_what_leaves_nodes_is_named(findings, compute):
+    compute.firewalls.append(
+        compute.rule("closed", "0.0.0.0/0", protocol="all", denies=True, egress=True, priority=900)
+    )
+    found = [(status, words) for _, status, words in findings(ON_VMS, external_ips=True) if "closed" in words]
+    assert found[0][0] is Status.PROBLEM
+    compute.firewalls.append(compute.rule("google", "199.36.153.8/30", "443", egress=True, priority=100))
+    found = [(status, words) for _, status, words in findings(ON_VMS, external_ips=True) if "closed" in words]
+    assert (found[0][0], "but those of google" in found[0][1]) == (Status.WARNING, True)
+
+
+def test_a_network_that_does_not_exist(findings):
+    status, words = only(findings(ON_VMS, network="other"), "tpu-firewall")
+    assert (status, f"projects/{PROJECT}/global/networks/other" in words) == (Status.PROBLEM, True)
+
+
+def test_a_network_that_may_not_be_read_is_a_warning(findings, google):
+    google.storage.refuse.append(("GET /compute/", 403))
+    status, words = only(findings(ON_VMS), "tpu-firewall")
+    assert (status, "roles/compute.networkViewer" in words) == (Status.WARNING, True)

@@ -1,0 +1,176 @@
+"""The network of new TPU nodes, as Google's Compute Engine API describes it; reads only."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Network, ip_network
+from typing import Any
+
+import requests
+from google.auth.exceptions import GoogleAuthError
+from google.auth.transport.requests import AuthorizedSession
+
+from core.errors import GradientError
+from core.settings import Settings
+from core.storage.gcs.client import open_credentials
+
+_API = "https://compute.googleapis.com/compute/v1/"
+_INTERNET = ip_network("0.0.0.0/0")
+_TCP = frozenset({"tcp", "6", "all"})
+_NOT_FOUND = 404
+
+
+class NetworkUnreadable(GradientError):
+    """Compute Engine does not answer, or refuses to describe the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirewallRule:
+    """A firewall rule that applies to nodes and to TCP.
+
+    Attributes:
+        name: Its name.
+        priority: The rule with the lowest number decides.
+        allows: Whether it admits traffic, rather than denies it.
+        ranges: Addresses of the other side.
+        by_identity: It also names the other side by network tag or service account, which addresses do not tell.
+        ports: First and last port of each of its ranges.
+    """
+
+    name: str
+    priority: int
+    allows: bool
+    ranges: tuple[IPv4Network, ...]
+    by_identity: bool
+    ports: tuple[tuple[int, int], ...]
+
+    def covers(self, port: int, other: IPv4Network) -> bool:
+        """Return whether it decides for this port and all of these addresses."""
+        return self.has_port(port) and any(other.subnet_of(one) for one in self.ranges)
+
+    def has_port(self, port: int) -> bool:
+        """Return whether it is about this port."""
+        return any(first <= port <= last for first, last in self.ports)
+
+
+@dataclass(frozen=True, slots=True)
+class Subnetwork:
+    """The subnetwork of nodes in one region.
+
+    Attributes:
+        name: Its name.
+        addresses: Its addresses.
+        google_access: Machines without an external address reach Google's APIs (Private Google Access).
+        nat: A Cloud NAT of the region connects them to the Internet.
+    """
+
+    name: str
+    addresses: IPv4Network
+    google_access: bool
+    nat: bool
+
+
+class NodeNetwork:
+    """See the module. Every method raises NetworkUnreadable.
+
+    Args:
+        settings: The service's; they name project, network, tags and service account of new nodes.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = tpu = settings.tpu
+        name = tpu.network or "default"
+        self.path = name if name.startswith("projects/") else f"projects/{tpu.project}/global/networks/{name}"
+        self._project = self.path.split("/")[1]
+        credentials, _ = open_credentials(settings.gcs)
+        self._session = AuthorizedSession(credentials)
+
+    @property
+    def name(self) -> str:
+        """Name of the network."""
+        return self.path.rpartition("/")[2]
+
+    def exists(self) -> bool:
+        """Return whether there is such a network."""
+        return self._get(self.path) is not None
+
+    def ingress(self) -> list[FirewallRule]:
+        """Return the rules for connections to nodes; the first that covers a connection decides."""
+        return self._rules("INGRESS", "source")
+
+    def egress(self) -> list[FirewallRule]:
+        """Return the rules for connections from nodes, likewise."""
+        return self._rules("EGRESS", "destination")
+
+    def has_internet_route(self) -> bool:
+        """Return whether a route leads from the network to the Internet, and to Google's APIs."""
+        return any(
+            one.get("destRange") == "0.0.0.0/0" and one.get("nextHopGateway", "").endswith("/default-internet-gateway")
+            for one in self._list("global/routes")
+        )
+
+    def subnetwork(self, region: str) -> Subnetwork | None:
+        """Return the subnetwork of nodes in a region; None if there is none."""
+        wanted = (self._settings.subnetwork or "").rpartition("/")[2]
+        found = [one for one in self._list(f"regions/{region}/subnetworks") if wanted in {"", one["name"]}]
+        if not found:
+            return None
+        nat = any(one.get("nats") for one in self._list(f"regions/{region}/routers"))
+        first = found[0]
+        addresses = IPv4Network(first["ipCidrRange"])
+        return Subnetwork(first["name"], addresses, bool(first.get("privateIpGoogleAccess")), nat)
+
+    def _rules(self, direction: str, other: str) -> list[FirewallRule]:
+        rules = []
+        for one in self._list("global/firewalls"):
+            entries = [entry for entry in one.get("allowed") or one.get("denied") or () if entry["IPProtocol"] in _TCP]
+            if one["direction"] != direction or one.get("disabled") or not entries or not self._is_for_nodes(one):
+                continue
+            ranges = one.get(f"{other}Ranges", [])
+            by_identity = bool(one.get("sourceTags") or one.get("sourceServiceAccounts"))
+            rules.append(
+                FirewallRule(
+                    name=one["name"],
+                    priority=one["priority"],
+                    allows="allowed" in one,
+                    ranges=tuple(IPv4Network(each) for each in ranges if ":" not in each)
+                    or (() if by_identity or ranges else (IPv4Network(_INTERNET),)),
+                    by_identity=by_identity,
+                    ports=tuple(_parse_ports(text) for entry in entries for text in entry.get("ports") or ["0-65535"]),
+                )
+            )
+        return sorted(
+            rules, key=lambda rule: (rule.priority, rule.allows)
+        )  # of equal ones, the one that denies decides
+
+    def _is_for_nodes(self, rule: dict[str, Any]) -> bool:
+        tags, accounts = rule.get("targetTags", ()), rule.get("targetServiceAccounts", ())
+        if not tags and not accounts:
+            return True
+        return bool(set(tags) & set(self._settings.tags)) or self._settings.service_account in accounts
+
+    def _list(self, path: str) -> Iterator[dict[str, Any]]:
+        """Yield the network's objects of one kind."""
+        token = ""
+        while True:
+            page = self._get(f"projects/{self._project}/{path}", {"pageToken": token} if token else {}) or {}
+            yield from (one for one in page.get("items", ()) if one["network"].endswith(f"/{self.path}"))
+            token = page.get("nextPageToken", "")
+            if not token:
+                return
+
+    def _get(self, path: str, query: dict[str, str] | None = None) -> dict[str, Any] | None:
+        try:
+            answer = self._session.get(_API + path, params=query, timeout=self._settings.timeout_seconds)
+            value: dict[str, Any] = answer.json()
+        except (GoogleAuthError, requests.RequestException, ValueError) as error:
+            raise NetworkUnreadable(f"compute.googleapis.com does not answer: {error}") from error
+        if answer.status_code == _NOT_FOUND:
+            return None
+        if not answer.ok:
+            raise NetworkUnreadable(str(value.get("error", {}).get("message") or f"HTTP {answer.status_code}"))
+        return value
+
+
+def _parse_ports(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    return int(first), int(last or first)
