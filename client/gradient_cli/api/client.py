@@ -77,23 +77,70 @@ class Api:
             sent: Called with the number of bytes of the archive sent so far.
             to: The endpoint.
         """
-        idempotency, boundary = os.urandom(16).hex(), os.urandom(16).hex()
-        before, after = _multipart_body(spec, path, boundary)
-        headers = {
-            "Idempotency-Key": idempotency,
-            "Content-Type": f"multipart/form-data; boundary={boundary}",
-            "Content-Length": str(len(before) + os.path.getsize(path) + len(after)),
-        }
+        headers = {"Idempotency-Key": os.urandom(16).hex()}
+        form = _Form("spec", json.dumps(spec).encode(), "workspace", path, sent)
+        return self._send_form("POST", to, form, headers, needs="id")
 
+    def _send_form(
+        self, method: str, path: str, form: _Form, headers: dict[str, str], *, needs: str, base: str | None = None
+    ) -> dict[str, Any]:
         def attempt() -> dict[str, Any]:
-            body = _body_chunks(before, path, after, sent)
-            response = self._transport.open("POST", to, body=body, headers=headers, seconds=UPLOAD_SECONDS)
-            return self._transport.read_json(response, "id")
+            response = self._transport.open(
+                method,
+                path,
+                query={"base": base},
+                body=form.chunks(),
+                headers={**headers, **form.headers},
+                seconds=UPLOAD_SECONDS,
+            )
+            return self._transport.read_json(response, needs)
+
+        return retry(attempt, _SUBMIT_DELAYS)
+
+    def missing_contents(self, manifest: bytes, base: str | None) -> list[str]:
+        """Return the digests of the contents of a manifest that the server does not find in a stored workspace."""
+        answer = self._send_manifest("POST", "/workspaces/missing", manifest, base, needs="missing")
+        missing: list[str] = answer["missing"]
+        return missing
+
+    def store_workspace(
+        self, sha256: str, manifest: bytes, base: str | None, path: str | None, sent: Callable[[int], None]
+    ) -> None:
+        """Store a workspace as its manifest and an archive of the missing contents.
+
+        Args:
+            sha256: Digest of the manifest.
+            manifest: The manifest.
+            base: Digest of a stored workspace with the other contents.
+            path: The archive; None: nothing is missing.
+            sent: Called with the number of bytes of the archive sent so far.
+        """
+        to = f"/workspaces/{sha256}"
+        if path is None:
+            self._send_manifest("PUT", to, manifest, base, needs="sha256")
+        else:
+            self._send_form(
+                "PUT", to, _Form("manifest", manifest, "contents", path, sent), {}, needs="sha256", base=base
+            )
+
+    def _send_manifest(
+        self, method: str, path: str, manifest: bytes, base: str | None, *, needs: str
+    ) -> dict[str, Any]:
+        def attempt() -> dict[str, Any]:
+            response = self._transport.open(
+                method,
+                path,
+                query={"base": base},
+                body=manifest,
+                headers={"Content-Type": "application/json"},
+                seconds=UPLOAD_SECONDS,
+            )
+            return self._transport.read_json(response, needs)
 
         return retry(attempt, _SUBMIT_DELAYS)
 
     def has_workspace(self, sha256: str) -> bool:
-        """Return whether the server already has the archive with this digest."""
+        """Return whether the server already has the workspace with this digest."""
         try:
             self._transport.json("GET", f"/workspaces/{sha256}")
         except ServerError as error:
@@ -419,24 +466,49 @@ def _registries_path(project_id: str | None, host: str | None = None) -> str:
     return f"{start}/registries" + ("" if host is None else f"/{quote(host, safe='')}")
 
 
-def _multipart_body(spec: dict[str, Any], path: str, boundary: str) -> tuple[bytes, bytes]:
-    with open(path, "rb") as file:
-        zipped = file.read(2) == b"PK"
-    name, kind = ("workspace.zip", "application/zip") if zipped else ("workspace.tar.gz", "application/gzip")
-    before = (
-        f'--{boundary}\r\nContent-Disposition: form-data; name="spec"\r\n'
-        f"Content-Type: application/json\r\n\r\n{json.dumps(spec)}\r\n"
-        f'--{boundary}\r\nContent-Disposition: form-data; name="workspace"; filename="{name}"\r\n'
-        f"Content-Type: {kind}\r\n\r\n"
-    )
-    return before.encode(), f"\r\n--{boundary}--\r\n".encode()
+class _Form:
+    """A multipart form of JSON text and an archive.
 
+    Args:
+        text_part: Name of the part with the text.
+        text: The text.
+        file_part: Name of the part with the archive.
+        path: The archive, a zip or tar.gz file.
+        sent: Called with the number of bytes of the archive sent so far.
 
-def _body_chunks(before: bytes, path: str, after: bytes, sent: Callable[[int], None]) -> Iterator[bytes]:
-    yield before
-    with open(path, "rb") as file:
-        yield from _file_chunks(file, os.path.getsize(path), sent)
-    yield after
+    Attributes:
+        headers: The request's headers for it.
+    """
+
+    def __init__(self, text_part: str, text: bytes, file_part: str, path: str, sent: Callable[[int], None]) -> None:
+        with open(path, "rb") as file:
+            zipped = file.read(2) == b"PK"
+        suffix, kind = (".zip", "application/zip") if zipped else (".tar.gz", "application/gzip")
+        boundary = os.urandom(16).hex()
+        before = (
+            f'--{boundary}\r\nContent-Disposition: form-data; name="{text_part}"\r\n'
+            "Content-Type: application/json\r\n\r\n"
+        )
+        between = (
+            f'\r\n--{boundary}\r\nContent-Disposition: form-data; name="{file_part}"; '
+            f'filename="{file_part}{suffix}"\r\nContent-Type: {kind}\r\n\r\n'
+        )
+        self._before = before.encode() + text + between.encode()
+        self._after = f"\r\n--{boundary}--\r\n".encode()
+        self._path = path
+        self._size = os.path.getsize(path)
+        self._sent = sent
+        self.headers = {
+            "Content-Type": f"multipart/form-data; boundary={boundary}",
+            "Content-Length": str(len(self._before) + self._size + len(self._after)),
+        }
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the form's bytes."""
+        yield self._before
+        with open(self._path, "rb") as file:
+            yield from _file_chunks(file, self._size, self._sent)
+        yield self._after
 
 
 def _file_chunks(file: BinaryIO, size: int, sent: Callable[[int], None]) -> Iterator[bytes]:
