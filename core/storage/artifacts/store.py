@@ -8,8 +8,8 @@ once, last). On one file system the files are hard links to the job's own, not c
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
@@ -28,7 +28,7 @@ from core.storage.artifacts.paths import (
     to_public_path,
 )
 from core.storage.artifacts.scan import ArtifactLimits, SkipList, Skipped
-from core.system.filesystem import remove_tree
+from core.system.filesystem import OPEN_FOLDER, remove_tree
 
 __all__ = [
     "ArtifactFile",
@@ -109,8 +109,11 @@ class ArtifactStore(Protocol):
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
         """Open one file by its public path."""
 
-    def walk(self, job_id: str, attempt: int) -> Iterator[ArtifactFile]:
-        """Yield all files in order of path."""
+    def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:
+        """Open listed files one after another."""
+
+    def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
+        """Yield all files from path `start` on, in order of path."""
 
     def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
         """Delete the files of a closed attempt whose public path `selected` accepts; returns their number."""
@@ -210,7 +213,7 @@ class DirectoryStore:
         Raises:
             ArtifactNotFound: There is no such file, or the path is not a valid public path.
         """
-        parts = parse_public_path(path)
+        parse_public_path(path)
         opened = self._files(job_id, attempt)
         if opened is None:
             raise not_found(path)
@@ -218,25 +221,35 @@ class DirectoryStore:
             entry = opened.get(path)
         if entry is None:
             raise not_found(path)
-        try:
-            with opened_folder(self._directory(job_id, attempt) / "files") as root:
-                descriptor = open_file_beneath(root, parts)
-        except OSError as error:
-            if error.errno not in NOT_A_FOLDER:
-                raise
-            raise not_found(path) from None
-        file = os.fdopen(descriptor, "rb")
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            file.close()
-            raise not_found(path)
-        return OpenArtifact(file, status.st_size, entry.sha256, status.st_mtime_ns // 1_000_000)
+        return next(self.open_many(job_id, attempt, [entry]))
 
-    def walk(self, job_id: str, attempt: int) -> Iterator[ArtifactFile]:
-        """Yield all files in order of path; as of the last sync while the attempt is not closed."""
+    def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:
+        """Open listed files one after another.
+
+        Raises:
+            ArtifactNotFound: One of them is no longer there.
+        """
+        folder, root = self._directory(job_id, attempt) / "files", -1
+        try:
+            for entry in files:
+                with _not_found_if_missing(entry.path):
+                    root = os.open(folder, OPEN_FOLDER) if root < 0 else root
+                    descriptor = open_file_beneath(root, parse_public_path(entry.path))
+                file = os.fdopen(descriptor, "rb")
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    file.close()
+                    raise not_found(entry.path)
+                yield OpenArtifact(file, status.st_size, entry.sha256, status.st_mtime_ns // 1_000_000)
+        finally:
+            if root >= 0:
+                os.close(root)
+
+    def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
+        """Yield all files from path `start` on, in order of path; as of the last sync while it is not closed."""
         if opened := self._files(job_id, attempt):
             with opened:
-                yield from opened.files()
+                yield from opened.files(start)
 
     def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
         """Delete the files of a closed attempt whose public path `selected` accepts; returns their number.
@@ -297,6 +310,16 @@ class DirectoryStore:
                 return closed.manifest
         except FileNotFoundError:
             return None
+
+
+@contextmanager
+def _not_found_if_missing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NOT_A_FOLDER:
+            raise
+        raise not_found(path) from None
 
 
 def read_page(opened: ManifestReader, prefix: str, after: str | None, limit: int) -> ArtifactPage:
