@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from core.errors import StoreUnavailable
 from core.storage.artifacts.store import ArtifactFile, ArtifactStore
 
-_BLOCK = 256 * 1024
+_BLOCK = 64 * 1024
 
 
 def joined_blocks(store: ArtifactStore, job_id: str, attempt: int, files: Sequence[ArtifactFile]) -> Iterator[bytes]:

@@ -39,4 +39,4 @@ class ArtifactsPage(View):
 class ReadContents(RequestModel):
     """Artifacts to read in one response."""
 
-    paths: list[str] = Field(min_length=1, max_length=1000, description="paths of the list of artifacts")
+    paths: list[str] = Field(min_length=1, max_length=10_000, description="paths of the list of artifacts")

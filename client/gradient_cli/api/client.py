@@ -264,7 +264,7 @@ class Api:
         return self._transport.open("GET", f"{_job_path(job_id)}/artifacts/file/{quote(path)}", headers=headers)
 
     def artifact_contents(self, job_id: str, paths: list[str]) -> http.client.HTTPResponse:
-        """Open up to 1,000 artifacts at once, their bytes joined in the order of the list of artifacts."""
+        """Open up to 10,000 artifacts at once, their bytes joined in the order of the list of artifacts."""
         return self._transport.open(
             "POST",
             f"{_job_path(job_id)}/artifacts/contents",

@@ -28,7 +28,7 @@ _DELAYS = (0.3, 1.0, 2.0, 4.0)
 _PART_OF_FILE = 206
 # Files up to this size are downloaded many in each request; larger ones one by one, so that they can be resumed.
 _SMALL_BYTES = 1 << 20
-_BATCH = 1000
+_BATCH = 5000
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
 
 
@@ -202,8 +202,7 @@ class DownloadFolder:
                     self._make_folder(path, str(file["path"]))
                     checked = folder
                 part = os.path.join(folder, f".{file['sha256'][:32]}.part")
-                with open(os.open(part, _CREATE, 0o666), "wb", buffering=0) as out:
-                    out.write(data)
+                _write(part, data)
                 os.replace(part, path)
                 got.add(file["path"])
             for _ in chunks:
@@ -254,6 +253,7 @@ class _Download:
         self._etag = source.etag(file)
         self._part = part
         self._size = int(file["size"])
+        self._received: str | None = None  # digest of all that was written, if it came in one response
         self._progress = Progress(terminal.sanitize(self._path), self._size, quiet=True)
 
     def run(self) -> None:
@@ -281,7 +281,7 @@ class _Download:
             )
 
     def _damaged(self) -> bool:
-        return self._digest is not None and _digest(self._part) != self._digest
+        return self._digest is not None and (self._received or _digest(self._part)) != self._digest
 
     def _transfer(self) -> None:
         descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -297,14 +297,28 @@ class _Download:
             have = 0
         file.seek(have)
         file.truncate()
+        whole, digest = have == 0, hashlib.sha256()
+        self._received = None
         try:
             for chunk in self._source.api.chunks(response):
                 file.write(chunk)
+                digest.update(chunk)
                 have += len(chunk)
                 self._progress.update(have)
         except BaseException:
             self._source.api.close()  # the rest of this response must not be read as the next one
             raise
+        self._received = digest.hexdigest() if whole else None
+
+
+def _write(path: str, data: bytes) -> None:
+    """Write a small file, in about half the time that a file object takes."""
+    descriptor = os.open(path, _CREATE, 0o666)
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    finally:
+        os.close(descriptor)
 
 
 def select(files: list[dict[str, Any]], patterns: Sequence[str]) -> list[dict[str, Any]]:

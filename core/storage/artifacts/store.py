@@ -9,7 +9,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
@@ -20,15 +20,16 @@ from core.storage.artifacts.hashing import hash_files
 from core.storage.artifacts.manifests import ArtifactFile, ArtifactsState, Manifest, ManifestReader, write_manifest
 from core.storage.artifacts.paths import (
     NOT_A_FOLDER,
+    OPEN_FILE,
     not_found,
-    open_file_beneath,
+    open_beneath,
     opened_beneath,
     opened_folder,
     parse_public_path,
     to_public_path,
 )
 from core.storage.artifacts.scan import ArtifactLimits, SkipList, Skipped
-from core.system.filesystem import OPEN_FOLDER, remove_tree
+from core.system.filesystem import remove_tree
 
 __all__ = [
     "ArtifactFile",
@@ -229,12 +230,23 @@ class DirectoryStore:
         Raises:
             ArtifactNotFound: One of them is no longer there.
         """
-        folder, root = self._directory(job_id, attempt) / "files", -1
+        parents: list[str] | None = None
+        folder = -1
         try:
             for entry in files:
-                with _not_found_if_missing(entry.path):
-                    root = os.open(folder, OPEN_FOLDER) if root < 0 else root
-                    descriptor = open_file_beneath(root, parse_public_path(entry.path))
+                *above, name = parse_public_path(entry.path)
+                try:
+                    if above != parents:  # the next file is nearly always in the folder of the last one
+                        if folder >= 0:
+                            os.close(folder)
+                        folder, parents = -1, None
+                        with opened_folder(self._directory(job_id, attempt) / "files") as root:
+                            folder, parents = open_beneath(root, above), above
+                    descriptor = os.open(name, OPEN_FILE, dir_fd=folder)
+                except OSError as error:
+                    if error.errno not in NOT_A_FOLDER:
+                        raise
+                    raise not_found(entry.path) from None
                 file = os.fdopen(descriptor, "rb")
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
@@ -242,8 +254,8 @@ class DirectoryStore:
                     raise not_found(entry.path)
                 yield OpenArtifact(file, status.st_size, entry.sha256, status.st_mtime_ns // 1_000_000)
         finally:
-            if root >= 0:
-                os.close(root)
+            if folder >= 0:
+                os.close(folder)
 
     def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
         """Yield all files from path `start` on, in order of path; as of the last sync while it is not closed."""
@@ -310,16 +322,6 @@ class DirectoryStore:
                 return closed.manifest
         except FileNotFoundError:
             return None
-
-
-@contextmanager
-def _not_found_if_missing(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NOT_A_FOLDER:
-            raise
-        raise not_found(path) from None
 
 
 def read_page(opened: ManifestReader, prefix: str, after: str | None, limit: int) -> ArtifactPage:
