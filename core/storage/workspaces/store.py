@@ -149,13 +149,7 @@ class WorkspaceStore:
             sent = self._packs.add(contents, wanted, limits)
             packs[sent.sha256] = sent.size
             missing -= sent.contents.keys()
-        # Marked as used before the metadata names them: from then on no collection discards them.
-        if missing or not all(self._packs.mark_used(pack) for pack in packs):
-            raise WorkspaceNotFound(
-                f"{len(missing) or 'Some'} of the files' contents are not stored here. Ask which are missing "
-                "(POST /workspaces/missing), and send them with the manifest.",
-                field="contents",
-            )
+        self._protect(packs, missing)
         stored = StoredWorkspace(expected_sha256, len(data), summary.kind, summary.files, summary.bytes, packs)
         self._write_metadata(stored)
         write_atomically(self.path(expected_sha256), data, folder=self._incoming)
@@ -305,6 +299,19 @@ class WorkspaceStore:
             return None
         stored = self.stat(sha256)
         return stored if stored and all(map(self._packs.mark_used, stored.packs)) else None
+
+    def _protect(self, packs: Collection[str], missing: Collection[str]) -> None:
+        """Mark packs as used, before metadata names them: from then on no collection discards them.
+
+        Raises:
+            WorkspaceNotFound: Contents are missing, or a pack is no longer stored.
+        """
+        if missing or not all(self._packs.mark_used(pack) for pack in packs):
+            raise WorkspaceNotFound(
+                f"{len(missing) or 'Some'} of the files' contents are not stored here. Ask which are missing "
+                "(POST /workspaces/missing), and send them with the manifest.",
+                field="contents",
+            )
 
     def _choose_packs(self, base: str | None, wanted: dict[str, int]) -> dict[str, Pack]:
         """Return the packs of the base to use, by content: only those contents that the base itself names."""
