@@ -112,7 +112,7 @@ def strip_key(key: str) -> str:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """Read a small JSON object from a file; a missing file reads as an empty object.
+    """Read a JSON object from a file; a missing file reads as an empty object.
 
     Raises:
         ClientError: The file cannot be read, or does not hold a JSON object.
@@ -132,8 +132,8 @@ def read_json(path: str) -> dict[str, Any]:
     return value
 
 
-def write_json(path: str, value: dict[str, Any]) -> None:
-    """Write a small JSON object atomically to a file that only this user may read.
+def write_json(path: str, value: dict[str, Any], *, indent: int | None = 2) -> None:
+    """Write a JSON object atomically to a file that only this user may read.
 
     Raises:
         OSError: The folder or the file cannot be written.
@@ -143,7 +143,7 @@ def write_json(path: str, value: dict[str, Any]) -> None:
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2)
+            file.write(json.dumps(value, indent=indent))
             file.write("\n")
         os.replace(part, path)
     except OSError:

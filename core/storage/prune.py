@@ -19,7 +19,7 @@ from core.security import sessions
 from core.storage import retention
 from core.storage.retention import DAY_SECONDS, DueRemoval, OutputKind, Policy
 from core.storage.stores import Stores
-from core.storage.workspaces import ArchiveUsage
+from core.storage.workspaces import StoredFile
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +170,7 @@ class _Run:
         self._free_workspaces()
         if self._settings.workspaces_days:
             self._discard_workspaces(self._settings.workspaces_days)
+        self._discard_packs()
 
     def _time_is_up(self) -> bool:
         self.report.more = self.report.more or (self._until is not None and time.monotonic() >= self._until)
@@ -246,7 +247,7 @@ class _Run:
         """Delete archives that only deleted jobs name."""
         unused_since = time.time() - FREED_AFTER_SECONDS
         # Listed before the database query, as below.
-        unused = {one.sha256: one for one in self._stores.workspaces.archives() if one.used_at < unused_since}
+        unused = {one.sha256: one for one in self._stores.workspaces.stored() if one.used_at < unused_since}
         if not unused or self._time_is_up():
             return
         with self._stores.database.read() as session:
@@ -259,7 +260,7 @@ class _Run:
                 if sha256 not in named:
                     self._count_discarded(unused[sha256], unused_since)
 
-    def _count_discarded(self, archive: ArchiveUsage, unused_since: float) -> None:
+    def _count_discarded(self, archive: StoredFile, unused_since: float) -> None:
         if archive.sha256 not in self._discarded and (self._dry or self._discard(archive.sha256, unused_since)):
             self._discarded.add(archive.sha256)
             self.report.workspaces.add(archive.size, datetime.fromtimestamp(archive.used_at, UTC))
@@ -267,7 +268,7 @@ class _Run:
     def _discard_workspaces(self, days: int) -> None:
         unused_since = time.time() - days * DAY_SECONDS
         # Listed before the database query: a job submitted later marks its archive as used, which protects it.
-        unused = [archive for archive in self._stores.workspaces.archives() if archive.used_at < unused_since]
+        unused = [archive for archive in self._stores.workspaces.stored() if archive.used_at < unused_since]
         if not unused or self._time_is_up():
             return
         with self._stores.database.read() as session:
@@ -276,6 +277,16 @@ class _Run:
             if archive.sha256 not in needed:
                 self._count_discarded(archive, unused_since)
         self._progress(self.report)
+
+    def _discard_packs(self) -> None:
+        """Delete packs of files that no workspace names any more."""
+        unused_since = time.time() - FREED_AFTER_SECONDS
+        workspaces = self._stores.workspaces
+        for pack in workspaces.unused_packs(unused_since=unused_since, without=self._discarded):
+            if self._time_is_up():
+                return
+            if self._dry or workspaces.discard_pack(pack.sha256, unused_since=unused_since):
+                self.report.workspaces.bytes += pack.size
 
     def _discard(self, sha256: str, unused_since: float) -> bool:
         try:

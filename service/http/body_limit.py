@@ -39,9 +39,15 @@ def allow_batch(connection: HTTPConnection, api: ApiSettings) -> None:
     _allow(connection, BATCH_BODIES * api.max_body_bytes)
 
 
-def allow_upload(connection: HTTPConnection, api: ApiSettings) -> None:
-    """Raise this request's limit to that of an upload with its JSON. Only for authenticated callers."""
-    _allow(connection, api.max_upload_bytes + api.max_body_bytes + _FORM_OVERHEAD)
+def allow_upload(connection: HTTPConnection, api: ApiSettings, *, json_bytes: int | None = None) -> None:
+    """Raise this request's limit to that of an upload with its JSON. Only for authenticated callers.
+
+    Args:
+        connection: The request.
+        api: The settings of the API.
+        json_bytes: Largest JSON; None: that of JSON bodies.
+    """
+    _allow(connection, api.max_upload_bytes + (json_bytes or api.max_body_bytes) + _FORM_OVERHEAD)
 
 
 def _allow(connection: HTTPConnection, limit: int) -> None:

@@ -1,24 +1,27 @@
 """Artifacts of jobs: a list, single files, and everything as one zip."""
 
 import contextlib
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 
 from core.jobs import queries
 from core.storage.artifacts.paths import not_found
-from core.storage.artifacts.store import ArtifactFile, OpenArtifact
+from core.storage.artifacts.store import ArtifactFile, ArtifactStore, OpenArtifact
 from core.storage.retention import OutputKind
 from service.deps import AppStateDep, ReadSession
 from service.http import file_responses
+from service.http.joined_files import joined_blocks
+from service.http.json_body import json_body_schema, parse_json_body
 from service.http.path_convertor import FILE
 from service.http.zip_stream import zip_blocks
 from service.presenters import openapi_links
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
-from service.schemas.artifacts import ArtifactsPage, ArtifactView, SkippedView
+from service.schemas.artifacts import ArtifactsPage, ArtifactView, ReadContents, SkippedView
 
 _MAX_ATTEMPT = 2**31 - 1
 _MAX_CHOSEN = 1000
@@ -33,6 +36,10 @@ _FILE_RESPONSES = {
     **file_responses.RESPONSES,
     307: {"description": "A browser is redirected to a signed URL of the bucket."},
     304: {"description": "Not modified: the client has this version."},
+    **REMOVED_RESPONSE,
+}
+_CONTENTS_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
     **REMOVED_RESPONSE,
 }
 _ZIP_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -125,6 +132,41 @@ def read_zip(
     name = "-".join([job.id, *PurePosixPath(prefix).parts])
     headers = file_responses.user_content_headers(f"{name}.zip") | {"Content-Type": "application/zip"}
     return StreamingResponse(blocks, headers=headers)
+
+
+@router.post(
+    "/artifacts/contents",
+    response_class=Response,
+    responses=_CONTENTS_RESPONSES,
+    openapi_extra=json_body_schema(ReadContents),
+)
+def read_contents(
+    session: ReadSession,
+    app_state: AppStateDep,
+    job_id: str,
+    body: Annotated[ReadContents, Depends(parse_json_body(ReadContents))],
+    attempt: AttemptNumber = None,
+) -> Response:
+    """Read many artifacts of an ended job in one response: their bytes, joined in the order of the list of artifacts.
+
+    The list has the size and sha256 of each.
+    """
+    job = queries.get(session, job_id)
+    check_not_removed(session, job, OutputKind.ARTIFACTS)
+    number = attempt or job.attempt
+    files = list(_find_files(app_state.artifacts, job.id, number, set(body.paths)))
+    headers = file_responses.user_content_headers(job.id) | {"Content-Length": str(sum(file.size for file in files))}
+    return StreamingResponse(joined_blocks(app_state.artifacts, job.id, number, files), headers=headers)
+
+
+def _find_files(store: ArtifactStore, job_id: str, attempt: int, paths: set[str]) -> Iterator[ArtifactFile]:
+    for file in store.walk(job_id, attempt, min(paths)):
+        if file.path in paths and file.sha256 is not None:
+            paths.remove(file.path)
+            yield file
+            if not paths:
+                return
+    raise not_found(min(paths))
 
 
 def _is_browser(request: Request) -> bool:

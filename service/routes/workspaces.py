@@ -1,18 +1,135 @@
-"""Stored workspace archives, so that clients upload the same folder only once."""
+"""Stored workspaces, so that clients upload only what has changed."""
 
-from fastapi import APIRouter
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, TypeVar
 
-from core.errors import WorkspaceNotFound
-from service.deps import AppStateDep
-from service.schemas.jobs import WorkspaceView
+from fastapi import APIRouter, Depends, Query, Request
+
+from core.errors import StoreUnavailable, WorkspaceNotFound
+from core.storage.archives import ArchiveKind
+from core.storage.workspaces import StoredWorkspace
+from core.storage.workspaces.manifest import MAX_MANIFEST_BYTES, Manifest
+from service.auth.authentication import Caller
+from service.deps import AppState, AppStateDep
+from service.http.body_limit import allow_upload
+from service.schemas.base import ErrorView
+from service.schemas.workspaces import MissingContents, WorkspaceView
+from service.submission.body import SubmissionBody, read_submission, run_with_upload_slot
+from service.submission.create import archive_limits
+
+MANIFEST = "manifest"
+CONTENTS = "contents"
 
 router = APIRouter(prefix="/workspaces", tags=["workspaces"])
+
+T = TypeVar("T")
+
+_Base = Annotated[
+    str | None,
+    Query(
+        description="sha256 of an earlier version that is stored: its contents are not sent again. Contents of other "
+        "workspaces do not count as stored"
+    ),
+]
+_MANIFEST_SCHEMA = Manifest.model_json_schema()
+_FORM_SCHEMA = {
+    "type": "object",
+    "required": [MANIFEST],
+    "properties": {
+        MANIFEST: {"type": "string", "description": "the manifest as JSON text"},
+        CONTENTS: {
+            "type": "string",
+            "format": "binary",
+            "description": "a tar.gz or zip of the contents that are missing, each named by its sha256",
+        },
+    },
+}
+_JSON_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": _MANIFEST_SCHEMA}}}
+}
+_FORM_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": _MANIFEST_SCHEMA},
+            "multipart/form-data": {"schema": _FORM_SCHEMA},
+        },
+    }
+}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
+    507: {"model": ErrorView, "description": "The disk is full."},
+}
+
+
+async def _read_body(request: Request, app_state: AppStateDep, caller: Caller) -> AsyncIterator[SubmissionBody]:
+    # The key and its limit are checked before the first byte of an upload is read.
+    app_state.limits.submissions.acquire(caller.id)
+    api = app_state.settings.api
+    allow_upload(request, api, json_bytes=MAX_MANIFEST_BYTES)
+    try:
+        body = await read_submission(
+            request,
+            app_state.settings.root / "workspaces",
+            max_spec_bytes=MAX_MANIFEST_BYTES,
+            max_upload_bytes=api.max_upload_bytes,
+            min_free_mb=app_state.settings.disk.min_free_mb,
+            spec_part=MANIFEST,
+            file_part=CONTENTS,
+        )
+    except OSError as error:
+        raise StoreUnavailable(f"The upload could not be received: {error.strerror}. Try again later.") from error
+    try:
+        yield body
+    finally:
+        body.close()
+
+
+_Body = Annotated[SubmissionBody, Depends(_read_body, scope="function")]
 
 
 @router.get("/{sha256}")
 def show_workspace(app_state: AppStateDep, sha256: str) -> WorkspaceView:
-    """Return the size of the stored archive with this digest."""
+    """Return the size of the stored workspace with this digest."""
     stored = app_state.workspaces.stat(sha256)
     if stored is None:
-        raise WorkspaceNotFound("No archive with this sha256 is stored here; upload it with the job.", field="sha256")
-    return WorkspaceView(sha256=stored.sha256, size=stored.size)
+        raise WorkspaceNotFound("No workspace with this sha256 is stored here; upload it with the job.", field="sha256")
+    return _present(stored)
+
+
+@router.post("/missing", openapi_extra=_JSON_BODY, responses={415: _RESPONSES[415]})
+async def find_missing_contents(
+    app_state: AppStateDep, caller: Caller, body: _Body, base: _Base = None
+) -> MissingContents:
+    """Return the contents to send along with a manifest. Stores nothing."""
+
+    def find() -> list[str]:
+        return app_state.workspaces.find_missing(body.spec, base=base, limits=archive_limits(app_state))
+
+    return MissingContents(missing=await _run(app_state, caller.id, find))
+
+
+@router.put("/{sha256}", openapi_extra=_FORM_BODY, responses=_RESPONSES)
+async def store_workspace(
+    app_state: AppStateDep, caller: Caller, sha256: str, body: _Body, base: _Base = None
+) -> WorkspaceView:
+    """Store a workspace as its manifest, whose digest names it, and the contents that are missing."""
+
+    def store() -> StoredWorkspace:
+        return app_state.workspaces.add_manifest(
+            body.spec, body.workspace, archive_limits(app_state), expected_sha256=sha256, base=base
+        )
+
+    return _present(await _run(app_state, caller.id, store))
+
+
+async def _run(app_state: AppState, key: str, action: Callable[[], T]) -> T:
+    try:
+        return await run_with_upload_slot(app_state, key, action)
+    except OSError as error:
+        raise StoreUnavailable(f"The workspace could not be stored: {error.strerror}. Try again later.") from error
+
+
+def _present(stored: StoredWorkspace) -> WorkspaceView:
+    size = stored.unpacked_bytes if stored.kind is ArchiveKind.MANIFEST else stored.size
+    return WorkspaceView(sha256=stored.sha256, size=size)

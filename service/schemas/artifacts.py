@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from service.schemas.base import Time, View
+from service.schemas.base import RequestModel, Time, View
 from service.schemas.jobs import RemovedView
 
 
@@ -34,3 +34,9 @@ class ArtifactsPage(View):
     removed: RemovedView | None = Field(
         None, description="when and by which policy they were deleted; null: they were not"
     )
+
+
+class ReadContents(RequestModel):
+    """Artifacts to read in one response."""
+
+    paths: list[str] = Field(min_length=1, max_length=10_000, description="paths of the list of artifacts")

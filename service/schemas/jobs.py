@@ -264,10 +264,3 @@ class DryRun(View):
     )
     max_workspace_files: int = Field(description="most files, folders and links in the archive of a workspace")
     notes: list[str]
-
-
-class WorkspaceView(View):
-    """A stored workspace archive."""
-
-    sha256: str
-    size: int

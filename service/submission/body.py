@@ -52,9 +52,16 @@ class SubmissionBody:
 
 
 async def read_submission(
-    request: Request, folder: Path, *, max_spec_bytes: int, max_upload_bytes: int, min_free_mb: int
+    request: Request,
+    folder: Path,
+    *,
+    max_spec_bytes: int,
+    max_upload_bytes: int,
+    min_free_mb: int,
+    spec_part: str = SPEC,
+    file_part: str = WORKSPACE,
 ) -> SubmissionBody:
-    """Read the whole body of a submission.
+    """Read the whole body of a submission, or another one of JSON text and a file.
 
     Args:
         request: The request, with its body unread.
@@ -62,9 +69,11 @@ async def read_submission(
         max_spec_bytes: Largest spec.
         max_upload_bytes: Largest archive.
         min_free_mb: MiB to keep free on the folder's disk; 0: not checked.
+        spec_part: Name of the form's part with the JSON text.
+        file_part: Name of the form's part with the file.
 
     Raises:
-        RequestValidationError: The body is neither JSON nor a form with a `spec`.
+        RequestValidationError: The body is neither JSON nor a form with a part of JSON text.
         WorkspaceInvalid: The upload is incomplete.
         StorageFull: The disk has too little room for the upload.
         HTTPException: 413: a part is too large; 415: another content type.
@@ -74,14 +83,13 @@ async def read_submission(
         return SubmissionBody(await _read_json(request.stream(), max_spec_bytes))
     if kind != _MULTIPART:
         raise HTTPException(
-            415, "Send the job as application/json, or as multipart/form-data with the parts `spec` and `workspace`."
+            415, f"Send application/json, or multipart/form-data with the parts `{spec_part}` and `{file_part}`."
         )
     boundary = options.get(b"boundary")
     if not boundary:
         raise _missing_boundary()
-    return await _read_form(
-        request, boundary, _MultipartReader(folder, WORKSPACE, min_free_mb, max_upload_bytes, max_spec_bytes)
-    )
+    form = _MultipartReader(folder, file_part, min_free_mb, max_upload_bytes, (spec_part, max_spec_bytes))
+    return await _read_form(request, boundary, form)
 
 
 async def read_upload(
@@ -126,8 +134,17 @@ async def run_submission(app_state: AppState, key: str, body: SubmissionBody, su
     """
     if body.workspace is None:
         return await run_in_threadpool(submit)
+    return await run_with_upload_slot(app_state, key, submit)
+
+
+async def run_with_upload_slot(app_state: AppState, key: str, action: Callable[[], T]) -> T:
+    """Run `action`, which checks what a key uploaded, in a thread for that, and return its result.
+
+    Raises:
+        LimitReached: Too many uploads of the key are being checked.
+    """
     async with app_state.limits.uploads.slot(key):
-        return await anyio.to_thread.run_sync(submit, limiter=app_state.limits.archive_readers)
+        return await anyio.to_thread.run_sync(action, limiter=app_state.limits.archive_readers)
 
 
 def _missing_boundary() -> RequestValidationError:
@@ -170,16 +187,17 @@ class _MultipartReader:
         file: Name of the part with the file.
         min_free_mb: MiB to keep free on the folder's disk.
         max_upload_bytes: Largest size of the file.
-        max_spec_bytes: Largest spec; None: the form has none.
+        spec: Name and largest size of the part with the JSON text; None: the form has none.
     """
 
     def __init__(
-        self, folder: Path, file: str, min_free_mb: int, max_upload_bytes: int, max_spec_bytes: int | None = None
+        self, folder: Path, file: str, min_free_mb: int, max_upload_bytes: int, spec: tuple[str, int] | None = None
     ) -> None:
         self._folder = folder
         self._min_free_mb = min_free_mb
         self._file = file
-        self._limits = {} if max_spec_bytes is None else {SPEC: max_spec_bytes}
+        self._text = None if spec is None else spec[0]
+        self._limits = {} if spec is None else dict([spec])
         self._limits[file] = max_upload_bytes
         self._part = _Part()
         self._header = bytearray()
@@ -220,8 +238,8 @@ class _MultipartReader:
                 "The upload is cut off: the end of the form is missing. Nothing was stored; send it again.",
                 field=self._file,
             )
-        if self._spec is None and SPEC in self._limits:
-            raise problem(("body", SPEC), "required: the part with the job's JSON is missing")
+        if self._spec is None and self._text is not None:
+            raise problem(("body", self._text), "required: the part with the JSON text is missing")
         await anyio.to_thread.run_sync(self._flush)
         if self._workspace is not None:
             self._workspace.seek(0)
@@ -259,10 +277,10 @@ class _MultipartReader:
         name = options.get(b"name", b"").decode(errors="replace")
         if name not in self._limits:
             raise problem(("body", name), f"not a part of this form; it has {' and '.join(map(repr, self._limits))}")
-        if (self._spec if name == SPEC else self._workspace) is not None:
+        if (self._spec if name == self._text else self._workspace) is not None:
             raise problem(("body", name), "sent twice; send it once")
         self._part.name = name
-        if name == SPEC:
+        if name == self._text:
             self._spec = bytearray()
         else:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -273,7 +291,7 @@ class _MultipartReader:
         part.size += len(data)
         if part.size > self._limits[part.name]:
             raise HTTPException(413, f"The part {part.name!r} is larger than {self._limits[part.name]:,} bytes.")
-        if part.name == SPEC and self._spec is not None:
+        if part.name == self._text and self._spec is not None:
             self._spec += data
         else:
             self._pending += data

@@ -141,7 +141,7 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> DryRu
         wait_reason=waits.reason,
         wait_message=reason_message(waits.reason, waits.detail),
         estimated_start_at=waits.starts_at,
-        max_workspace_files=_archive_limits(app_state).max_files,
+        max_workspace_files=archive_limits(app_state).max_files,
         notes=[*_dry_run_notes(valid, job, offered, uploaded=uploaded), *valid.image.notes],
     )
 
@@ -218,7 +218,8 @@ def _validate_clone(
     return valid
 
 
-def _archive_limits(app_state: AppState) -> ArchiveLimits:
+def archive_limits(app_state: AppState) -> ArchiveLimits:
+    """Return the limits of workspaces."""
     api = app_state.settings.api
     return ArchiveLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_unpacked_bytes)
 
@@ -242,7 +243,7 @@ def store_workspace(app_state: AppState, upload: BinaryIO | None, expected: str 
             raise _workspace_not_stored()
         return expected
     try:
-        return app_state.workspaces.add(upload, _archive_limits(app_state), expected_sha256=expected).sha256
+        return app_state.workspaces.add(upload, archive_limits(app_state), expected_sha256=expected).sha256
     except OSError as error:
         raise StoreUnavailable(f"The workspace could not be stored: {error.strerror}. Try again later.") from error
 

@@ -53,6 +53,65 @@ def test_files_come_back_byte_for_byte(cli, protocol, left):
     assert "3 already downloaded" in again.stderr
 
 
+@pytest.fixture
+def contents(server, protocol):
+    """Make the server send these files joined, as the client asks for them."""
+
+    def serve(*replies):
+        server.on("POST", f"/jobs/{protocol.id}/artifacts/contents", *replies)
+
+    return serve
+
+
+def test_small_files_come_in_one_request(cli, server, protocol, left, contents):
+    files = {"a/1": b"one", "a/2": b"", "b/3": b"three" * 100}
+    left({**files, "large": bytes(2**20 + 1)})
+    contents(protocol.Reply(b"".join(files.values())))
+    got = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
+    assert (got.returncode, "4 files" in got.stderr) == (0, True)
+    assert {name: (cli.folder / "out" / name).read_bytes() for name in files} == files
+    (asked,) = server.requests_to("POST", f"/jobs/{protocol.id}/artifacts/contents")
+    assert asked.json == {"paths": ["a/1", "a/2", "b/3"]}
+    single = [request.path for request in server.requests if "/file/" in request.path]
+    assert single == [f"/jobs/{protocol.id}/artifacts/file/large"]
+    server.requests.clear()
+    again = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
+    assert "0 files (0 B)" in again.stderr
+    assert [request.method for request in server.requests] == ["GET"], "only the list"
+
+
+def test_joined_files_that_break_off_are_continued(cli, server, protocol, left, contents):
+    left({"a": b"first", "b": b"second", "c": b"third"})
+    contents(protocol.Reply(b"firstsec", claim=16), protocol.Reply(b"secondthird"))
+    assert cli("jobs", "artifacts", "get", protocol.id, "--to", "out").returncode == 0
+    asked = server.requests_to("POST", f"/jobs/{protocol.id}/artifacts/contents")
+    assert [request.json["paths"] for request in asked] == [["a", "b", "c"], ["b", "c"]]
+    assert [(cli.folder / "out" / name).read_bytes() for name in "abc"] == [b"first", b"second", b"third"]
+
+
+@pytest.mark.parametrize("body", [b"firstEVIL!!third", b"first", b"", b"firstsecondthirdmore"])
+def test_joined_files_that_are_not_as_listed_are_fetched_one_by_one(cli, protocol, left, contents, body):
+    files = {"a": b"first", "b": b"second", "c": b"third"}
+    left(files)
+    contents(protocol.Reply(body))
+    assert cli("jobs", "artifacts", "get", protocol.id, "--to", "out").returncode == 0
+    assert {name: (cli.folder / "out" / name).read_bytes() for name in files} == files
+    assert len(list((cli.folder / "out").iterdir())) == 4, "no parts are left"
+
+
+def test_joined_files_keep_what_is_there(cli, server, protocol, left, contents):
+    left({"a": b"first", "b": b"second"})
+    contents(protocol.Reply(b"second"))
+    (cli.folder / "out").mkdir()
+    (cli.folder / "out" / "a").write_bytes(b"mine!")
+    refused = cli("jobs", "artifacts", "get", protocol.id, "--to", "out")
+    assert "exists with other contents; nothing was downloaded" in refused.stderr
+    assert (cli.folder / "out" / "a").read_bytes() == b"mine!"
+    assert cli("jobs", "artifacts", "get", protocol.id, "--to", "out", "--force").returncode == 0
+    assert (cli.folder / "out" / "a").read_bytes() == b"first"
+    assert server.requests_to("POST", f"/jobs/{protocol.id}/artifacts/contents")[0].json == {"paths": ["b"]}
+
+
 def test_patterns_choose(cli, protocol, left):
     left({"model/a.bin": b"1", "model/b.txt": b"2", "c.bin": b"3"})
     for patterns, expected in (

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from core.errors import ArtifactNotFound, WorkspaceInvalid
+from core.errors import ArtifactNotFound, WorkspaceInvalid, WorkspaceNotFound
 from core.jobs.spec.job_spec import JobSpec
-from core.storage.archives import ArchiveLimits, extract
+from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.paths import parse_public_path
 from core.storage.artifacts.store import ArtifactFile, ArtifactStore
 from core.storage.workspaces import WorkspaceStore
@@ -176,10 +176,10 @@ def _make_removable(function: object, path: str, error: tuple[type[BaseException
 
 
 def _unpack(sha256: str, store: WorkspaceStore, target: Path, limits: ArchiveLimits) -> None:
-    if not store.has(sha256):
-        raise LaunchError("workspace_missing", sha256)
     try:
-        extract(store.path(sha256), target, limits)
+        store.extract(sha256, target, limits)
+    except WorkspaceNotFound as error:
+        raise LaunchError("workspace_missing", sha256) from error
     except WorkspaceInvalid as error:
         raise LaunchError("workspace_invalid", error.message) from error
     except OSError as error:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 from functools import partial
 
 from gradient_cli import config
 from gradient_cli.api import sse
-from gradient_cli.api.multipart import body_chunks, file_chunks, multipart_body
+from gradient_cli.api.forms import Form, file_chunks
+from gradient_cli.api.paths import (
+    COMPARISONS,
+    comparison_path,
+    job_path,
+    range_headers,
+    registries_path,
+    secrets_path,
+    storage_path,
+)
 from gradient_cli.api.transport import STREAM_SECONDS, UPLOAD_SECONDS, Transport, retry
 from gradient_cli.errors import ServerError
 
@@ -23,8 +33,6 @@ if TYPE_CHECKING:
 
 JOBS = "/jobs"
 """The endpoint that creates a job."""
-COMPARISONS = "/comparisons"
-"""The endpoint that creates a comparison with its jobs."""
 _SUBMIT_DELAYS = (0.5, 1.0, 2.0, 4.0)
 _NOT_FOUND = 404
 _FILE_PAGE = 1000
@@ -80,18 +88,65 @@ class Api:
             sent: Called with the number of bytes of the archive sent so far.
             to: The endpoint.
         """
-        (spec, key), boundary = _split_idempotency_key(spec), os.urandom(16).hex()
-        before, after = multipart_body(spec, path, boundary)
-        headers = {
-            **key,
-            "Content-Type": f"multipart/form-data; boundary={boundary}",
-            "Content-Length": str(len(before) + os.path.getsize(path) + len(after)),
-        }
+        spec, key = _split_idempotency_key(spec)
+        form = Form("spec", json.dumps(spec).encode(), "workspace", path, sent)
+        return self._send_form("POST", to, form, key, needs="id")
 
+    def _send_form(
+        self, method: str, path: str, form: Form, headers: dict[str, str], *, needs: str, base: str | None = None
+    ) -> dict[str, Any]:
         def attempt() -> dict[str, Any]:
-            body = body_chunks(before, path, after, sent)
-            response = self._transport.open("POST", to, body=body, headers=headers, seconds=UPLOAD_SECONDS)
-            return self._transport.read_json(response, "id")
+            response = self._transport.open(
+                method,
+                path,
+                query={"base": base},
+                body=form.chunks(),
+                headers={**headers, **form.headers},
+                seconds=UPLOAD_SECONDS,
+            )
+            return self._transport.read_json(response, needs)
+
+        return retry(attempt, _SUBMIT_DELAYS)
+
+    def missing_contents(self, manifest: bytes, base: str | None) -> list[str]:
+        """Return the digests of the contents of a manifest that the server does not find in a stored workspace."""
+        answer = self._send_manifest("POST", "/workspaces/missing", manifest, base, needs="missing")
+        missing: list[str] = answer["missing"]
+        return missing
+
+    def store_workspace(
+        self, sha256: str, manifest: bytes, base: str | None, path: str | None, sent: Callable[[int], None]
+    ) -> None:
+        """Store a workspace as its manifest and an archive of the missing contents.
+
+        Args:
+            sha256: Digest of the manifest.
+            manifest: The manifest.
+            base: Digest of a stored workspace with the other contents.
+            path: The archive; None: nothing is missing.
+            sent: Called with the number of bytes of the archive sent so far.
+        """
+        to = f"/workspaces/{sha256}"
+        if path is None:
+            self._send_manifest("PUT", to, manifest, base, needs="sha256")
+        else:
+            self._send_form(
+                "PUT", to, Form("manifest", manifest, "contents", path, sent), {}, needs="sha256", base=base
+            )
+
+    def _send_manifest(
+        self, method: str, path: str, manifest: bytes, base: str | None, *, needs: str
+    ) -> dict[str, Any]:
+        def attempt() -> dict[str, Any]:
+            response = self._transport.open(
+                method,
+                path,
+                query={"base": base},
+                body=manifest,
+                headers={"Content-Type": "application/json"},
+                seconds=UPLOAD_SECONDS,
+            )
+            return self._transport.read_json(response, needs)
 
         return retry(attempt, _SUBMIT_DELAYS)
 
@@ -106,7 +161,7 @@ class Api:
         return [each.get("job") or self._transport.error_of(each["error"]) for each in results]
 
     def has_workspace(self, sha256: str) -> bool:
-        """Return whether the server already has the archive with this digest."""
+        """Return whether the server already has the workspace with this digest."""
         try:
             self._transport.json("GET", f"/workspaces/{sha256}")
         except ServerError as error:
@@ -133,24 +188,24 @@ class Api:
 
     def run_in_job(self, job_id: str) -> AbstractContextManager[ClientConnection]:
         """Open an exec session; the first message must be the command, as JSON."""
-        return self._transport.websocket(f"{_job_path(job_id)}/exec")
+        return self._transport.websocket(f"{job_path(job_id)}/exec")
 
     def forward_port(self, job_id: str, port: int) -> AbstractContextManager[ClientConnection]:
         """Open a port session of a running job."""
-        return self._transport.websocket(f"{_job_path(job_id)}/forward", {"port": port})
+        return self._transport.websocket(f"{job_path(job_id)}/forward", {"port": port})
 
     def connect_to_port(self, job_id: str, session_id: str) -> AbstractContextManager[ClientConnection]:
         """Make a connection of a port session."""
-        return self._transport.websocket(f"{_job_path(job_id)}/forward/{session_id}")
+        return self._transport.websocket(f"{job_path(job_id)}/forward/{session_id}")
 
     def job(self, job_id: str) -> dict[str, Any]:
         """Return one job."""
-        return self._transport.json("GET", _job_path(job_id), needs="id")
+        return self._transport.json("GET", job_path(job_id), needs="id")
 
     def stop_job(self, job_id: str, *, now: bool = False) -> dict[str, Any]:
         """Ask a job to stop; without its grace period, if `now`."""
         return self._transport.json(
-            "POST", f"{_job_path(job_id)}/stop", query={"now": "true"} if now else {}, needs="id"
+            "POST", f"{job_path(job_id)}/stop", query={"now": "true"} if now else {}, needs="id"
         )
 
     def act_on_jobs(self, action: str, ids: list[str], *, now: bool = False) -> list[dict[str, Any]]:
@@ -164,30 +219,30 @@ class Api:
     def clone_job(self, job_id: str, changes: dict[str, Any], *, pin_image: bool = False) -> dict[str, Any]:
         """Submit the same job again, with changes; if `pin_image`, with the exact image digest of the original job."""
         query = {"pinImage": "true"} if pin_image else {}
-        return self._transport.json("POST", f"{_job_path(job_id)}/clone", query=query, body=changes, needs="id")
+        return self._transport.json("POST", f"{job_path(job_id)}/clone", query=query, body=changes, needs="id")
 
     def change_tags(self, job_id: str, changes: dict[str, list[str]]) -> dict[str, Any]:
         """Add tags to a job (`add`) or remove them (`remove`), and return the job."""
-        return self._transport.json("PATCH", f"{_job_path(job_id)}/tags", body=changes, needs="id")
+        return self._transport.json("PATCH", f"{job_path(job_id)}/tags", body=changes, needs="id")
 
     def metrics(self, job_id: str, *, name: str | None = None, points: int) -> dict[str, Any]:
         """Return a job's metrics, each with at most `points` values."""
         query = {"name": name, "maxPoints": points}
-        return self._transport.json("GET", f"{_job_path(job_id)}/metrics", query=query, needs="series")
+        return self._transport.json("GET", f"{job_path(job_id)}/metrics", query=query, needs="series")
 
     def predict(self, job_id: str, machine_types: str | None, precision: str | None = None) -> dict[str, Any]:
         """Return estimates of a job on machine types, by default all, and what bounds it."""
         query = {"machineType": machine_types, "precision": precision}
-        return self._transport.json("GET", f"{_job_path(job_id)}/prediction", query=query, needs="machines")
+        return self._transport.json("GET", f"{job_path(job_id)}/prediction", query=query, needs="machines")
 
     def delete_job(self, job_id: str) -> None:
         """Delete a job, stopping it if it runs."""
-        self._transport.json("DELETE", _job_path(job_id))
+        self._transport.json("DELETE", job_path(job_id))
 
     def logs(self, job_id: str, *, line: int = 0, tail: int | None = None, limit: int = 2000) -> dict[str, Any]:
         """Return one page of a job's log: the lines after `line`, or the last `tail` lines."""
         query = {"limit": limit, **({"line": line} if tail is None else {"tail": tail})}
-        return self._transport.json("GET", f"{_job_path(job_id)}/logs", query=query, needs="lines")
+        return self._transport.json("GET", f"{job_path(job_id)}/logs", query=query, needs="lines")
 
     def follow(self, job_id: str, line: int = 0) -> Iterator[sse.Event]:
         """Stream a job's log lines and phase changes, from after `line` to the job's end."""
@@ -195,7 +250,7 @@ class Api:
         def stream(after: int) -> Iterator[bytes]:
             response = self._transport.open(
                 "GET",
-                f"{_job_path(job_id)}/logs",
+                f"{job_path(job_id)}/logs",
                 headers={"Accept": "text/event-stream", "Last-Event-ID": str(after), "Connection": "close"},
                 seconds=STREAM_SECONDS,
                 keep=False,
@@ -210,7 +265,7 @@ class Api:
     def artifacts(self, job_id: str, *, limit: int = _FILE_PAGE, after: str | None = None) -> dict[str, Any]:
         """Return one page of a job's artifacts, ordered by path."""
         query = {"limit": limit, "after": after}
-        return self._transport.json("GET", f"{_job_path(job_id)}/artifacts", query=query, needs="files")
+        return self._transport.json("GET", f"{job_path(job_id)}/artifacts", query=query, needs="files")
 
     def all_artifacts(self, job_id: str) -> dict[str, Any]:
         """Return all pages of a job's artifacts as one."""
@@ -226,8 +281,17 @@ class Api:
         """Open one artifact and return the response, its body unread; from `offset` if the file still has this ETag."""
         from urllib.parse import quote
 
-        headers = _range_headers(offset, etag)
-        return self._transport.open("GET", f"{_job_path(job_id)}/artifacts/file/{quote(path)}", headers=headers)
+        headers = range_headers(offset, etag)
+        return self._transport.open("GET", f"{job_path(job_id)}/artifacts/file/{quote(path)}", headers=headers)
+
+    def artifact_contents(self, job_id: str, paths: list[str]) -> http.client.HTTPResponse:
+        """Open up to 10,000 artifacts at once, their bytes joined in the order of the list of artifacts."""
+        return self._transport.open(
+            "POST",
+            f"{job_path(job_id)}/artifacts/contents",
+            body=json.dumps({"paths": paths}).encode(),
+            headers={"Content-Type": "application/json", "Accept": "*/*", "Accept-Encoding": "identity"},
+        )
 
     def chunks(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
         """Yield the body of a response as it arrives."""
@@ -247,11 +311,11 @@ class Api:
 
     def comparison(self, comparison_id: str) -> dict[str, Any]:
         """Return a comparison with its table."""
-        return self._transport.json("GET", _comparison_path(comparison_id), needs="rows")
+        return self._transport.json("GET", comparison_path(comparison_id), needs="rows")
 
     def delete_comparison(self, comparison_id: str) -> None:
         """Delete a comparison; its jobs stay."""
-        self._transport.json("DELETE", _comparison_path(comparison_id))
+        self._transport.json("DELETE", comparison_path(comparison_id))
 
     def machine_types(self) -> dict[str, Any]:
         """List the machine types."""
@@ -300,11 +364,11 @@ class Api:
     def storage(self, project_id: str, path: str, *, recursive: bool, after: str | None = None) -> dict[str, Any]:
         """Return one page of a folder in a project's storage, or the entry of a file."""
         query = {"path": path, "recursive": str(recursive).lower(), "limit": _FILE_PAGE, "after": after}
-        return self._transport.json("GET", _storage_path(project_id), query=query, needs="entries")
+        return self._transport.json("GET", storage_path(project_id), query=query, needs="entries")
 
     def stored_file(self, project_id: str, path: str, *, offset: int = 0, etag: str = "") -> http.client.HTTPResponse:
         """Open a file in a project's storage, as `artifact` opens one of a job."""
-        return self._transport.open("GET", _storage_path(project_id, path), headers=_range_headers(offset, etag))
+        return self._transport.open("GET", storage_path(project_id, path), headers=range_headers(offset, etag))
 
     def store_file(
         self,
@@ -334,7 +398,7 @@ class Api:
             headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
             response = self._transport.open(
                 "PUT",
-                _storage_path(project_id, path),
+                storage_path(project_id, path),
                 query={"sha256": sha256, "modified": modified},
                 body=file_chunks(file, size, sent),
                 headers=headers,
@@ -346,7 +410,7 @@ class Api:
 
     def delete_stored(self, project_id: str, path: str, *, recursive: bool) -> None:
         """Delete a file in a project's storage, or a folder."""
-        self._transport.json("DELETE", _storage_path(project_id, path), query={"recursive": str(recursive).lower()})
+        self._transport.json("DELETE", storage_path(project_id, path), query={"recursive": str(recursive).lower()})
 
     def keys(self) -> dict[str, Any]:
         """List the API keys that the caller may see."""
@@ -364,30 +428,30 @@ class Api:
 
     def secrets(self, project_id: str | None) -> dict[str, Any]:
         """List the names of a project's secrets, or of those shared by all projects."""
-        return self._transport.json("GET", _secrets_path(project_id), needs="secrets")
+        return self._transport.json("GET", secrets_path(project_id), needs="secrets")
 
     def set_secret(self, name: str, value: str, project_id: str | None) -> dict[str, Any]:
         """Store a secret."""
-        return self._transport.json("PUT", _secrets_path(project_id, name), body={"value": value}, needs="name")
+        return self._transport.json("PUT", secrets_path(project_id, name), body={"value": value}, needs="name")
 
     def delete_secret(self, name: str, project_id: str | None) -> None:
         """Delete a secret."""
-        self._transport.json("DELETE", _secrets_path(project_id, name))
+        self._transport.json("DELETE", secrets_path(project_id, name))
 
     def registries(self, project_id: str | None) -> dict[str, Any]:
         """List the registries that a project's jobs log in to, or those shared by all projects."""
-        return self._transport.json("GET", _registries_path(project_id), needs="registries")
+        return self._transport.json("GET", registries_path(project_id), needs="registries")
 
     def set_registry(
         self, host: str, username: str, password: str, project_id: str | None, *, push: bool
     ) -> dict[str, Any]:
         """Store the login for a registry."""
         body = {"username": username, "password": password, "push": push}
-        return self._transport.json("PUT", _registries_path(project_id, host), body=body, needs="host")
+        return self._transport.json("PUT", registries_path(project_id, host), body=body, needs="host")
 
     def delete_registry(self, host: str, project_id: str | None) -> None:
         """Delete the login for a registry."""
-        self._transport.json("DELETE", _registries_path(project_id, host))
+        self._transport.json("DELETE", registries_path(project_id, host))
 
     def health(self) -> dict[str, Any]:
         """Return the server's status and version."""
@@ -398,41 +462,3 @@ def _split_idempotency_key(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[s
     """Return a spec without its idempotency key, and the header with that key or a new one."""
     key = spec.get(IDEMPOTENCY_KEY) or os.urandom(16).hex()
     return {name: value for name, value in spec.items() if name != IDEMPOTENCY_KEY}, {"Idempotency-Key": key}
-
-
-def _job_path(job_id: str) -> str:
-    from urllib.parse import quote
-
-    return f"/jobs/{quote(job_id, safe='')}"
-
-
-def _storage_path(project_id: str, path: str | None = None) -> str:
-    from urllib.parse import quote
-
-    start = f"/projects/{quote(project_id, safe='')}/storage"
-    return start if path is None else f"{start}/{quote(path)}"
-
-
-def _range_headers(offset: int, etag: str) -> dict[str, str]:
-    headers = {"Range": f"bytes={offset}-", "If-Range": f'"{etag}"'} if offset else {}
-    return {"Accept": "*/*", "Accept-Encoding": "identity", **headers}
-
-
-def _comparison_path(comparison_id: str) -> str:
-    from urllib.parse import quote
-
-    return f"{COMPARISONS}/{quote(comparison_id, safe='')}"
-
-
-def _secrets_path(project_id: str | None, name: str | None = None) -> str:
-    from urllib.parse import quote
-
-    start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
-    return f"{start}/secrets" + ("" if name is None else f"/{quote(name, safe='')}")
-
-
-def _registries_path(project_id: str | None, host: str | None = None) -> str:
-    from urllib.parse import quote
-
-    start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
-    return f"{start}/registries" + ("" if host is None else f"/{quote(host, safe='')}")

@@ -1,4 +1,4 @@
-"""Submission of a job with its workspace, which is packed and uploaded only if the server lacks it."""
+"""Submission of a job with its workspace, of which only what the server lacks is packed and uploaded."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 
 from gradient_cli import terminal
 from gradient_cli.errors import ServerError, UsageError
-from gradient_cli.formatting import format_size
+from gradient_cli.formatting import format_count, format_size
 from gradient_cli.progress import Progress
 from gradient_cli.workspace import archive as packing
 from gradient_cli.workspace import pack_cache
-from gradient_cli.workspace.archive import WorkspaceFolder
+from gradient_cli.workspace.archive import Archive, WorkspaceFolder
+from gradient_cli.workspace.manifest import FolderManifest
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gradient_cli.api.client import Api
-    from gradient_cli.workspace.archive import Archive
+
+# Not found or not allowed by an earlier release; or longer than the server takes.
+_NO_MANIFESTS = {404, 405, 413}
 
 
 def choose_machine_type(api: Api, spec: dict[str, Any], report: Callable[[str], None]) -> None:
@@ -94,6 +97,9 @@ def submit(
         to: The endpoint.
         planned: A job to validate before the upload; None: `spec`.
     """
+    made = _submit_files(api, spec, folder, report, to, planned) if folder else None
+    if made is not None:
+        return made
     packed = find_packed(api, folder)
     made = _submit_stored(api, spec, packed, report, to) if packed else None
     if made is not None:
@@ -110,6 +116,87 @@ def submit(
             progress.close()
         report(f"workspace uploaded ({format_size(archive.size)})")
         return made
+
+
+def plan_upload(api: Api, folder: WorkspaceFolder | None) -> Archive | None:
+    """Return the digest of a folder's manifest, with the bytes of its files that would be uploaded.
+
+    None: it is an archive, or the server, of an earlier release, takes only archives.
+    """
+    manifest = _read_manifest(api, folder) if folder else None
+    if manifest is None or (missing := _missing_contents(api, manifest, manifest.base)) is None:
+        return None
+    return Archive("", manifest.sha256, sum(manifest.contents[sha256].size for sha256 in missing), temporary=False)
+
+
+def _submit_files(
+    api: Api,
+    spec: dict[str, Any],
+    folder: WorkspaceFolder,
+    report: Callable[[str], None],
+    to: str,
+    planned: dict[str, Any] | None,
+) -> dict[str, Any] | None:
+    """Submit with those files of a folder that the server lacks; None if it takes only archives."""
+    manifest = _read_manifest(api, folder)
+    stored = Archive("", manifest.sha256, folder.size, temporary=False)
+    if manifest.base == manifest.sha256 and api.has_workspace(manifest.sha256):
+        made = _submit_stored(api, spec, stored, report, to)
+        if made is not None:
+            return made
+    missing = _missing_contents(api, manifest, manifest.base)
+    if missing is None:
+        return None
+    # An invalid spec or too many files are refused now rather than after the upload.
+    check_file_count(api.resolve_job(planned or spec), folder)
+    try:
+        sent = _upload(api, manifest, missing, manifest.base)
+    except ServerError as error:
+        if error.field != "contents":
+            raise
+        sent = _upload(api, manifest, list(manifest.contents), None)  # the base was deleted meanwhile
+    manifest.remember()
+    made = api.create({**spec, "workspaceSha256": manifest.sha256}, to=to)
+    some = f"{len(missing):,} of {format_count(len(manifest.contents), 'file')}, "
+    report(f"workspace uploaded ({some if len(missing) < len(manifest.contents) else ''}{format_size(sent)})")
+    return made
+
+
+def _read_manifest(api: Api, folder: WorkspaceFolder) -> FolderManifest:
+    progress = Progress("reading", folder.size)
+    try:
+        return FolderManifest(folder, api.url, progress.update)
+    finally:
+        progress.close()
+
+
+def _missing_contents(api: Api, manifest: FolderManifest, base: str | None) -> list[str] | None:
+    try:
+        return api.missing_contents(manifest.data, base)
+    except ServerError as error:
+        if error.status in _NO_MANIFESTS:
+            return None
+        raise
+
+
+def _upload(api: Api, manifest: FolderManifest, missing: list[str], base: str | None) -> int:
+    """Upload a manifest with the missing contents, and return the bytes of their archive."""
+    if not missing:
+        api.store_workspace(manifest.sha256, manifest.data, base, None, lambda _sent: None)
+        return 0
+    contents = {sha256: manifest.contents[sha256] for sha256 in missing}
+    packing_progress = Progress("packing", sum(entry.size for entry in contents.values()))
+    try:
+        archive = packing.create_pack(manifest.root, contents, packing_progress.update)
+    finally:
+        packing_progress.close()
+    with archive:
+        progress = Progress("uploading", archive.size)
+        try:
+            api.store_workspace(manifest.sha256, manifest.data, base, archive.path, progress.update)
+        finally:
+            progress.close()
+        return archive.size
 
 
 def check_file_count(plan: dict[str, Any], folder: WorkspaceFolder | None) -> None:

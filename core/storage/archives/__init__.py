@@ -9,6 +9,7 @@ import io
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +19,7 @@ from core.storage.archives.tar_reader import GzipStream, is_tar_header, read_tar
 from core.storage.archives.tree import ArchiveEntry, EntryKind, EntryTree, Parts
 from core.storage.archives.zip_reader import read_zip
 
-__all__ = ["ArchiveKind", "ArchiveLimits", "ArchiveSummary", "extract", "inspect"]
+__all__ = ["ArchiveKind", "ArchiveLimits", "ArchiveSummary", "extract", "fill_folder", "inspect", "read_entries"]
 
 _MAGIC_BYTES = 1024
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
@@ -62,30 +63,34 @@ def extract(path: Path, destination: Path, limits: ArchiveLimits) -> ArchiveSumm
         WorkspaceInvalid: As `inspect`.
         OSError: The destination is in use, or the disk is full.
     """
+    with fill_folder(destination) as writer:
+        return _unpack(path, limits, writer)
+
+
+@contextmanager
+def fill_folder(destination: Path) -> Iterator[FolderWriter]:
+    """Yield a writer that fills a folder: it appears at its destination once complete, as `extract` describes."""
     staging = tempfile.mkdtemp(prefix=f".{destination.name}.unpacking-", dir=destination.parent)
     try:
         with FolderWriter(staging) as writer:
-            summary = _unpack(path, limits, writer)
+            yield writer
         Path(staging).chmod(0o755)
         Path(staging).rename(destination)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
-    return summary
 
 
 def _unpack(path: Path, limits: ArchiveLimits, writer: FolderWriter | None) -> ArchiveSummary:
     tree = EntryTree(limits)
     budget = Budget(limits)
     with path.open("rb") as file:
-        kind, entries = _open(file, limits, budget)
+        kind, entries = read_entries(file, limits, budget)
         for entry in entries:
             _add_entry(entry, tree, writer)
-    for parts, target in tree.symlinks():
-        if writer:
-            writer.symlink(parts, target)
+    links = tree.symlinks()
     if writer:
-        writer.finish()
+        writer.finish(links)
     return ArchiveSummary(kind, tree.files, budget.bytes)
 
 
@@ -110,8 +115,14 @@ def _write_contents(entry: ArchiveEntry, parts: Parts, writer: FolderWriter | No
             pass
 
 
-def _open(file: BinaryIO, limits: ArchiveLimits, budget: Budget) -> tuple[ArchiveKind, Iterator[ArchiveEntry]]:
-    """Detect the format by the first bytes: the content type and name that clients send are unreliable."""
+def read_entries(file: BinaryIO, limits: ArchiveLimits, budget: Budget) -> tuple[ArchiveKind, Iterator[ArchiveEntry]]:
+    """Return the format of an open archive and its entries, whose names are not checked.
+
+    The format is detected by the first bytes: the content type and name that clients send are unreliable.
+
+    Raises:
+        WorkspaceInvalid: It is no archive; or, from the entries, as `inspect`.
+    """
     start = file.read(_MAGIC_BYTES)
     file.seek(0)
     if start.startswith(_ZIP_STARTS):

@@ -5,7 +5,8 @@ even a folder swapped for a link meanwhile cannot lead outside.
 """
 
 import os
-from typing import Self
+from collections.abc import Iterable
+from typing import BinaryIO, Self
 
 from core.storage.archives.tree import ArchiveEntry, Parts
 from core.system.filesystem import OPEN_FOLDER, write_all
@@ -65,12 +66,18 @@ class FolderWriter:
         finally:
             os.close(source)
 
-    def symlink(self, parts: Parts, target: str) -> None:
-        """Make a symbolic link; only after everything else is written, so that nothing is written through it."""
-        os.symlink(target, parts[-1], dir_fd=self._enter(parts[:-1]))
+    def open_file(self, parts: Parts) -> BinaryIO:
+        """Open a file that was written earlier."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.fdopen(os.open(parts[-1], flags, dir_fd=self._enter(parts[:-1])), "rb")
 
-    def finish(self) -> None:
-        """Set the modes and times of folders, innermost first."""
+    def finish(self, symlinks: Iterable[tuple[Parts, str]]) -> None:
+        """Make the symbolic links, and set the modes and times of folders, innermost first.
+
+        The links are made after everything else is written, so that nothing is written through them.
+        """
+        for parts, target in symlinks:
+            os.symlink(target, parts[-1], dir_fd=self._enter(parts[:-1]))
         for parts in sorted(self._folders, key=len, reverse=True):
             entry = self._folders[parts]
             descriptor = self._enter(parts)

@@ -18,11 +18,12 @@ _ATTRIBUTES_PER_FILE = 10
 
 
 class ArchiveKind(StrEnum):
-    """Formats of workspace archives."""
+    """Formats of stored workspaces: archives, and manifests of files."""
 
     ZIP = "zip"
     TAR = "tar"
     TAR_GZ = "tar.gz"
+    MANIFEST = "manifest"
 
 
 @dataclass(frozen=True)

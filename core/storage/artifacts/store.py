@@ -8,7 +8,7 @@ once, last). On one file system the files are hard links to the job's own, not c
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,8 +20,9 @@ from core.storage.artifacts.hashing import hash_files
 from core.storage.artifacts.manifests import ArtifactFile, ArtifactsState, Manifest, ManifestReader, write_manifest
 from core.storage.artifacts.paths import (
     NOT_A_FOLDER,
+    OPEN_FILE,
     not_found,
-    open_file_beneath,
+    open_beneath,
     opened_beneath,
     opened_folder,
     parse_public_path,
@@ -109,8 +110,11 @@ class ArtifactStore(Protocol):
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
         """Open one file by its public path."""
 
-    def walk(self, job_id: str, attempt: int) -> Iterator[ArtifactFile]:
-        """Yield all files in order of path."""
+    def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:
+        """Open listed files one after another."""
+
+    def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
+        """Yield all files from path `start` on, in order of path."""
 
     def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
         """Delete the files of a closed attempt whose public path `selected` accepts; returns their number."""
@@ -210,7 +214,7 @@ class DirectoryStore:
         Raises:
             ArtifactNotFound: There is no such file, or the path is not a valid public path.
         """
-        parts = parse_public_path(path)
+        parse_public_path(path)
         opened = self._files(job_id, attempt)
         if opened is None:
             raise not_found(path)
@@ -218,25 +222,46 @@ class DirectoryStore:
             entry = opened.get(path)
         if entry is None:
             raise not_found(path)
-        try:
-            with opened_folder(self._directory(job_id, attempt) / "files") as root:
-                descriptor = open_file_beneath(root, parts)
-        except OSError as error:
-            if error.errno not in NOT_A_FOLDER:
-                raise
-            raise not_found(path) from None
-        file = os.fdopen(descriptor, "rb")
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            file.close()
-            raise not_found(path)
-        return OpenArtifact(file, status.st_size, entry.sha256, status.st_mtime_ns // 1_000_000)
+        return next(self.open_many(job_id, attempt, [entry]))
 
-    def walk(self, job_id: str, attempt: int) -> Iterator[ArtifactFile]:
-        """Yield all files in order of path; as of the last sync while the attempt is not closed."""
+    def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:
+        """Open listed files one after another.
+
+        Raises:
+            ArtifactNotFound: One of them is no longer there.
+        """
+        parents: list[str] | None = None
+        folder = -1
+        try:
+            for entry in files:
+                *above, name = parse_public_path(entry.path)
+                try:
+                    if above != parents:  # the next file is nearly always in the folder of the last one
+                        if folder >= 0:
+                            os.close(folder)
+                        folder, parents = -1, None
+                        with opened_folder(self._directory(job_id, attempt) / "files") as root:
+                            folder, parents = open_beneath(root, above), above
+                    descriptor = os.open(name, OPEN_FILE, dir_fd=folder)
+                except OSError as error:
+                    if error.errno not in NOT_A_FOLDER:
+                        raise
+                    raise not_found(entry.path) from None
+                file = os.fdopen(descriptor, "rb")
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    file.close()
+                    raise not_found(entry.path)
+                yield OpenArtifact(file, status.st_size, entry.sha256, status.st_mtime_ns // 1_000_000)
+        finally:
+            if folder >= 0:
+                os.close(folder)
+
+    def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
+        """Yield all files from path `start` on, in order of path; as of the last sync while it is not closed."""
         if opened := self._files(job_id, attempt):
             with opened:
-                yield from opened.files()
+                yield from opened.files(start)
 
     def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
         """Delete the files of a closed attempt whose public path `selected` accepts; returns their number.

@@ -8,7 +8,7 @@ the bucket.
 
 import io
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -159,18 +159,23 @@ class BucketStore:
         file = cast("BinaryIO", io.BufferedReader(RemoteFile(pinned, blob.size)))
         return OpenArtifact(file, blob.size, entry.sha256, entry.mtime_ms)
 
-    def walk(self, job_id: str, attempt: int) -> Iterator[ArtifactFile]:
-        """Yield all files in order of path; as of the last sync while the attempt is not closed.
+    def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:
+        """Open listed files one after another, as `open`."""
+        for file in files:
+            yield self.open(job_id, attempt, file.path)
+
+    def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
+        """Yield all files from path `start` on, in order of path; as of the last sync while the attempt is not closed.
 
         Raises:
             StoreUnavailable: The bucket does not answer.
         """
         opened = self._files(job_id, attempt)
         if opened is None:
-            yield from self._staging.walk(job_id, attempt)
+            yield from self._staging.walk(job_id, attempt, start)
             return
         with opened:
-            yield from opened.files()
+            yield from opened.files(start)
 
     def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
         """Delete the files of a closed attempt whose public path is selected by `selected`; return how many.

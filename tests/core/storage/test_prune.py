@@ -301,7 +301,7 @@ def test_archives_go_that_no_job_needs(stores, retention_jobs, archive):
         lifecycle.delete(session, gone.id)
     report = prune(stores)
     assert report.workspaces.count == 3
-    assert {one.sha256 for one in stores.workspaces.archives()} == {fresh, waiting, recent}
+    assert {one.sha256 for one in stores.workspaces.stored()} == {fresh, waiting, recent}
     assert not any(stores.workspaces.has(sha256) for sha256 in (unused, over, hidden))
     assert not list((stores.settings.root / "workspaces" / "incoming").iterdir())
 
@@ -339,4 +339,4 @@ def test_the_archive_of_deleted_jobs_is_freed_without_a_policy(stores, retention
     assert stores.workspaces.has(archives["deleted"])
     report = prune(stores)
     assert (report.workspaces.count, report.failed) == (1, 0)
-    assert {one.sha256 for one in stores.workspaces.archives()} == set(archives.values()) - {archives["deleted"]}
+    assert {one.sha256 for one in stores.workspaces.stored()} == set(archives.values()) - {archives["deleted"]}

@@ -183,7 +183,7 @@ def test_an_archive_is_discarded_only_if_nobody_used_it_since(store):
     store.add(io.BytesIO(DATA), LIMITS)
     long_ago = time.time() - 3600
     os.utime(store.path(SHA), (long_ago, long_ago))
-    (found,) = store.archives()
+    (found,) = store.stored()
     assert (found.sha256, found.size, round(found.used_at)) == (SHA, len(DATA), round(long_ago))
     assert not store.discard(SHA, unused_since=long_ago - 1)
     assert store.mark_used(SHA)
@@ -194,7 +194,7 @@ def test_an_archive_is_discarded_only_if_nobody_used_it_since(store):
     assert not store.discard(SHA, unused_since=long_ago + 1), "sent again is used again"
     assert store.discard(SHA, unused_since=time.time() + 1)
     assert kept(store) == []
-    assert list(store.archives()) == []
+    assert list(store.stored()) == []
     assert not store.mark_used(SHA)
     assert not store.discard(SHA, unused_since=time.time() + 1)
 

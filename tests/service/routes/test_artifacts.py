@@ -271,3 +271,47 @@ def test_one_folder_as_a_zip(client, job_id, stored_files):
     assert client.get(f"/jobs/{job_id}/artifacts.zip", params={"path": ["model/", "nope"]}).status_code == 404
     nothing = client.get(f"/jobs/{job_id}/artifacts.zip", params={"prefix": "modal/"})
     assert (nothing.status_code, "No artifact at 'modal/'" in nothing.json()["error"]["message"]) == (404, True)
+
+
+def test_many_files_come_joined_in_the_order_of_the_list(client, job_id, stored_files):
+    listed = client.get(f"/jobs/{job_id}/artifacts").json()["files"]
+    paths = [file["path"] for file in listed]
+    for chosen in (paths, paths[3:5], paths[-1:]):
+        # Named in any order, and twice: the list decides.
+        answer = client.post(f"/jobs/{job_id}/artifacts/contents", json={"paths": [*reversed(chosen), chosen[0]]})
+        assert answer.status_code == 200
+        files = [file for file in listed if file["path"] in chosen]
+        assert len(answer.content) == int(answer.headers["Content-Length"]) == sum(file["size"] for file in files)
+        at = 0
+        for file in files:
+            content = answer.content[at : at + file["size"]]
+            assert hashlib.sha256(content).hexdigest() == file["sha256"]
+            at += file["size"]
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert len(paths) == len(stored_files)
+
+
+@pytest.mark.usefixtures("stored_files")
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"paths": ["notes.txt", "missing"]}, 404),
+        ({"paths": ["../notes.txt"]}, 404),
+        ({"paths": ["zzz"]}, 404),
+        ({"paths": [""]}, 404),
+        ({"paths": []}, 422),
+        ({"paths": ["x"] * 10_001}, 422),
+        ({"paths": [1]}, 422),
+        ({}, 422),
+    ],
+)
+def test_joined_files_that_are_not_listed_are_refused(client, job_id, body, status):
+    assert client.post(f"/jobs/{job_id}/artifacts/contents", json=body).status_code == status
+
+
+def test_files_of_a_running_job_are_not_joined(client, job_id, worker, stores, folder):
+    worker.start()
+    (folder / "growing").write_bytes(b"so far")
+    stores.artifacts.sync(job_id, 1, folder)
+    assert client.get(f"/jobs/{job_id}/artifacts").json()["files"][0]["sha256"] is None
+    assert client.post(f"/jobs/{job_id}/artifacts/contents", json={"paths": ["growing"]}).status_code == 404

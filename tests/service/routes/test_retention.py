@@ -187,7 +187,7 @@ def test_a_clone_of_a_job_whose_workspace_went_says_so(client, stores, retention
 def test_a_submission_keeps_its_archive_from_being_removed(client, stores):
     answer = client.post("/jobs", files=make_form(make_job_body(), make_zip()))
     sha256 = answer.json()["workspaceSha256"]
-    (first,) = stores.workspaces.archives()
+    (first,) = stores.workspaces.stored()
     client.post("/jobs", json=make_job_body(workspaceSha256=sha256))
-    (second,) = stores.workspaces.archives()
+    (second,) = stores.workspaces.stored()
     assert second.used_at > first.used_at

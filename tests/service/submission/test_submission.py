@@ -324,7 +324,7 @@ def test_a_disk_that_is_full_is_said_so(client, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("core.storage.workspaces._copy", full)
+    monkeypatch.setattr("core.storage.workspaces.stored_files._copy", full)
     answer = client.post("/jobs", files=make_form(make_job_body(), make_zip()))
     assert answer.status_code == 503
     assert "No space left" in answer.json()["error"]["message"]

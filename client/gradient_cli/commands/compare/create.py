@@ -79,7 +79,7 @@ def create(args: argparse.Namespace) -> int:
 def _create(
     args: argparse.Namespace, api: Api, spec: dict[str, Any], job: dict[str, Any], workspace: str, include: list[str]
 ) -> dict[str, Any]:
-    from gradient_cli.api.client import COMPARISONS
+    from gradient_cli.api.paths import COMPARISONS
     from gradient_cli.workspace import submission
 
     if workspace == "none" or specs.is_url(workspace):

@@ -107,6 +107,8 @@ def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace:
     folder = read_folder(args, workspace, include, math.inf if args.dry_run else args.largeWorkspace)
     if not args.dry_run:
         return after(args, api, submission.submit(api, spec, workspace, folder))
+    if planned := submission.plan_upload(api, folder):
+        return _dry_run(args, api, spec, planned, folder, known=api.has_workspace(planned.sha256))
     if packed := submission.find_packed(api, folder):
         return _dry_run(args, api, spec, packed, folder, known=True)
     with submission.create_archive(workspace, folder) as archive:
@@ -275,7 +277,7 @@ def _show_plan(
 def _describe_upload(upload: dict[str, Any] | None) -> str:
     if upload is None:
         return "nothing"
-    what = f"{format_size(upload['size'])} packed"
+    what = f"{format_size(upload['size'])} to send"
     if upload["files"] is not None:
         what = f"{format_count(upload['files'], 'file')}, {format_size(upload['bytes'])}, {what}"
     return f"nothing: the server has it already ({what})" if upload["alreadyStored"] else what

@@ -1,0 +1,50 @@
+"""Paths of endpoints, and the headers of a range."""
+
+from __future__ import annotations
+
+COMPARISONS = "/comparisons"
+"""The endpoint that creates a comparison with its jobs."""
+
+
+def job_path(job_id: str) -> str:
+    """Return the path of a job."""
+    from urllib.parse import quote
+
+    return f"/jobs/{quote(job_id, safe='')}"
+
+
+def storage_path(project_id: str, path: str | None = None) -> str:
+    """Return the path of a project's storage, or of a file in it."""
+    from urllib.parse import quote
+
+    start = f"/projects/{quote(project_id, safe='')}/storage"
+    return start if path is None else f"{start}/{quote(path)}"
+
+
+def range_headers(offset: int, etag: str) -> dict[str, str]:
+    """Return the headers that ask for a file from an offset, if it still has this ETag."""
+    headers = {"Range": f"bytes={offset}-", "If-Range": f'"{etag}"'} if offset else {}
+    return {"Accept": "*/*", "Accept-Encoding": "identity", **headers}
+
+
+def comparison_path(comparison_id: str) -> str:
+    """Return the path of a comparison."""
+    from urllib.parse import quote
+
+    return f"{COMPARISONS}/{quote(comparison_id, safe='')}"
+
+
+def secrets_path(project_id: str | None, name: str | None = None) -> str:
+    """Return the path of a project's secrets or those of all projects, or of one of them."""
+    from urllib.parse import quote
+
+    start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
+    return f"{start}/secrets" + ("" if name is None else f"/{quote(name, safe='')}")
+
+
+def registries_path(project_id: str | None, host: str | None = None) -> str:
+    """Return the path of a project's registries or those of all projects, or of one of them."""
+    from urllib.parse import quote
+
+    start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
+    return f"{start}/registries" + ("" if host is None else f"/{quote(host, safe='')}")

@@ -1,0 +1,140 @@
+"""The manifest of a workspace folder, with a cache of digests: only files that have changed are read again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+
+from gradient_cli import config
+from gradient_cli.errors import ClientError
+from gradient_cli.workspace.archive import open_file
+from gradient_cli.workspace.digest import sha256
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from gradient_cli.workspace.archive import WorkspaceEntry, WorkspaceFolder
+
+_MAX_FOLDERS = 200
+# A file changed this shortly before the scan may change again without a new time: clocks of file systems are coarse.
+_RACY_NS = 2_000_000_000
+_SMALL_BYTES = 1 << 16
+
+
+class FolderManifest:
+    """The files of a folder with their digests.
+
+    Args:
+        folder: The contents.
+        url: The server's address.
+        progress: Called with the number of bytes of the folder's files read so far.
+
+    Attributes:
+        root: The folder's absolute path.
+        data: The manifest as JSON text; the same files give the same text.
+        sha256: Its digest.
+        contents: A file of each content, by digest.
+        base: Digest of the folder's manifest that was uploaded to this server last; None: none was.
+
+    Raises:
+        ClientError: A file cannot be read or has changed since the scan, or a name is not valid Unicode.
+    """
+
+    def __init__(self, folder: WorkspaceFolder, url: str, progress: Callable[[int], None]) -> None:
+        self.root = folder.root
+        cached = _read_cache(folder.root)
+        known, bases = cached.get("files"), cached.get("uploaded")
+        self._url = url
+        self._bases: dict[str, str] = bases if isinstance(bases, dict) else {}
+        self.base = self._bases.get(url)
+        self.contents: dict[str, WorkspaceEntry] = {}
+        self._digests: dict[str, list[Any]] = {}
+        self._changed = False
+        files = self._read_files(folder, known if isinstance(known, dict) else {}, progress)
+        fields = {
+            "files": files,
+            "folders": [(entry.path, entry.mode) for entry in folder.entries if entry.kind == "folder"],
+            "links": [(entry.path, entry.target) for entry in folder.entries if entry.kind == "link"],
+        }
+        try:
+            self.data = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+        except UnicodeEncodeError:
+            raise _not_unicode(folder) from None
+        self.sha256 = hashlib.sha256(self.data).hexdigest()
+        if self._changed:
+            self._write_cache()
+
+    def remember(self) -> None:
+        """Store that this manifest is uploaded: the next one is based on it."""
+        self.base = self._bases[self._url] = self.sha256
+        self._write_cache()
+
+    def _read_files(
+        self, folder: WorkspaceFolder, known: dict[str, Any], progress: Callable[[int], None]
+    ) -> list[tuple[str, int, int, str]]:
+        done = 0
+        files = []
+        for entry in folder.files:
+            facts = [entry.size, *entry.version]
+            before = known.get(entry.path)
+            if isinstance(before, list) and before[:-1] == facts:
+                digest = before[-1]
+            else:
+                with open_file(folder.root, entry) as file:
+                    # A small file is not read into a large buffer: thousands of them would take twice as long.
+                    small = entry.size < _SMALL_BYTES
+                    digest = hashlib.sha256(file.read()).hexdigest() if small else sha256(file)
+                self._changed = True
+            if max(entry.version[1:]) < folder.scanned_at - _RACY_NS:
+                self._digests[entry.path] = [*facts, digest]
+            self.contents.setdefault(digest, entry)
+            files.append((entry.path, entry.mode, entry.size, digest))
+            done += entry.size
+            progress(done)
+        return files
+
+    def _write_cache(self) -> None:
+        path = _cache_path(self.root)
+        with suppress(OSError):  # without it, the next submission only takes longer
+            config.write_json(path, {"uploaded": self._bases, "files": self._digests}, indent=None)
+            _discard_oldest(os.path.dirname(path))
+
+
+def _read_cache(root: str) -> dict[str, Any]:
+    with suppress(ClientError):  # a damaged cache only costs time
+        return config.read_json(_cache_path(root))
+    return {}
+
+
+def _cache_path(root: str) -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
+    return os.path.join(base, "gradient", "folders", f"{name}.json")
+
+
+def _discard_oldest(folder: str) -> None:
+    with os.scandir(folder) as found:
+        caches = sorted(found, key=lambda cache: cache.stat().st_mtime)
+    for cache in caches[:-_MAX_FOLDERS]:
+        os.unlink(cache.path)
+
+
+def _not_unicode(folder: WorkspaceFolder) -> ClientError:
+    names = (text for entry in folder.entries for text in (entry.path, entry.target))
+    name = next(text for text in names if not _is_unicode(text))
+    return ClientError(
+        f"workspace: the name {os.fsencode(name)!r} is not valid UTF-8",
+        hint="Rename the file, or exclude it with a .gradientignore.",
+    )
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

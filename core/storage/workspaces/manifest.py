@@ -1,0 +1,96 @@
+"""Manifests of workspaces: paths with modes, and the digest and size of each file."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+
+from core.errors import WorkspaceInvalid
+from core.storage.archives import ArchiveKind, ArchiveLimits, ArchiveSummary
+from core.storage.archives.limits import Budget
+from core.storage.archives.tree import ArchiveEntry, EntryKind, EntryTree
+
+MAX_MANIFEST_BYTES = 32 * 1024**2
+"""Bytes of the largest manifest: 100,000 files with paths of 230 bytes."""
+
+# 1980, the same for every file, as in the archives that clients pack: the earliest time of a zip.
+_MTIME_NS = 315_532_800 * 10**9
+
+_Mode = Annotated[int, Field(ge=0, le=0o777)]
+_Size = Annotated[int, Field(ge=0, le=2**53)]
+_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Manifest(BaseModel):
+    """The files, folders and links of a workspace.
+
+    Attributes:
+        files: Path, permission bits, bytes and sha256 of each file.
+        folders: Path and permission bits of each folder.
+        links: Path and target of each symbolic link.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    files: Annotated[list[tuple[str, _Mode, _Size, _Sha256]], FailFast()] = Field(
+        description="path, permission bits, bytes and sha256 of each file"
+    )
+    folders: Annotated[list[tuple[str, _Mode]], FailFast()] = Field(
+        default=[], description="path and permission bits of each folder"
+    )
+    links: Annotated[list[tuple[str, str]], FailFast()] = Field(
+        default=[], description="path and target of each symbolic link"
+    )
+
+    def entries(self) -> Iterator[tuple[ArchiveEntry, str]]:
+        """Yield the entries as those of an archive, files without contents, each with the digest of a file."""
+        for path, mode in self.folders:
+            yield ArchiveEntry(path, EntryKind.FOLDER, mode, _MTIME_NS), ""
+        for path, mode, _, sha256 in self.files:
+            yield ArchiveEntry(path, EntryKind.FILE, mode, _MTIME_NS), sha256
+        for path, target in self.links:
+            yield ArchiveEntry(path, EntryKind.SYMLINK, target=target), ""
+
+    def contents(self) -> dict[str, int]:
+        """Return the size of each content, by digest.
+
+        Raises:
+            WorkspaceInvalid: Two files have the same digest and different sizes.
+        """
+        sizes: dict[str, int] = {}
+        for path, _, size, sha256 in self.files:
+            if sizes.setdefault(sha256, size) != size:
+                raise _invalid(f"{path[:80]!r} has the sha256 of a file of another size; compute the digests again")
+        return sizes
+
+    def inspect(self, limits: ArchiveLimits) -> ArchiveSummary:
+        """Check the entries as those of an archive.
+
+        Raises:
+            WorkspaceInvalid: A path or link is unsafe, or there are too many entries or bytes.
+        """
+        tree, budget = EntryTree(limits), Budget(limits)
+        for entry, _ in self.entries():
+            tree.add(entry)
+        for path, _, size, _ in self.files:
+            budget.add(path, size)
+        tree.symlinks()
+        return ArchiveSummary(ArchiveKind.MANIFEST, tree.files, budget.bytes)
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """Parse the JSON text of a manifest; its paths are not checked.
+
+    Raises:
+        WorkspaceInvalid: It is not a manifest.
+    """
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, problem["loc"])) or "the JSON text"
+        raise _invalid(f"{where}: {problem['msg']}") from None
+
+
+def _invalid(message: str) -> WorkspaceInvalid:
+    return WorkspaceInvalid(f"manifest: {message}", field="manifest")

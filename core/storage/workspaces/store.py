@@ -1,0 +1,340 @@
+"""Uploaded workspaces, archives or manifests, each stored once under the sha256 of its bytes.
+
+    <root>/incoming/<random>          an upload in progress
+    <root>/<sha[:2]>/<sha>            the archive or manifest as it was sent
+    <root>/<sha[:2]>/<sha>.json       its metadata
+    <root>/packs/                     the contents of the files in manifests, see `packs`
+
+A workspace counts as stored once both files exist, and the packs of a manifest. The metadata is written first; after a
+crash between the two the workspace is simply uploaded again.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from core.errors import WorkspaceInvalid, WorkspaceNotFound
+from core.storage.archives import ArchiveKind, ArchiveLimits, extract, inspect
+from core.storage.workspaces.manifest import parse_manifest
+from core.storage.workspaces.packs import Pack, PackStore, assemble, choose_packs
+from core.storage.workspaces.stored_files import (
+    StoredFile,
+    check_sha256,
+    list_files,
+    metadata_path,
+    receive,
+    set_aside,
+)
+from core.system.filesystem import sync_folder, write_atomically
+
+_INCOMING = "incoming"
+_PACKS = "packs"
+
+
+@dataclass(frozen=True)
+class StoredWorkspace:
+    """One stored workspace.
+
+    Attributes:
+        sha256: Digest of the bytes of the archive or manifest, 64 lower-case hexadecimal digits.
+        size: Bytes of the archive or manifest as sent.
+        kind: Its format.
+        files: Regular files and links in it.
+        unpacked_bytes: Bytes of its files, unpacked.
+        packs: Size of each pack with contents of a manifest, by digest.
+    """
+
+    sha256: str
+    size: int
+    kind: ArchiveKind
+    files: int
+    unpacked_bytes: int
+    packs: dict[str, int] = field(default_factory=dict)
+
+
+class WorkspaceStore:
+    """Workspaces on disk, addressed by content.
+
+    Processes may share a root: files appear in it whole, by rename, and equal content has an equal name.
+
+    Args:
+        root: Folder of the store; made when first needed.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._incoming = root / _INCOMING
+        self._packs = PackStore(root / _PACKS, self._incoming)
+
+    def add(self, stream: BinaryIO, limits: ArchiveLimits, *, expected_sha256: str | None = None) -> StoredWorkspace:
+        """Store an upload after reading all of it; if an equal one is stored already, return its metadata.
+
+        Args:
+            stream: The archive's bytes, read to the end in blocks.
+            limits: Limits on the archive; `max_upload_bytes` is enforced while reading.
+            expected_sha256: The digest the sender computed, if it sent one.
+
+        Raises:
+            WorkspaceInvalid: The upload is too large, damaged in transit, or not an acceptable archive.
+            OSError: The disk is full or the stream broke; nothing is kept.
+        """
+        if expected_sha256 is not None:
+            check_sha256(expected_sha256)
+        with receive(stream, self._incoming, limits.max_upload_bytes) as upload:
+            if expected_sha256 is not None:
+                _check_intact(upload.sha256, expected_sha256)
+            if stored := self._mark_stored(upload.sha256):
+                return stored
+            summary = inspect(upload.path, limits)
+            stored = StoredWorkspace(upload.sha256, upload.size, summary.kind, summary.files, summary.bytes)
+            self._write_metadata(stored)
+            upload.path.replace(self.path(stored.sha256))
+            sync_folder(self.path(stored.sha256).parent)
+            return stored
+
+    def find_missing(self, data: bytes, *, base: str | None, limits: ArchiveLimits) -> list[str]:
+        """Return the digests of the contents to send along with a manifest.
+
+        Only contents of the base count as present: whoever may use that workspace may use its files, and nobody gets a
+        file by naming its digest.
+
+        Args:
+            data: The manifest.
+            base: Digest of a stored workspace with some of the contents; None, or one that is not stored: send all.
+            limits: Limits on the workspace.
+
+        Raises:
+            WorkspaceInvalid: The manifest is not valid.
+        """
+        manifest = parse_manifest(data)
+        manifest.inspect(limits)
+        wanted = manifest.contents()
+        present = self._choose_packs(base, wanted)
+        return [sha256 for sha256 in wanted if sha256 not in present]
+
+    def add_manifest(
+        self, data: bytes, contents: BinaryIO | None, limits: ArchiveLimits, *, expected_sha256: str, base: str | None
+    ) -> StoredWorkspace:
+        """Store a workspace as a manifest; if an equal one is stored already, return its metadata.
+
+        Args:
+            data: The manifest.
+            contents: An archive of the contents that `find_missing` returned, each named by its digest; None: none.
+            limits: Limits on the workspace.
+            expected_sha256: The digest of the manifest.
+            base: As for `find_missing`.
+
+        Raises:
+            WorkspaceInvalid: The manifest or a content is not valid, or damaged in transit.
+            WorkspaceNotFound: Contents are missing, perhaps because the base was deleted meanwhile.
+            OSError: The disk is full; nothing is kept.
+        """
+        check_sha256(expected_sha256)
+        _check_intact(hashlib.sha256(data).hexdigest(), expected_sha256)
+        if stored := self._mark_stored(expected_sha256):
+            return stored
+        manifest = parse_manifest(data)
+        summary = manifest.inspect(limits)
+        wanted = manifest.contents()
+        chosen = self._choose_packs(base, wanted)
+        packs = {pack.sha256: pack.size for pack in chosen.values()}
+        missing = wanted.keys() - chosen.keys()
+        if contents is not None:
+            sent = self._packs.add(contents, wanted, limits)
+            packs[sent.sha256] = sent.size
+            missing -= sent.contents.keys()
+        self._protect(packs, missing)
+        stored = StoredWorkspace(expected_sha256, len(data), summary.kind, summary.files, summary.bytes, packs)
+        self._write_metadata(stored)
+        write_atomically(self.path(expected_sha256), data, folder=self._incoming)
+        return stored
+
+    def extract(self, sha256: str, destination: Path, limits: ArchiveLimits) -> None:
+        """Unpack a stored workspace into a folder, all of it or nothing, as `core.storage.archives.extract`.
+
+        Raises:
+            WorkspaceNotFound: It is not stored.
+            WorkspaceInvalid: It is damaged, or larger than the limits.
+            OSError: The destination is in use, or the disk is full.
+        """
+        stored = self.stat(sha256)
+        if stored is None:
+            raise WorkspaceNotFound(f"The workspace {sha256} is not stored here.", field="workspaceSha256")
+        if stored.kind is ArchiveKind.MANIFEST:
+            manifest = parse_manifest(self.path(sha256).read_bytes())
+            assemble(manifest, map(self._packs.path, stored.packs), destination, limits)
+        else:
+            extract(self.path(sha256), destination, limits)
+
+    def has(self, sha256: str) -> bool:
+        """Return whether this workspace is stored.
+
+        Raises:
+            WorkspaceInvalid: `sha256` is not a valid digest.
+        """
+        return self.stat(sha256) is not None
+
+    def path(self, sha256: str) -> Path:
+        """Return the path of this archive or manifest, stored or not.
+
+        Raises:
+            WorkspaceInvalid: `sha256` is not a valid digest.
+        """
+        check_sha256(sha256)
+        return self._root / sha256[:2] / sha256
+
+    def stat(self, sha256: str) -> StoredWorkspace | None:
+        """Return the metadata of a stored workspace; None if it is not stored.
+
+        Raises:
+            WorkspaceInvalid: `sha256` is not a valid digest.
+        """
+        path = self.path(sha256)
+        try:
+            size = path.stat().st_size
+            facts = json.loads(metadata_path(path).read_bytes())
+            stored = StoredWorkspace(
+                sha256,
+                facts["size"],
+                ArchiveKind(facts["kind"]),
+                facts["files"],
+                facts["unpacked_bytes"],
+                facts.get("packs", {}),
+            )
+        except (FileNotFoundError, KeyError, TypeError, ValueError):
+            return None
+        # A file that was truncated by a power cut must not count as stored.
+        whole = stored.size == size and all(self._packs.has(*pack) for pack in stored.packs.items())
+        return stored if whole else None
+
+    def mark_used(self, sha256: str) -> bool:
+        """Mark a workspace as used, because a new job will name it; protects it from `discard`.
+
+        Returns:
+            Whether it is stored.
+
+        Raises:
+            WorkspaceInvalid: `sha256` is not a valid digest.
+        """
+        return self._mark_stored(sha256) is not None
+
+    def stored(self) -> Iterator[StoredFile]:
+        """Yield all archives and manifests, in no particular order."""
+        for folder in self._root.glob("[0-9a-f][0-9a-f]"):
+            yield from list_files(folder)
+
+    def unused_packs(self, *, unused_since: float, without: Collection[str] = ()) -> list[StoredFile]:
+        """Return the packs that no manifest names and that were not used since a time (Unix seconds).
+
+        Args:
+            unused_since: The time.
+            without: Digests of workspaces whose packs do not count as named.
+        """
+        # Listed first: a manifest stored later marks its packs as used, which protects them.
+        unused = [pack for pack in self._packs.stored() if pack.used_at < unused_since]
+        named: set[str] = set()
+        for workspace in self.stored() if unused else ():
+            if workspace.sha256 not in without and (found := self.stat(workspace.sha256)):
+                named.update(found.packs)
+        return [pack for pack in unused if pack.sha256 not in named]
+
+    def discard_pack(self, sha256: str, *, unused_since: float) -> bool:
+        """Delete a pack of `unused_packs` unless it was used meanwhile; returns whether it was deleted."""
+        return self._packs.discard(sha256, unused_since=unused_since)
+
+    def discard(self, sha256: str, *, unused_since: float) -> bool:
+        """Delete a workspace that was not stored or used since a time (Unix seconds); returns whether it was deleted.
+
+        The caller must know that no job needs it. A workspace that is used concurrently is kept.
+        """
+        path = self.path(sha256)
+        gone = set_aside(path, self._incoming, unused_since)
+        if gone:
+            # Kept if an upload of the same workspace has just rewritten it.
+            set_aside(metadata_path(path), self._incoming, unused_since)
+        return gone
+
+    def remove(self, sha256: str) -> None:
+        """Delete a workspace; it is not an error if there is none. The caller must know that no job needs it.
+
+        Raises:
+            WorkspaceInvalid: `sha256` is not a valid digest.
+        """
+        path = self.path(sha256)
+        path.unlink(missing_ok=True)
+        metadata_path(path).unlink(missing_ok=True)
+
+    def sweep_temporary(self, older_than_s: float) -> int:
+        """Delete temporary files of uploads whose process died.
+
+        Args:
+            older_than_s: Seconds without a write after which an upload counts as dead.
+
+        Returns:
+            Number of deleted files.
+        """
+        if not self._incoming.is_dir():
+            return 0
+        removed = 0
+        oldest = time.time() - older_than_s
+        for upload in self._incoming.iterdir():
+            # The upload may end and delete its file after the listing.
+            with suppress(FileNotFoundError):
+                if upload.stat().st_mtime < oldest:
+                    upload.unlink()
+                    removed += 1
+        return removed
+
+    def _mark_stored(self, sha256: str) -> StoredWorkspace | None:
+        """Mark a workspace and its packs as used, and return its metadata; None if it is not stored."""
+        try:
+            os.utime(self.path(sha256))
+        except FileNotFoundError:
+            return None
+        stored = self.stat(sha256)
+        return stored if stored and all(map(self._packs.mark_used, stored.packs)) else None
+
+    def _protect(self, packs: Collection[str], missing: Collection[str]) -> None:
+        """Mark packs as used, before metadata names them: from then on no collection discards them.
+
+        Raises:
+            WorkspaceNotFound: Contents are missing, or a pack is no longer stored.
+        """
+        if missing or not all(self._packs.mark_used(pack) for pack in packs):
+            raise WorkspaceNotFound(
+                f"{len(missing) or 'Some'} of the files' contents are not stored here. Ask which are missing "
+                "(POST /workspaces/missing), and send them with the manifest.",
+                field="contents",
+            )
+
+    def _choose_packs(self, base: str | None, wanted: dict[str, int]) -> dict[str, Pack]:
+        """Return the packs of the base to use, by content: only those contents that the base itself names."""
+        stored = None if base is None else self.stat(base)
+        if stored is None or stored.kind is not ArchiveKind.MANIFEST:
+            return {}
+        try:
+            named = parse_manifest(self.path(stored.sha256).read_bytes()).contents()
+        except FileNotFoundError:  # discarded meanwhile
+            return {}
+        packs = [pack for sha256 in stored.packs if (pack := self._packs.read(sha256))]
+        return choose_packs(packs, {sha256: size for sha256, size in wanted.items() if named.get(sha256) == size})
+
+    def _write_metadata(self, stored: StoredWorkspace) -> None:
+        path = self.path(stored.sha256)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._incoming.mkdir(exist_ok=True)
+        write_atomically(metadata_path(path), json.dumps(asdict(stored)).encode(), folder=self._incoming)
+
+
+def _check_intact(sha256: str, expected: str) -> None:
+    if sha256 != expected:
+        raise WorkspaceInvalid(
+            f"workspace: the upload was damaged in transit: its sha256 is {sha256}, not {expected}; send it again",
+            field="workspace",
+        )
