@@ -503,6 +503,7 @@ _shtab_gradient_cli_jobs_create_batch_options=(
   "--timeLimit[stop the job after this running time\: 90m, 2h, or seconds (default\: no limit)]:TIME:"
   "--stopGrace[time between SIGTERM and SIGKILL when the job is stopped (default\: 60s)]:TIME:"
   "--maxAttempts[limit of attempts\: above 1, failures that may not recur are retried (default\: 1)]:N:"
+  "--capacity[capacity of a TPU\: standard, spot or reserved (default\: the server\'s settings)]:KIND:"
   "--priority[jobs with higher priority start first (default\: 50)]:0-100:"
   "--registryUsername[username to log in to the registry of --container with, for this job only]:NAME:"
   "--cpus[limit of CPU cores, if the machine type leaves a choice]:N:"
