@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from gradient_cli import config, follow
-from gradient_cli.api.client import IDEMPOTENCY_KEY, Api
+from gradient_cli.api.client import Api
+from gradient_cli.api.submissions import IDEMPOTENCY_KEY
 from gradient_cli.api.transport import Transport
 from gradient_cli.errors import ServerError
 from gradient_cli.workspace import batch, download, job_spec, submission

@@ -7,7 +7,7 @@ import os
 import time
 
 from gradient_cli import terminal
-from gradient_cli.api.client import IDEMPOTENCY_KEY
+from gradient_cli.api.submissions import IDEMPOTENCY_KEY
 from gradient_cli.api.transport import MAX_RATE_LIMIT_SECONDS, TOO_MANY_REQUESTS
 from gradient_cli.errors import ServerError
 from gradient_cli.workspace import job_spec, submission

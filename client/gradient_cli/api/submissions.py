@@ -1,0 +1,140 @@
+"""The server's endpoints that take jobs and their workspaces."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+
+from gradient_cli.api.forms import Form
+from gradient_cli.api.transport import UPLOAD_SECONDS, Transport, retry
+from gradient_cli.errors import ServerError
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+JOBS = "/jobs"
+"""The endpoint that creates a job."""
+IDEMPOTENCY_KEY = "idempotencyKey"
+"""The field of a spec with the key of which a repeat creates nothing; of a single submission it is a header."""
+SUBMIT_DELAYS = (0.5, 1.0, 2.0, 4.0)
+"""Seconds between attempts to submit."""
+_NOT_FOUND = 404
+
+
+class SubmissionApi:
+    """Submissions to a server, each repeated when the connection breaks."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def resolve_job(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """Return the job that this spec would create, with its machine and price, without creating it (dry run)."""
+        spec, _ = _split_idempotency_key(spec)
+        return self._transport.json("POST", "/jobs", query={"dryRun": "true"}, body=spec, needs="job")
+
+    def create(self, spec: dict[str, Any], *, to: str = JOBS) -> dict[str, Any]:
+        """Submit a job, or a comparison, once, however often the connection breaks."""
+        spec, key = _split_idempotency_key(spec)
+        return retry(lambda: self._transport.json("POST", to, body=spec, headers=key, needs="id"), SUBMIT_DELAYS)
+
+    def create_with_archive(
+        self, spec: dict[str, Any], path: str, sent: Callable[[int], None], *, to: str = JOBS
+    ) -> dict[str, Any]:
+        """Submit a job, or a comparison, with the archive of its workspace, once, however often the connection breaks.
+
+        Args:
+            spec: What is submitted.
+            path: The archive, a zip or tar.gz file.
+            sent: Called with the number of bytes of the archive sent so far.
+            to: The endpoint.
+        """
+        spec, key = _split_idempotency_key(spec)
+        form = Form("spec", json.dumps(spec).encode(), "workspace", path, sent)
+        return self._send_form("POST", to, form, key, needs="id")
+
+    def _send_form(
+        self, method: str, path: str, form: Form, headers: dict[str, str], *, needs: str, base: str | None = None
+    ) -> dict[str, Any]:
+        def attempt() -> dict[str, Any]:
+            response = self._transport.open(
+                method,
+                path,
+                query={"base": base},
+                body=form.chunks(),
+                headers={**headers, **form.headers},
+                seconds=UPLOAD_SECONDS,
+            )
+            return self._transport.read_json(response, needs)
+
+        return retry(attempt, SUBMIT_DELAYS)
+
+    def missing_contents(self, manifest: bytes, base: str | None) -> list[str]:
+        """Return the digests of the contents of a manifest that the server does not find in a stored workspace."""
+        answer = self._send_manifest("POST", "/workspaces/missing", manifest, base, needs="missing")
+        missing: list[str] = answer["missing"]
+        return missing
+
+    def store_workspace(
+        self, sha256: str, manifest: bytes, base: str | None, path: str | None, sent: Callable[[int], None]
+    ) -> None:
+        """Store a workspace as its manifest and an archive of the missing contents.
+
+        Args:
+            sha256: Digest of the manifest.
+            manifest: The manifest.
+            base: Digest of a stored workspace with the other contents.
+            path: The archive; None: nothing is missing.
+            sent: Called with the number of bytes of the archive sent so far.
+        """
+        to = f"/workspaces/{sha256}"
+        if path is None:
+            self._send_manifest("PUT", to, manifest, base, needs="sha256")
+        else:
+            self._send_form(
+                "PUT", to, Form("manifest", manifest, "contents", path, sent), {}, needs="sha256", base=base
+            )
+
+    def _send_manifest(
+        self, method: str, path: str, manifest: bytes, base: str | None, *, needs: str
+    ) -> dict[str, Any]:
+        def attempt() -> dict[str, Any]:
+            response = self._transport.open(
+                method,
+                path,
+                query={"base": base},
+                body=manifest,
+                headers={"Content-Type": "application/json"},
+                seconds=UPLOAD_SECONDS,
+            )
+            return self._transport.read_json(response, needs)
+
+        return retry(attempt, SUBMIT_DELAYS)
+
+    def create_batch(self, specs: list[dict[str, Any]]) -> list[dict[str, Any] | ServerError]:
+        """Submit jobs in one request; each has an `idempotencyKey`, so that a repeat after a lost answer is harmless.
+
+        Returns:
+            For each job, the job as the server created it, or why the server refused it.
+        """
+        send = partial(self._transport.json, "POST", f"{JOBS}:batch", body={"jobs": specs}, needs="results")
+        results = retry(send, SUBMIT_DELAYS)["results"]
+        return [each.get("job") or self._transport.error_of(each["error"]) for each in results]
+
+    def has_workspace(self, sha256: str) -> bool:
+        """Return whether the server already has the workspace with this digest."""
+        try:
+            self._transport.json("GET", f"/workspaces/{sha256}")
+        except ServerError as error:
+            if error.status == _NOT_FOUND:
+                return False
+            raise
+        return True
+
+
+def _split_idempotency_key(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a spec without its idempotency key, and the header with that key or a new one."""
+    key = spec.get(IDEMPOTENCY_KEY) or os.urandom(16).hex()
+    return {name: value for name, value in spec.items() if name != IDEMPOTENCY_KEY}, {"Idempotency-Key": key}
