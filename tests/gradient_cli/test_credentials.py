@@ -112,7 +112,7 @@ def test_a_job_takes_ports_and_its_registrys_password(cli, server, protocol):
     (cli.folder / ".gradient.toml").write_text(f'registryPassword = "{VALUE}"\n')
     refused = cli(*common)
     assert (refused.returncode, VALUE in refused.stderr) == (2, False)
-    assert "must not be in a project file" in refused.stderr
+    assert "registryPassword must not be in a file" in refused.stderr
 
 
 def test_links_are_shown_while_it_runs(cli, server, protocol):
