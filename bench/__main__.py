@@ -13,7 +13,6 @@ from bench import (
     artifact_close,
     batch_rate,
     cli_start,
-    container_memory,
     container_outputs,
     container_start,
     download,
@@ -27,6 +26,7 @@ from bench import (
     submit_latency,
     submit_rate,
     trainer_pace,
+    worker_memory,
 )
 from bench.engine import MissingRequirement
 from bench.machine import facts
@@ -50,7 +50,7 @@ BENCHES: dict[str, Callable[[Size], Result]] = {
     "trainer": trainer_pace.run,
     "container": container_start.run,
     "container-outputs": container_outputs.run,
-    "container-memory": container_memory.run,
+    "container-memory": worker_memory.run,
 }
 _ROUNDS = 3
 

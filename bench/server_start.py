@@ -51,7 +51,7 @@ def run(size: Size) -> Result:
 
 def _floor(home: Path) -> tuple[float, float]:
     port = free_port()
-    return _measure(home, [sys.executable, "-m", "bench.floors.hello", str(port)], lambda: _is_serving(port))
+    return _measure(home, [sys.executable, "-m", "bench.floors.http_hello", str(port)], lambda: _is_serving(port))
 
 
 def _api(home: Path) -> tuple[float, float]:

@@ -25,8 +25,8 @@ from core.settings.api import ApiSettings
 from core.system.canonical_host import canonical_host
 from core.system.filesystem import make_private
 from gradient_server import simulator
+from gradient_server.job_ports_address import are_ports_at_dashboard
 from gradient_server.local_key import ensure_local_key
-from gradient_server.port_address_check import are_ports_at_dashboard
 from gradient_server.schema_upgrade import prepare_schema
 from gradient_server.startup_wait import wait_until_ready
 

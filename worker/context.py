@@ -28,7 +28,7 @@ from worker.attempt.git_fetch import GitFetcher
 from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
 from worker.backends.base import Backend, ImageBackend
-from worker.cloud_resource_inventory import DatabaseResourceInventory
+from worker.database_resource_inventory import DatabaseResourceInventory
 from worker.environments.cache import EnvironmentCache
 from worker.environments.default_environment import DefaultEnvironment
 from worker.exec.job_sessions import JobSessions

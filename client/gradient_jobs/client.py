@@ -12,7 +12,7 @@ from gradient_cli.api.client import Api
 from gradient_cli.api.submissions import IDEMPOTENCY_KEY
 from gradient_cli.api.transport import Transport
 from gradient_cli.errors import ServerError
-from gradient_cli.workspace import batch, download, job_spec, submission
+from gradient_cli.workspace import batch_submission, download, job_spec, submission
 from gradient_jobs import metrics
 from gradient_jobs.options import JobFilters, JobOptions, build_filters, build_spec
 from gradient_jobs.records import Artifact, JobRecord, LogLine, Prediction
@@ -118,7 +118,7 @@ class Jobs:
                 ({**spec, IDEMPOTENCY_KEY: key}, workspace, include)
                 for (spec, workspace, include), key in zip(built, idempotency_keys)
             ]
-        outcomes = dict(batch.submit(self._api, built, _LOG.info))
+        outcomes = dict(batch_submission.submit(self._api, built, _LOG.info))
         found = (outcomes[place] for place in range(len(built)))
         return [each if isinstance(each, ServerError) else Job(self._api, each) for each in found]
 

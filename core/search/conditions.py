@@ -17,7 +17,7 @@ from core.db.models.metrics import LastMetric
 from core.errors import SpecInvalid
 from core.jobs.queries import has_any_tag, id_condition
 from core.jobs.states import JobState
-from core.search.columns import METRIC_PREFIX, cost, duration
+from core.search.computed_columns import METRIC_PREFIX, cost, duration
 from core.search.query_text import Term, parse_terms, query_error
 
 STATES = {

@@ -15,7 +15,7 @@ from core.settings import Settings
 from core.system.canonical_host import canonical_host
 from core.system.inotify import FileWatcher
 from gradient_server.checks.finding import Finding, ok, problem, warning
-from gradient_server.port_address_check import are_ports_at_dashboard
+from gradient_server.job_ports_address import are_ports_at_dashboard
 from worker.backends.control_groups import control_group_support
 from worker.backends.job_sandbox import reason_without_sandbox, sandbox_support
 from worker.sandbox.program_sandbox import unavailable

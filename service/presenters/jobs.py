@@ -12,7 +12,7 @@ from core.comparison import comparisons
 from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Attempt, Event, Job, PortAllocation, Project
 from core.errors import SpecInvalid
-from core.jobs import cloud_resources, queries, storage_quota, system_notes
+from core.jobs import cloud_resources, job_notes, queries, storage_quota
 from core.jobs.projects import ActiveCounts
 from core.jobs.queries import JobFilter
 from core.jobs.reasons import REASONS, reason_message
@@ -103,7 +103,7 @@ def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> lis
     removed = retention.recorded_removals(session, jobs)
     attempts = queries.current_attempts(session, jobs)
     ports = ports_of_jobs(session, jobs)
-    texts = system_notes.notes_of(session, jobs)
+    texts = job_notes.notes_of(session, jobs)
     compared = comparisons.comparisons_of(session, [job.id for job in jobs])
     costs = cloud_resources.costs_of_jobs(session, [job for job in jobs if capabilities_of(job.backend).billed])
     settings, current = app_state.settings, datetime.now(UTC)

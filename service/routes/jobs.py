@@ -13,7 +13,7 @@ from core.db.database import on_commit
 from core.errors import GradientError, SpecInvalid, StoreUnavailable
 from core.jobs import lifecycle, queries, tags
 from core.jobs.queries import JobFilter
-from core.search.columns import parse_order
+from core.search.computed_columns import parse_order
 from core.search.conditions import build_conditions
 from service.auth.authentication import Caller, PageCaller, SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from core.db.database import on_commit
 from core.db.models.jobs import Job, Project
 from core.errors import GradientError, IdempotencyMismatch, LimitReached, ProjectNotFound, StorageFull
-from core.jobs import projects, queries, storage_quota, submission, system_notes
+from core.jobs import job_notes, projects, queries, storage_quota, submission
 from core.jobs.submission import NewJob
 from core.monitoring import tracing
 from core.system.failpoints import failpoint
@@ -218,7 +218,7 @@ class _Insertion:
             each.outcome = InsertedJob(job, each.project.name, created=True)
             submitted[submission.idempotency_of(each.new)] = job
             for text in each.prepared.valid.image.notes:
-                system_notes.add(self._session, job, text)
+                job_notes.add(self._session, job, text)
             if each.prepared.save_logins is not None:
                 each.prepared.save_logins(self._session, job)
         return submitted

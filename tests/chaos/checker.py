@@ -26,7 +26,7 @@ from chaos.stack import DOCKER_TYPE, Stack
 from chaos.workload import AcceptedJob
 from sqlalchemy import text
 from support.deployment import wait_until
-from support.faults.container_deployment import ENGINE_INTERNALS, find_shims, list_engine_objects
+from support.faults.container_jobs_deployment import ENGINE_INTERNALS, find_shims, list_engine_objects
 from support.faults.invariants import LOG_GAP_PREFIX, History, collect_history, find_violations
 from support.faults.job_journal import JobJournal
 

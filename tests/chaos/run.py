@@ -17,7 +17,7 @@ from chaos.clock import find_compiler
 from chaos.faults import FAULTS, FaultKind
 from chaos.nemesis import Nemesis
 from chaos.stack import running_stack
-from support.faults.container_deployment import list_engine_objects
+from support.faults.container_jobs_deployment import list_engine_objects
 from support.postgres import find_binaries
 from support.private_docker_engine import missing_docker_requirements
 from support.redis_server import find_redis

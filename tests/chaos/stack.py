@@ -17,7 +17,7 @@ from pathlib import Path
 from chaos.clock import WallClock, find_compiler
 from sqlalchemy import select
 from support.deployment import TIMEOUT_SECONDS, Process, wait_until
-from support.faults.container_deployment import ContainerDeployment
+from support.faults.container_jobs_deployment import ContainerDeployment
 from support.faults.proxy import Proxy
 from support.postgres import PostgresServer
 from support.private_docker_engine import PrivateDockerEngine, running_engine

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.stack import DOCKER_TYPE, PROCESS_TYPE
-from support.faults.container_deployment import recorded_in_container
+from support.faults.container_jobs_deployment import recorded_in_container
 from support.faults.job_journal import recorded_command
 
 _LINES = 'i=0; while [ $i -lt {count} ]; do i=$((i+1)); say "{text} $i"; sleep {pause}; done'

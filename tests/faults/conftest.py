@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.faults.container_deployment import ENGINE_INTERNALS, ContainerDeployment, list_engine_objects
+from support.faults.container_jobs_deployment import ENGINE_INTERNALS, ContainerDeployment, list_engine_objects
 from support.faults.observed_deployment import ObservedDeployment
 from support.postgres import PostgresServer
 from support.private_docker_engine import PrivateDockerEngine, running_engine

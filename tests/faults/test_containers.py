@@ -5,7 +5,7 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.faults.container_deployment import recorded_in_container as recorded
+from support.faults.container_jobs_deployment import recorded_in_container as recorded
 from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import gate_command
 from support.faults.proxy import EngineProxy

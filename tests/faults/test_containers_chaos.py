@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 from support.deployment import wait_until
-from support.faults.container_deployment import ContainerDeployment, find_shims
-from support.faults.container_deployment import recorded_in_container as recorded
+from support.faults.container_jobs_deployment import ContainerDeployment, find_shims
+from support.faults.container_jobs_deployment import recorded_in_container as recorded
 from support.faults.fault_report import FULL_RUN, fault_trial, tries
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL_RUN else 400)]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from support.deployment import wait_until
-from support.faults.container_deployment import ContainerDeployment
+from support.faults.container_jobs_deployment import ContainerDeployment
 from support.postgres import PostgresServer
 from support.private_docker_engine import running_engine
 from support.redis_server import RedisServer

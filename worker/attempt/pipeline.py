@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.errors import LeaseLost, StoreUnavailable
-from core.jobs import lifecycle, queries, system_notes
+from core.jobs import job_notes, lifecycle, queries
 from core.jobs.guarded_updates import set_output_sizes
 from core.jobs.scheduling import claims
 from core.jobs.spec.container_options import is_in_workspace
@@ -208,7 +208,7 @@ class AttemptRun:
 
         def close(session: Session) -> Job:
             for text in outputs.notes:
-                system_notes.add(session, ended, text)
+                job_notes.add(session, ended, text)
             closed = lifecycle.finish(session, ended, artifacts_state=outputs.artifacts_state)
             set_output_sizes(session, closed, log_bytes=outputs.log_bytes, artifact_bytes=outputs.artifact_bytes)
             return closed

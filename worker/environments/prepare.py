@@ -9,7 +9,7 @@ from pathlib import Path
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from core.db.models.jobs import Job
-from core.jobs import system_notes
+from core.jobs import job_notes
 from core.system.egress import Egress
 from worker.attempt.scratch import Scratch
 from worker.backends.base import JobPython, LaunchError, Progress, read_control
@@ -143,7 +143,7 @@ class _Preparation:
             f"The default packages, such as numpy and TensorFlow, could not be installed on this server: {why} So the "
             "job had Python's own library and pip only."
         )
-        self._context.write(lambda session: system_notes.add(session, self._job, text))
+        self._context.write(lambda session: job_notes.add(session, self._job, text))
 
     def _failed(self, error: UvError, source: str) -> LaunchError:
         """Write uv's output to the job's log, and return the error for the user."""

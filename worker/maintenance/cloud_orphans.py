@@ -7,7 +7,7 @@ from typing import cast
 from core.catalogue.backends import capabilities_of
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
-from core.jobs import queries, sweep_records
+from core.jobs import queries, repair_queries
 from core.jobs.states import OWNED, TERMINAL
 from worker.backends.base import CloudBackend
 from worker.context import WorkerContext
@@ -48,7 +48,7 @@ class CloudSweep:
         seconds = _LEASE_SWEEPS * self._context.settings.worker.sweep_seconds
         return self._context.write(
             partial(
-                sweep_records.try_become_leader, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds
+                repair_queries.try_become_leader, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds
             )
         )
 

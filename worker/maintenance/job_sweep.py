@@ -13,7 +13,7 @@ from sqlalchemy import select
 from core.db.database import now
 from core.db.models.jobs import Job
 from core.errors import LeaseLost
-from core.jobs import lifecycle, metrics, queries, sweep_records
+from core.jobs import lifecycle, metrics, queries, repair_queries
 from core.jobs.scheduling import port_allocations
 from core.jobs.states import OWNED, TERMINAL
 from core.storage.prune import FREED_AFTER_SECONDS, prune
@@ -84,16 +84,16 @@ class Sweep:
                 "lost_jobs": self._fail_lost_attempts(),
                 "deleted_jobs": self._remove_deleted_outputs(),
                 "rung_again": self._context.write(
-                    partial(sweep_records.renotify_overdue, seconds=self._renotify_seconds)
+                    partial(repair_queries.renotify_overdue, seconds=self._renotify_seconds)
                 ),
-                "gpus": self._context.write(sweep_records.release_orphaned_gpus),
+                "gpus": self._context.write(repair_queries.release_orphaned_gpus),
                 "ports": self._context.write(port_allocations.release_orphaned_ports),
                 "retention": self._prune(),
             }
         if any(repaired.values()):
             logger.info("swept", extra=repaired)
             self._context.write(
-                partial(sweep_records.count_repairs, worker=self._context.worker_name, repaired=repaired)
+                partial(repair_queries.count_repairs, worker=self._context.worker_name, repaired=repaired)
             )
         return repaired
 
@@ -108,7 +108,7 @@ class Sweep:
         seconds = _LEASE_SWEEPS * self._context.settings.worker.sweep_seconds
         return self._context.write(
             partial(
-                sweep_records.try_become_leader, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds
+                repair_queries.try_become_leader, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds
             )
         )
 

@@ -18,7 +18,7 @@ from .errors import OptionsError, TrainerError
 from .options import TrainOptions
 from .outputs.result import TrainResult
 from .registry import DATASETS, MODELS
-from .training.runtime import import_with_keras, wait_for_tpu
+from .training.framework_import import import_with_keras, wait_for_tpu
 from .training.stop import StopRequest
 
 if TYPE_CHECKING:

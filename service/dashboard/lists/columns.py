@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from core.search.columns import METRIC_PREFIX
+from core.search.computed_columns import METRIC_PREFIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from support.forbidden_hosts import ALLOWED_HOSTS, FORBIDDEN_ADDRESSES, FORBIDDEN_HOSTS, fake_resolver
+from support.forbidden_host_spellings import ALLOWED_HOSTS, FORBIDDEN_ADDRESSES, FORBIDDEN_HOSTS, fake_resolver
 
 from core.errors import EgressRefused
 from core.settings.network import EgressSettings

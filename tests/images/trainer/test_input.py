@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 from PIL import Image
-from support.keras_calls import augmented, read_folder, write_tfrecord
+from support.keras_process_functions import augmented, read_folder, write_tfrecord
 from support.trainer_process import call_with_keras
 
 from gradient_trainer.datasets import _files

@@ -1,7 +1,7 @@
 """The optimization on one and on several replicas."""
 
 import pytest
-from support.keras_calls import train_on_replicas
+from support.keras_process_functions import train_on_replicas
 from support.trainer_process import call_with_keras
 
 from gradient_trainer.recipes import Recipe

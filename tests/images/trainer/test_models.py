@@ -1,7 +1,7 @@
 """The models and recipes against the papers that their docstrings and comments name."""
 
 import pytest
-from support.keras_calls import describe_model, rates
+from support.keras_process_functions import describe_model, rates
 from support.trainer_process import call_with_keras
 
 from gradient_trainer.errors import OptionsError

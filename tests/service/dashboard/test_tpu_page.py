@@ -8,7 +8,7 @@ from support.live_service import make_job_body
 
 from core.db.database import now
 from core.db.models.jobs import Job
-from worker.cloud_resource_inventory import DatabaseResourceInventory
+from worker.database_resource_inventory import DatabaseResourceInventory
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Addresses in jobs: those that nothing may connect to are refused at once; passwords in them are kept apart."""
 
 import pytest
-from support.forbidden_hosts import FORBIDDEN_HOSTS
+from support.forbidden_host_spellings import FORBIDDEN_HOSTS
 from support.live_service import make_job_body
 
 from core.db.models.credentials import GitLogin

@@ -6,7 +6,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from support.forbidden_hosts import FORBIDDEN_HOSTS, fake_resolver
+from support.forbidden_host_spellings import FORBIDDEN_HOSTS, fake_resolver
 from support.git_server import GitServer, commit_files, commit_tree
 
 from core.settings import Settings

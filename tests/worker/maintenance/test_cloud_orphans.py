@@ -10,8 +10,8 @@ from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.settings import Settings
-from worker.cloud_resource_inventory import DatabaseResourceInventory
 from worker.context import WorkerContext
+from worker.database_resource_inventory import DatabaseResourceInventory
 from worker.maintenance.cloud_orphans import CloudSweep
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from gradient_cli.workspace.batch import Outcome
+    from gradient_cli.workspace.batch_submission import Outcome
 
     Job = tuple[dict[str, Any], str, list[str]]
 
@@ -46,12 +46,12 @@ def add_create_batch(parser: argparse.ArgumentParser) -> None:
 def create_batch(args: argparse.Namespace) -> int:
     """Submit the jobs of a file; print the id of each, and the number and error of each line that was refused."""
     from gradient_cli.api.client import connect
-    from gradient_cli.workspace import batch
+    from gradient_cli.workspace import batch_submission
 
     lines = _read_lines(args)
     results: dict[int, Outcome] = {}
     try:
-        for place, outcome in batch.submit(connect(args), [job for _, job in lines], terminal.print_message):
+        for place, outcome in batch_submission.submit(connect(args), [job for _, job in lines], terminal.print_message):
             results[place] = outcome
             _show(args, lines[place][0], outcome)
             if len(results) % _PROGRESS_JOBS == 0:

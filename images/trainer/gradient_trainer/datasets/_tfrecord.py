@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gradient_trainer.errors import DataSetError
-from gradient_trainer.training.runtime import import_tensorflow
+from gradient_trainer.training.framework_import import import_tensorflow
 
 IMAGE_KEYS = ("image/encoded", "image")
 LABEL_KEYS = ("image/class/label", "label")

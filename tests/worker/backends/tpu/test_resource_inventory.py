@@ -12,7 +12,7 @@ from core.jobs import cloud_resources, lifecycle, queries
 from core.jobs.cloud_resources import CloudResource
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
-from worker.cloud_resource_inventory import DatabaseResourceInventory
+from worker.database_resource_inventory import DatabaseResourceInventory
 
 NAME = "us-central1-b/gj-x-1"
 

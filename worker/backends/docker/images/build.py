@@ -22,7 +22,7 @@ from core.formatting import MIB
 from core.settings import Settings
 from worker.backends.base import LaunchError, LaunchSpec, Progress
 from worker.backends.docker.engine.client import Engine, EngineError, EngineRefused, EngineUnavailable
-from worker.backends.docker.engine.message_stream import EngineRequest, Message, stream_messages
+from worker.backends.docker.engine.progress_stream import EngineRequest, Message, stream_messages
 from worker.backends.docker.images.pull import (
     Auth,
     Image,

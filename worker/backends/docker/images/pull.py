@@ -16,7 +16,7 @@ from core.settings import Settings
 from core.system.egress import Egress
 from worker.backends.base import LaunchError, Progress
 from worker.backends.docker.engine.client import NOT_FOUND, Engine, EngineRefused, EngineUnavailable
-from worker.backends.docker.engine.message_stream import EngineRequest, stream_messages
+from worker.backends.docker.engine.progress_stream import EngineRequest, stream_messages
 from worker.backends.docker.images.usage_journal import ImageUsageJournal, PendingPull
 
 Auth = dict[str, str]

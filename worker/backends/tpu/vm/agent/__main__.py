@@ -20,9 +20,9 @@ from typing import Any
 from . import CALL_SECONDS, FOLDERS, HEARTBEAT_STEPS, PART_BYTES, STREAMED_FILES
 from .bucket import Bucket
 from .deletion import delete_vm
-from .host import read_rank
 from .metadata_server import Metadata
 from .runners import Container, JobFailed, Process
+from .slice_rank import read_rank
 
 _BLOCK_BYTES = 1024**2
 _ARTIFACT_SECONDS = 10.0

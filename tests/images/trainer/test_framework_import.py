@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gradient_trainer.errors import DeviceUnreachable
-from gradient_trainer.training.runtime import wait_for_tpu
+from gradient_trainer.training.framework_import import wait_for_tpu
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The minimal HTTP server with the same libraries: one path, no database. Usage: `hello.py PORT`."""
+"""The minimal HTTP server with the same libraries: one path, no database. Usage: `http_hello.py PORT`."""
 
 import sys
 
