@@ -6,8 +6,8 @@ import subprocess
 import time
 
 import pytest
+from support.client_shell import ClientShell
 from support.deployment import Deployment
-from support.shell import Shell
 
 LIST = ("bash", "-c", "find . -type f | sort | xargs sha256sum; stat -c '%a %n' run.sh; readlink link")
 
@@ -29,7 +29,7 @@ def shell(service, tmp_path):
     (folder / "run.sh").write_text("echo 1\n")
     (folder / "run.sh").chmod(0o755)
     (folder / "link").symlink_to("data/f1")
-    return Shell(service, folder, tmp_path)
+    return ClientShell(service, folder, tmp_path)
 
 
 def submit(shell, *options):

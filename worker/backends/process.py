@@ -174,9 +174,10 @@ class ProcessBackend(Backend):
         if returned is not None and 0 <= returned <= most:
             self._mark_out_of_memory(handle)
             return Exit(returned, *_marked(Path(handle["control"])))
-        if began:
+        ended = returned is not None
+        if began or (ended and read_control(Path(handle["control"]), "started") is not None):
             return Exit(None, "process_lost")
-        if _age(handle) < _NEVER_STARTED_SECONDS or any(members.all()):
+        if not ended and (_age(handle) < _NEVER_STARTED_SECONDS or any(members.all())):
             return None
         return Exit(None, "never_started")
 

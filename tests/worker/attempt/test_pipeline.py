@@ -167,8 +167,15 @@ def test_a_job_is_asked_to_end_though_that_cannot_be_noted(host, claim):
     backend.destroy(handle)
 
 
-def test_a_job_that_was_cut_off_from_its_record_is_tried_again(host, claim):
-    job = claim("sleep 100", max_attempts=2)
+def test_a_job_that_was_cut_off_from_its_record_is_tried_again(host, claim, monkeypatch):
+    run = JobMonitor.run
+
+    def run_once_it_says_something(watch):
+        wait_until((watch._control / "log").read_bytes, "the output")
+        return run(watch)
+
+    monkeypatch.setattr(JobMonitor, "run", run_once_it_says_something)
+    job = claim("echo said; sleep 100", max_attempts=2)
     signals = AttemptControl()
     signals.report_contact_lost()
     run_attempt(host, job, signals)

@@ -1,9 +1,13 @@
 """Processes of the worker's host, at moments when a job starts or ends."""
 
+import signal
+
 import pytest
 from support.backend_harness import BackendHarness
+from support.deployment import wait_until
 
 from core.settings.worker import ProcessSettings
+from worker.backends import process
 from worker.backends.job_processes import JobProcesses
 
 pytestmark = pytest.mark.integration
@@ -25,3 +29,18 @@ def test_a_wrapper_that_starts_while_it_is_looked_for_is_not_lost(tmp_path, monk
     assert place.backend.poll(handle) is None
     place.clear()
     assert place.backend.poll(handle).reason == "process_lost"
+
+
+def test_a_wrapper_that_a_signal_ends_before_it_starts_is_not_waited_for(tmp_path, monkeypatch):
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="off"))
+    starting = tmp_path / "starting"
+    starting.write_text("#!/bin/sh\nexec sleep 600\n")
+    starting.chmod(0o755)
+    monkeypatch.setattr(process, "WRAPPER", starting)
+    handle = place.launch(place.spec("true"))
+    [child] = place.backend._children[handle["name"]]
+    assert place.backend.poll(handle) is None
+    place.backend.stop(handle, grace=True)
+    assert child.wait(30) == -signal.SIGTERM
+    assert wait_until(lambda: place.backend.poll(handle), "the end", seconds=10).reason == "never_started"
+    place.clear()
