@@ -13,6 +13,7 @@ _WORTH_ADVICE = 0.25
 _OVERHEAD_BELOW = 0.1
 """Share of the attainable peaks below which neither of them limits a step."""
 
+_PEAKS = "peaks"
 _OF_PARTS = frozenset({"steps_per_second", "input_wait_share", "replicas", "communication_share"})
 """Metrics without which the device's own work may be less than another part."""
 
@@ -160,12 +161,16 @@ def _missing(run: RunFigures, peaks: Peaks | None) -> list[str]:
     if run.replicas != 1:
         names.append("replicas" if run.replicas is None else "communication_share")
     missing = [name for name in names if getattr(run, name) is None]
-    return missing if peaks else [*missing, "peaks"]
+    return missing if peaks else [*missing, _PEAKS]
 
 
 def _summarize(kind: Kind | None, parts: dict[Kind, float], missing: list[str]) -> str:
     if kind is None:
-        return f"Not measured: {', '.join(missing)} missing."
+        names = ", ".join(name for name in missing if name != _PEAKS)
+        reasons = [f"the job's metrics lack {names}"] if names else []
+        if _PEAKS in missing:
+            reasons.append("the peak figures of its machine type are unknown")
+        return f"Not measured: {'; '.join(reasons)}."
     if kind in parts:
         return f"Bound by {_NAMES[kind]}: {parts[kind]:.0%} of the running time."
     return f"Bound by {_NAMES[kind]}."

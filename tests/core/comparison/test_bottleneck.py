@@ -63,7 +63,7 @@ def test_the_figures_are_shares():
 def test_nothing_is_guessed(changed, missing):
     found = judge(replace(RUN, **changed), T4)
     assert (found.kind, found.missing) == (None, (missing,))
-    assert found.summary == f"Not measured: {missing} missing."
+    assert found.summary == f"Not measured: the job's metrics lack {missing}."
 
 
 def test_without_peaks_only_the_other_parts_are_judged():

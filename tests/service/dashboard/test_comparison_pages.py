@@ -41,7 +41,7 @@ def test_a_job_leads_to_its_comparison_and_its_prediction(signed_in_browser, cli
     assert f'href="/ui/comparisons/{made["id"]}">digits</a>' in page
     assert f'href="/ui/jobs/{job_id}/prediction"' in page
     shown = signed_in_browser.get(f"/ui/jobs/{job_id}/prediction").text
-    assert "Not measured: input_wait_share" in shown
+    assert "Not measured: the job&#39;s metrics lack input_wait_share" in shown
     assert "Nothing can be estimated: the job has not reported flops_per_step, bytes_per_step" in shown
     assert "Bottlenecks" in signed_in_browser.get(f"/ui/comparisons/{made['id']}").text
 
