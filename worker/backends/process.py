@@ -176,7 +176,9 @@ class ProcessBackend(Backend):
             return Exit(returned, *_marked(Path(handle["control"])))
         ended = returned is not None
         if began or (ended and read_control(Path(handle["control"]), "started") is not None):
-            return Exit(None, "process_lost")
+            # Of several starts at once, the sandbox that was found may be that of one that was refused.
+            again = handle["sandboxed"] and find_sandbox(handle["job_id"], handle["attempt"]) is not None
+            return None if again else Exit(None, "process_lost")
         if not ended and (_age(handle) < _NEVER_STARTED_SECONDS or any(members.all())):
             return None
         return Exit(None, "never_started")

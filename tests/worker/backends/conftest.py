@@ -1,0 +1,22 @@
+"""Fixtures of all tests of backends."""
+
+import pytest
+
+from worker.backends.tpu.billing import DeletionMonitor
+
+
+@pytest.fixture(autouse=True)
+def _end_deletion_monitors(monkeypatch):
+    """End the threads that watch deletions in a cloud of the test, which is gone after it."""
+    made = []
+    create = DeletionMonitor.__init__
+
+    def remember(monitor, *arguments):
+        create(monitor, *arguments)
+        made.append(monitor)
+
+    monkeypatch.setattr(DeletionMonitor, "__init__", remember)
+    yield
+    for monitor in made:
+        with monitor._lock:
+            monitor._entries.clear()
