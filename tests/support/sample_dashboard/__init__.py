@@ -92,7 +92,7 @@ class SampleDashboard:
         return {
             "login": "/ui/login",
             "now": "/ui",
-            "jobs": "/ui/jobs?cols=val/accuracy",
+            "jobs": "/ui/jobs?cols=machine&cols=created&cols=cost&cols=val/accuracy",
             "new-job": "/ui/jobs/new?machineType=CPU&project=moons",
             "clone": f"/ui/jobs/new?from={trained[0]}",
             "job": best,
