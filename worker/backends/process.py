@@ -169,19 +169,18 @@ class ProcessBackend(Backend):
         self, handle: Handle, members: JobProcesses, returned: int | None, *, began: bool
     ) -> Exit | None:
         """Handle a missing wrapper without exit file: the disk was full, all was killed, or it has not begun yet."""
+        control, ended = Path(handle["control"]), returned is not None
         # bubblewrap reports a wrapper that a signal ended as 128 and the signal.
         most = _SIGNALLED if handle["sandboxed"] else math.inf
         if returned is not None and 0 <= returned <= most:
             self._mark_out_of_memory(handle)
-            return Exit(returned, *_marked(Path(handle["control"])))
-        ended = returned is not None
-        if began or (ended and read_control(Path(handle["control"]), "started") is not None):
+            return Exit(returned, *_marked(control))
+        if began or (ended and read_control(control, "started") is not None):
             # Of several starts at once, the sandbox that was found may be that of one that was refused.
             again = handle["sandboxed"] and find_sandbox(handle["job_id"], handle["attempt"]) is not None
             return None if again else Exit(None, "process_lost")
-        if not ended and (_age(handle) < _NEVER_STARTED_SECONDS or any(members.all())):
-            return None
-        return Exit(None, "never_started")
+        waits = not ended and (_age(handle) < _NEVER_STARTED_SECONDS or any(members.all()))
+        return None if waits else Exit(None, "never_started")
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
         """See `Backend.stop`; the wrapper is spared, so that it can record the exit code."""
