@@ -124,20 +124,21 @@ class Forward:
     def _serve(self, connection: socket.socket) -> None:
         from gradient_cli.api.exec import Session
 
-        try:
-            with connection, self._api.connect_to_port(self._job_id, self._session.id) as opened:
-                session = Session(opened)
-                threading.Thread(target=_send, args=(connection, session), daemon=True).start()
-                for stream, data in session.outputs():
-                    if stream == 1:  # what connects in a container may report errors on the other one
-                        connection.sendall(data)
-                connection.shutdown(socket.SHUT_RDWR)
-        except ClientError as error:
-            if not self.quiet and str(error) not in self._shown:  # a browser tries again and again
-                self._shown.add(str(error))
-                terminal.print_message(str(error))
-        except OSError:  # the program on this computer is gone
-            return
+        with connection:  # closed last: whoever sees its end finds the error printed
+            try:
+                with self._api.connect_to_port(self._job_id, self._session.id) as opened:
+                    session = Session(opened)
+                    threading.Thread(target=_send, args=(connection, session), daemon=True).start()
+                    for stream, data in session.outputs():
+                        if stream == 1:  # what connects in a container may report errors on the other one
+                            connection.sendall(data)
+                    connection.shutdown(socket.SHUT_RDWR)
+            except ClientError as error:
+                if not self.quiet and str(error) not in self._shown:  # a browser tries again and again
+                    self._shown.add(str(error))
+                    terminal.print_message(str(error))
+            except OSError:  # the program on this computer is gone
+                return
 
 
 def _send(connection: socket.socket, session: Session) -> None:
