@@ -12,7 +12,7 @@ from service.auth.authentication import Caller, PageCaller, is_administrator, re
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.schemas.base import ErrorView
-from service.schemas.keys import CreatedKey, CreateKey, Keys, KeyView
+from service.schemas.credentials import CreatedKey, CreateKey, Keys, KeyView
 
 router = APIRouter(prefix="/keys", tags=["keys"])
 

@@ -7,7 +7,8 @@ from typing import cast
 from core.catalogue.backends import capabilities_of
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
-from core.jobs import queries, repair_queries
+from core.jobs import queries
+from core.jobs.scheduling import repair_queries
 from core.jobs.states import OWNED, TERMINAL
 from worker.backends.base import CloudBackend
 from worker.context import WorkerContext

@@ -13,8 +13,8 @@ from sqlalchemy import select
 from core.db.database import now
 from core.db.models.jobs import Job
 from core.errors import LeaseLost
-from core.jobs import lifecycle, metrics, queries, repair_queries
-from core.jobs.scheduling import port_allocations
+from core.jobs import lifecycle, metrics, queries
+from core.jobs.scheduling import port_allocations, repair_queries
 from core.jobs.states import OWNED, TERMINAL
 from core.storage.prune import FREED_AFTER_SECONDS, prune
 from worker.attempt.disk_quota import measure_used_bytes

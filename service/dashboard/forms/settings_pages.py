@@ -28,8 +28,7 @@ from service.http.errors import STATUS_BY_ERROR
 from service.routes import keys, registries
 from service.routes.catalogue import images
 from service.schemas.base import parse_request
-from service.schemas.credentials import SetRegistry
-from service.schemas.keys import CreateKey
+from service.schemas.credentials import CreateKey, SetRegistry
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
