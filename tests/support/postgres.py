@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 
 import psutil
-from sqlalchemy import Connection, create_engine, event, func, literal_column, select, table
+from sqlalchemy import Connection, NullPool, create_engine, event, func, literal_column, select, table
 from support.deployment import wait_until
 
 from core.db.database import Database
@@ -111,7 +111,8 @@ class BackendTerminator:
 
     def __init__(self, database: Database, count: int = 1) -> None:
         self.remaining = count
-        self._admin_engine = create_engine(database.url, isolation_level="AUTOCOMMIT")
+        # No pool: several threads may be here at once, and what one disposes of another may be using.
+        self._admin_engine = create_engine(database.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
         event.listen(database.engine, "rollback", self._terminate_backend)
 
     def _terminate_backend(self, connection: Connection) -> None:
@@ -123,7 +124,6 @@ class BackendTerminator:
                 ended = select(func.pg_terminate_backend(pid)).where(literal_column("pid") == pid)
                 ended = ended.select_from(table("pg_stat_activity"))
                 wait_until(lambda: other.scalar(ended) is None, "the backend to end")
-            self._admin_engine.dispose()
 
 
 def _account_exists(account: str) -> bool:
