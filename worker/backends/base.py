@@ -243,7 +243,8 @@ class Backend(Protocol):
     def sample(self, handle: Handle) -> dict[str, float]:
         """Return the job's current usage: cpu_percent (100 is one CPU), memory_bytes, processes, …; empty if unknown.
 
-        For its GPUs, numbered from 0: gpu0_percent (100 is all of it), gpu0_memory_bytes, gpu0_watts, gpu0_celsius.
+        For its GPUs, numbered from 0: gpu0_percent (100 is all of it), gpu0_memory_bytes, gpu0_watts, gpu0_celsius. For
+        the chips of a TPU: tpu0_percent, tpu0_memory_bytes.
         """
 
     def host_address(self) -> str | None:

@@ -184,7 +184,9 @@ class TpuBackend(CloudBackend):
             self._runner.stop(handle["runner"], grace=grace)
 
     def sample(self, handle: Handle) -> dict[str, float]:
-        """See `Backend.sample`: only the host's part of the job; the usage of its device is unknown."""
+        """See `Backend.sample`: the host's part of a job beside its TPU, and the chips of one on its TPU VM."""
+        if self._vm_client is not None and "vm" in handle:
+            return self._vm_client.sample(_vm_handle(handle))
         return self._runner.sample(handle["runner"]) if "runner" in handle else {}
 
     def layer_bytes(self, handle: Handle) -> int:

@@ -10,10 +10,10 @@ from support.tpu_simulator import MemoryResourceInventory, expect_launch_error, 
 
 from core.errors import StoreUnavailable
 from core.settings import Settings
-from worker.backends.base import LaunchError, PortForward, read_control
+from worker.backends.base import LaunchError, read_control
 from worker.backends.tpu import cancellation
 from worker.backends.tpu.storage.errors import BucketRefused
-from worker.backends.tpu.vm import agent_client
+from worker.backends.tpu.vm import agent_client, output_parts
 from worker.backends.tpu.vm.agent import PART_BYTES
 from worker.backends.tpu.vm.agent_client import VmAgentClient
 
@@ -124,7 +124,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
-        for module in (agent_client, cancellation):
+        for module in (agent_client, cancellation, output_parts):
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self):
@@ -276,7 +276,6 @@ def test_why_a_job_did_not_begin_is_told(vms, relay, told, reason):
     ("tpu", "options", "reason"),
     [
         ({"provisioning": "pool", "pool": {"TPU": ["us-central1-b/mine"]}}, {}, "tpu_denied"),
-        ({}, {"ports": (PortForward(5000, 80),)}, "option_refused"),
         ({}, {}, "bucket_missing"),
     ],
 )

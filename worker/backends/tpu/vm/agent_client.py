@@ -6,7 +6,6 @@ start offset, and the file here shows where to continue: so nothing is lost or d
 
 import json
 import logging
-import os
 import tarfile
 import tempfile
 import threading
@@ -37,8 +36,10 @@ from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.provisioning.node_request import node_id
 from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
 from worker.backends.tpu.vm import slices
-from worker.backends.tpu.vm.agent import HEARTBEAT_STEPS, PART_BYTES, STREAMED_FILES
+from worker.backends.tpu.vm.agent import HEARTBEAT_STEPS, STREAMED_FILES
+from worker.backends.tpu.vm.chip_usage import parse_chips
 from worker.backends.tpu.vm.job_description import VM_FOLDERS, describe_job
+from worker.backends.tpu.vm.output_parts import append_parts
 from worker.backends.tpu.vm.slices import END_FILE
 from worker.backends.tpu.vm.startup_reports import StartingHost, check_failure, parse_report, to_launch_error
 
@@ -69,6 +70,7 @@ class _VmStatus:
     polled_at: float = 0.0
     poll: Future[None] | None = None
     alive: bytes | None = None
+    chips: dict[str, float] = field(default_factory=dict)
     answered_at: float = 0.0
     checked_at: float = 0.0
     aligned: set[str] = field(default_factory=set)
@@ -252,6 +254,11 @@ class VmAgentClient:
         longest = self._settings.unhealthy_seconds + 2 * HEARTBEAT_STEPS * self._settings.vm_poll_seconds
         return host.checked_at - host.answered_at >= longest
 
+    def sample(self, handle: Handle) -> dict[str, float]:
+        """Return the use of the chips; of a slice, those of host 0."""
+        status = self._status_of(handle)
+        return dict(status.hosts[0].chips if status.hosts else status.chips)
+
     def stop(self, handle: Handle, *, grace: bool) -> None:
         """Request that the job end; the VM reads the request at its next step."""
         write_control_file(Path(handle["control"]), STOPPING_FILE if grace else _KILL_FILE, "asked to end")
@@ -336,10 +343,11 @@ class VmAgentClient:
         if alive != status.alive:
             status.alive, status.answered_at = alive, status.checked_at
         reported = parse_report(alive)
+        status.chips = parse_chips(reported.get("chips"))
         # Read before the output: everything reported before the end is there then.
         ended = mailbox.get("exit") if reported.get("ended", True) else None
         until = time.monotonic() + _EXCHANGE_SECONDS
-        if not all(_append_parts(mailbox, file, name, reported, status.aligned, until) for name, file in files.items()):
+        if not all(append_parts(mailbox, file, name, reported, status.aligned, until) for name, file in files.items()):
             status.polled_at = 0.0
             return False
         if ended is not None:
@@ -401,40 +409,3 @@ def _requested_action(control: Path) -> str | None:
     if read_control(control, _KILL_FILE) is not None:
         return "kill"
     return "stop" if read_control(control, STOPPING_FILE) is not None else None
-
-
-def _append_parts(
-    mailbox: "Mailbox", file: Path, name: str, reported: dict[str, object], aligned: set[str], until: float
-) -> bool:
-    """Append the new part of a file that the job writes on its VM; return False if there was no time for all of it.
-
-    Args:
-        mailbox: What the VM sent.
-        file: The file here.
-        name: Its name.
-        reported: The VM's report, with the bytes that it has sent, if it says so.
-        aligned: Names of files here that end where a part ends: the last worker may have died in the middle of one.
-        until: Time at which to stop.
-    """
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        size = os.fstat(descriptor).st_size
-        if reported.get(name) == size:
-            return True
-        start = size if name in aligned else max(0, size - PART_BYTES)
-        for part, length in mailbox.sizes(name, f"{start:020d}").items():
-            begins = int(part) if part.isdecimal() else -1  # the job controls its VM, and can write there too
-            if not 0 <= begins <= size < begins + min(length, PART_BYTES):
-                continue
-            if time.monotonic() >= until:
-                return False
-            content = mailbox.get(f"{name}/{part}", PART_BYTES)
-            # A write may have been cut short by a full disk or a crash: only what is missing is added.
-            rest = memoryview(content or b"")[max(0, size - begins) :]
-            while rest:
-                written = os.write(descriptor, rest)
-                rest, size = rest[written:], size + written
-        aligned.add(name)
-    finally:
-        os.close(descriptor)
-    return True

@@ -19,6 +19,7 @@ from typing import Any
 
 from . import CALL_SECONDS, FOLDERS, HEARTBEAT_STEPS, PART_BYTES, STREAMED_FILES
 from .bucket import Bucket
+from .chip_metrics import read_chips
 from .deletion import delete_vm
 from .metadata_server import Metadata
 from .runners import Container, JobFailed, Process
@@ -56,6 +57,8 @@ class Agent:
         self._abandoned = False
         self._over = threading.Event()
         self._beats = itertools.count()
+        self._chips: dict[str, float] = {}
+        self._chips_read_at = 0.0
         self._ended_at = 0.0
         self._reported, self._reported_at, self._synced_at = b"", 0.0, 0.0
         self._artifacts_lock, self._alive_lock = threading.Lock(), threading.Lock()
@@ -87,7 +90,7 @@ class Agent:
                 self._report("here", detail=f"{type(error).__name__}: {error}")
                 time.sleep(self._seconds)
         self._report("running")
-        for work in (self._beat, self._sync_artifacts):
+        for work in (self._beat, self._sync_artifacts, self._read_chips):
             threading.Thread(target=self._repeat, args=(work,), name=work.__name__, daemon=True).start()
         end = self._monitor()
         self._put("exit", json.dumps({**end, "at": self._ended_at}).encode())
@@ -240,11 +243,16 @@ class Agent:
         due = sent != self._reported or time.monotonic() - self._reported_at >= HEARTBEAT_STEPS * self._seconds
         with self._alive_lock:
             if due and not self._over.is_set():
-                self._put("alive", self._status(beat=next(self._beats)))
+                self._put("alive", self._status(beat=next(self._beats), chips=self._chips))
                 self._reported, self._reported_at = sent, time.monotonic()
 
-    def _status(self, *, beat: int = 0, ended: bool = False) -> bytes:
-        return json.dumps({"beat": beat, "ended": ended, **self._positions}).encode()
+    def _status(self, *, beat: int = 0, ended: bool = False, chips: dict[str, float] | None = None) -> bytes:
+        return json.dumps({"beat": beat, "ended": ended, "chips": chips or {}, **self._positions}).encode()
+
+    def _read_chips(self) -> None:
+        """Read the use of the TPU as often as it can be told."""
+        if time.monotonic() - self._chips_read_at >= HEARTBEAT_STEPS * self._seconds:
+            self._chips, self._chips_read_at = read_chips(), time.monotonic()
 
     def _sync_artifacts(self) -> None:
         if time.monotonic() - self._synced_at >= _ARTIFACT_SECONDS:

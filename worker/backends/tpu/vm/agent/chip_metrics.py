@@ -1,0 +1,109 @@
+"""Duty cycle and memory of the VM's chips, from the metrics server of libtpu, which `tpu-info` reads, too.
+
+That server speaks gRPC, for which Python's standard library has no client. curl sends the request and returns the
+response; the few fields of its messages are read and written here.
+"""
+
+import contextlib
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+
+_SERVER = os.environ.get("GRADIENT_VM_CHIP_METRICS", "127.0.0.1:8431")
+_METHOD = "tpu.monitoring.runtime.RuntimeMetricService/GetRuntimeMetric"
+_DUTY_CYCLE = "tpu.runtime.tensorcore.dutycycle.percent"
+_MEMORY = "tpu.runtime.hbm.memory.usage.bytes"
+_SECONDS = "5"
+_PREFIX_BYTES = 5  # of a gRPC message: whether it is compressed, and its length
+_VARINT, _FIXED64, _BYTES = 0, 1, 2
+_DOUBLE = struct.Struct("<d")
+
+_Fields = Iterator[tuple[int, "int | bytes"]]
+
+
+def read_chips() -> dict[str, float]:
+    """Return the figures of this VM's chips, numbered from 0; empty if no program uses them, or curl is missing."""
+    shown: dict[str, float] = {}
+    with contextlib.suppress(OSError, ValueError):
+        for metric, suffix in ((_DUTY_CYCLE, "percent"), (_MEMORY, "memory_bytes")):
+            for number, (_, value) in enumerate(sorted(_values(_call(metric)))):
+                shown[f"tpu{number}_{suffix}"] = value
+    return shown
+
+
+def _call(metric: str) -> bytes:
+    """Return the response about one metric; empty if there is none."""
+    name = metric.encode()
+    request = b"\x0a" + bytes([len(name)]) + name  # field 1: the metric's name
+    options = ["--silent", "--max-time", _SECONDS, "--noproxy", "*", "--http2-prior-knowledge", "--data-binary", "@-"]
+    headers = ["--header", "content-type: application/grpc", "--header", "te: trailers"]
+    done = subprocess.run(  # noqa: S603 - a fixed command
+        [shutil.which("curl") or "curl", *options, *headers, f"http://{_SERVER}/{_METHOD}"],
+        input=struct.pack(">BI", 0, len(request)) + request,
+        capture_output=True,
+        check=False,
+    )
+    return done.stdout[_PREFIX_BYTES:] if done.returncode == 0 else b""
+
+
+def _values(response: bytes) -> Iterator[tuple[int, float]]:
+    """Return the number of each device and its value, in the order of the response."""
+    for metric in _messages(response, 1):
+        for one in _messages(metric, 3):
+            device = next((value for found in _messages(one, 1) for value in _messages(found, 2)), b"")
+            gauge = next(iter(_messages(one, 3)), b"")
+            for field, value in _fields(gauge):
+                if field == 1 and isinstance(value, bytes) and len(value) == _DOUBLE.size:
+                    yield _integer(device), _DOUBLE.unpack(value)[0]
+                elif field == 2 and isinstance(value, int):  # noqa: PLR2004 - the gauge as an integer
+                    yield _integer(device), float(value)
+
+
+def _integer(attribute: bytes) -> int:
+    """Return the integer of an attribute's value."""
+    return next((value for field, value in _fields(attribute) if field == 3 and isinstance(value, int)), 0)  # noqa: PLR2004 - its number
+
+
+def _messages(data: bytes, number: int) -> Iterator[bytes]:
+    return (value for field, value in _fields(data) if field == number and isinstance(value, bytes))
+
+
+def _fields(data: bytes) -> _Fields:
+    """Return the fields of a message of Protocol Buffers, by number.
+
+    Raises:
+        ValueError: It is none.
+    """
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            value, at = _varint(data, at)
+            yield tag >> 3, value
+            continue
+        if kind == _BYTES:
+            size, at = _varint(data, at)
+        elif kind == _FIXED64:
+            size = _DOUBLE.size
+        else:
+            raise ValueError(f"wire type {kind} is not known")
+        if at + size > len(data):
+            raise ValueError("the message was cut off")
+        yield tag >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number, and where the next one begins."""
+    value = shift = 0
+    while True:
+        if at >= len(data):
+            raise ValueError("the message was cut off")
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:  # noqa: PLR2004 - the highest bit says that more follow
+            return value, at
