@@ -67,11 +67,15 @@ def test_every_option_is_in_requests_and_responses():
         assert all(model.model_fields[name].description or model is not SubmitJob for name in JobSpec.__slots__)
 
 
+NO_FLEX_START = "not supported: version 2 of Google's TPU API has no field for it"
+
+
 @pytest.mark.parametrize(
     ("machine_type", "capacity", "words"),
     [
         ("CPU", "spot", "CPU is not a TPU. Leave capacity out."),
         ("TPU", "cheap", "'cheap' is not a kind of capacity. Use standard, spot, reserved."),
+        ("TPU v6e", "flex-start", f"'flex-start' is {NO_FLEX_START}. Use standard, spot, reserved."),
     ],
 )
 def test_a_capacity_that_a_machine_does_not_have_is_refused(client, machine_type, capacity, words):

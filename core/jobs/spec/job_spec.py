@@ -30,6 +30,7 @@ MAX_TIME_LIMIT = 10 * 365 * 24 * 3600
 MAX_CPUS = 4096
 MAX_MEMORY_MB = 64 * 1024**2
 CAPACITIES = ("standard", "spot", "reserved")
+_REFUSED_CAPACITIES = {"flex-start": "not supported: version 2 of Google's TPU API has no field for it"}
 GIT_SCHEMES = ("https", "http")
 REDACTED = "••••••"
 
@@ -264,9 +265,8 @@ def _check_python(version: str | None) -> None:
 
 def _check_capacity(capacity: str | None) -> None:
     if capacity is not None and capacity not in CAPACITIES:
-        raise SpecInvalid(
-            f"{quoted(capacity)} is not a kind of capacity. Use {', '.join(CAPACITIES)}.", field="capacity"
-        )
+        why = _REFUSED_CAPACITIES.get(capacity, "not a kind of capacity")
+        raise SpecInvalid(f"{quoted(capacity)} is {why}. Use {', '.join(CAPACITIES)}.", field="capacity")
 
 
 def _check_encodable(text: str, where: str) -> None:
