@@ -39,6 +39,7 @@ class JobOptions(TypedDict, total=False):
     max_attempts: int
     priority: int
     capacity: str
+    data_disks: Sequence[str]
     cpus: float
     memory_mb: int
     shared_mem_mb: int
@@ -128,7 +129,7 @@ def _flag_value(name: str, value: object) -> object:
         value = os.fspath(value)
     if name == "env_file" and isinstance(value, str):
         return [value]
-    if name in {"tags", "outputs", "include", "ports"} and value is not None:
+    if name in {"tags", "outputs", "include", "ports", "data_disks"} and value is not None:
         if isinstance(value, str):
             raise UsageError(f"{name}: must be a list of strings", hint=f"For example {name}=[{value!r}].")
         return [str(item) for item in value] if isinstance(value, (list, tuple)) else value

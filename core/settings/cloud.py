@@ -2,14 +2,15 @@
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from core.formatting import GIB
 from core.settings.group import SettingsGroup
 from core.settings.retention import MAX_DAYS
 
+_DISK_PLACE = r"^[a-z0-9-]+/[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
 _BUCKET_NAME = r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$"
 _BUCKET_URL = r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[^\r\n]{0,500})?"
 
@@ -67,6 +68,10 @@ class TpuSettings(SettingsGroup):
         default={},
         description="reservation that jobs use, ZONE/NAME, by machine type, as a JSON object; needs the provisioning "
         "mode queued",
+    )
+    data_disks: list[Annotated[str, StringConstraints(pattern=_DISK_PLACE)]] = Field(
+        default=[],
+        description="existing persistent disks that jobs on TPU VMs may attach, ZONE/NAME, as a JSON list",
     )
     runtimes: dict[str, str] = Field(
         default={}, description="runtime version by machine type, where the default does not fit, as a JSON object"

@@ -7,6 +7,7 @@ from core.catalogue.machine_types import MachineType
 from core.errors import SpecInvalid
 from core.jobs import projects, queries
 from core.jobs.spec.container_options import is_in_workspace
+from core.jobs.spec.data_disks import parse_data_disks, zones_of_disks
 from core.jobs.spec.job_spec import MAX_NAME, JobSpec, check_label, split_login
 from core.jobs.spec.ports import check_not_reserved
 from core.security import credentials
@@ -137,6 +138,8 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
     backend = app_state.backend_for(machine)
     if spec.capacity is not None and machine.kind != "tpu":
         raise SpecInvalid(f"{machine.name} is not a TPU. Leave capacity out.", field="capacity")
+    if spec.data_disks:
+        _check_data_disks(app_state, spec, machine, backend)
     if spec.outputs and not capabilities_of(backend).local_workspace:
         raise SpecInvalid(
             f"A job on {machine.name} works on another machine, whose working directory is not fetched. Leave outputs "
@@ -158,6 +161,19 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
         raise SpecInvalid(
             f"{simulated} They have no container; name a folder of the workspace, such as src/train.",
             field="workingDir",
+        )
+
+
+def _check_data_disks(app_state: AppState, spec: JobSpec, machine: MachineType, backend: str) -> None:
+    settings = app_state.settings.tpu
+    if not capabilities_of(backend).billed or not settings.on_vm(machine.name, by_default=machine.tpu_on_vm):
+        raise SpecInvalid(
+            f"Jobs on {machine.name} do not run on a TPU VM, which alone has data disks. Leave them out.",
+            field="dataDisks",
+        )
+    if not zones_of_disks(parse_data_disks(spec.data_disks), settings.data_disks, machine.hosts) & set(settings.zones):
+        raise SpecInvalid(
+            "No zone in which TPUs are requested (GRADIENT_TPU__ZONES) has these disks.", field="dataDisks"
         )
 
 

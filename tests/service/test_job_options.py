@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.live_service import LiveServer
 
 from core.jobs.spec.job_spec import JobSpec
+from core.settings.cloud import TpuSettings
 from gradient_cli.workspace import job_spec as flags
+from service.main import create_app
 from service.schemas.jobs import JobView, ResolvedJob, SubmitJob
 
 pytestmark = pytest.mark.integration
@@ -55,7 +58,15 @@ print(json.dumps([filed["toyLevel"], made["toyLevel"], shown["toyLevel"], launch
 def test_the_client_has_a_flag_for_every_option():
     named = {flags._SENT_AS.get(name, name) for name in [*flags._FIELDS, *flags._FLAGS]}
     of_the_service = {field.alias for field in SubmitJob.model_fields.values()}
-    assert named | {"workspace", "envVars", "tags", "ports", "outputs", "registryPassword"} == of_the_service - {
+    assert named | {
+        "workspace",
+        "envVars",
+        "tags",
+        "ports",
+        "outputs",
+        "dataDisks",
+        "registryPassword",
+    } == of_the_service - {
         "workspaceSha256",
         "codeCommit",
     }
@@ -87,6 +98,47 @@ def test_a_capacity_that_a_machine_does_not_have_is_refused(client, machine_type
 def test_the_capacity_of_a_tpu_is_kept(client):
     job = client.post("/jobs", json={"machineType": "TPU v4", "command": "true", "capacity": "spot"}).json()
     assert (job["machineType"], job["capacity"]) == ("TPU v4-8", "spot")
+
+
+@pytest.fixture
+def disk_client(settings, database, api_key):
+    """A client of a server with TPUs and data disks."""
+    disks = ["us-west4-a/imagenet", "us-east5-a/imagenet", "us-west4-a/scratch", "us-east5-b/elsewhere"]
+    tpu = TpuSettings(project="p", zones=["us-west4-a"], data_disks=disks)
+    server = LiveServer(
+        create_app(settings.model_copy(update={"tpu": tpu}), database=database, wake=lambda: None), api_key
+    )
+    with server.client() as client:
+        yield client
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("machine_type", "disks", "words"),
+    [
+        ("TPU v5e", ["Scratch"], "'Scratch' is not a disk. Give its name, such as imagenet, or imagenet:rw to write"),
+        ("TPU v5e", ["scratch:rx"], "'scratch:rx' is not a disk."),
+        ("TPU v5e", ["scratch", "scratch:rw"], "scratch is named twice."),
+        ("TPU v5e", [f"disk-{number}" for number in range(9)], "9 disks; at most 8"),
+        ("TPU v5e", ["other"], "other is not a disk that jobs may use."),
+        ("TPU v5e", ["elsewhere"], "No zone in which TPUs are requested (GRADIENT_TPU__ZONES) has these disks."),
+        ("TPU v5e", ["elsewhere", "scratch"], "elsewhere in us-east5-b; scratch in us-west4-a"),
+        ("TPU v5e-16", ["scratch:rw"], "scratch cannot be written by 4 hosts"),
+        ("TPU", ["scratch"], "Jobs on TPU do not run on a TPU VM"),
+        ("CPU", ["scratch"], "Jobs on CPU do not run on a TPU VM"),
+    ],
+)
+def test_data_disks_that_a_job_cannot_have_are_refused(disk_client, machine_type, disks, words):
+    refused = disk_client.post("/jobs", json={"machineType": machine_type, "command": "true", "dataDisks": disks})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["field"]) == (400, "dataDisks")
+    assert words in error["message"]
+
+
+def test_data_disks_of_a_job_are_kept(disk_client):
+    spec = {"machineType": "TPU v5e-16", "command": "true", "dataDisks": ["imagenet", "scratch:ro"]}
+    job = disk_client.post("/jobs", json=spec).json()
+    assert disk_client.get(f"/jobs/{job['id']}").json()["dataDisks"] == ["imagenet", "scratch:ro"]
 
 
 def test_an_option_goes_from_the_flag_to_the_launched_job(tmp_path, settings):

@@ -133,7 +133,7 @@ def resolve(
 
 def _resolve_lists(args: argparse.Namespace, options: dict[str, Any], path: str | None) -> dict[str, Any]:
     """Return the options that may have several values, without empty ones; `path` is that of their variables."""
-    lists: dict[str, Any] = {name: _text_list(name, options.get(name)) for name in ("tags", "outputs")}
+    lists: dict[str, Any] = {name: _text_list(name, options.get(name)) for name in ("tags", "outputs", "dataDisks")}
     lists["ports"] = _filed_ports(options.get("ports"))
     given = _given_lists(args)
     environment = {**_filed_variables(options.get("envVars"), path), **given.pop("envVars", {})}
@@ -169,7 +169,13 @@ def _given_lists(args: argparse.Namespace) -> dict[str, Any]:
 
         environment |= env_file.read(path)
     environment |= variables.parse(args.envVars)
-    lists = {"envVars": environment, "tags": args.tag, "outputs": args.outputs, "ports": args.ports}
+    lists = {
+        "envVars": environment,
+        "tags": args.tag,
+        "outputs": args.outputs,
+        "ports": args.ports,
+        "dataDisks": args.dataDisks,
+    }
     return {name: value for name, value in lists.items() if value}
 
 
@@ -237,7 +243,7 @@ def _in_file(path: str | None, message: str) -> str:
 
 
 def _refuse_unknown(filed: dict[str, Any], path: str | None) -> None:
-    known = [*_FIELDS, *_FLAGS, "workspace", "include", "envVars", "tags", "ports", "outputs"]
+    known = [*_FIELDS, *_FLAGS, "workspace", "include", "envVars", "tags", "ports", "outputs", "dataDisks"]
     for name in filed:
         if name in known:
             continue
@@ -366,6 +372,10 @@ _LISTS = {
             "files of the working directory to keep as artifacts at the end: 'outputs/**', '*.pt'; a folder stands for "
             "all of it; repeatable"
         ),
+    ),
+    "dataDisks": (
+        "NAME[:rw]",
+        ("persistent disk for a job on a TPU VM, which finds it at /disks/NAME; append :rw to write to it; repeatable"),
     ),
     "tag": ("TAG", "label of the job; repeatable"),
 }

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from core.errors import SpecInvalid
 from core.jobs.spec.container_options import check_shared_memory, check_user, check_working_dir
+from core.jobs.spec.data_disks import parse_data_disks
 from core.jobs.spec.image_options import ImageOptions, quoted
 from core.jobs.spec.outputs import check_outputs
 from core.jobs.spec.ports import PortMapping, parse_ports
@@ -85,6 +86,11 @@ class JobSpec:
         str | None, "version of Python, such as 3.12, where jobs run without containers; default: the service's"
     ] = None
     capacity: Annotated[str | None, "of a TPU: standard, spot or reserved; default: the service's settings"] = None
+    data_disks: Annotated[
+        tuple[str, ...],
+        "persistent disks of the service's settings that a job on a TPU VM finds at /disks/NAME: `NAME`, or `NAME:rw` "
+        "to write to it",
+    ] = ()
     tags: Annotated[tuple[str, ...], "tags for finding the job again"] = ()
     ports: Annotated[tuple[str, ...], "ports to expose: `external:internal:scheme`; external 0: the host chooses"] = ()
     registry_username: Annotated[str | None, "user name for the container's registry, for this job only"] = None
@@ -122,6 +128,7 @@ class JobSpec:
             check_user(self.user)
         _check_python(self.python)
         _check_capacity(self.capacity)
+        parse_data_disks(self.data_disks)
         check_tags(self.tags)
         check_outputs(self.outputs)
         if self.code_commit is not None:
@@ -140,6 +147,7 @@ class JobSpec:
             "tags": list(self.tags),
             "ports": list(self.ports),
             "outputs": list(self.outputs),
+            "data_disks": list(self.data_disks),
         }
 
     @classmethod
@@ -155,6 +163,7 @@ class JobSpec:
         object.__setattr__(spec, "tags", tuple(spec.tags))
         object.__setattr__(spec, "ports", tuple(spec.ports))
         object.__setattr__(spec, "outputs", tuple(spec.outputs))
+        object.__setattr__(spec, "data_disks", tuple(spec.data_disks))
         return spec
 
     def redacted_env(self) -> dict[str, str]:

@@ -19,6 +19,7 @@ from google.cloud import tpu_v1, tpu_v2
 from google.longrunning import operations_pb2
 from google.rpc import code_pb2, status_pb2
 
+from core.jobs.spec.data_disks import DataDisk
 from core.settings.cloud import TpuSettings
 
 T = TypeVar("T")
@@ -113,6 +114,9 @@ class NodeRequest:
     spot: bool
     reservation: str | None
     """Reservation that it is to be taken from, ZONE/NAME."""
+    disks: tuple[DataDisk, ...] = ()
+    zones: frozenset[str] | None = None
+    """Zones that have its disks; None: it has none."""
     startup: Callable[[str], str]
     """Returns the start-up script of a node in this zone."""
 
@@ -260,6 +264,7 @@ class TpuApi:
             runtime_version=request.runtime,
             labels=request.labels,
             tags=settings.tags,
+            data_disks=[_disk_message(f"projects/{self._project}/zones/{zone}", disk) for disk in request.disks],
             metadata={"startup-script": request.startup(zone)},
             network_config=tpu_v2.NetworkConfig(
                 network=settings.network or "",
@@ -312,6 +317,11 @@ def _transport(client: Any, simulator: str | None) -> dict[str, Any]:  # noqa: A
     if simulator is None:
         return {}
     return {"transport": client.get_transport_class("grpc")(channel=grpc.insecure_channel(simulator))}
+
+
+def _disk_message(place: str, disk: DataDisk) -> tpu_v2.AttachedDisk:
+    mode = tpu_v2.AttachedDisk.DiskMode.READ_WRITE if disk.writable else tpu_v2.AttachedDisk.DiskMode.READ_ONLY
+    return tpu_v2.AttachedDisk(source_disk=f"{place}/disks/{disk.name}", mode=mode)
 
 
 def _node(message: Any) -> Node:  # noqa: ANN401 - of either API

@@ -16,7 +16,7 @@ _COMPARED = (
     *("name", "project", "command", "machineType", "backend", "simulated", "container", "image", "imageDigest"),
     *("useDockerfile", "relDockerfilePath", "buildOnly", "registryTarget", "imagePullPolicy"),
     *("workspace", "workspaceSha256", "codeCommit", "workingDir", "user", "cpus", "memoryMb", "sharedMemMb"),
-    *("timeLimit", "stopGrace", "maxAttempts", "priority", "capacity", "tags"),
+    *("timeLimit", "stopGrace", "maxAttempts", "priority", "capacity", "dataDisks", "tags"),
 )
 _HIDDEN = "••••••"  # as the server writes a value that it does not show
 

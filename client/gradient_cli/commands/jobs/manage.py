@@ -209,6 +209,9 @@ def show(args: argparse.Namespace) -> int:
     return OK
 
 
+_SHOWN_LISTS = (("tags", "tags"), ("outputs", "outputs"), ("data disks", "dataDisks"))
+
+
 def _fields(job: dict[str, Any]) -> dict[str, str]:
     from gradient_cli.follow import describe_state
 
@@ -236,8 +239,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
         "environment": ", ".join(f"{name}={value}" for name, value in (job.get("envVars") or {}).items()),
         "ports": ", ".join(describe_port(port) for port in job.get("ports") or []),
-        "tags": ", ".join(job.get("tags") or []),
-        "outputs": ", ".join(job.get("outputs") or []),
+        **{one: ", ".join(job.get(name) or []) for one, name in _SHOWN_LISTS},
         "attempt": f"{job.get('attempt')} of {job.get('maxAttempts')}" if job.get("attempt") else "",
         "time limit": format_duration(job.get("timeLimit")),
         "clone of": str(job.get("parentJobId") or ""),

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from core.catalogue.machine_types import MachineType
+from core.errors import SpecInvalid
+from core.jobs.spec.data_disks import DataDisk, parse_data_disks, zones_of_disks
 from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchError, LaunchSpec
 from worker.backends.tpu.api import Node, NodeRequest
@@ -27,13 +29,17 @@ def build_request(spec: LaunchSpec, machine: MachineType, settings: TpuSettings,
     Its id is that of the attempt, so that it is created once, and found again.
 
     Raises:
-        LaunchError: The machine type is not a TPU, or does not have the capacity that the job asks for.
+        LaunchError: The machine type is not a TPU, or does not have the capacity or the disks that the job asks for.
     """
     if machine.tpu_type is None:
         raise LaunchError("tpu_denied", f"machine type {machine.name!r} has no tpu_type; name one in the catalogue")
     capacity = spec.job_spec.capacity or settings.capacity_for(machine.name)
     if spec.job_spec.capacity is not None and settings.provisioning_for(machine.name) == "pool":
         raise LaunchError("tpu_denied", f"nodes of the pool for {machine.name} have their capacity; leave capacity out")
+    reservation = _reservation(machine, settings) if capacity == "reserved" else None
+    disks, zones = _data_disks(spec, machine, settings)
+    if reservation is not None and zones is not None and reservation.partition("/")[0] not in zones:
+        raise LaunchError("option_refused", f"reservation {reservation} is in no zone with its disks")
     return NodeRequest(
         id=node_id(spec),
         accelerator_type=machine.tpu_type,
@@ -41,9 +47,31 @@ def build_request(spec: LaunchSpec, machine: MachineType, settings: TpuSettings,
         labels={LABEL: installation, LABEL_JOB: spec.job_id, LABEL_ATTEMPT: str(spec.attempt)},
         hosts=machine.hosts,
         spot=capacity == "spot",
-        reservation=_reservation(machine, settings) if capacity == "reserved" else None,
+        reservation=reservation,
+        disks=disks,
+        zones=zones,
         startup=lambda _zone: _STARTUP.read_text().replace("@TENSORFLOW@", settings.tensorflow),
     )
+
+
+def _data_disks(
+    spec: LaunchSpec, machine: MachineType, settings: TpuSettings
+) -> tuple[tuple[DataDisk, ...], frozenset[str] | None]:
+    """Return the disks of a job, and the zones that have them; settings may have changed since it was submitted."""
+    disks = parse_data_disks(spec.job_spec.data_disks)
+    if not disks:
+        return (), None
+    if not settings.on_vm(machine.name, by_default=machine.tpu_on_vm):
+        raise LaunchError(
+            "option_refused", f"jobs on {machine.name} do not run on a TPU VM, which alone has data disks"
+        )
+    try:
+        zones = zones_of_disks(disks, settings.data_disks, machine.hosts)
+    except SpecInvalid as error:
+        raise LaunchError("option_refused", error.message) from error
+    if not zones & set(settings.zones):
+        raise LaunchError("option_refused", f"no zone of GRADIENT_TPU__ZONES has its disks: {', '.join(sorted(zones))}")
+    return disks, zones
 
 
 def _reservation(machine: MachineType, settings: TpuSettings) -> str:

@@ -154,8 +154,9 @@ class Provisioner:
 
 
 def _may_be_in(zone: str, request: NodeRequest) -> bool:
-    """Return whether the node can be in this zone: a reservation is in one."""
-    return request.reservation is None or request.reservation.startswith(f"{zone}/")
+    """Return whether the node can be in this zone, which has its reservation and its disks."""
+    has_disks = request.zones is None or zone in request.zones
+    return has_disks and (request.reservation is None or request.reservation.startswith(f"{zone}/"))
 
 
 def _describe_zones(tried: list[tuple[str, _NextZone]]) -> str:

@@ -1,8 +1,13 @@
 """The description of a job that its VM reads."""
 
+from dataclasses import asdict
 from pathlib import PurePosixPath
 
+from core.jobs.spec.data_disks import parse_data_disks
 from worker.backends.base import ARTIFACTS, CONTROL, STORAGE, WORKSPACE, LaunchSpec
+
+DISKS = "/disks"
+"""Path of a job's data disks, each in a folder of its name."""
 
 VM_FOLDERS = {
     "GRADIENT_WORKSPACE_DIR": WORKSPACE,
@@ -21,6 +26,8 @@ def describe_job(spec: LaunchSpec, image: str, env: dict[str, str], shm_bytes: i
     `python` has the variables of the job's virtual environment; only a simulated VM, which is on this host, uses them.
     """
     login = spec.login(image)
+    disks = parse_data_disks(spec.job_spec.data_disks)
+    env = env | ({"GRADIENT_DISKS_DIR": DISKS} if disks else {})
     limits = {
         "cpus": spec.job_spec.cpus,
         "memory": spec.memory_bytes,
@@ -44,5 +51,6 @@ def describe_job(spec: LaunchSpec, image: str, env: dict[str, str], shm_bytes: i
         "options": [f"--{name}={value}" for name, value in limits.items() if value is not None],
         "working_dir": spec.working_dir if within is None else f"{WORKSPACE}/{within}",
         "folder": within,
+        "disks": [asdict(disk) for disk in disks],
         "stop_grace": spec.job_spec.stop_grace,
     }

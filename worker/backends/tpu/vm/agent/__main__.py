@@ -21,6 +21,7 @@ from . import CALL_SECONDS, FOLDERS, HEARTBEAT_STEPS, PART_BYTES, STREAMED_FILES
 from .bucket import Bucket
 from .chip_metrics import read_chips
 from .deletion import delete_vm
+from .disks import mount_disks, unmount_disks
 from .metadata_server import Metadata
 from .runners import Container, JobFailed, Process
 from .slice_rank import read_rank
@@ -93,6 +94,7 @@ class Agent:
         for work in (self._beat, self._sync_artifacts, self._read_chips):
             threading.Thread(target=self._repeat, args=(work,), name=work.__name__, daemon=True).start()
         end = self._monitor()
+        unmount_disks(self._place)
         self._put("exit", json.dumps({**end, "at": self._ended_at}).encode())
 
     def _guard(self) -> None:
@@ -162,6 +164,7 @@ class Agent:
         with tarfile.open(packed) as archive:
             archive.extractall(self._place / "workspace")  # noqa: S202 - the service packed it
         _open_to_all(self._place / "workspace")
+        mount_disks(self._place, job.get("disks") or [])  # a worker of the release before sends none
         self._report("pulling", detail=job["image"])
         self._runner.prepare(job)
         if self._in_slice:  # programs wait only minutes for the other hosts

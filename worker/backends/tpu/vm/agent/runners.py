@@ -40,6 +40,7 @@ class Process:
         """Start the wrapper in a session of its own."""
         folders = {f"GRADIENT_{name.upper()}_DIR": str(self._place / name) for name in FOLDERS}
         metrics = {"GRADIENT_METRICS_FILE": str(self._place / "control" / "metrics.jsonl")}
+        disks = {"GRADIENT_DISKS_DIR": str(self._place / "disks")} if job.get("disks") else {}
         places = {"PS_JOBSPACE": str(self._place / "workspace"), "PS_MODEL_PATH": str(self._place / "artifacts")}
         python = dict(job.get("python") or {})  # a worker of the release before sends none
         if python:
@@ -47,7 +48,7 @@ class Process:
         subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
             [str(self._place / "run.sh"), str(self._place / "control")],
             cwd=self._place / "workspace" / (job["folder"] or "."),
-            env=dict(os.environ) | python | job["env"] | folders | metrics | places,
+            env=dict(os.environ) | python | job["env"] | folders | metrics | places | disks,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -110,6 +111,9 @@ class Container:
         """Start the container with access to the TPU's devices, which takes every privilege on the machine."""
         mounts = [f"--volume={self._place / name}:{inside}" for name, inside in FOLDERS.items()]
         mounts.append(f"--volume={self._place / 'run.sh'}:/.gradient/run.sh:ro")
+        for disk in job.get("disks") or []:
+            source = self._place / "disks" / disk["name"]
+            mounts.append(f"--volume={source}:/disks/{disk['name']}:{'rw' if disk['writable'] else 'ro'}")
         # Names only: the values are passed in the environment, where no list of processes shows them.
         names = [f"--env={name}" for name in job["env"]]
         options = ["--detach", f"--name={_CONTAINER}", "--privileged", "--net=host", "--entrypoint=/bin/sh"]

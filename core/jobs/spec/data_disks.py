@@ -1,0 +1,80 @@
+"""Data disks: existing persistent disks that a job has on its TPU VM."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from core.errors import SpecInvalid
+from core.jobs.spec.image_options import quoted
+
+MAX_DATA_DISKS = 8
+_DISK = re.compile(r"(?P<name>[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)(?::(?P<mode>ro|rw))?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class DataDisk:
+    """A disk of a job.
+
+    Attributes:
+        name: The disk's name; it is the same in each zone that has one.
+        writable: The job may write to it.
+    """
+
+    name: str
+    writable: bool
+
+
+def parse_data_disks(given: Sequence[str]) -> tuple[DataDisk, ...]:
+    """Read disks, `NAME`, `NAME:ro` or `NAME:rw`.
+
+    Raises:
+        SpecInvalid: One is not valid, named twice, or there are too many.
+    """
+    if len(given) > MAX_DATA_DISKS:
+        raise SpecInvalid(f"{len(given)} disks; at most {MAX_DATA_DISKS} are allowed.", field="dataDisks")
+    disks: list[DataDisk] = []
+    for one in given:
+        found = _DISK.match(one)
+        if found is None:
+            raise SpecInvalid(
+                f"{quoted(one)} is not a disk. Give its name, such as imagenet, or imagenet:rw to write to it.",
+                field="dataDisks",
+            )
+        if any(found["name"] == disk.name for disk in disks):
+            raise SpecInvalid(f"{found['name']} is named twice. Name each disk once.", field="dataDisks")
+        disks.append(DataDisk(found["name"], found["mode"] == "rw"))
+    return tuple(disks)
+
+
+def zones_of_disks(disks: Sequence[DataDisk], known: Iterable[str], hosts: int) -> frozenset[str]:
+    """Return the zones that have all of these disks.
+
+    Args:
+        disks: The disks of a job; at least one.
+        known: The disks that jobs may use, ZONE/NAME.
+        hosts: Number of virtual machines of its machine type.
+
+    Raises:
+        SpecInvalid: A disk is not known, would be written by several hosts, or no zone has all of them.
+    """
+    places = [one.partition("/")[::2] for one in known]
+    by_name = {disk.name: {zone for zone, name in places if name == disk.name} for disk in disks}
+    unknown = next((name for name, zones in by_name.items() if not zones), None)
+    if unknown is not None:
+        names = ", ".join(sorted({name for _, name in places})) or "none"
+        raise SpecInvalid(
+            f"{unknown} is not a disk that jobs may use. GRADIENT_TPU__DATA_DISKS names them: {names}.",
+            field="dataDisks",
+        )
+    written = next((disk.name for disk in disks if disk.writable), None)
+    if written is not None and hosts > 1:
+        raise SpecInvalid(
+            f"{written} cannot be written by {hosts} hosts: Google attaches a disk to one for writing. Name it "
+            f"{written}:ro.",
+            field="dataDisks",
+        )
+    zones = frozenset.intersection(*map(frozenset, by_name.values()))
+    if not zones:
+        where = "; ".join(f"{name} in {', '.join(sorted(zones))}" for name, zones in by_name.items())
+        raise SpecInvalid(f"No zone has all of these disks: {where}.", field="dataDisks")
+    return zones

@@ -1,0 +1,52 @@
+"""The data disks of the VM: mounted before the job starts, and written back after its end."""
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from .runners import JobFailed
+
+_DEVICES = os.environ.get("GRADIENT_VM_DEVICES")
+_GOOGLE = "/dev/disk/by-id/google-persistent-disk-"  # with 0 behind it, the boot disk
+_ATTACH_SECONDS = 10.0
+
+
+def mount_disks(place: Path, disks: list[dict[str, Any]]) -> None:
+    """Mount the disks below `disks`, in the order in which they are attached; simulated ones are empty folders.
+
+    Raises:
+        JobFailed: One is not attached, or has no file system that can be mounted.
+    """
+    simulated = _DEVICES is None and os.environ.get("GRADIENT_VM_RUN", "docker") == "process"
+    for number, disk in enumerate(disks, start=1):
+        folder = place / "disks" / disk["name"]
+        folder.mkdir(parents=True, exist_ok=True)
+        if simulated or folder.is_mount():
+            continue
+        device = Path(f"{_DEVICES or _GOOGLE}{number}")
+        until = time.monotonic() + _ATTACH_SECONDS
+        while not device.exists():
+            if time.monotonic() >= until:
+                raise JobFailed("launch_failed", f"disk {disk['name']} is not attached: there is no {device}")
+            time.sleep(0.5)
+        options = "rw" if disk["writable"] else "ro,norecovery"  # others may have it, too: nothing is written
+        done = _run("mount", "-o", options, str(device), str(folder))
+        if done.returncode:
+            words = f"disk {disk['name']} cannot be mounted; it needs a file system such as ext4"
+            raise JobFailed("launch_failed", f"{words}: {done.stdout.strip()}")
+
+
+def unmount_disks(place: Path) -> None:
+    """Unmount the disks, which writes to them what is still in memory: the VM may be deleted next."""
+    for folder in (place / "disks").glob("*"):
+        if folder.is_mount():
+            _run("umount", str(folder))
+    os.sync()  # one that is busy was not unmounted
+
+
+def _run(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [shutil.which(program) or program, *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)  # noqa: S603 - fixed commands
