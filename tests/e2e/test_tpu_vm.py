@@ -1,7 +1,6 @@
 """Jobs on a TPU VM itself: staged in the bucket, run by the start-up script, followed by what it writes there."""
 
 import contextlib
-import os
 import shutil
 import socket
 from pathlib import Path
@@ -11,18 +10,10 @@ import pytest
 from support.deployment import wait_until
 from support.private_docker_engine import SHELL_IMAGE
 from support.tpu_simulator import running_simulator
-from support.tpu_vm_deployment import nothing_left, served, vms
+from support.tpu_vm_deployment import container_settings, container_vms, nothing_left, served, vms
 
 from gradient_server.simulator.tpu.vms import SimulatedVms
 
-LESS_RIGHTS = """#!/bin/bash
-echo "$@" >>{asked}
-for argument; do
-    shift
-    [ "$argument" = --privileged ] || set -- "$@" "$argument"
-done
-exec {docker} "$@"
-"""
 COUNT = 'for n in $(seq 1 400); do echo "line $n"; sleep 0.01; done'
 COUNTED = b"".join(b"line %d\n" % number for number in range(1, 401))
 
@@ -79,15 +70,9 @@ def test_a_job_that_ignores_the_wish_is_ended(service, simulator, storage):
 @pytest.mark.skipif(shutil.which("docker") is None, reason="the client of the engine is not installed")
 def test_on_a_vm_with_an_engine_it_is_a_container(docker_server, storage, tmp_path):
     """With a real engine, which need not be allowed to give a container every right, as a TPU VM's is."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    (programs / "docker").write_text(LESS_RIGHTS.format(asked=tmp_path / "asked", docker=shutil.which("docker")))
-    (programs / "docker").chmod(0o755)
-    path = f"{programs}:{os.environ['PATH']}"
-    docker = {"GRADIENT_DOCKER__URL": docker_server.url, "GRADIENT_TPU__RUNNER": "docker"}
     with (
-        vms(storage, GRADIENT_VM_RUN="docker", DOCKER_HOST=docker_server.url, PATH=path) as simulator,
-        served(simulator, storage, tmp_path, **docker) as service,
+        container_vms(storage, docker_server, tmp_path) as simulator,
+        served(simulator, storage, tmp_path, **container_settings(docker_server)) as service,
         docker_server.client() as client,
     ):
         command = 'echo "$TPU_NAME in $PWD as $(id -u): $WORDS"; echo kept >/artifacts/model; exit 3'

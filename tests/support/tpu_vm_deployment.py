@@ -2,11 +2,22 @@
 
 import contextlib
 import json
+import os
+import shutil
 
 from support.deployment import Deployment, wait_until
 from support.tpu_simulator import NO_RESOURCES, running_simulator, tpu_settings
 
 from gradient_server.simulator.tpu.vms import SimulatedVms
+
+LESS_RIGHTS = """#!/bin/bash
+echo "$@" >>{asked}
+for argument; do
+    shift
+    [ "$argument" = --privileged ] || set -- "$@" "$argument"
+done
+exec {docker} "$@"
+"""
 
 
 @contextlib.contextmanager
@@ -15,6 +26,22 @@ def vms(storage, **environment):
     with running_simulator(machines=machines) as running:
         yield running
     machines.stop()
+
+
+def container_vms(storage, engine, folder, **environment):
+    """VMs whose jobs run in containers of a real engine, which need not be allowed to give a container every right, as
+    a TPU VM's is; the words of each call of `docker` are in `asked`."""
+    programs = folder / "programs"
+    programs.mkdir()
+    (programs / "docker").write_text(LESS_RIGHTS.format(asked=folder / "asked", docker=shutil.which("docker")))
+    (programs / "docker").chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    return vms(storage, **{"GRADIENT_VM_RUN": "docker", "DOCKER_HOST": engine.url, "PATH": path} | environment)
+
+
+def container_settings(engine):
+    """Settings of a service whose TPU jobs run in containers."""
+    return {"GRADIENT_DOCKER__URL": engine.url, "GRADIENT_TPU__RUNNER": "docker"}
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """Deletes this VM, as its own account."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -9,8 +8,8 @@ import urllib.error
 import urllib.request
 
 from . import CALL_SECONDS
+from .account import read_token
 
-_METADATA = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
 _TPUS = "https://tpu.googleapis.com/v2"
 _MISSING = 404
 
@@ -25,7 +24,7 @@ def delete_vm(resources: list[str]) -> None:
         force = "?force=true" if "/queuedResources/" in name else ""
         try:
             url = f"{_TPUS}/{name}{force}"
-            request = urllib.request.Request(url, headers={"Authorization": f"Bearer {_token()}"}, method="DELETE")  # noqa: S310 - Google's
+            request = urllib.request.Request(url, headers={"Authorization": f"Bearer {read_token()}"}, method="DELETE")  # noqa: S310 - Google's
             urllib.request.urlopen(request, timeout=CALL_SECONDS).close()  # noqa: S310 - the same
         except (OSError, ValueError) as error:
             sys.stderr.write(f"{name} was not deleted: {error}\n")
@@ -35,10 +34,3 @@ def delete_vm(resources: list[str]) -> None:
             return
     if os.environ.get("GRADIENT_VM_RUN", "docker") == "docker":
         subprocess.run([shutil.which("shutdown") or "shutdown", "-h", "now"], check=False)  # noqa: S603 - a fixed command
-
-
-def _token() -> str:
-    url = f"http://{_METADATA}/computeMetadata/v1/instance/service-accounts/default/token"
-    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:  # noqa: S310 - the same
-        return str(json.load(answer)["access_token"])

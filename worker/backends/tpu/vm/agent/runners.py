@@ -2,15 +2,20 @@
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from . import FOLDERS
+from .account import read_token
 
 _CONTAINER = "gradient-job"
+_GOOGLES = os.environ.get("GRADIENT_VM_REGISTRIES", r"[a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io")
+"""Google's registries, the only ones that get a token of the VM's account."""
 
 
 class JobFailed(Exception):
@@ -25,6 +30,15 @@ class JobFailed(Exception):
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+
+
+def _login_of_account(image: str) -> dict[str, str] | None:
+    """Return the login of the VM's account to one of Google's registries; None elsewhere, or without an account."""
+    host = image.partition("/")[0]
+    if re.fullmatch(_GOOGLES, host):
+        with contextlib.suppress(OSError, ValueError, LookupError):
+            return {"host": host, "username": "oauth2accesstoken", "password": read_token()}
+    return None
 
 
 class Process:
@@ -95,17 +109,24 @@ class Container:
         """Pull the image, if needed."""
         if shutil.which("docker") is None:
             raise JobFailed("launch_failed", "there is no Docker on the TPU VM, and it could not be installed")
-        image, login = job["image"], job["login"]
+        image = job["image"]
         if job["pull"] != "Always" and self._docker("image", "inspect", image).returncode == 0:
             return
-        if login is not None:
-            sign_in = ("login", "--username", login["username"], "--password-stdin", login["host"])
-            done = self._docker(*sign_in, given=login["password"])
-            if done.returncode:
-                raise JobFailed("image_pull", f"{login['host']} takes no sign-in of {login['username']}: {done.stdout}")
-        done = self._docker("pull", "--quiet", image)
+        with tempfile.TemporaryDirectory() as config:  # no login is left on the VM, where the job could read it
+            refused = self._log_in(config, job["login"] or _login_of_account(image))
+            if refused and job["login"]:
+                raise JobFailed("image_pull", refused)
+            done = self._docker("--config", config, "pull", "--quiet", image)
         if done.returncode:
-            raise JobFailed("image_pull", f"{image}: {done.stdout.strip()}")
+            raise JobFailed("image_pull", "; ".join(filter(None, (f"{image}: {done.stdout.strip()}", refused))))
+
+    def _log_in(self, config: str, login: dict[str, str] | None) -> str:
+        """Log in to a registry; return the reason that it was refused, or an empty text."""
+        if login is None:
+            return ""
+        command = ("--config", config, "login", "--username", login["username"], "--password-stdin", login["host"])
+        done = self._docker(*command, given=login["password"])
+        return f"{login['host']} refuses the login of {login['username']}: {done.stdout}" if done.returncode else ""
 
     def start(self, job: dict[str, Any]) -> None:
         """Start the container with access to the TPU's devices, which takes every privilege on the machine."""
