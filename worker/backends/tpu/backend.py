@@ -46,6 +46,7 @@ from worker.backends.tpu.resource_inventory import POOL, ResourceEntry, Resource
 from worker.backends.tpu.storage.job_storage import JobStorage, OutputCollector, make_bucket_opener
 from worker.backends.tpu.storage.token_server import FIXED_TOKEN, TokenServer
 from worker.backends.tpu.vm.agent_client import MISSING_BYTES, MISSING_FILE, VmAgentClient
+from worker.backends.tpu.vm.port_forwarder import PortForwarder
 from worker.backends.tpu.vm.slices import read_host
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class TpuBackend(CloudBackend):
         self._tokens = (
             TokenServer(open_bucket, settings, self._runner.host_address) if open_bucket is not None else None
         )
+        self._ports = PortForwarder(settings.ports.bind)
         self._api = TpuApi(settings.tpu)
         deletions = DeletionMonitor(self._api, resource_inventory, settings.tpu.poll_seconds)
         self._deleter = NodeDeleter(self._api, resource_inventory, deletions)
@@ -105,6 +107,8 @@ class TpuBackend(CloudBackend):
         confirm()
         machine = self._catalogue.get(spec.machine_type)
         vm_client = self._vm_client_for(spec, machine)
+        if vm_client is not None:
+            self._ports.check(spec.name, spec.ports)
         request = build_request(spec, machine, self._settings, self._resource_inventory.installation())
         if vm_client is not None:
             request = replace(request, startup=partial(vm_client.startup, spec, in_slice=machine.hosts > 1))
@@ -150,10 +154,12 @@ class TpuBackend(CloudBackend):
         report: Callable[[str], None],
     ) -> Handle:
         zone, hosts = device.entry.zone, [address for address, _ in device.node.endpoints]
-        vm_client.deliver(spec, zone, _VM_ENVIRONMENT | spec.env | storage.folders(zone), hosts)
+        ports = {f"GRADIENT_PORT_{port.internal}": str(port.internal) for port in spec.ports}
+        vm_client.deliver(spec, zone, _VM_ENVIRONMENT | spec.env | ports | storage.folders(zone), hosts)
         failure = partial(self._health_monitor.failure, device.entry)
         vm_client.wait_until_running(spec, zone, hosts, report, failure)
-        return {"zone": zone, "hosts": hosts if len(hosts) > 1 else []}
+        vm = {"zone": zone, "hosts": hosts if len(hosts) > 1 else [], "address": hosts[0]}
+        return vm | {"ports": [[port.external, port.internal] for port in spec.ports]}
 
     def poll(self, handle: Handle) -> Exit | None:
         """See `Backend.poll`. A job whose device is lost is ended: it would wait for an answer for ever."""
@@ -166,6 +172,8 @@ class TpuBackend(CloudBackend):
         if failure is None and vm_client is not None and ended is None:
             failure = vm_client.silent(_vm_handle(handle))
         if ended is None:
+            if vm_client is not None:
+                self._ports.serve(_vm_handle(handle))
             if self._tokens is not None:
                 self._tokens.renew(handle)
             self._output_collector.mirror(handle["job_id"], entry.zone, self._artifacts(handle))
@@ -202,6 +210,7 @@ class TpuBackend(CloudBackend):
 
     def destroy(self, handle: Handle) -> None:
         """See `Backend.destroy`: the process first, so that nothing uses the device any more."""
+        self._ports.close(handle["name"])
         if self._tokens is not None and "token_key" in handle:
             self._tokens.remove(handle["token_key"])
         inner = handle.get("runner") or self._runner_handle(handle["name"])
@@ -267,8 +276,6 @@ class TpuBackend(CloudBackend):
             return None
         if self._settings.provisioning_for(spec.machine_type) == "pool":
             raise LaunchError("tpu_denied", "a job runs on a TPU VM that is made for it; nodes of a pool are not")
-        if spec.ports:
-            raise LaunchError("option_refused", "a job on a TPU VM cannot be reached at ports of the worker's host")
         if self._vm_client is None:
             raise LaunchError("bucket_missing", "a job on a TPU VM needs Cloud Storage, which is not set up here")
         return self._vm_client

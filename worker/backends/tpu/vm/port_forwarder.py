@@ -1,0 +1,128 @@
+"""Ports of the worker's host that lead to programs of a job on its TPU VM."""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from worker.backends.base import Handle, PortForward
+from worker.backends.port_check import check_ports_free
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.2
+_CONNECT_SECONDS = 10.0
+_UNWANTED_SECONDS = 120.0
+"""Another worker follows the job if this one was not asked for its ports for so long."""
+_MAX_CONNECTIONS = 100
+_BLOCK_BYTES = 1 << 16
+
+
+class PortForwarder:
+    """Serves the ports of the jobs that this worker follows; usable from any thread.
+
+    Args:
+        bind: Address of this host at which ports are opened.
+    """
+
+    def __init__(self, bind: str) -> None:
+        self._bind = bind
+        self._lock = threading.Lock()
+        self._open: dict[tuple[str, int], _Forward] = {}
+
+    def check(self, name: str, ports: Sequence[PortForward]) -> None:
+        """Check that the ports are free, or already open for this attempt.
+
+        Raises:
+            LaunchError: One is not.
+        """
+        with self._lock:
+            check_ports_free(self._bind, [port for port in ports if (name, port.external) not in self._open])
+
+    def serve(self, handle: Handle) -> None:
+        """Open the ports of a job, unless they are open; called as long as the job runs."""
+        for external, internal in handle.get("ports", ()):
+            with self._lock:
+                found = self._open.get((handle["name"], external))
+                if found is None or found.closed:
+                    found = self._start(handle["name"], external, (handle["address"], internal))
+                if found is not None:
+                    found.wanted_at = time.monotonic()
+
+    def close(self, name: str) -> None:
+        """Close the ports of a job, and its connections."""
+        with self._lock:
+            for key in [key for key in self._open if key[0] == name]:
+                self._open.pop(key).close()
+
+    def _start(self, name: str, external: int, target: tuple[str, int]) -> "_Forward | None":
+        family = socket.AF_INET6 if ":" in self._bind else socket.AF_INET
+        try:
+            listener = socket.create_server((self._bind, external), family=family)
+        except OSError as error:  # perhaps the last worker ends only now
+            logger.warning("port_not_opened", extra={"attempt": name, "port": external, "error": str(error)})
+            return None
+        self._open[name, external] = forward = _Forward(listener, target)
+        threading.Thread(target=forward.run, name=f"port-{external}", daemon=True).start()
+        return forward
+
+
+class _Forward:
+    """One port."""
+
+    def __init__(self, listener: socket.socket, target: tuple[str, int]) -> None:
+        self.wanted_at = time.monotonic()
+        self.closed = False
+        self._target = target
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        listener.settimeout(_POLL_SECONDS)
+
+    def run(self) -> None:
+        """Accept connections until it is closed, or nobody wants the port any more."""
+        while not self.closed and time.monotonic() - self.wanted_at < _UNWANTED_SECONDS:
+            with contextlib.suppress(OSError):
+                connection, _ = self._listener.accept()
+                with self._lock:
+                    full = len(self._connections) >= _MAX_CONNECTIONS
+                    self._connections |= set() if full else {connection}
+                if full:
+                    connection.close()
+                    continue
+                threading.Thread(target=self._connect, args=(connection,), name="port-forward", daemon=True).start()
+        self.close()
+
+    def close(self) -> None:
+        """Close the port and its connections."""
+        self.closed = True
+        self._listener.close()
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _connect(self, connection: socket.socket) -> None:
+        try:
+            with connection, socket.create_connection(self._target, timeout=_CONNECT_SECONDS) as other:
+                other.settimeout(None)
+                back = threading.Thread(target=_copy, args=(other, connection), name="port-forward", daemon=True)
+                back.start()
+                _copy(connection, other)
+                back.join()
+        except OSError as error:  # nothing listens there yet, for example
+            logger.info("port_not_forwarded", extra={"target": self._target, "error": str(error)})
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    """Copy until the source ends; the other direction may go on."""
+    with contextlib.suppress(OSError):
+        while block := source.recv(_BLOCK_BYTES):
+            target.sendall(block)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
