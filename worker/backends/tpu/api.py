@@ -6,6 +6,7 @@ the library itself has none. Nodes that only the older API knows are read, never
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -146,7 +147,13 @@ class TpuApi:
     def node_v1(self, zone: str, node_id: str) -> Node | None:
         """Return a node that only the API of the TPU Node architecture knows; None if there is none."""
         name = f"{self._zone(zone)}/nodes/{node_id}"
-        found = self._find(lambda: self._v1.get_node(name=name, timeout=self._timeout))
+
+        def read() -> tpu_v1.Node | None:
+            with suppress(exceptions.MethodNotImplemented):  # support of that API has ended
+                return self._v1.get_node(name=name, timeout=self._timeout)
+            return None
+
+        found = self._find(read)
         return None if found is None else _node(found)
 
     def nodes(self, zone: str) -> list[Node]:

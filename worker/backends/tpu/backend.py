@@ -84,7 +84,7 @@ class TpuBackend(CloudBackend):
         self._orphan_sweep = OrphanSweep(self._api, resource_inventory, settings.tpu, self._deleter)
         self._health_monitor = NodeHealthMonitor(self._api, resource_inventory, settings.tpu)
         self._lock = threading.Lock()
-        self._kill_at: dict[str, float] = {}
+        self._ending: dict[str, tuple[float, NodeFailure]] = {}
         self._refused_since: dict[int, float] = {}
         runs = self._runner.capabilities
         self.capabilities = replace(BACKENDS["tpu"].capabilities, containers=runs.containers, mounts=runs.mounts)
@@ -166,7 +166,7 @@ class TpuBackend(CloudBackend):
         vm_client = self._vm_client if "vm" in handle else None
         ended = vm_client.poll(_vm_handle(handle)) if vm_client is not None else self._runner.poll(handle["runner"])
         entry = ResourceEntry(**handle["device"])
-        ended_by_us = _read_failure(handle)
+        ended_by_us = self._read_failure(handle)
         failed = ended is not None and (ended.code != 0 or ended_by_us is not None)
         failure = ended_by_us or self._health_monitor.failure(entry, last=failed)
         if failure is None and vm_client is not None and ended is None:
@@ -224,7 +224,7 @@ class TpuBackend(CloudBackend):
             if self._vm_client is not None and handle.get("runner") is None:
                 self._vm_client.destroy(entry.zone, handle["job_id"], handle["attempt"])
         with self._lock:
-            self._kill_at.pop(handle["name"], None)
+            self._ending.pop(handle["name"], None)
         # Last, since it may take long: the device is no longer billed.
         self._output_collector.complete(handle["job_id"], [entry.zone for entry in entries], self._artifacts(handle))
         missing = read_control(Path(handle["control"]), MISSING_FILE, MISSING_BYTES)
@@ -307,17 +307,23 @@ class TpuBackend(CloudBackend):
 
     def _end_job(self, handle: Handle, failure: NodeFailure) -> None:
         """Ask the job to end, once; kill it when its grace period is over."""
+    def _read_failure(self, handle: Handle) -> NodeFailure | None:
+        """Return why this worker or an earlier one, whose words are lost, ended the job."""
+        with self._lock:
+            begun = self._ending.get(handle["name"])
+        return begun[1] if begun is not None else _read_failure(handle)
+
         name = handle["name"]
         with self._lock:
-            kill_at = self._kill_at.get(name)
-            if kill_at is None:
+            begun = self._ending.get(name)
+            if begun is None:
                 lost = "vm" in handle and failure.reason != "tpu_unhealthy"  # then the job is lost, too
-                self._kill_at[name] = time.monotonic() + (0.0 if lost else handle["stop_grace"])
-        if kill_at is None:
+                self._ending[name] = time.monotonic() + (0.0 if lost else handle["stop_grace"]), failure
+        if begun is None:
             logger.warning("tpu_lost", extra={"reason": failure.reason, "detail": failure.detail})
             write_control_file(Path(handle["control"]), _FAILURE_FILE, failure.reason)
             self.stop(handle, grace=True)
-        elif time.monotonic() >= kill_at:
+        elif time.monotonic() >= begun[0]:
             self.stop(handle, grace=False)
 
 

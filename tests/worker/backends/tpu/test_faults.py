@@ -262,6 +262,14 @@ def test_a_job_whose_device_is_lost_is_ended_with_the_reason(make_harness, simul
     assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
 
+def test_what_google_says_of_an_ill_device_is_told_at_the_end(make_harness, simulator):
+    place = make_harness()
+    handle = running(place)
+    simulator.cloud.set_health(node_id(place), Health.UNHEALTHY_TENSORFLOW, "a chip is too hot")
+    exit_ = wait_until(lambda: place.backend.poll(handle), "the job to end")
+    assert (exit_.reason, "UNHEALTHY_TENSORFLOW: a chip is too hot" in exit_.detail) == ("tpu_unhealthy", True)
+
+
 def test_spot_capacity_that_google_takes_back_is_preempted(make_harness, simulator):
     place = make_harness(spot=True)
     handle = running(place)

@@ -63,6 +63,11 @@ def test_a_zone_that_is_not_open_to_the_project_is_passed_over(make_google_harne
     assert made_in(google) == ["us-central1-b", "us-west4-a"]
 
 
+def test_a_slice_is_refused_where_jobs_run_beside_their_tpu(make_google_harness, google):
+    reason, detail = expect_launch_error(make_google_harness("TPU v5e-16", placement="grpc"))
+    assert (reason, "slice of 4 hosts" in detail, google.tpu.made()) == ("tpu_denied", True, [])
+
+
 def test_an_end_after_a_preemption_is_no_success(make_google_harness, google):
     """A program that saves what it has on SIGTERM ends with 0, and has not done its work."""
     place = make_google_harness()

@@ -82,6 +82,14 @@ def test_a_node_that_only_the_older_api_knows_is_used(with_pool, simulator):
     assert simulator.calls.count("GetNode") == 1, "the first one never reached the cloud"
 
 
+def test_an_older_api_that_is_gone_is_no_outage(with_pool, simulator):
+    for _ in range(2):
+        simulator.inject("GetNode", TpuFault(grpc.StatusCode.NOT_FOUND, "deleted"))
+        simulator.inject("GetNode", TpuFault(grpc.StatusCode.UNIMPLEMENTED, "of version 1"))
+    reason, detail = expect_launch_error(with_pool())
+    assert (reason, detail.count("there is no node")) == ("tpu_lost", 2), detail
+
+
 def test_many_jobs_at_once_never_share_a_node(with_pool, tmp_path):
     place = with_pool(provision_timeout_seconds=0.2)
     taken, barrier = [], threading.Barrier(6)

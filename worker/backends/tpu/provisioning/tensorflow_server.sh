@@ -9,10 +9,13 @@ set -eu
 
 place=/opt/gradient-tpu
 if [ ! -x "$place/bin/python" ]; then
-    python3 -m venv "$place"
+    # Ubuntu's python3 has no ensurepip without its package python3-venv.
+    python3 -m venv "$place" || { apt-get update && apt-get install --yes python3-venv && python3 -m venv "$place"; }
     # A newer libtpu than the one that a tensorflow-tpu was built with aborts when the TPU is set up.
     "$place/bin/pip" install --quiet "tensorflow-tpu==@TENSORFLOW@" "libtpu==0.0.14"
 fi
+
+libtpu=$(echo "$place"/lib/python3*/site-packages/libtpu/libtpu.so)
 
 cat >"$place/serve.py" <<'PYTHON'
 import tensorflow as tf
@@ -25,7 +28,7 @@ cat >/etc/systemd/system/gradient-tpu.service <<UNIT
 After=network-online.target
 
 [Service]
-Environment=PJRT_DEVICE=TPU NEXT_PLUGGABLE_DEVICE_USE_C_API=true
+Environment=PJRT_DEVICE=TPU NEXT_PLUGGABLE_DEVICE_USE_C_API=true TF_PLUGGABLE_DEVICE_LIBRARY_PATH=$libtpu
 ExecStartPre=/bin/sh -c 'ls /dev/accel* /dev/vfio/* 2>/dev/null | grep -q .'
 ExecStart=$place/bin/python $place/serve.py
 Restart=always
