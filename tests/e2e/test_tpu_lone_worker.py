@@ -1,0 +1,60 @@
+"""The only worker of an installation is killed and never comes back: what Google has of it then, by Google's record."""
+
+import json
+
+import pytest
+from support.deployment import Deployment, wait_until
+from support.google_cloud_fake import PROJECT, running_google
+
+SAVE = 'trap "echo saved >\\"$GRADIENT_ARTIFACTS_DIR/model\\"; exit 0" TERM; echo up; while :; do sleep 0.05; done'
+
+
+@pytest.fixture(scope="module")
+def google():
+    with running_google() as running:
+        yield running
+
+
+@pytest.fixture
+def service(google, tmp_path, monkeypatch):
+    google.reset()
+    for name, value in google.environment().items():
+        monkeypatch.setenv(name, value)
+    tpu = {
+        "PROJECT": PROJECT,
+        "ZONES": json.dumps(["us-west4-a"]),
+        "PLACEMENT": "vm",
+        "RUNNER": "process",
+        "VM_POLL_SECONDS": "0.1",
+        "POLL_SECONDS": "0.1",
+        "PROBE_SECONDS": "60",
+        "VM_ABANDONED_SECONDS": "8",
+        "ORPHAN_GRACE_SECONDS": "0",
+    }
+    settings = {f"GRADIENT_TPU__{name}": value for name, value in tpu.items()}
+    settings |= {"GRADIENT_MACHINES__SIMULATE": "false", "GRADIENT_WORKER__SWEEP_SECONDS": "0.5"}
+    settings |= {"GRADIENT_DOCKER__URL": f"unix://{tmp_path}/no-engine.sock", "GRADIENT_BUCKET__TOKEN_SECONDS": "60"}
+    deployment = Deployment(tmp_path / "home", **settings)
+    deployment.migrate()
+    deployment.start_api()
+    yield deployment
+    deployment.stop()
+
+
+@pytest.mark.faults
+def test_nothing_is_left_of_a_job_whose_only_worker_is_killed(service, google):
+    worker = service.start_worker(inside=("env",))
+    job_id = service.submit(SAVE, machineType="TPU v5e")
+    wait_until(lambda: service.raw_log(job_id) == b"up\n", "the job to run")
+    worker.kill()
+    wait_until(lambda: not google.tpu.nodes, "the VM to delete itself")
+    assert google.tpu.queued == {}
+    assert any(one.startswith("REST DELETE") for one in google.tpu.requests), "by the VM, not by a worker"
+    [(begin, end)] = google.tpu.billed.values()
+    assert end - begin < 40
+    service.start_worker("w2", inside=("env",))
+    job = service.wait_ended(job_id)
+    assert (job["state"], job["reason"]) == ("Error", "tpu_lost"), job["message"]
+    assert service.artifact(job_id, "model") == b"saved\n"
+    wait_until(lambda: google.storage.names("jobs/") == [], "the bucket to be empty")
+    assert (google.tpu.nodes, google.tpu.queued, len(google.tpu.made())) == ({}, {}, 1)
