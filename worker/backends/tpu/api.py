@@ -120,6 +120,8 @@ class NodeRequest:
     """Zones that have its disks; None: it has none."""
     startup: Callable[[str], str]
     """Returns the start-up script of a node in this zone."""
+    shutdown: str | None = None
+    """Script that a node runs when it is shut down."""
 
 
 class TpuApi:
@@ -272,7 +274,8 @@ class TpuApi:
             labels=request.labels,
             tags=settings.tags,
             data_disks=[_disk_message(f"projects/{self._project}/zones/{zone}", disk) for disk in request.disks],
-            metadata={"startup-script": request.startup(zone)},
+            metadata={"startup-script": request.startup(zone)}
+            | ({"shutdown-script": request.shutdown} if request.shutdown is not None else {}),
             network_config=tpu_v2.NetworkConfig(
                 network=settings.network or "",
                 subnetwork=settings.subnetwork or "",

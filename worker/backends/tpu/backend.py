@@ -45,7 +45,7 @@ from worker.backends.tpu.provisioning.provision import Provisioner, ReservedTpu
 from worker.backends.tpu.resource_inventory import POOL, ResourceEntry, ResourceInventory
 from worker.backends.tpu.storage.job_storage import JobStorage, OutputCollector, make_bucket_opener
 from worker.backends.tpu.storage.token_server import FIXED_TOKEN, TokenServer
-from worker.backends.tpu.vm.agent_client import MISSING_BYTES, MISSING_FILE, VmAgentClient
+from worker.backends.tpu.vm.agent_client import MISSING_BYTES, MISSING_FILE, SHUTDOWN, VmAgentClient
 from worker.backends.tpu.vm.port_forwarder import PortForwarder
 from worker.backends.tpu.vm.slices import read_host
 
@@ -111,7 +111,9 @@ class TpuBackend(CloudBackend):
             self._ports.check(spec.name, spec.ports)
         request = build_request(spec, machine, self._settings, self._resource_inventory.installation())
         if vm_client is not None:
-            request = replace(request, startup=partial(vm_client.startup, spec, in_slice=machine.hosts > 1))
+            request = replace(
+                request, startup=partial(vm_client.startup, spec, in_slice=machine.hosts > 1), shutdown=SHUTDOWN
+            )
         # A job on its VM has a token of its own: the VM's account has no access to the bucket.
         account = None if vm_client is not None else self._settings.service_account
         storage = JobStorage(self._open_bucket, spec, account, progress)
@@ -305,14 +307,14 @@ class TpuBackend(CloudBackend):
         except ApiError as error:  # the teardown tries again
             logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
 
-    def _end_job(self, handle: Handle, failure: NodeFailure) -> None:
-        """Ask the job to end, once; kill it when its grace period is over."""
     def _read_failure(self, handle: Handle) -> NodeFailure | None:
         """Return why this worker or an earlier one, whose words are lost, ended the job."""
         with self._lock:
             begun = self._ending.get(handle["name"])
         return begun[1] if begun is not None else _read_failure(handle)
 
+    def _end_job(self, handle: Handle, failure: NodeFailure) -> None:
+        """Ask the job to end, once; kill it when its grace period is over."""
         name = handle["name"]
         with self._lock:
             begun = self._ending.get(name)

@@ -1,6 +1,8 @@
 """Jobs on TPU VMs with production settings: the start-up script runs, and reaches Google as the worker does."""
 
 import json
+import os
+import subprocess
 import time
 
 import pytest
@@ -134,6 +136,29 @@ def test_a_vm_that_hears_of_no_worker_saves_and_deletes_itself(make_vm_harness, 
     heir.destroy(handle)
     assert artifact(spec, "model") == "saved\n"
     assert place.output(spec).startswith(b"up\n")
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_the_last_seconds_of_spot_capacity_are_the_jobs(make_vm_harness, google, saves):
+    """Google runs the shutdown script when it takes a VM back; polls are slow, as by default."""
+    place = make_vm_harness(spot=True, vm_poll_seconds=2.0, watch_seconds=600.0)
+    save = 'trap "echo saved >\\"$GRADIENT_ARTIFACTS_DIR/model\\"; exit 0" TERM' if saves else "exit 0"
+    spec = place.spec(f"echo up; {save}; while :; do sleep 0.05; done")
+    handle = place.launch(spec)
+    node = google.tpu.node()
+    disk = google.vms.root / node.name.rpartition("/")[2] / "disk"
+    assert node.scheduling_config.spot
+    if not saves:  # it has ended by itself, and all is told
+        wait_until((disk / "reported").exists, "the end to be reported")
+    began = time.monotonic()
+    script = ["bash", "-c", node.metadata["shutdown-script"]]
+    subprocess.run(script, env={"GRADIENT_VM_PLACE": str(disk), "PATH": os.environ["PATH"]}, check=True)
+    assert time.monotonic() - began < 20
+    google.tpu.preempt()
+    google.vms.end(node.name.rpartition("/")[2])
+    exit_ = ended(place, handle)
+    assert (exit_.code, exit_.reason) == ((None, "preempted") if saves else (0, None))
+    assert artifact(spec, "model") == ("saved\n" if saves else None)
 
 
 def test_a_vm_that_restarts_is_no_fault_of_the_job(make_vm_harness, google):

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
+SHUTDOWN = (_HERE / "shutdown.sh").read_text()
+"""The script that each VM runs when it is shut down."""
 _THREADS = 4
 _KILL_FILE = "killed"
 MISSING_FILE = "vm_missing"
@@ -60,6 +62,7 @@ _EXCHANGE_SECONDS = 10.0  # of one look at the output: signs of life are looked 
 _END_REASONS = {
     "no_worker": "the TPU VM heard of no worker for too long, saved the outputs and deleted itself",
     "restarted": "the TPU VM restarted while the job ran, as for Google's maintenance",
+    "shut_down": "the TPU VM was shut down while the job ran",
     "silent": "the TPU VM did not report the end of its job",
 }
 """Ends without an exit code that a VM reports, all of them `tpu_lost`."""

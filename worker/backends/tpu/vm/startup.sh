@@ -7,6 +7,7 @@ set -eu
 place=${GRADIENT_VM_PLACE:-/var/lib/gradient-job}
 mkdir -p "$place"
 chmod 700 "$place"
+rm -f "$place/shutting-down"
 
 cat >"$place/vm.json" <<'GRADIENT_VM'
 @SETTINGS@

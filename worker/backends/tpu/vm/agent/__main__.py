@@ -29,6 +29,7 @@ from .slice_rank import read_rank
 _BLOCK_BYTES = 1024**2
 _ARTIFACT_SECONDS = 10.0
 _SAVE_SECONDS = 600.0
+_SHUTDOWN_STEP_SECONDS = 0.2
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -55,6 +56,7 @@ class Agent:
         self._sent: dict[str, tuple[int, int]] = {}
         self._positions: dict[str, int] = {}
         self._applied = b""
+        self._shut_down = False
         self._abandoned = False
         self._over = threading.Event()
         self._beats = itertools.count()
@@ -96,6 +98,7 @@ class Agent:
         end = self._monitor()
         unmount_disks(self._place)
         self._put("exit", json.dumps({**end, "at": self._ended_at}).encode())
+        (self._place / "reported").touch()
 
     def _guard(self) -> None:
         """End the job and the VM when no worker was heard of for too long: nobody else would, and it costs money."""
@@ -205,6 +208,7 @@ class Agent:
     def _monitor(self) -> dict[str, object]:
         """Report on the job until it has ended; return its exit code, or the reason that there is none."""
         while True:
+            self._heed_shutdown()
             try:
                 # Checked first: what was written before the end is sent below.
                 ended = not self._runner.running()
@@ -225,6 +229,8 @@ class Agent:
     def _end(self) -> dict[str, object]:
         if self._abandoned:
             return {"code": None, "reason": "no_worker"}
+        if self._shut_down and not self._applied:
+            return {"code": None, "reason": "shut_down"}
         with contextlib.suppress(OSError, ValueError):
             return {"code": int((self._control / "exit").read_text()), "reason": None}
         if (self._place / "boot-id").read_text() != _BOOT.read_text():
@@ -261,6 +267,14 @@ class Agent:
         if time.monotonic() - self._synced_at >= _ARTIFACT_SECONDS:
             self._send_artifacts()
             self._synced_at = time.monotonic()
+
+    def _heed_shutdown(self) -> None:
+        """Let the job save when the VM is shut down: there are seconds left."""
+        if not self._shut_down and (self._place / "shutting-down").exists() and self._runner.running():
+            self._shut_down = True
+            self._seconds = min(self._seconds, _SHUTDOWN_STEP_SECONDS)
+            (self._control / "stopping").write_text("shut down\n")
+            self._runner.signal(signal.SIGTERM)
 
     def _apply_request(self) -> None:
         request = self._bucket.get(self._shared + "wish") or b""
