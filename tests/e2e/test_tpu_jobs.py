@@ -157,3 +157,33 @@ def test_an_api_that_is_away_at_the_end_delays_and_loses_nothing(service, simula
     job = service.wait_ended(job_id)
     assert (job["state"], service.artifact(job_id, "done")) == ("Stopped", b"done\n")
     assert nothing_left(simulator)
+
+
+@pytest.mark.faults
+def test_a_worker_killed_while_a_job_runs_beside_its_tpu_loses_no_line(service, simulator):
+    job_id = service.submit('for n in $(seq 1 40); do echo "line $n"; sleep 0.1; done', machineType="TPU")
+    wait_until(lambda: service.raw_log(job_id), "the first line")
+    service._processes[-1].kill()
+    service.start_up()
+    job = service.wait_ended(job_id)
+    assert (job["state"], job["attempt"]) == ("Stopped", 1), job["message"]
+    assert service.raw_log(job_id) == b"".join(b"line %d\n" % number for number in range(1, 41))
+    assert len([name for what, name in simulator.cloud.record if what == "created"]) == 2
+    assert nothing_left(simulator)
+
+
+def test_a_time_limit_gives_the_tpu_back(service, simulator):
+    job_id = service.submit('trap "" TERM; echo up; sleep 600', machineType="TPU", timeLimit=1, stopGrace=1)
+    job = service.wait_ended(job_id)
+    assert (job["reason"], job["exitCode"]) == ("time_limit", 137)
+    assert nothing_left(simulator)
+
+
+@pytest.mark.parametrize("room", [0, 1], ids=["waiting", "running"])
+def test_a_deleted_job_leaves_no_tpu(service, simulator, room):
+    simulator.cloud.room = room
+    job_id = service.submit("sleep 600", machineType="TPU", stopGrace=1)
+    wait_until(lambda: simulator.cloud.remaining_resources()[1 - room], "its node or its request")
+    service.request("DELETE", f"/jobs/{job_id}")
+    wait_until(lambda: service.request("GET", f"/jobs/{job_id}").status_code == 404, "the job to be gone")
+    assert nothing_left(simulator)
