@@ -308,6 +308,11 @@ class Vms:
         self.environment: dict[str, str] = {}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
+    @property
+    def metadata_host(self) -> str:
+        """The address of their metadata server."""
+        return f"127.0.0.1:{self._metadata.server_address[1]}"
+
     def run(self, node_id: str, script: str) -> None:
         if "GRADIENT_VM_PLACE" not in script:
             return
@@ -315,7 +320,7 @@ class Vms:
         place = self.root / node_id
         place.mkdir(parents=True, exist_ok=True)
         own = {"GRADIENT_VM_PLACE": str(place / "disk"), "GRADIENT_VM_RUN": "process"}
-        own["GCE_METADATA_HOST"] = f"127.0.0.1:{self._metadata.server_address[1]}"
+        own["GCE_METADATA_HOST"] = self.metadata_host
         env = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")}
         with (place / "output").open("wb") as output:
             self.running[node_id] = started = subprocess.Popen(

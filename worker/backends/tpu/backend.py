@@ -48,10 +48,13 @@ from worker.backends.tpu.storage.token_server import FIXED_TOKEN, TokenServer
 from worker.backends.tpu.vm.agent_client import MISSING_BYTES, MISSING_FILE, SHUTDOWN, VmAgentClient
 from worker.backends.tpu.vm.port_forwarder import PortForwarder
 from worker.backends.tpu.vm.slices import read_host
+from worker.backends.tpu.worker_presence import WorkerPresence
 
 logger = logging.getLogger(__name__)
 
 _ALL = "."
+_START_SECONDS, _FOLLOW_SECONDS = 3600.0, 120.0
+"""Seconds for which a worker stays connected to a node from the start of its job, and from each poll."""
 _FAILURE_FILE = "device_lost"
 """Control file with the reason that the job was ended: its device was lost."""
 
@@ -78,6 +81,7 @@ class TpuBackend(CloudBackend):
             TokenServer(open_bucket, settings, self._runner.host_address) if open_bucket is not None else None
         )
         self._ports = PortForwarder(settings.ports.bind)
+        self._presence = WorkerPresence()
         self._api = TpuApi(settings.tpu)
         deletions = DeletionMonitor(self._api, resource_inventory, settings.tpu.poll_seconds)
         self._deleter = NodeDeleter(self._api, resource_inventory, deletions)
@@ -135,17 +139,32 @@ class TpuBackend(CloudBackend):
         try:
             if vm_client is not None:
                 return handle | {"vm": self._start_on_vm(vm_client, spec, device, storage, report)}
-            wait_until_reachable(device.node, self._settings, report, spec.check)
-            env = _device_environment(device) | storage.environment(device.entry.zone)
-            issued = None if machine.docker.network else self._issue_tokens(spec, device.entry.zone)
-            if issued is not None:
-                handle["token_key"], variables = issued
-                env = {name: value for name, value in env.items() if name != FIXED_TOKEN} | variables
-            return handle | {"runner": self._runner.launch(replace(spec, env=spec.env | env), confirm, progress)}
+            return self._start_beside(spec, device, storage, handle, confirm, progress)
         except LaunchError as error:
+            self._presence.end(handle["name"])
             confirm()  # only the holder of the job may remove its device
             self._release(device.entry, str(error))
             raise
+
+    def _start_beside(
+        self,
+        spec: LaunchSpec,
+        device: ReservedTpu,
+        storage: JobStorage,
+        handle: Handle,
+        confirm: Callable[[], None],
+        progress: Progress,
+    ) -> Handle:
+        """Start a job on this host, beside its device; return its handle."""
+        wait_until_reachable(device.node, self._settings, partial(progress, "provisioning"), spec.check)
+        self._stay_connected(handle, _START_SECONDS)
+        env = _device_environment(device) | storage.environment(device.entry.zone)
+        isolated = self._catalogue.get(spec.machine_type).docker.network
+        issued = None if isolated else self._issue_tokens(spec, device.entry.zone)
+        if issued is not None:
+            handle["token_key"], variables = issued
+            env = {name: value for name, value in env.items() if name != FIXED_TOKEN} | variables
+        return handle | {"runner": self._runner.launch(replace(spec, env=spec.env | env), confirm, progress)}
 
     def _start_on_vm(
         self,
@@ -176,6 +195,8 @@ class TpuBackend(CloudBackend):
         if ended is None:
             if vm_client is not None:
                 self._ports.serve(_vm_handle(handle))
+            else:
+                self._stay_connected(handle, _FOLLOW_SECONDS)
             if self._tokens is not None:
                 self._tokens.renew(handle)
             self._output_collector.mirror(handle["job_id"], entry.zone, self._artifacts(handle))
@@ -213,6 +234,7 @@ class TpuBackend(CloudBackend):
     def destroy(self, handle: Handle) -> None:
         """See `Backend.destroy`: the process first, so that nothing uses the device any more."""
         self._ports.close(handle["name"])
+        self._presence.end(handle["name"])
         if self._tokens is not None and "token_key" in handle:
             self._tokens.remove(handle["token_key"])
         inner = handle.get("runner") or self._runner_handle(handle["name"])
@@ -257,6 +279,11 @@ class TpuBackend(CloudBackend):
 
     def _on_vm(self, machine: MachineType) -> bool:
         return self._settings.on_vm(machine.name, by_default=machine.tpu_on_vm)
+
+    def _stay_connected(self, handle: Handle, seconds: float) -> None:
+        """Tell a node that was made for its job that this worker follows it."""
+        if handle["device"]["kind"] != POOL:
+            self._presence.keep(handle["name"], handle["tpu"]["url"], seconds)
 
     def _issue_tokens(self, spec: LaunchSpec, zone: str) -> tuple[str, dict[str, str]] | None:
         """Return what `TokenServer.issue` returns; a job without renewed tokens keeps the one that it starts with."""
@@ -310,22 +337,22 @@ class TpuBackend(CloudBackend):
     def _read_failure(self, handle: Handle) -> NodeFailure | None:
         """Return why this worker or an earlier one, whose words are lost, ended the job."""
         with self._lock:
-            begun = self._ending.get(handle["name"])
-        return begun[1] if begun is not None else _read_failure(handle)
+            ending = self._ending.get(handle["name"])
+        return ending[1] if ending is not None else _read_failure(handle)
 
     def _end_job(self, handle: Handle, failure: NodeFailure) -> None:
         """Ask the job to end, once; kill it when its grace period is over."""
         name = handle["name"]
         with self._lock:
-            begun = self._ending.get(name)
-            if begun is None:
+            ending = self._ending.get(name)
+            if ending is None:
                 lost = "vm" in handle and failure.reason != "tpu_unhealthy"  # then the job is lost, too
                 self._ending[name] = time.monotonic() + (0.0 if lost else handle["stop_grace"]), failure
-        if begun is None:
+        if ending is None:
             logger.warning("tpu_lost", extra={"reason": failure.reason, "detail": failure.detail})
             write_control_file(Path(handle["control"]), _FAILURE_FILE, failure.reason)
             self.stop(handle, grace=True)
-        elif time.monotonic() >= begun[0]:
+        elif time.monotonic() >= ending[0]:
             self.stop(handle, grace=False)
 
 

@@ -1,5 +1,6 @@
 """Describes the node of a job, and checks that a job can reach it."""
 
+import json
 import socket
 import time
 from collections.abc import Callable
@@ -11,8 +12,9 @@ from core.errors import SpecInvalid
 from core.jobs.spec.data_disks import DataDisk, parse_data_disks, zones_of_disks
 from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchError, LaunchSpec
-from worker.backends.tpu.api import Node, NodeRequest
+from worker.backends.tpu.api import TPU_PORT, Node, NodeRequest
 from worker.backends.tpu.cancellation import Check, pause, run_cancellably
+from worker.backends.tpu.provisioning.startup_parts import node_id, resource_names, write_programs
 
 LABEL, LABEL_JOB, LABEL_ATTEMPT = "gradient-jobs", "gradient-job", "gradient-attempt"
 """Labels of created resources: the installation, the job and the attempt."""
@@ -50,7 +52,22 @@ def build_request(spec: LaunchSpec, machine: MachineType, settings: TpuSettings,
         reservation=reservation,
         disks=disks,
         zones=zones,
-        startup=lambda _zone: _STARTUP.read_text().replace("@TENSORFLOW@", settings.tensorflow),
+        startup=partial(_serve_tensorflow, spec, settings),
+    )
+
+
+def _serve_tensorflow(spec: LaunchSpec, settings: TpuSettings, zone: str) -> str:
+    """Return the start-up script of a node that serves its TPU to a job elsewhere."""
+    watch = {
+        "port": TPU_PORT,
+        "seconds": settings.vm_abandoned_seconds,
+        "resources": resource_names(spec, zone, settings),
+    }
+    return (
+        _STARTUP.read_text()
+        .replace("@TENSORFLOW@", settings.tensorflow)
+        .replace("@WATCH@", json.dumps(watch))
+        .replace("@AGENT@", write_programs("__init__.py", "account.py", "deletion.py", "connection_watch.py"))
     )
 
 
@@ -86,11 +103,6 @@ def _reservation(machine: MachineType, settings: TpuSettings) -> str:
     else:
         return name
     raise LaunchError("tpu_denied", f"no reserved capacity: {why}")
-
-
-def node_id(spec: LaunchSpec) -> str:
-    """Return the id of an attempt's node and queued resource."""
-    return f"gj-{spec.name}"
 
 
 def runtime_for(machine: MachineType, settings: TpuSettings) -> str:

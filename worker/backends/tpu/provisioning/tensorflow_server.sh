@@ -38,5 +38,26 @@ RestartSec=5
 WantedBy=multi-user.target
 UNIT
 
+# If no worker is connected for long, nobody else would delete this node.
+mkdir -p "$place/agent"
+@AGENT@
+cat >"$place/watch.json" <<'GRADIENT_WATCH'
+@WATCH@
+GRADIENT_WATCH
+
+cat >/etc/systemd/system/gradient-watch.service <<UNIT
+[Unit]
+After=network-online.target
+
+[Service]
+WorkingDirectory=$place
+ExecStart=/usr/bin/python3 -m agent.connection_watch $place/watch.json
+Restart=always
+RestartSec=5
+
+[Install]
+WantedBy=multi-user.target
+UNIT
+
 systemctl daemon-reload
-systemctl enable --now gradient-tpu.service
+systemctl enable --now gradient-watch.service gradient-tpu.service

@@ -33,7 +33,7 @@ from worker.backends.base import (
 )
 from worker.backends.tpu.cancellation import Check, pause
 from worker.backends.tpu.node_state import NodeFailure
-from worker.backends.tpu.provisioning.node_request import node_id
+from worker.backends.tpu.provisioning.startup_parts import resource_names, write_programs
 from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
 from worker.backends.tpu.vm import slices
 from worker.backends.tpu.vm.agent import HEARTBEAT_STEPS, STREAMED_FILES
@@ -124,25 +124,15 @@ class VmAgentClient:
             "token_url": token_url,
             "abandoned_seconds": self._settings.vm_abandoned_seconds,
             "collect_seconds": self._settings.vm_collect_seconds,
-            "resources": self._resources(spec, zone),
+            "resources": resource_names(spec, zone, self._settings),
         }
         return (
             (_HERE / "startup.sh")
             .read_text()
             .replace("@SETTINGS@", json.dumps(settings))
             .replace("@WRAPPER@", WRAPPER.read_text().rstrip())
-            .replace("@AGENT@", "\n".join(map(_shell_heredoc, sorted((_HERE / "agent").glob("*.py")))))
+            .replace("@AGENT@", write_programs())
         )
-
-    def _resources(self, spec: LaunchSpec, zone: str) -> list[str]:
-        """Name the resources of the VM, in the order in which it may delete them itself."""
-        parent = f"projects/{self._settings.project}/locations/{zone}"
-        kinds = (
-            ["queuedResources", "nodes"]
-            if self._settings.provisioning_for(spec.machine_type) == "queued"
-            else ["nodes"]
-        )
-        return [f"{parent}/{kind}/{node_id(spec)}" for kind in kinds]
 
     def stage(self, spec: LaunchSpec, zone: str) -> None:
         """Upload the job's workspace for the VM; nothing is billed yet.
@@ -373,11 +363,6 @@ def _check_member(check: Check, member: tarfile.TarInfo) -> tarfile.TarInfo:
     """Pack every member, unless the start must be aborted."""
     check()
     return member
-
-
-def _shell_heredoc(file: Path) -> str:
-    """Return the shell command that writes a file of the agent on the VM."""
-    return f"cat >\"$place/agent/{file.name}\" <<'GRADIENT_AGENT'\n{file.read_text().rstrip()}\nGRADIENT_AGENT"
 
 
 def _renew_token(bucket: "RegionBucket", spec: LaunchSpec) -> bool:

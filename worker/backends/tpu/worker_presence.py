@@ -1,0 +1,49 @@
+"""Connections that tell the nodes of jobs beside their TPU that a worker follows the job.
+
+A node that nobody is connected to for `GRADIENT_TPU__VM_ABANDONED_SECONDS` deletes itself: its worker will not.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+
+_RECONNECT_SECONDS = 30.0  # the server closes a connection on which nothing is said after a minute
+_CONNECT_SECONDS = 5.0
+
+
+class WorkerPresence:
+    """The connections of one worker; usable from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until: dict[str, float] = {}
+        self._over = threading.Condition(self._lock)
+
+    def keep(self, name: str, url: str, seconds: float) -> None:
+        """Stay connected to an attempt's device, `grpc://HOST:PORT,…`, for at least this long."""
+        endpoints = [one.removeprefix("grpc://").rpartition(":")[::2] for one in url.split(",")]
+        with self._lock:
+            running = name in self._until
+            self._until[name] = time.monotonic() + seconds
+        if not running:
+            addresses = [(host, int(port)) for host, port in endpoints]
+            threading.Thread(target=self._stay, args=(name, addresses), name="tpu-presence", daemon=True).start()
+
+    def end(self, name: str) -> None:
+        """Close the connections to an attempt's device."""
+        with self._lock:
+            self._until.pop(name, None)
+            self._over.notify_all()
+
+    def _stay(self, name: str, addresses: list[tuple[str, int]]) -> None:
+        while True:
+            with contextlib.ExitStack() as held:
+                for address in addresses:
+                    with contextlib.suppress(OSError):
+                        held.enter_context(socket.create_connection(address, _CONNECT_SECONDS))
+                with self._lock:
+                    self._over.wait_for(lambda: name not in self._until, _RECONNECT_SECONDS)
+                    if self._until.get(name, 0.0) < time.monotonic():
+                        self._until.pop(name, None)
+                        return
