@@ -18,6 +18,7 @@ from core.db.models.jobs import Job
 from core.errors import JobNotFound
 from core.jobs.guarded_updates import (
     AT_ONCE,
+    JOBS,
     NOW,
     STOP_REQUESTED,
     add_event,
@@ -75,6 +76,12 @@ def confirm(session: Session, job: Job) -> Job:
         LeaseLost: The caller no longer holds the job.
     """
     return update_job(session, job, frozenset({JobState.STARTING}), heartbeat_at=NOW)
+
+
+def is_held(session: Session, job: Job, seconds: float) -> bool:
+    """Return whether the caller holds the starting job under its lease, with a heartbeat of the last seconds."""
+    held = JOBS.c.id == job.id, JOBS.c.lease == job.lease, JOBS.c.state == JobState.STARTING
+    return session.execute(select(JOBS.c.id).where(*held, JOBS.c.heartbeat_at > now(-seconds))).first() is not None
 
 
 def set_phase(session: Session, job: Job, phase: str, detail: str | None = None) -> Job:
