@@ -18,6 +18,7 @@ from bench import (
     download,
     first_line,
     idle_memory,
+    jobs_rate,
     line_latency,
     log_shipping,
     refusal_timing,
@@ -35,6 +36,7 @@ from bench.measure import Result, Size
 BENCHES: dict[str, Callable[[Size], Result]] = {
     "submit": submit_latency.run,
     "first-line": first_line.run,
+    "jobs-rate": jobs_rate.run,
     "submit-rate": submit_rate.run,
     "submit-batch": batch_rate.run,
     "line": line_latency.run,

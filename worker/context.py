@@ -16,7 +16,10 @@ from sqlalchemy.orm import Session
 from core.catalogue.backends import enabled_backends
 from core.catalogue.machine_types import Catalogue, MachineType
 from core.db.database import Database
+from core.db.models.jobs import Job
+from core.errors import StoreUnavailable
 from core.formatting import MIB
+from core.jobs import lifecycle
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
 from core.settings import Settings
@@ -200,6 +203,17 @@ class WorkerContext(Stores):
     def scratch(self, job_id: str, attempt: int) -> Scratch:
         """Return the scratch directory of one attempt."""
         return Scratch(self.scratch_root, job_id, attempt)
+
+    def is_held_afresh(self, job: Job) -> bool:
+        """Return whether this worker holds a starting job, with a heartbeat as young as a running job's has to be.
+
+        Then no other worker can adopt it soon, as after a renewal of its heartbeat, but without a commit.
+        """
+        try:
+            with self.database.read() as session:
+                return lifecycle.is_held(session, job, self.settings.worker.heartbeat_seconds)
+        except StoreUnavailable:
+            return False
 
     def write(self, action: Callable[[Session], T]) -> T:
         """Run one short transaction.

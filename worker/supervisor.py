@@ -78,7 +78,7 @@ class Supervisor:
         self._statsd = Listener(context)
         self._exec = ExecListener(context)
         self._heartbeat_at = self._adopt_at = self._reported_at = 0.0
-        self._registered = False
+        self._registered = self._claimed = False
         self._busy_gpus: dict[str, str] = {}
         self._disk_shortage: str | None = None
 
@@ -101,7 +101,8 @@ class Supervisor:
                 logger.exception("round_failed")
                 self._stopping.wait(_FAILURE_PAUSE_SECONDS)
                 continue
-            notified = self._watcher.wait(self._pause())
+            self._watcher.wait(self._pause())
+            notified = self._watcher.changed  # not only that an attempt has ended
         self._context.default_environment.stop()
         self._detach_all()
 
@@ -193,7 +194,9 @@ class Supervisor:
             self._start_attempt(job)
 
     def _claim(self) -> bool:
-        if not self._has_claimable_job(self._offer) or self._is_disk_low():
+        # After a claim there are likely more jobs: the check without the lock would be made for nothing.
+        claimable, self._claimed = self._claimed or self._has_claimable_job(self._offer), False
+        if not claimable or self._is_disk_low():
             return False
         offer = self._offer_without_taken_gpus()
         if offer.gpus != self._offer.gpus and not self._has_claimable_job(offer):
@@ -201,6 +204,7 @@ class Supervisor:
         job = self._context.write(lambda session: claims.claim(session, offer))
         if job is not None:
             self._start_attempt(job)
+            self._claimed = True
         return job is not None
 
     def _is_disk_low(self) -> bool:

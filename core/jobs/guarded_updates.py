@@ -1,11 +1,12 @@
 """Building blocks of transitions: statements guarded by the job's lease and state, events, outbox messages."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Update, func, insert, select, update
+from sqlalchemy import ClauseElement, Row, Update, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, make_transient_to_detached
 
 from core.db.database import Base, now
 from core.db.models.jobs import Attempt, Event, Job, Outbox
@@ -17,8 +18,14 @@ STOP_REQUESTED = "stop_requested"
 """Kind of an event, with the detail `AT_ONCE` for a stop without a grace period."""
 AT_ONCE = "at once"
 
-# Core inserts, not ORM: nothing needs to be read back, and these run at every transition.
-_INSERT_EVENT = insert(Base.metadata.tables[Event.__tablename__]).values(at=now())
+NOW = now()
+"""The current time, as the value of a column: one object, so that statements with it are built once."""
+
+# Core statements, not ORM, and each built once: these run at every transition, and building takes as long as running.
+JOBS = Base.metadata.tables[Job.__tablename__]
+_ATTEMPTS = Base.metadata.tables[Attempt.__tablename__]
+_JOB_ATTRIBUTES = tuple(Job.__mapper__.get_property_by_column(column).key for column in JOBS.c)
+_INSERT_EVENT = insert(Base.metadata.tables[Event.__tablename__]).values(at=NOW)
 _INSERT_OUTBOX = insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=now())
 
 
@@ -41,11 +48,64 @@ def transition(
     **values: Any,  # noqa: ANN401 - column values
 ) -> Job:
     """Change the state from the one that the caller knows, if it is in `sources` and TRANSITIONS allows it."""
-    legal = sources & SOURCES[target] & {job.state}
-    updated = apply_update(session, job, guarded_update(job, legal).values(state=target, **values))
+    updated = update_job(session, job, sources & SOURCES[target] & {job.state}, state=target, **values)
     if target not in OWNED:
         release(session, updated)
     return updated
+
+
+def update_job(
+    session: Session,
+    job: Job,
+    sources: frozenset[JobState],
+    **values: Any,  # noqa: ANN401 - column values
+) -> Job:
+    """Update the job under its lease, in one of these states, and return the updated row.
+
+    Raises:
+        LeaseLost: No row was returned: another process moved the job.
+    """
+    expressions = any(isinstance(value, ClauseElement) and value is not NOW for value in values.values())
+    if expressions or session.identity_map:  # its copies of rows have to be replaced
+        return apply_update(session, job, guarded_update(job, sources).values(**values))
+    statement = _update_job(frozenset((name, value is NOW) for name, value in values.items()))
+    params = {f"new_{name}": value for name, value in values.items() if value is not NOW}
+    guard = {"of_id": job.id, "of_lease": job.lease, "of_states": list(sources)}
+    row = session.execute(statement, params | guard).one_or_none()
+    if row is None:
+        raise _lease_lost(job)
+    return job_of(row)
+
+
+@cache
+def _update_job(columns: frozenset[tuple[str, bool]]) -> Update:
+    """Build the update of these columns; those marked True get the current time."""
+    return (
+        update(JOBS)
+        .where(
+            JOBS.c.id == bindparam("of_id"),
+            JOBS.c.lease == bindparam("of_lease"),
+            JOBS.c.state.in_(bindparam("of_states", expanding=True)),
+        )
+        .values(_new_values(columns))
+        .returning(*JOBS.c)
+    )
+
+
+def _new_values(columns: frozenset[tuple[str, bool]]) -> dict[str, Any]:
+    return {name: NOW if is_now else bindparam(f"new_{name}") for name, is_now in columns}
+
+
+def job_of(row: Row[Any]) -> Job:
+    """Return the job of a whole row, without a session."""
+    job = Job()
+    vars(job).update(zip(_JOB_ATTRIBUTES, row, strict=True))  # as loaded; setting each takes ten times as long
+    make_transient_to_detached(job)
+    return job
+
+
+def _lease_lost(job: Job) -> LeaseLost:
+    return LeaseLost(f"Job {job.id} is no longer held under lease {job.lease}.")
 
 
 def apply_update(session: Session, job: Job, statement: Update) -> Job:
@@ -54,28 +114,32 @@ def apply_update(session: Session, job: Job, statement: Update) -> Job:
     Raises:
         LeaseLost: No row was returned: another process moved the job.
     """
-    updated = returning_one(session, statement)
-    if updated is None:
-        raise LeaseLost(f"Job {job.id} is no longer held under lease {job.lease}.")
-    return updated
+    rows = returning_all(session, statement)
+    if not rows:
+        raise _lease_lost(job)
+    return rows[0]
 
 
-def returning_one(session: Session, statement: Update, params: dict[str, Any] | None = None) -> Job | None:
-    """Execute a statement and return the row that it changed, or None."""
-    rows = returning_all(session, statement, params)
-    return rows[0] if rows else None
-
-
-def returning_all(session: Session, statement: Update, params: dict[str, Any] | None = None) -> list[Job]:
+def returning_all(session: Session, statement: Update) -> list[Job]:
     """Execute a statement and return the rows that it changed."""
     # The returned rows replace the session's stale copies.
     options = {"synchronize_session": False, "populate_existing": True}
-    return list(session.scalars(statement.returning(Job), params, execution_options=options))
+    return list(session.scalars(statement.returning(Job), execution_options=options))
 
 
 def update_attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
     """Update the row of the job's current attempt."""
-    session.execute(update(Attempt).where(Attempt.job_id == job.id, Attempt.attempt == job.attempt).values(**values))
+    stored = {name: value for name, value in values.items() if value is not NOW}
+    statement = _update_attempt(frozenset((name, value is NOW) for name, value in values.items()))
+    of_attempt = {"of_job": job.id, "of_attempt": job.attempt}
+    session.execute(statement, of_attempt | {f"new_{name}": value for name, value in stored.items()})
+
+
+@cache
+def _update_attempt(columns: frozenset[tuple[str, bool]]) -> Update:
+    """Build the update of these columns; those marked True get the current time."""
+    of_attempt = _ATTEMPTS.c.job_id == bindparam("of_job"), _ATTEMPTS.c.attempt == bindparam("of_attempt")
+    return update(_ATTEMPTS).where(*of_attempt).values(_new_values(columns))
 
 
 def set_output_sizes(session: Session, job: Job, *, log_bytes: int | None, artifact_bytes: int | None) -> None:

@@ -18,6 +18,8 @@ from core.db.models.jobs import Job
 from core.errors import JobNotFound
 from core.jobs.guarded_updates import (
     AT_ONCE,
+    JOBS,
+    NOW,
     STOP_REQUESTED,
     add_event,
     apply_update,
@@ -26,6 +28,7 @@ from core.jobs.guarded_updates import (
     returning_all,
     transition,
     update_attempt,
+    update_job,
 )
 from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason
 from core.jobs.spec.job_spec import check_tags
@@ -72,8 +75,13 @@ def confirm(session: Session, job: Job) -> Job:
     Raises:
         LeaseLost: The caller no longer holds the job.
     """
-    statement = guarded_update(job, frozenset({JobState.STARTING})).values(heartbeat_at=now())
-    return apply_update(session, job, statement)
+    return update_job(session, job, frozenset({JobState.STARTING}), heartbeat_at=NOW)
+
+
+def is_held(session: Session, job: Job, seconds: float) -> bool:
+    """Return whether the caller holds the starting job under its lease, with a heartbeat of the last seconds."""
+    held = JOBS.c.id == job.id, JOBS.c.lease == job.lease, JOBS.c.state == JobState.STARTING
+    return session.execute(select(JOBS.c.id).where(*held, JOBS.c.heartbeat_at > now(-seconds))).first() is not None
 
 
 def set_phase(session: Session, job: Job, phase: str, detail: str | None = None) -> Job:
@@ -82,8 +90,7 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
     Raises:
         LeaseLost: The caller no longer holds the job.
     """
-    statement = guarded_update(job, OWNED).values(phase=phase, phase_detail=detail)
-    moved = apply_update(session, job, statement)
+    moved = update_job(session, job, OWNED, phase=phase, phase_detail=detail)
     # A phase that reports progress gets one event at its start, not one for each update.
     counts = phase == job.phase and phase in _PHASES_WITH_PROGRESS
     if (phase, detail) != (job.phase, job.phase_detail) and not counts:
@@ -107,7 +114,7 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
         JobState.RUNNING,
         handle=handle,
         image_digest=handle.get("image"),
-        started_at=now(),
+        started_at=NOW,
         phase="running",
         phase_detail=None,
     )
@@ -131,7 +138,7 @@ def set_image_digest(session: Session, job: Job, digest: str | None) -> Job:
     Raises:
         LeaseLost: The caller no longer holds the job.
     """
-    updated = apply_update(session, job, guarded_update(job, OWNED).values(image_digest=digest))
+    updated = update_job(session, job, OWNED, image_digest=digest)
     update_attempt(session, updated, image_digest=digest)
     return updated
 
@@ -152,7 +159,7 @@ def mark_finishing(
         reason=reason,
         reason_detail=detail,
         exit_code=exit_code,
-        ended_at=now(),
+        ended_at=NOW,
         phase="collecting",
         phase_detail=None,
     )
@@ -184,7 +191,7 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
         target,
         _FINISHING,
         artifacts_state=artifacts_state,
-        finished_at=now(),
+        finished_at=NOW,
         handle=None,
         phase=None,
         phase_detail=None,

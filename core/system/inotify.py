@@ -27,6 +27,8 @@ class FileWatcher:
 
     def __init__(self, *paths: Path) -> None:
         self._lock = threading.RLock()  # a signal handler may call `wake` during `close`
+        self.changed = False
+        """True if the last wait saw a change of files, or may have missed one."""
         self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inotify = _open_inotify(paths)
         # Not select(): it refuses descriptors above 1023.
@@ -65,8 +67,7 @@ class FileWatcher:
 
     def _drain(self) -> None:
         """Discard the events seen so far."""
-        if self._inotify is not None:
-            self._inotify.read(timeout=0)
+        self.changed = self._inotify is None or bool(self._inotify.read(timeout=0))
         if self._wake is not None:
             try:
                 os.eventfd_read(self._wake)

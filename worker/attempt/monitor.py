@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -81,8 +81,10 @@ class OutputRecorder:
     def __enter__(self) -> Self:
         lines = SourceFile(self._scratch.control / "metrics.jsonl")
         self._stack.callback(lines.close)
-        with self._context.database.read() as session:
-            stored = metrics.summarize_stored(session, self._job.id, self._job.attempt)
+        stored = None
+        if self._job.attempt > 1 or lines.size:  # else nothing can be stored yet
+            with self._context.database.read() as session:
+                stored = metrics.summarize_stored(session, self._job.id, self._job.attempt)
         settings = self._context.settings.metrics
         self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, settings, stored)
         return self
@@ -97,6 +99,8 @@ class OutputRecorder:
         # While the database is unavailable, or slower than the job, unread metrics wait in the job's file.
         rows = self.metrics.read() if self._queued_values < _MAX_QUEUED_VALUES else []
         self._enqueue(rows)
+        if self._log is None and not self._has_output():
+            return len(rows)
         try:
             shipped = self._log_shipper().ship()
         except OSError:
@@ -174,12 +178,19 @@ class OutputRecorder:
         while self.metrics.more:
             self._enqueue(self.metrics.read())
             self.flush()
-        self._log_shipper().finish()
+        if self._has_output() or self._context.logs.reader(self._job.id).size:
+            self._log_shipper().finish()
 
     def _enqueue(self, rows: list[dict[str, Any]]) -> None:
         with self._lock:
             self._rows += rows
             self._queued_values += sum(len(row["values"]) for row in rows)
+
+    def _has_output(self) -> bool:
+        try:
+            return (self._scratch.control / "log").lstat().st_size > 0
+        except OSError:
+            return False
 
     def _log_shipper(self) -> LogShipper:
         """Open the job's log on first use: on a full disk that fails, and the job must be watched nevertheless."""
@@ -227,7 +238,17 @@ class ArtifactSync(PeriodicThread):
 
 
 class JobMonitor:
-    """Follows one attempt from launch to exit."""
+    """Follows one attempt from launch to exit.
+
+    Args:
+        context: The stores and backends.
+        job: The running job.
+        scratch: Its attempt's folders.
+        control: Requests from the supervisor.
+        recorder: Ships its output.
+        quota: Its disk quota.
+        syncs: Threads to start when they are due: most jobs end earlier.
+    """
 
     def __init__(
         self,
@@ -237,6 +258,7 @@ class JobMonitor:
         control: AttemptControl,
         recorder: OutputRecorder,
         quota: DiskQuota,
+        syncs: Sequence[PeriodicThread] = (),
     ) -> None:
         self._context = context
         self._quota = quota
@@ -247,6 +269,7 @@ class JobMonitor:
         self._backend: Backend = context.backend(job.backend)
         self._handle: Handle = job.handle or {}
         self._grace = job.spec.stop_grace
+        self._syncs = syncs
         with context.database.read() as session:
             ran = queries.running_seconds(session, job)
             totals = UsageTotals.of(queries.attempt(session, job.id, job.attempt))
@@ -280,6 +303,8 @@ class JobMonitor:
                         return self._with_reason(ended)
                     self._sample()
                     self._end_if_due()
+                    for sync in self._syncs:
+                        sync.start_if_due()
                     # Small writes are shipped together: a wake-up costs more than a line.
                     if shipped:
                         time.sleep(LONG_BATCH_SECONDS if busy > _BUSY_POLLS else SHORT_BATCH_SECONDS)

@@ -1,6 +1,7 @@
 """Threads that repeat a step for a running job until they are ended."""
 
 import threading
+import time
 from abc import ABC, abstractmethod
 
 from core.db.models.jobs import Job
@@ -19,7 +20,7 @@ class PeriodicThread(threading.Thread, ABC):
     def __init__(self, name: str, job: Job, pause: float) -> None:
         super().__init__(name=f"{name}-{job.id}", daemon=True)
         self._job = job
-        self._pause = pause
+        self._start_at = time.monotonic() + pause
         self._ended = threading.Event()
 
     @abstractmethod
@@ -29,11 +30,17 @@ class PeriodicThread(threading.Thread, ABC):
     def run(self) -> None:
         """Repeat the step."""
         bind(**self._job.log_context())
-        pause = self._pause
+        pause = max(0.0, self._start_at - time.monotonic())
         while not self._ended.wait(pause):
             pause = self.step()
+
+    def start_if_due(self) -> None:
+        """Start the thread once its first step is due, unless it was started or has ended."""
+        if self.ident is None and time.monotonic() >= self._start_at and not self._ended.is_set():
+            self.start()
 
     def end(self) -> None:
         """Start no further step, and wait for one in progress."""
         self._ended.set()
-        self.join()
+        if self.ident is not None:
+            self.join()

@@ -174,7 +174,8 @@ class AttemptRun:
 
     def _confirm(self) -> None:
         self._check()
-        self._transition(lambda session: lifecycle.confirm(session, self.job))
+        if not self._context.is_held_afresh(self.job):
+            self._transition(lambda session: lifecycle.confirm(session, self.job))
 
     def _report_progress(self, phase: str, detail: str | None) -> None:
         self._check()
@@ -184,10 +185,8 @@ class AttemptRun:
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             recorder.ship()  # at once: a user may be waiting for the first line of output
             quota = DiskQuota(self._context, self.job, self._scratch)
-            monitor = JobMonitor(self._context, self.job, self._scratch, self._requests, recorder, quota)
             syncs = ArtifactSync(self._context, self.job, self._scratch), MetricsSync(recorder, self.job), quota
-            for sync in syncs:
-                sync.start()
+            monitor = JobMonitor(self._context, self.job, self._scratch, self._requests, recorder, quota, syncs)
             try:
                 end = monitor.run()
                 failpoint("exited")
@@ -262,11 +261,10 @@ class AttemptRun:
             recorder.finish()
         log_bytes = self._context.logs.reader(self.job.id).size
         started = base.read_control(self._scratch.control, "started") is not None
-        if not (started or self._scratch.artifacts.is_dir()):
-            # The command never started: artifacts of an earlier attempt are still the latest.
+        if not (started or self._scratch.artifacts.is_dir()):  # an earlier attempt's artifacts are still the latest
             return _CollectedOutputs(self.job.artifacts_state, log_bytes)
         artifacts = self._scratch.artifacts
-        max_bytes = limits.max_bytes()
+        max_bytes = limits.max_bytes() if self.job.spec.outputs or self._scratch.may_have_artifacts() else None
         skipped, texts = self._collect_workspace(max_bytes, limits) if started else ([], [])
         manifest = self._context.artifacts.close(
             self.job.id, self.job.attempt, artifacts, lost=skipped, max_bytes=max_bytes, stopped=limits.stopped
@@ -362,7 +360,7 @@ class AttemptRun:
         }
 
     def _set_phase(self, phase: str, detail: str | None = None) -> None:
-        self.job = self._write_with_retry(lambda session: lifecycle.set_phase(session, self.job, phase, detail))
+        self._transition(lambda session: lifecycle.set_phase(session, self.job, phase, detail))
 
     def _transition(self, action: Callable[[Session], Job]) -> None:
         self.job = self._write_with_retry(action)

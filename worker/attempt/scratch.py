@@ -143,6 +143,14 @@ class Scratch:
             raise LaunchError("no_working_dir", f"the workspace has no folder {path}")
         return found
 
+    def may_have_artifacts(self) -> bool:
+        """Return whether there is anything in the folder of the job's outputs, as far as it can be read."""
+        try:
+            with os.scandir(self.artifacts) as entries:
+                return any(entries)
+        except OSError:
+            return True
+
     def remove(self) -> None:
         """Remove everything; a missing folder is not an error."""
         try:

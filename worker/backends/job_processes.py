@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -93,6 +94,7 @@ def has_job_environment(process: psutil.Process, job_id: str, attempt: int) -> b
     return env.get("GRADIENT_JOB_ID") == job_id and env.get("GRADIENT_ATTEMPT") == str(attempt)
 
 
+@cache
 def boot_id() -> str:
     """Return the kernel's boot ID, which changes with every start of this machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

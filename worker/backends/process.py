@@ -52,13 +52,16 @@ from worker.backends.job_processes import JobProcesses, boot_id
 from worker.backends.job_sandbox import JobSandbox, reason_without_sandbox, sandbox_support
 from worker.backends.port_check import check_ports_free
 from worker.backends.process_exec import ProcessStream, SocketStream, connect_to_processes, run_in_processes
-from worker.backends.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox
-from worker.sandbox.bubblewrap_command import PATH
+from worker.backends.sandbox_processes import (
+    SandboxProcesses,
+    find_sandbox,
+    find_sandbox_of,
+    is_sandbox,
+    kill_sandbox,
+)
+from worker.backends.sandbox_start import EXIT_REFUSED, start_sandboxed, wait_for_wrapper
 
 logger = logging.getLogger(__name__)
-
-EXIT_REFUSED = 97
-"""Exit code of a wrapper that found the attempt already started, or its control folder deleted."""
 
 _JOIN = (
     'count=$1; shift; while [ "$count" -gt 0 ]; do echo $$ >"$1" || exit '
@@ -70,7 +73,6 @@ have children outside."""
 _INHERITED_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
 _NEVER_STARTED_SECONDS = 15.0
 _MEMORY_CHECK_SECONDS = 0.5
-_START_PAUSE_SECONDS = 0.005
 _SIGNALLED = 128
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - nothing is put there
 
@@ -150,13 +152,13 @@ class ProcessBackend(Backend):
         returned = self._wrapper_exit_code(handle["name"])
         code = read_exit_code(control)
         if code is None and handle["boot_id"] == boot_id():
-            members = self._processes(handle)
-            if members.leader_alive():
-                self._watch_limits(handle, members, control)
+            runs = began and handle["sandboxed"] and self._wrapper_runs(handle["name"])
+            if runs or self._processes(handle).leader_alive():
+                self._watch_limits(handle, control)
                 return None
             code = read_exit_code(control)  # the job may have ended since the first read
             if code is None:
-                return self._exit_without_file(handle, members, returned, began=began)
+                return self._exit_without_file(handle, returned, began=began)
         if code is None:
             return Exit(None, "host_restarted")
         if read_control(control, STOPPING_FILE) is not None and any(self._processes(handle).all()):
@@ -165,9 +167,7 @@ class ProcessBackend(Backend):
             self._mark_out_of_memory(handle)
         return Exit(code, *_marked(control))
 
-    def _exit_without_file(
-        self, handle: Handle, members: JobProcesses, returned: int | None, *, began: bool
-    ) -> Exit | None:
+    def _exit_without_file(self, handle: Handle, returned: int | None, *, began: bool) -> Exit | None:
         """Handle a missing wrapper without exit file: the disk was full, all was killed, or it has not begun yet."""
         control, ended = Path(handle["control"]), returned is not None
         # bubblewrap reports a wrapper that a signal ended as 128 and the signal.
@@ -179,7 +179,7 @@ class ProcessBackend(Backend):
             # Of several starts at once, the sandbox that was found may be that of one that was refused.
             again = handle["sandboxed"] and find_sandbox(handle["job_id"], handle["attempt"]) is not None
             return None if again else Exit(None, "process_lost")
-        waits = not ended and (_age(handle) < _NEVER_STARTED_SECONDS or any(members.all()))
+        waits = not ended and (_age(handle) < _NEVER_STARTED_SECONDS or any(self._processes(handle).all()))
         return None if waits else Exit(None, "never_started")
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
@@ -209,7 +209,7 @@ class ProcessBackend(Backend):
         name, group = handle["name"], self._group(handle)
         if group is not None:
             group.kill_all()
-        self._processes(handle).kill(spare_leader=False)
+        self._kill_all(handle)
         with self._lock:
             children = self._children.pop(name, [])
         for child in children:
@@ -219,6 +219,17 @@ class ProcessBackend(Backend):
         self._usage.pop(name, None)
         self._sandboxes.pop(name, None)
         self._memory_checked.pop(name, None)
+
+    def _kill_all(self, handle: Handle) -> None:
+        """Kill the job's processes. The sandbox of a job that only this worker has started is known."""
+        name, job_id, attempt = handle["name"], handle["job_id"], handle["attempt"]
+        with self._lock:
+            starts = [child.poll() for child in self._children.get(name, ())]
+        first = self._sandboxes.get(name)
+        if first is not None and len(starts) == 1 and EXIT_REFUSED not in starts:
+            kill_sandbox(first, job_id, attempt)
+        else:
+            self._processes(handle).kill(spare_leader=False)
 
     def run_in_job(self, handle: Handle, request: ExecRequest) -> ProcessStream:
         """See `ExecBackend.run_in_job`."""
@@ -249,7 +260,11 @@ class ProcessBackend(Backend):
             os.sched_setaffinity(0, self._cpus(spec.job_spec.cpus))
         try:
             join = self._make_group(spec)
-            child = _start_plain(spec, join) if self._sandbox is None else _start_sandboxed(spec, self._sandbox, join)
+            inherited = _inherited_environment(spec.python)
+            if self._sandbox is None:
+                child = _start_plain(spec, join, inherited)
+            else:
+                child = start_sandboxed(spec, self._sandbox, join, inherited)
         except OSError as error:
             raise LaunchError("launch_failed", str(error)) from error
         finally:
@@ -257,8 +272,11 @@ class ProcessBackend(Backend):
         with self._lock:
             # After a second launch, the wrapper that was refused must not hide the one that runs.
             self._children.setdefault(spec.name, []).append(child)
-        if self._sandbox is not None:
-            _wait_for_wrapper(spec, child)
+        if child.stderr is not None:
+            wait_for_wrapper(child, _NEVER_STARTED_SECONDS)
+            first = find_sandbox_of(child.pid, spec.job_id, spec.attempt)
+            if first is not None:
+                self._sandboxes[spec.name] = first
         failpoint("launched")
 
     def _make_group(self, spec: LaunchSpec) -> list[str]:
@@ -312,27 +330,32 @@ class ProcessBackend(Backend):
             codes = [child.poll() for child in self._children.get(name, ())]
         return next((code for code in codes if code not in {None, EXIT_REFUSED}), None)
 
-    def _watch_limits(self, handle: Handle, members: JobProcesses, control: Path) -> None:
+    def _wrapper_runs(self, name: str) -> bool:
+        """Return whether a sandbox that this worker started has its wrapper: bubblewrap ends with it."""
+        with self._lock:
+            return any(child.poll() is None for child in self._children.get(name, ()))
+
+    def _watch_limits(self, handle: Handle, control: Path) -> None:
         limit: int | None = handle["memory_bytes"]
         now = time.monotonic()
         if self._group(handle) is not None:
             if self._mark_out_of_memory(handle):
-                members.kill(spare_leader=True)
+                self._processes(handle).kill(spare_leader=True)
         elif limit is not None and now - self._memory_checked.get(handle["name"], 0.0) >= _MEMORY_CHECK_SECONDS:
             self._memory_checked[handle["name"]] = now
-            used = members.usage()[1]
+            used = self._processes(handle).usage()[1]
             if used > limit:
                 write_control_file(control, "out_of_memory", f"{limit // MIB} MiB, {used // MIB} MiB used")
-                members.kill(spare_leader=True)
+                self._processes(handle).kill(spare_leader=True)
         after: float | None = handle["preempt_after"]
         if after is None:
             return
         running = _age(handle)
         if running >= after + handle["stop_grace"]:
-            members.kill(spare_leader=True)
+            self._processes(handle).kill(spare_leader=True)
         elif running >= after and read_control(control, "preempted") is None:
             write_control_file(control, "preempted", "as SIMULATE_PREEMPT_AFTER asks")
-            members.signal(signal.SIGTERM, spare_leader=True)
+            self._processes(handle).signal(signal.SIGTERM, spare_leader=True)
 
 
 def _make_sandbox(settings: Settings) -> JobSandbox | None:
@@ -356,55 +379,16 @@ def _join_words(group: JobGroup) -> list[str]:
     return ["/bin/sh", "-c", _JOIN, "/bin/sh", str(len(group.folders)), *group.process_files]
 
 
-def _start_plain(spec: LaunchSpec, join: list[str]) -> "subprocess.Popen[bytes]":
+def _start_plain(spec: LaunchSpec, join: list[str], inherited: dict[str, str]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
         [*join, str(WRAPPER), str(spec.control)],
         cwd=spec.working_dir or spec.workspace,
-        env=_inherited_environment(spec.python) | spec.env,
+        env=inherited | spec.env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-
-
-def _start_sandboxed(spec: LaunchSpec, sandbox: JobSandbox, join: list[str]) -> "subprocess.Popen[bytes]":
-    """Start bubblewrap, whose own environment only names the attempt; the job's is in a script in memory."""
-    uid = sandbox.prepare(spec)
-    names = {"GRADIENT_JOB_ID": spec.job_id, "GRADIENT_ATTEMPT": str(spec.attempt)}
-    with os.fdopen(os.memfd_create("script"), "w+b") as script:
-        script.write(sandbox.script(_inherited_environment(spec.python), spec))
-        script.seek(0)
-        return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-            [*join, *sandbox.command(spec, uid)],
-            cwd="/",
-            env={"PATH": PATH} | names,
-            stdin=script,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-
-
-def _wait_for_wrapper(spec: LaunchSpec, child: "subprocess.Popen[bytes]") -> None:
-    """Wait until the wrapper runs in its sandbox.
-
-    Raises:
-        LaunchError: The sandbox could not be made.
-    """
-    if child.stderr is None:
-        return
-    deadline = time.monotonic() + _NEVER_STARTED_SECONDS
-    with child.stderr as errors:
-        while time.monotonic() < deadline:
-            code = child.poll()
-            if code == EXIT_REFUSED or any((spec.control / name).exists() for name in ("start.lock", "log")):
-                return
-            if code is not None:
-                os.set_blocking(errors.fileno(), False)
-                words = (errors.read() or b"").decode(errors="replace").split()
-                raise LaunchError("launch_failed", f"its sandbox could not be made: {' '.join(words)[:300]}")
-            time.sleep(_START_PAUSE_SECONDS)
 
 
 def _reject_unsupported(spec: LaunchSpec, *, sandboxed: bool) -> None:

@@ -45,6 +45,22 @@ def is_sandbox(pid: int, job_id: str, attempt: int) -> bool:
         return False
 
 
+def find_sandbox_of(bubblewrap: int, job_id: str, attempt: int) -> int | None:
+    """Return the pid of the first process of the sandbox that this bubblewrap process made; None if there is none."""
+    return next((pid for pid in _children(bubblewrap) if is_sandbox(pid, job_id, attempt)), None)
+
+
+def kill_sandbox(first: int, job_id: str, attempt: int) -> None:
+    """End a sandbox by its first process: the kernel ends all others before that one is gone."""
+    for _ in range(_KILL_ROUNDS):
+        if not is_sandbox(first, job_id, attempt):
+            return
+        with contextlib.suppress(psutil.TimeoutExpired, *GONE):
+            process = psutil.Process(first)
+            process.kill()
+            process.wait(_KILL_PAUSE_SECONDS)
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxProcesses(JobProcesses):
     """Finds the processes of one attempt in a sandbox.
@@ -99,11 +115,17 @@ class SandboxProcesses(JobProcesses):
 
 
 def _find_wrapper(first: int) -> int | None:
+    return next((pid for pid in _children(first) if _pid_inside(pid) == _WRAPPER), None)
+
+
+def _children(parent: int) -> list[int]:
+    """Return the pids of the children of a process with one thread: from the kernel, as psutil reads all of /proc."""
     try:
-        children = psutil.Process(first).children()
-    except GONE:
-        return None
-    return next((child.pid for child in children if _pid_inside(child.pid) == _WRAPPER), None)
+        return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    except OSError:  # it has ended, or the kernel was built without this file
+        with contextlib.suppress(*GONE):
+            return [child.pid for child in psutil.Process(parent).children()]
+    return []
 
 
 def _process_table(pid: int) -> str | None:

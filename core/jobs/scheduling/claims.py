@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from core.db.database import Base, now
 from core.db.models.jobs import IS_QUEUED, Attempt, GpuAllocation, Job, Project, Worker
-from core.jobs.guarded_updates import add_event, returning_one
+from core.jobs.guarded_updates import JOBS, add_event, job_of
 from core.jobs.scheduling import image_affinity, port_allocations
 from core.jobs.scheduling.port_allocations import PortRange
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
@@ -35,8 +35,8 @@ _RESET_COLUMNS = (
 """Columns of a job that each claim resets to NULL."""
 _INSERT_ATTEMPT = insert(Base.metadata.tables[Attempt.__tablename__])
 _INSERT_GPU_ALLOCATION = insert(Base.metadata.tables[GpuAllocation.__tablename__])
-_HOST_USAGE = select(func.sum(Job.cpus).label("cpus"), func.sum(Job.memory_mb).label("memory_mb")).where(
-    Job.host == bindparam("on_host"), Job.state.in_(OWNED), Job.phase.is_distinct_from(WAITING_PHASE)
+_HOST_USAGE = select(func.sum(JOBS.c.cpus).label("cpus"), func.sum(JOBS.c.memory_mb).label("memory_mb")).where(
+    JOBS.c.host == bindparam("on_host"), JOBS.c.state.in_(OWNED), JOBS.c.phase.is_distinct_from(WAITING_PHASE)
 )
 _GPUS = select(GpuAllocation.gpu).where(GpuAllocation.host == bindparam("on_host"))
 _MARK_SERVED = update(Project).where(Project.id == bindparam("served")).values(last_claimed_at=now())
@@ -102,8 +102,9 @@ def claim(session: Session, offer: WorkerOffer) -> Job | None:
         seq = _next_job_seq(session, offer, free)
         if seq is None:
             return None
-        job = returning_one(session, _CLAIM, {"chosen": seq, "claimant": offer.worker, "claimed_on": offer.host})
-        if job is not None:  # None: it was cancelled between the two statements
+        row = session.execute(_CLAIM, {"chosen": seq, "claimant": offer.worker, "claimed_on": offer.host}).one_or_none()
+        if row is not None:  # None: it was cancelled between the two statements
+            job = job_of(row)
             _record_claim(session, job, offer, free)
             return job
     return None
@@ -236,12 +237,12 @@ def _next_per_project(fits: list[ColumnElement[bool]]) -> Subquery:
 
 def _claim_statement() -> Update:
     return (
-        update(Job)
-        .where(Job.seq == bindparam("chosen"), Job.state == JobState.QUEUED)
+        update(JOBS)
+        .where(JOBS.c.seq == bindparam("chosen"), JOBS.c.state == JobState.QUEUED)
         .values(
             state=JobState.STARTING,
-            attempt=Job.attempt + 1,
-            lease=Job.lease + 1,
+            attempt=JOBS.c.attempt + 1,
+            lease=JOBS.c.lease + 1,
             worker=bindparam("claimant"),
             host=bindparam("claimed_on"),
             heartbeat_at=now(),
@@ -249,6 +250,7 @@ def _claim_statement() -> Update:
             phase="provisioning",
             **dict.fromkeys(_RESET_COLUMNS),
         )
+        .returning(*JOBS.c)
     )
 
 

@@ -13,9 +13,10 @@ from core.db.models.jobs import GpuAllocation, Job, PortAllocation, PortRequest
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import OWNED, TERMINAL
 
-_INSERT_PORT = insert(Base.metadata.tables[PortAllocation.__tablename__])
 _INSERT_REQUEST = insert(Base.metadata.tables[PortRequest.__tablename__])
-_ALLOCATED_PORTS = select(PortAllocation.port).where(PortAllocation.host == bindparam("on_host"))
+_PORTS = Base.metadata.tables[PortAllocation.__tablename__]
+_INSERT_PORT = insert(_PORTS)
+_ALLOCATED_PORTS = select(_PORTS.c.port).where(_PORTS.c.host == bindparam("on_host"))
 
 PORT_CONFLICTS = (
     select(PortRequest.job_id)

@@ -36,6 +36,33 @@ def events(database, job):
         return [(event.kind, event.from_state, event.to_state) for event in queries.events(session, job.id)]
 
 
+def test_a_session_that_has_read_a_job_sees_its_update(database, submit):
+    submit()
+    job = claim(database)
+    with database.write() as session:
+        before = session.get(Job, job.seq)
+        lifecycle.set_phase(session, job, "downloading", "1 of 2")
+        assert (before.phase, before.phase_detail) == ("downloading", "1 of 2")
+
+
+def test_a_start_is_held_afresh_under_its_lease_with_a_young_heartbeat(database, submit):
+    submit()
+    job = claim(database)
+
+    def is_held():
+        with database.read() as session:
+            return lifecycle.is_held(session, job, 10)
+
+    assert is_held()
+    silence(database, job, 11)
+    assert not is_held()
+    move(database, lifecycle.confirm, job)
+    assert is_held()
+    with database.write() as session:
+        session.execute(update(Job).values(lease=Job.lease + 1))
+    assert not is_held()
+
+
 def test_a_job_goes_from_submission_to_its_end(database, submit):
     job = submit("python main.py")
     assert (job.state, job.attempt, job.lease, job.reason) == (JobState.QUEUED, 0, 0, "waiting_for_machine")

@@ -21,8 +21,10 @@ def test_a_change_and_a_wake_end_the_wait(tmp_path):
         assert not watch.wait(0)
         (tmp_path / "new").write_text("x")
         assert watch.wait(PATIENCE)
+        assert watch.changed
         watch.wake()
         assert watch.wait(PATIENCE)
+        assert not watch.changed
         assert not watch.wait(0)
 
 

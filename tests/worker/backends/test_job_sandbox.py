@@ -4,6 +4,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
@@ -11,6 +12,7 @@ from support.deployment import wait_until
 from core.formatting import MIB
 from core.settings.worker import ProcessSettings
 from worker.backends.base import LaunchError
+from worker.backends.sandbox_processes import find_sandbox
 
 pytestmark = [
     pytest.mark.integration,
@@ -61,3 +63,16 @@ def test_a_job_can_read_the_authority_of_a_simulated_cloud_storage(tmp_path, tmp
     assert place.wait(place.launch(spec)).code == 0
     assert place.output(spec) == b"trusted\n"
     place.clear()
+
+
+def test_a_job_of_this_worker_is_found_and_ended_without_a_look_at_every_process(place, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("all processes of the host were read")
+
+    with monkeypatch.context() as patched:
+        for name in ("pids", "process_iter"):
+            patched.setattr(psutil, name, refuse)
+        _, handle = place.running("sleep 600 & setsid sleep 600 & echo up; wait")
+        assert place.backend.poll(handle) is None
+        place.backend.destroy(handle)
+    assert find_sandbox(handle["job_id"], handle["attempt"]) is None

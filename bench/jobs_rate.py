@@ -1,0 +1,61 @@
+"""Rate of trivial jobs from their submission to the end of the last one, against a loop of the same commands."""
+
+import json
+import sqlite3
+import subprocess
+import time
+from contextlib import closing
+
+import psutil
+
+from bench.measure import Result, Series, Size, ratio_goal
+from bench.service import NO_LIMITS, Connection, Service, run_server, wait_for
+
+LIMIT = 0.15
+_COMMAND = "true"
+_WARM_UP = 10
+_LONGEST_SECONDS = 600
+
+
+def run(size: Size) -> Result:
+    """Submit jobs in one batch and wait until all have ended; then run the same commands directly, one by one."""
+    ours = Series("jobs, submission → end of the last", "1/s")
+    server = Series("server's CPU time per job", "ms")
+    floor = Series("bash -c true, one by one", "1/s")
+    count = size.pick(300, 20)
+    with run_server("up", **NO_LIMITS) as service, service.connect() as connection:
+        _measure(service, connection, _WARM_UP)
+        for _ in range(size.rounds):
+            for one in (ours, server, floor):
+                one.begin_round()
+            for one, value in zip((ours, server), _measure(service, connection, count), strict=True):
+                one.add(value)
+            began = time.perf_counter()
+            for _ in range(count):
+                subprocess.run(["/bin/bash", "-c", _COMMAND], check=True)
+            floor.add(count / (time.perf_counter() - began))
+    goal = ratio_goal("jobs a second, of bare processes", ours, floor, LIMIT, at_most=False)
+    return Result([ours, server, floor], [goal])
+
+
+def _measure(service: Service, connection: Connection, count: int) -> tuple[float, float]:
+    """Return jobs per second, and the milliseconds of the server's own CPU time per job."""
+    before, began = _cpu_seconds(service), time.perf_counter()
+    specs = [{"machineType": "CPU", "command": _COMMAND}] * count
+    status, answer = connection.post("/jobs:batch", json.dumps({"jobs": specs}).encode())
+    if status != 200 or answer.count(b'"status":201') != count:  # noqa: PLR2004 - OK
+        raise ConnectionError(f"POST /jobs:batch: {status} {answer[:1000]!r}")
+    # Not by requests, which would take CPU time of the server.
+    with closing(sqlite3.connect(service.home / "gradient.db")) as database:
+        wait_for(lambda: _all_ended(database), "the end of all jobs", _LONGEST_SECONDS)
+    took = time.perf_counter() - began
+    return count / took, 1000 * (_cpu_seconds(service) - before) / count
+
+
+def _all_ended(database: sqlite3.Connection) -> bool | None:
+    return database.execute("SELECT 1 FROM jobs WHERE finished_at IS NULL LIMIT 1").fetchone() is None or None
+
+
+def _cpu_seconds(service: Service) -> float:
+    times = psutil.Process(service.pid).cpu_times()
+    return times.user + times.system
