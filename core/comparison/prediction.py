@@ -206,5 +206,5 @@ def _notes(run: RunFigures, source: Peaks | None, target: MachineType) -> list[s
     if run.compute_bits is None:
         notes.append("The precision was not measured; single precision is assumed.")
     if target.replicas > 1 and target.replicas != run.replicas:
-        notes.append(f"Assumes that the program uses all {target.replicas} replicas of {target.name}.")
+        notes.append("Of a machine with several replicas, the program is assumed to use all.")
     return notes

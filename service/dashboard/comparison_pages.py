@@ -14,16 +14,18 @@ from core.formatting import format_duration
 from core.jobs import queries
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.dashboard.line_chart import Line, LineChart, draw_lines
-from service.dashboard.rendering import format_dollars, render_page
+from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
 from service.presenters.comparisons import comparison_view
 from service.routes.comparisons import list_comparisons
 from service.routes.jobs import predict_job
+from service.schemas.comparisons import BottleneckView, MachineRow
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
 _COLOURS = 8
 _SECONDS_PER_HOUR = 3600
+_HONOURS = {"fastest": "fastest", "cheapest": "cheapest", "most_accurate": "most accurate"}
 
 
 @router.get("/ui/comparisons")
@@ -39,10 +41,13 @@ def show_comparisons(
 def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCaller, comparison_id: str) -> Response:
     """Show a comparison: its table, the differences between its jobs, and their learning curves."""
     comparison = comparisons.get(session, comparison_id)
+    found = comparison_view(session, app_state, comparison)
     return render_page(
         "comparison.html",
         caller=caller,
-        found=comparison_view(session, app_state, comparison),
+        found=found,
+        honours={kind: _honours(found.rows, simulated=kind) for kind in (False, True)},
+        judgements=_judgements(found.rows),
         charts=_charts(session, comparison, comparisons.jobs_of(session, comparison.id)),
     )
 
@@ -62,6 +67,31 @@ def show_prediction(
     return render_page("prediction.html", caller=caller, found=found, name=name, precision=precision)
 
 
+def _honours(rows: Sequence[MachineRow], *, simulated: bool) -> dict[str, str]:
+    """Return labels of first ranks by the row's field, without a rank that all machines of a kind share."""
+    alike = [row for row in rows if row.simulated == simulated]
+    return {field: label for field, label in _HONOURS.items() if any((getattr(row, field) or 1) > 1 for row in alike)}
+
+
+def _judgements(rows: Sequence[MachineRow]) -> list[tuple[BottleneckView, list[MachineRow]]]:
+    """Return each judgement once, with the machines that it is of."""
+    found: list[tuple[BottleneckView, list[MachineRow]]] = []
+    for row in rows:
+        if row.bottleneck is None:
+            continue
+        same = next((of for judgement, of in found if judgement == row.bottleneck), None)
+        if same is None:
+            found.append((row.bottleneck, [row]))
+        else:
+            same.append(row)
+    return found
+
+
+def _format_cost(amount: float) -> str:
+    """Format a mark of the cost's axis exactly; marks of short jobs are fractions of a cent."""
+    return "$" + f"{amount:,.8f}".rstrip("0").rstrip(".")
+
+
 def _charts(session: Session, comparison: Comparison, jobs: Sequence[Job]) -> list[LineChart]:
     """Draw the comparison's metric against time and against dollars, one line for each job."""
     curves = comparisons.learning_curves(session, comparison, jobs)
@@ -74,6 +104,6 @@ def _charts(session: Session, comparison: Comparison, jobs: Sequence[Job]) -> li
             by_cost.append(Line(job.machine_type, colour, [(x * price, y) for x, y in curves[job.id]]))
     drawn = [
         draw_lines(f"{comparison.metric} by running time", by_time, format_duration),
-        draw_lines(f"{comparison.metric} by cost", by_cost, format_dollars),
+        draw_lines(f"{comparison.metric} by cost", by_cost, _format_cost),
     ]
     return [chart for chart in drawn if chart is not None]

@@ -26,6 +26,9 @@ def bench(*arguments: str, **settings: str) -> subprocess.CompletedProcess:
         ("submit", "POST /jobs", "raw insert, same stack"),
         ("start", "gradient-server api: until it serves", "bare FastAPI: until it serves"),
         ("artifact", "close, the file already on disk", "sha256 of 32 MiB"),
+        pytest.param(
+            *("prediction", "mnist-cnn, predicted for 2 CPUs", "mnist-cnn, 2 of 2 CPUs"), marks=pytest.mark.tensorflow
+        ),
     ],
 )
 def test_measures_a_subject_beside_its_floor_and_says_so_in_json(name, subject, floor, tmp_path):

@@ -40,7 +40,7 @@ _STYLE = """
 :root { color-scheme: light dark } body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
 padding: 0 1rem } table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td { text-align: left;
 padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #8884 } .table { overflow-x: auto } svg { max-width: 100% }
-code { overflow-wrap: anywhere }
+p { overflow-wrap: anywhere }
 """
 
 

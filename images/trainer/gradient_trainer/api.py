@@ -86,11 +86,13 @@ def load_data(options: TrainOptions) -> "DataSet":
     data: DataSet
     found = None if options.data in DATASETS.summaries() else options.data_path()
     if found is None:
+        if options.decode == "always":
+            raise OptionsError(f"--decode always needs image files as --data; {options.data} has none")
         data = DATASETS.get(options.data)(options.data_folders())
     else:
         # Imports Pillow, which other data sets do not need.
         files = importlib.import_module(f"{__package__}.datasets._files")
-        data = files.load_files(found, options.image_size, options.cache_folder())
+        data = files.load_files(found, options.image_size, options.cache_folder() if options.decode == "once" else None)
     return data
 
 

@@ -14,6 +14,7 @@ PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "auto")
 BACKENDS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 """Keras' backends, and the package that each needs."""
 XLA = ("auto", "on", "off")
+DECODE = ("once", "always")
 
 
 def _flag(group: str, metavar: str, meaning: str, choices: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -80,6 +81,15 @@ class TrainOptions:
     xla: str = field(
         default="auto",
         metadata=_flag("how", "WHEN", "compile with XLA: auto (on accelerators and with JAX), on or off", XLA),
+    )
+    decode: str = field(
+        default="once",
+        metadata=_flag(
+            "how",
+            "WHEN",
+            "decode the images of files once, into --cache-dir, or always: slower, without a cache",
+            DECODE,
+        ),
     )
     steps_per_execution: int = field(
         default=1, metadata=_flag("how", "N", "steps between two returns to Python: more is faster for short steps")
@@ -196,6 +206,9 @@ class TrainOptions:
             ),
             f"--backend {self.backend} cannot use the TPU of $TPU_GRPC_URL, which only TensorFlow speaks to": (
                 bool(environ.get("TPU_GRPC_URL")) and self.backend != "tensorflow"
+            ),
+            "--decode always cannot be combined with the TPU of $TPU_GRPC_URL, whose host prepares the input": (
+                bool(environ.get("TPU_GRPC_URL")) and self.decode == "always"
             ),
             "--milestones belongs to --schedule piecewise": bool(self.milestones) and not piecewise,
             "--schedule piecewise needs --milestones, such as 40000,60000": piecewise and not recipe.milestones,

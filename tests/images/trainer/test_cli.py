@@ -79,6 +79,7 @@ def test_a_missing_data_set_names_every_place_looked(tmp_path, monkeypatch, caps
         (["--augment", "crop,blur"], "--augment must be none, or any of crop,flip,cutout; it is crop,blur"),
         (["--precision", "half"], "--precision must be one of float32, mixed_float16,"),
         (["--epochs", "1", "--steps", "1"], "choose one"),
+        (["--decode", "always", "--data", "digits"], "--decode always needs image files as --data; digits has none"),
         (["--data", "absent.zip"], "unknown data set 'absent.zip'"),
     ],
 )

@@ -1,6 +1,7 @@
 """Images in files, their cache, and their augmentation."""
 
 import io
+import json
 import os
 import pickle
 import zipfile
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.keras_process_functions import augmented, read_folder, write_tfrecord
-from support.trainer_process import call_with_keras
+from support.trainer_process import SMALL_MODEL, call_with_keras, fork_trainer
 
 from gradient_trainer.datasets import _files
 from gradient_trainer.datasets._files import load_files
@@ -94,6 +95,29 @@ def test_what_cannot_be_decoded_is_named_and_leaves_no_cache(folder, tmp_path):
     with pytest.raises(DataSetError, match=r"9\.png.* has 8x9 pixels and the first image 8x8; --image-size N"):
         load_files(folder, None, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.tensorflow
+def test_images_decoded_in_every_step_train_the_same_and_leave_no_cache(folder, tmp_path):
+    (tmp_path / "small.py").write_text(SMALL_MODEL)
+    flags = ["--model", "small.py", "--data", str(folder), "--batch-size", "2", "--epochs", "2", "--restart"]
+
+    def train(decode):
+        output = tmp_path / decode
+        every = [*flags, "--decode", decode, "--output", str(output), "--cache-dir", str(output / "cache")]
+        return fork_trainer(every, tmp_path, {}), output
+
+    (once, kept), (always, nothing) = train("once"), train("always")
+    assert "decoded in every step" in always.stdout
+    results = [json.loads((output / "result.json").read_text()) for output in (kept, nothing)]
+    assert results[0]["test_loss"] == results[1]["test_loss"], once.stdout + always.stdout
+    assert (kept / "cache").exists()
+    assert not (nothing / "cache").exists()
+    (folder / "train" / "dog" / "1.png").write_bytes(b"no image")
+    damaged, _ = train("always")
+    assert damaged.returncode == 2
+    assert "1.png cannot be decoded as an image" in damaged.stdout
+    assert "Traceback" not in damaged.stdout
 
 
 def test_a_folder_without_a_part_is_refused(folder, tmp_path):

@@ -68,6 +68,7 @@ def test_a_models_recipe_is_the_default_of_the_flags():
         ({"precision": "mixed_float16"}, {"TPU_NAME": "local"}, "impossible on a TPU, which has no float16"),
         ({"precision": "float16"}, {"TPU_GRPC_URL": "grpc://10.0.0.2"}, "choose mixed_bfloat16"),
         ({"backend": "torch"}, {"TPU_GRPC_URL": "grpc://10.0.0.2"}, "only TensorFlow speaks to"),
+        ({"decode": "always"}, {"TPU_GRPC_URL": "grpc://10.0.0.2"}, "whose host prepares the input"),
         ({"milestones": "10,20"}, {}, "--milestones belongs to --schedule piecewise"),
         ({"schedule": "piecewise"}, {}, "--schedule piecewise needs --milestones"),
         ({"xla": "on"}, {}, "add --no-deterministic"),

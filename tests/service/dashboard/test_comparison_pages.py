@@ -23,6 +23,8 @@ def test_a_comparison_is_shown_with_its_curves(signed_in_browser, client, train)
     page = signed_in_browser.get(f"/ui/comparisons/{made['id']}").text
     assert "&lt;b&gt;digits" in page
     assert "fastest" in page
+    assert "most accurate" not in page, "both are as accurate"
+    assert page.count("Not measured: ") == 1, "one judgement of both machines"
     assert page.count("<polyline") == 4
     assert "accuracy by cost" in page
 

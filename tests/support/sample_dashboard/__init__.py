@@ -67,6 +67,28 @@ class SampleDashboard:
         job_id: str = answer.json()["id"]
         return job_id
 
+    def _compare(self) -> str:
+        """Compare simulated machines of scripted speeds, and return the comparison's id."""
+        spec = {
+            "machineType": "CPU,T4,V100",
+            "repeats": 2,
+            "command": "python3 train.py --rate 0.2 --steps 160 --scripted CPU=0.04,T4=0.015,V100=0.002",
+            "name": "two moons",
+            "project": "moons",
+            "metric": "val/accuracy",
+            "target": 0.84,
+        }
+        answer = self.deployment.request(
+            "POST", "/comparisons", files=make_form(spec, make_zip({"train.py": _TRAINING}))
+        )
+        assert answer.status_code == 201, answer.text
+        made = answer.json()
+        for row in made["rows"]:
+            for member in row["members"]:
+                self.deployment.wait_ended(member["jobId"])
+        comparison_id: str = made["id"]
+        return comparison_id
+
     def _put(self, path: str, body: dict[str, object]) -> None:
         answer = self.deployment.request("PUT", path, json=body)
         assert answer.is_success, answer.text
@@ -80,14 +102,12 @@ class SampleDashboard:
         failed = self._submit("python3 train.py --rates 0.1", name="misspelled")
         for job_id in (*trained, failed):
             deployment.wait_ended(job_id)
+        comparison = self._compare()
         runs = self._submit("python3 train.py --steps 100000 --pause 0.5", name="long-training", timeLimit=7200)
         self._submit("python3 train.py --steps 100000 --pause 0.5", name="beside-it")
         wait_until(lambda: len(deployment.request("GET", f"/jobs/{runs}/metrics").json()["series"]) > 0, "metrics")
         self._put("/secrets/WANDB_API_KEY", {"value": "not-a-real-one"})
         self._put("/registries/ghcr.io", {"username": "moons", "password": "not-a-real-one"})
-        body = {"jobs": trained, "name": "learning rates", "metric": "val/accuracy"}
-        made = deployment.request("POST", "/comparisons/from-jobs", json=body)
-        assert made.status_code == 201, made.text
         best = f"/ui/jobs/{trained[1]}"
         return {
             "login": "/ui/login",
@@ -106,7 +126,7 @@ class SampleDashboard:
             "json": f"{best}/artifacts/view?path=model/weights.json",
             "prediction": f"{best}/prediction",
             "comparisons": "/ui/comparisons",
-            "comparison": f"/ui/comparisons/{made.json()['id']}",
+            "comparison": f"/ui/comparisons/{comparison}",
             "projects": "/ui/projects",
             "project": "/ui/projects/moons",
             "machines": "/ui/machines",

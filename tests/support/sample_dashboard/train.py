@@ -20,8 +20,11 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--pause", type=float, default=0, help="seconds to wait after each step")
+    parser.add_argument("--scripted", default="", help="pauses of simulated machine types: CPU=0.02,V100=0.001")
     args = parser.parse_args()
-    numbers = random.Random(7)
+    pauses = dict(each.split("=") for each in args.scripted.split(",") if each)
+    pause = float(pauses.get(os.environ["GRADIENT_MACHINE_TYPE"], args.pause))
+    numbers = random.Random(7 + int(os.environ.get("SEED", "0")))
     data = [moon(numbers, index % 2) for index in range(POINTS)]
     weights = [0.0] * 4
     with open(os.environ["GRADIENT_METRICS_FILE"], "a", buffering=1) as metrics:
@@ -29,11 +32,17 @@ def main() -> None:
             batch = numbers.sample(data, 64)
             loss = descend(weights, batch, args.rate)
             accuracy = sum((predict(weights, x, y) > 0.5) == label for x, y, label in data) / POINTS
-            values = {"step": step, "train/loss": loss, "val/accuracy": accuracy, "learning_rate": args.rate}
+            values = {
+                "step": step,
+                "time": time.time(),
+                "train/loss": loss,
+                "val/accuracy": accuracy,
+                "learning_rate": args.rate,
+            }
             metrics.write(json.dumps(values) + "\n")
             if step % 20 == 0:
                 print(f"step {step:4d}  loss {loss:.4f}  accuracy {accuracy:.4f}", flush=True)
-            time.sleep(args.pause)
+            time.sleep(pause)
     save(Path(os.environ["GRADIENT_ARTIFACTS_DIR"]), weights, data, accuracy)
 
 

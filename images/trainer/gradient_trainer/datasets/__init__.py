@@ -3,10 +3,30 @@
 `folders` are searched in order; a data set that needs no files ignores them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """Images that are decoded whenever they are read.
+
+    Attributes:
+        shape: As of the array that they would be.
+        decode: Takes numbers of images and returns their pixels; may be called by several threads.
+    """
+
+    shape: tuple[int, int, int, int]
+    decode: Callable[[npt.NDArray[np.intp]], npt.NDArray[np.uint8]]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+
+Images = npt.NDArray[np.uint8] | EncodedImages
 
 
 @dataclass(frozen=True)
@@ -16,7 +36,8 @@ class DataSet:
     Attributes:
         name: The name chosen with `--data`.
         origin: Source of the examples, in words for the user.
-        x_train: Images, uint8 in 0..255, shape (examples, height, width, channels); may be a file mapped into memory.
+        x_train: Images, uint8 in 0..255, shape (examples, height, width, channels); may be a file mapped into memory,
+            or encoded.
         y_train: Labels in 0..classes-1, int32, shape (examples,).
         x_test: As x_train.
         y_test: As y_train.
@@ -26,9 +47,9 @@ class DataSet:
 
     name: str
     origin: str
-    x_train: npt.NDArray[np.uint8]
+    x_train: Images
     y_train: npt.NDArray[np.int32]
-    x_test: npt.NDArray[np.uint8]
+    x_test: Images
     y_test: npt.NDArray[np.int32]
     classes: int
     epochs: int

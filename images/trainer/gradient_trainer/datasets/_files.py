@@ -1,5 +1,6 @@
 """Images in files of the user's: folders of images, the same in a .zip, and TFRecord files."""
 
+import functools
 import io
 import itertools
 import time
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from gradient_trainer.datasets import DataSet
+from gradient_trainer.datasets import DataSet, EncodedImages
 from gradient_trainer.datasets._cache import CacheWriter, ImageCache, cache_key
 from gradient_trainer.datasets._tfrecord import read_records
 from gradient_trainer.errors import DataSetError
@@ -35,20 +36,23 @@ class _Examples:
     labels: list[int]
 
 
-def load_files(path: Path, image_size: int | None, cache_folder: Path) -> DataSet:
+def load_files(path: Path, image_size: int | None, cache_folder: Path | None) -> DataSet:
     """Read images from a folder or a .zip with `train/CLASS/*.jpg` and `test/CLASS/*.jpg`, or from TFRecord files.
 
-    Images are decoded once: the pixels are kept in `cache_folder`, and mapped into memory from there.
+    With a cache images are decoded once: the pixels are kept there, and mapped into memory. Without one they are
+    decoded whenever they are read.
 
     Args:
         path: The folder, or the .zip.
         image_size: Resize and crop every image to this height and width; None: all must have the same size.
-        cache_folder: The folder of decoded images.
+        cache_folder: The folder of decoded images; None: without a cache.
 
     Raises:
         DataSetError: There are no such images, or one of them cannot be decoded.
     """
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    if cache_folder is None:
+        return _open_encoded(path, _find(path, files), image_size)
     cache = ImageCache(cache_folder, cache_key(files, {"image_size": image_size}))
     if cache.exists():
         how = f"decoded before, from {cache.path}"
@@ -64,7 +68,6 @@ def load_files(path: Path, image_size: int | None, cache_folder: Path) -> DataSe
 
 def _decode(path: Path, files: list[Path], image_size: int | None, cache: ImageCache) -> None:
     parts = _find(path, files)
-    classes = 1 + max(max(examples.labels) for examples in parts.values())
     with CacheWriter(cache) as writer, ThreadPoolExecutor() as pool:
         shape = _decode_one(parts["train"].encoded[0], image_size, None).shape
         for part, examples in parts.items():
@@ -76,7 +79,32 @@ def _decode(path: Path, files: list[Path], image_size: int | None, cache: ImageC
                 decoded = pool.map(lambda one: _decode_one(one, image_size, shape), block)
                 for number, pixels in enumerate(decoded, start):
                     images[number] = pixels
-        writer.commit({"classes": classes, "source": str(path)})
+        writer.commit({"classes": _count_classes(parts), "source": str(path)})
+
+
+def _open_encoded(path: Path, parts: dict[str, _Examples], image_size: int | None) -> DataSet:
+    sides = _decode_one(parts["train"].encoded[0], image_size, None).shape
+    pool = ThreadPoolExecutor()
+
+    def decode(encoded: list[Read], numbers: npt.NDArray[np.intp]) -> npt.NDArray[np.uint8]:
+        return np.stack(list(pool.map(lambda number: _decode_one(encoded[number], image_size, sides), numbers)))
+
+    images, labels = {}, {}
+    for part, examples in parts.items():
+        shape = (len(examples.labels), *sides)
+        images[part] = EncodedImages(shape, functools.partial(decode, examples.encoded))
+        labels[part] = np.array(examples.labels, np.int32)
+    return DataSet(
+        path.stem,
+        f"{path}, decoded in every step",
+        *(images["train"], labels["train"], images["test"], labels["test"]),
+        _count_classes(parts),
+        DEFAULT_EPOCHS,
+    )
+
+
+def _count_classes(parts: dict[str, _Examples]) -> int:
+    return 1 + max(max(examples.labels) for examples in parts.values())
 
 
 def _decode_one(read: Read, size: int | None, shape: tuple[int, ...] | None) -> npt.NDArray[np.uint8]:

@@ -1,12 +1,14 @@
 """A model, compiled for its training, on the devices."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from gradient_trainer.errors import OptionsError, OtherTrainingError
+from gradient_trainer.errors import DataSetError, OptionsError, OtherTrainingError
 from gradient_trainer.outputs.checkpoints import Arrays
 from gradient_trainer.recipes import Recipe
 
@@ -56,12 +58,14 @@ class Learner:
 
     def fit(self, batches: tf.data.Dataset, hooks: Hooks) -> None:
         """Train on each of the batches once."""
-        self.model.fit(batches, shuffle=False, verbose=0, callbacks=hooks)
+        with _errors_of_data():
+            self.model.fit(batches, shuffle=False, verbose=0, callbacks=hooks)
 
     def evaluate(self, batches: tf.data.Dataset, after_steps: Callable[[], None] = lambda: None) -> tuple[float, float]:
         """Return loss and accuracy, each example counted once."""
         hooks = Hooks(self.model, lambda *_: None, after_steps)
-        values = self.model.evaluate(batches, verbose=0, callbacks=hooks, return_dict=True)
+        with _errors_of_data():
+            values = self.model.evaluate(batches, verbose=0, callbacks=hooks, return_dict=True)
         return float(values[LOSS]), float(values[ACCURACY])
 
     def arrays(self) -> Arrays:
@@ -89,6 +93,18 @@ class Learner:
         every = [*self.model.variables, *self.model.optimizer.variables]
         # Two layers of a model may share a name, hence the number.
         return {f"{number:04d}/{variable.path}": variable for number, variable in enumerate(every)}
+
+
+@contextmanager
+def _errors_of_data() -> Iterator[None]:
+    """Raise what the input pipeline reports as the data set's error, as such."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        found = re.search(rf"{DataSetError.__name__}: (.*)", str(error))
+        if found is None:
+            raise
+        raise DataSetError(found[1]) from error
 
 
 def build_model(

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from gradient_trainer.datasets import EncodedImages, Images
+
 from .augmentation import SEEDS, augment
 from .batches import Batches, Indices, padded
 
-Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int32]
 
 
@@ -19,16 +20,19 @@ class Examples:
     """Labelled images that are read by their numbers.
 
     Args:
-        images: Shape (examples, height, width, channels); may be a file mapped into memory.
+        images: Shape (examples, height, width, channels); may be a file mapped into memory, or encoded.
         labels: Shape (examples,).
         remote: Another machine prepares the input, so it gets a copy of all the images.
     """
 
     def __init__(self, images: Images, labels: Labels, *, remote: bool) -> None:
+        self._encoded = images if isinstance(images, EncodedImages) else None
         with tf.device("CPU:0"):
             self._labels = tf.constant(labels)
             # TensorFlow needs memory that is aligned to 64 bytes; the cache's files are, other arrays may not be.
-            if isinstance(images, np.memmap) and not remote and images.ctypes.data % _ALIGNMENT == 0:
+            if isinstance(images, EncodedImages):
+                self._images = None
+            elif isinstance(images, np.memmap) and not remote and images.ctypes.data % _ALIGNMENT == 0:
                 # Shares the memory, so that a file larger than the memory is read page by page.
                 self._images = tf.experimental.dlpack.from_dlpack(images.__dlpack__())
             else:
@@ -36,7 +40,12 @@ class Examples:
 
     def read(self, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return images and labels, in a graph of TensorFlow's input pipeline."""
-        return tf.gather(self._images, numbers), tf.gather(self._labels, numbers)
+        labels = tf.gather(self._labels, numbers)
+        if self._encoded is None:
+            return tf.gather(self._images, numbers), labels
+        # Not stateful: TensorFlow would prepare one batch at a time, to be deterministic.
+        images = tf.numpy_function(self._encoded.decode, [numbers], tf.uint8, stateful=False)
+        return tf.ensure_shape(images, (*numbers.shape, *self._encoded.shape[1:])), labels
 
 
 def training_batches(

@@ -38,14 +38,14 @@ def main() -> None:
         batches = make_batches(options, photos, labels, Path(cache))
         model = make_model()
         # One epoch fills the cache, compiles, and is left out of the pace.
-        fit(model, batches, Reporter(), 0)
+        fit(model, batches, Reporter(silent=True), 0)
         reporter = Reporter()
         for epoch in range(options.epochs):
             fit(model, batches, reporter, epoch)
         starved = reporter.pace()
         without = Reporter(silent=True)
         fit(model, batches.take(1).cache().repeat(len(batches)), without, 0)
-    reporter.write({"input_wait_share": max(0.0, 1 - starved / without.pace()), "steps_per_second": starved})
+    reporter.write({"input_wait_share": max(0.0, 1 - starved / without.pace())})
 
 
 def encode_photos(options: argparse.Namespace) -> tuple[list[bytes], list[int]]:
@@ -90,7 +90,7 @@ def fit(model: keras.Model, batches: tf.data.Dataset, reporter: Reporter, epoch:
 
 
 class Reporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Appends a metrics line at the end of each epoch of a training, and measures the pace of all."""
+    """Appends a metrics line at the end of each epoch of a training unless silent, and measures the pace of all."""
 
     def __init__(self, *, silent: bool = False) -> None:
         super().__init__()
