@@ -218,6 +218,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "id": str(job["id"]),
         "name": str(job.get("name") or ""),
         "project": str(job.get("project") or ""),
+        "owner": str(job.get("owner") or ""),
         "state": describe_state(job),
         "reason": str(job.get("reason") or ""),
         "phase": phase,
