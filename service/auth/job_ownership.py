@@ -1,5 +1,6 @@
-"""Who may change a job or a comparison: its owner, that is the key that submitted it or another key of the same user,
-and administrators. All keys may read and clone.
+"""Owners: only they and administrators change a job or a comparison; all keys may read and clone.
+
+The owner is the key that submitted it, with the other keys of the same user.
 
 The routes' own table decides where the rule applies: to every route below a job or a comparison that does not only
 read, unless `OPEN_ENDPOINTS` names it. Routes that get ids in a body call `require_owner` themselves.
@@ -72,8 +73,8 @@ def _may_change_all(app_state: AppState, caller: Principal) -> bool:
 def _refusal(session: Session, caller: Principal, what: str, owner_id: str) -> OwnerOnly:
     owner = api_keys.names(session, [owner_id]).get(owner_id, "an unknown key")
     return OwnerOnly(
-        f"{what} belongs to {owner} (API key {owner_id}), and your key is {caller.id} ({caller.name}). Only its owner "
-        "and administrators may stop, delete, change or enter it: ask one of them, or work with a clone."
+        f"{what} belongs to the API key {owner!r} ({owner_id}), and yours is {caller.name!r} ({caller.id}). Only its "
+        "owner and administrators may stop, delete, change or enter it: ask one of them, or work with a clone."
     )
 
 

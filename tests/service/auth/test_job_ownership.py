@@ -8,6 +8,13 @@ from core.security import api_keys, users
 from service.auth.job_ownership import OPEN_ENDPOINTS
 
 READING = {"GET", "HEAD"}
+HANDSHAKE = {
+    "connection": "upgrade",
+    "upgrade": "websocket",
+    "sec-websocket-version": "13",
+    "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
+"""Headers that ask for a WebSocket."""
 BODIES = {
     "original_update_tags": lambda ids: {"entity": "job", "entityId": ids["job_id"], "tags": ["x"]},
     "change_tags": lambda _ids: {"add": ["x"]},
@@ -71,7 +78,7 @@ def bob(add_key):
 
 
 @pytest.fixture
-def ids(client, worker):
+def ids(client):
     """Ids of what the key of `client` owns, by the parameter of a path."""
     first, second = (client.post("/jobs", json=make_job_body()).json() for _ in range(2))
     made = client.post("/comparisons/from-jobs", json={"jobs": [first["id"], second["id"]]})
@@ -97,28 +104,18 @@ def test_every_route_that_changes_a_job_refuses_all_other_keys(app, anonymous_cl
         if function in OPEN_ENDPOINTS:
             continue
         headers = bob[1] | {"sec-fetch-site": "same-origin"}
-        if method == "WEBSOCKET":
-            method, headers = "GET", headers | WEBSOCKET
         answer = anonymous_client.request(
-            method,
+            "GET" if method == "WEBSOCKET" else method,
             path.format_map(ids | {"session_id": "e1"}),
-            headers=headers,
+            headers=headers | (HANDSHAKE if method == "WEBSOCKET" else {}),
             params={"port": 80},
             json=BODIES.get(name, lambda _ids: None)(ids),
         )
         assert answer.status_code == 403, (method, path, answer.text)
-        assert "belongs to tests (API key" in answer.text, (method, path)
+        assert "belongs to the API key 'tests'" in answer.text, (method, path)
         checked.add(name)
     assert len(checked) > 12
     assert client.get(f"/jobs/{ids['job_id']}").json() == before
-
-
-WEBSOCKET = {
-    "connection": "upgrade",
-    "upgrade": "websocket",
-    "sec-websocket-version": "13",
-    "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
-}
 
 
 @pytest.mark.parametrize("action", ["stop", "delete", "tag"])
@@ -165,4 +162,4 @@ def test_the_page_of_a_job_says_whose_it_is(anonymous_client, stores, ids, bob):
     assert "tests" in anonymous_client.get(f"/ui/jobs/{ids['job_id']}", headers=headers).text
     refused = anonymous_client.post(f"/ui/jobs/{ids['job_id']}/stop", headers=headers)
     assert refused.status_code == 403
-    assert "belongs to tests (API key" in refused.text
+    assert "belongs to the API key" in refused.text
