@@ -150,10 +150,7 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
     return JobView(
         **_option_fields(spec) | {"name": job.shown_name, "machine_type": job.machine_type, "ports": ports},
         id=job.id,
-        project=context.project,
-        project_id=job.project_id,
-        owner=context.owner,
-        owner_key=job.submitted_by,
+        **_project_fields(job, context),
         state=public_state(job.state, job.exit_code),
         phase=job.phase,
         phase_detail=job.phase_detail,
@@ -184,6 +181,15 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         stop_requested=job.stop_requested_at is not None,
         url=f"{settings.public_url}/ui/jobs/{job.id}",
     )
+
+
+def _project_fields(job: Job, context: _JobContext) -> dict[str, Any]:
+    return {
+        "project": context.project,
+        "project_id": job.project_id,
+        "owner": context.owner,
+        "owner_key": job.submitted_by,
+    }
 
 
 def _comparison_views(found: Sequence[Comparison], settings: Settings) -> list[JobComparison]:

@@ -217,8 +217,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     exact = {
         "id": str(job["id"]),
         "name": str(job.get("name") or ""),
-        "project": str(job.get("project") or ""),
-        "owner": str(job.get("owner") or ""),
+        **{name: str(job.get(name) or "") for name in ("project", "owner")},
         "state": describe_state(job),
         "reason": str(job.get("reason") or ""),
         "phase": phase,
