@@ -18,6 +18,7 @@ GradientError
 ├── IdempotencyMismatch
 ├── Unauthorized
 ├── AdministratorOnly
+├── OwnerOnly
 ├── SecretUnreadable
 ├── StoreUnavailable
 ├── StorageFull
@@ -57,7 +58,7 @@ class JobNotFound(NotFound):
     """No job has this id."""
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"No such job: {job_id!r}. `gradient-cli jobs list` shows yours.", field="jobId")
+        super().__init__(f"No such job: {job_id!r}. `gradient-cli jobs list` lists the ids.", field="jobId")
 
 
 class ComparisonNotFound(NotFound):
@@ -65,7 +66,7 @@ class ComparisonNotFound(NotFound):
 
     def __init__(self, comparison_id: str) -> None:
         super().__init__(
-            f"No such comparison: {comparison_id!r}. `gradient-cli compare list` shows yours.", field="comparisonId"
+            f"No such comparison: {comparison_id!r}. `gradient-cli compare list` lists the ids.", field="comparisonId"
         )
 
 
@@ -127,6 +128,10 @@ class Unauthorized(GradientError):
 
 class AdministratorOnly(GradientError):
     """The API key is valid, but not that of an administrator."""
+
+
+class OwnerOnly(GradientError):
+    """The API key is valid, but the job belongs to another one."""
 
 
 class SecretUnreadable(GradientError):

@@ -20,6 +20,7 @@ from core.settings import Settings
 from core.storage.artifacts.factory import open_artifacts
 from service import dashboard, original
 from service.auth.authentication import require_key_or_session
+from service.auth.job_ownership import OwnerCheck
 from service.auth.per_key_limits import Limits
 from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
@@ -152,7 +153,9 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.include_router(health.router, responses=errors.PUBLIC_RESPONSES)
     app.include_router(client_wheel.router)
     for module in ROUTE_MODULES:
-        app.include_router(module.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
+        app.include_router(
+            module.router, dependencies=[Depends(require_key_or_session), OwnerCheck], responses=errors.RESPONSES
+        )
     dashboard.mount(app)
     # The outermost middleware: the error pages are rendered from responses that are not compressed yet.
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=6, exclude_content_types=_NOT_COMPRESSED)

@@ -47,8 +47,10 @@ def unknown_argument(word: str, parser: argparse.ArgumentParser, takes_program: 
     """Return the error for an option or an argument that a command does not take."""
     lists = f"`{parser.prog} --help` lists the options."
     if not word.startswith("-"):
-        hint = f"The command of the job follows --, as in `{parser.prog} -- python main.py`; " if takes_program else ""
-        return UsageError(f"unexpected argument {word!r}", hint=f"{hint}A value with spaces needs quotes; {lists}")
+        usage = f"The command follows --, as in `{parser.prog} -- python main.py`." if takes_program else ""
+        return UsageError(
+            f"unexpected argument {word!r}", hint=f"{usage or 'A value with spaces needs quotes.'} {lists}"
+        )
     flag = word.partition("=")[0]
     known = [
         name

@@ -6,6 +6,8 @@ import os
 import re
 import sys
 
+from gradient_cli.errors import FAILED, ClientError, UsageError
+
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from typing import TextIO
@@ -109,3 +111,20 @@ def truncate(text: str, columns: int) -> str:
 def print_message(text: str) -> None:
     """Print a message to stderr: it is not part of the command's result."""
     print(text, file=sys.stderr, flush=True)
+
+
+def confirm_deletion(what: str) -> None:
+    """Ask whether to delete something.
+
+    Raises:
+        UsageError: There is no terminal to ask on.
+        ClientError: The answer is no.
+    """
+    if not is_tty(sys.stdin):
+        raise UsageError(
+            f"{sanitize(what)} would be deleted, and there is no terminal to ask on", hint="Delete it unasked: --yes."
+        )
+    sys.stderr.write(f"Delete {sanitize(what)}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise ClientError("nothing was deleted", code=FAILED)

@@ -9,6 +9,7 @@ import hmac
 import secrets
 import string
 import zlib
+from collections.abc import Collection
 from datetime import UTC, datetime
 
 from sqlalchemy import delete, insert, or_, select, update
@@ -71,6 +72,11 @@ def create(session: Session, name: str, *, days: float | None = None) -> tuple[A
 def list_keys(session: Session) -> list[ApiKey]:
     """Return all keys, including revoked ones, oldest first."""
     return list(session.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)))
+
+
+def names(session: Session, key_ids: Collection[str]) -> dict[str, str]:
+    """Return the names of keys by id."""
+    return {key.id: key.name for key in session.execute(select(ApiKey.id, ApiKey.name).where(ApiKey.id.in_(key_ids)))}
 
 
 def revoke(session: Session, key_id: str) -> ApiKey:

@@ -91,6 +91,12 @@ def sign_in(session: Session, email: str, password: str) -> User:
     return user
 
 
+def keys_of_same_user(session: Session, key_id: str) -> set[str]:
+    """Return the ids of the keys issued to the user of this key; of a key without a user, its own."""
+    user_id = select(UserKey.user_id).where(UserKey.key_id == key_id).scalar_subquery()
+    return {key_id, *session.scalars(select(UserKey.key_id).where(UserKey.user_id == user_id))}
+
+
 def create_key_for(session: Session, user_id: str, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:
     """Create an API key for a user who has signed in.
 

@@ -72,8 +72,12 @@ class SignInSettings(SettingsGroup):
     )
     administrators: list[str] = Field(
         default=[],
-        description="ids of the API keys that may create keys and revoke those of others, as a JSON list, in addition "
-        "to the key in cli.json of the API's own machine",
+        description="ids of the API keys that may create keys, revoke those of others, and stop, delete, change and "
+        "enter everybody's jobs, as a JSON list, in addition to the key in cli.json of the API's own machine",
+    )
+    shared_jobs: bool = Field(
+        default=False,
+        description="let every key stop, delete, change and enter every job, not only its owner's and administrators'",
     )
     key_days: float = Field(
         default=90.0,

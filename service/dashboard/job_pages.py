@@ -14,6 +14,7 @@ from core.jobs import queries
 from core.storage.joblogs.reader import LogReader
 from core.storage.joblogs.search import FoundLines
 from service.auth.authentication import PageCaller, require_key_or_session
+from service.auth.job_ownership import OwnerCheck
 from service.dashboard.login import HOME, SameOriginForm
 from service.dashboard.rendering import job_url, render_page
 from service.dashboard.timeline import PhaseSpan, phase_spans
@@ -25,7 +26,7 @@ from service.schemas.events import EventView
 from service.schemas.jobs import MAX_LINE
 from service.schemas.logs import LogPage
 
-router = APIRouter(dependencies=[Depends(require_key_or_session)])
+router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
 LIVE = frozenset({"Pending", "Running"})
 """States in which the page of a job refreshes itself."""

@@ -39,6 +39,7 @@ STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
     errors.IdempotencyMismatch: 422,
     errors.Unauthorized: 401,
     errors.AdministratorOnly: 403,
+    errors.OwnerOnly: 403,
     errors.SecretUnreadable: 503,
     errors.StoreUnavailable: 503,
     errors.ExtraMissing: 503,
@@ -73,7 +74,7 @@ def _declare_responses(descriptions: Mapping[int, str]) -> dict[int | str, dict[
 PUBLIC_RESPONSES = _declare_responses(
     {
         400: "The request has an invalid value; `field` names it.",
-        403: "A page of another site sent the request.",
+        403: "A page of another site sent the request, or the job belongs to another API key.",
         413: "The request is too large.",
         421: "The Host header names another service.",
         500: "The service failed; `message` has the id of the error in its log.",

@@ -21,6 +21,7 @@ from core.jobs.scheduling.port_allocations import ports_of_jobs
 from core.jobs.scheduling.wait_status import WaitStatus, format_moment, wait_statuses
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import OWNED, JobState
+from core.security import api_keys
 from core.settings import Settings
 from core.storage import retention
 from core.storage.retention import OutputKind, RecordedRemoval
@@ -99,6 +100,7 @@ def submitted_view(app_state: AppState, job: Job, project: str, notes_on_job: Se
 def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> list[JobView]:
     """Convert jobs to their public form; the number of queries does not depend on the number of jobs."""
     names = queries.project_names(session, jobs)
+    owners = api_keys.names(session, {job.submitted_by for job in jobs})
     waits = wait_statuses(session, jobs)
     removed = retention.recorded_removals(session, jobs)
     attempts = queries.current_attempts(session, jobs)
@@ -112,6 +114,7 @@ def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> lis
             job,
             _JobContext(
                 names[job.project_id],
+                owners.get(job.submitted_by),
                 waits.get(job.id),
                 removed.get(job.id, ()),
                 ports.get(job.id, ()),
@@ -130,6 +133,7 @@ class _JobContext(NamedTuple):
     """Data of a job from outside its row."""
 
     project: str
+    owner: str | None = None
     waits: WaitStatus | None = None
     removed: Sequence[RecordedRemoval] = ()
     ports: Sequence[PortAllocation] = ()
@@ -146,8 +150,7 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
     return JobView(
         **_option_fields(spec) | {"name": job.shown_name, "machine_type": job.machine_type, "ports": ports},
         id=job.id,
-        project=context.project,
-        project_id=job.project_id,
+        **_project_fields(job, context),
         state=public_state(job.state, job.exit_code),
         phase=job.phase,
         phase_detail=job.phase_detail,
@@ -178,6 +181,15 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         stop_requested=job.stop_requested_at is not None,
         url=f"{settings.public_url}/ui/jobs/{job.id}",
     )
+
+
+def _project_fields(job: Job, context: _JobContext) -> dict[str, Any]:
+    return {
+        "project": context.project,
+        "project_id": job.project_id,
+        "owner": context.owner,
+        "owner_key": job.submitted_by,
+    }
 
 
 def _comparison_views(found: Sequence[Comparison], settings: Settings) -> list[JobComparison]:

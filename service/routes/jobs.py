@@ -15,7 +15,8 @@ from core.jobs import lifecycle, queries, tags
 from core.jobs.queries import JobFilter
 from core.search.computed_columns import parse_order
 from core.search.conditions import build_conditions
-from service.auth.authentication import Caller, PageCaller, SearchSlot
+from service.auth.authentication import Caller, PageCaller, Principal, SearchSlot
+from service.auth.job_ownership import require_owner
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_batch, allow_upload
 from service.http.errors import error_detail
@@ -205,15 +206,16 @@ def list_jobs(
 
 @router.post("/actions", openapi_extra=json_body_schema(JobActions))
 def act_on_jobs(
-    app_state: AppStateDep, _caller: Caller, body: Annotated[JobActions, Depends(parse_json_body(JobActions))]
+    app_state: AppStateDep, caller: Caller, body: Annotated[JobActions, Depends(parse_json_body(JobActions))]
 ) -> ActionResults:
     """Stop, delete or tag several jobs; each succeeds or fails by itself."""
-    return ActionResults(results=[_act(app_state, job_id, body) for job_id in dict.fromkeys(body.ids)])
+    return ActionResults(results=[_act(app_state, caller, job_id, body) for job_id in dict.fromkeys(body.ids)])
 
 
-def _act(app_state: AppState, job_id: str, wanted: JobActions) -> ActionResult:
+def _act(app_state: AppState, caller: Principal, job_id: str, wanted: JobActions) -> ActionResult:
     try:
         with app_state.database.write() as session:
+            require_owner(session, app_state, caller, job_id)
             if wanted.action == "tag":
                 job = tags.change(session, job_id, add=wanted.add, remove=wanted.remove)
             else:

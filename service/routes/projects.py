@@ -9,6 +9,7 @@ from core.db.models.jobs import Project
 from core.jobs import projects, queries
 from core.jobs.projects import ActiveCounts
 from service.auth.authentication import Caller
+from service.auth.job_ownership import require_owner_of_all
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters import openapi_links
@@ -71,8 +72,9 @@ def update_project(
 
 
 @router.delete("/{project_id}", status_code=204)
-def delete_project(session: WriteSession, _caller: Caller, project_id: str) -> None:
-    """Delete a project with all its jobs, of which none may be waiting or running."""
+def delete_project(session: WriteSession, app_state: AppStateDep, caller: Caller, project_id: str) -> None:
+    """Delete a project with all its jobs, of which none may be waiting or running, or belong to others."""
+    require_owner_of_all(session, app_state, caller, project_id)
     projects.delete(session, project_id)
 
 

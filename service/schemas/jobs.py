@@ -150,6 +150,10 @@ class JobView(ViewOptions, View):
     name: str
     project: str
     project_id: str
+    owner: str | None = Field(
+        description="name of the API key that submitted it; null in responses to submissions, and if it is unknown"
+    )
+    owner_key: str = Field(description="id of that key")
     state: str = Field(description="Pending, Running, Stopped, Failed, Error or Cancelled")
     phase: str | None
     phase_detail: str | None

@@ -264,12 +264,16 @@ def test_init_in_a_folder_that_cannot_be_written(cli):
 
 def test_several_jobs_are_stopped_and_deleted_in_one_request(cli, server, protocol):
     error = {"name": "JobNotFound", "status": 404, "message": "No such job: 'jgone0000000000'."}
-    stopped = {"id": protocol.id, "done": True, "job": protocol.job(state="Cancelled", message=None)}
-    server.on("POST", "/jobs/actions", {"results": [stopped, {"id": "jgone000000000", "done": False, "error": error}]})
+    ended = protocol.job(state="Cancelled", message=None, finishedAt="2026-01-01T00:00:00.000Z")
+    stopped = {"id": protocol.id, "done": True, "job": ended}
+    running = {"id": "jgoing00000000", "done": True, "job": protocol.job(state="Running", message=None)}
+    unknown = {"id": "jgone000000000", "done": False, "error": error}
+    server.on("POST", "/jobs/actions", {"results": [stopped, running, unknown]})
     shown = cli("jobs", "stop", protocol.id, "jgone000000000")
     assert shown.returncode == 4
     assert shown.stderr.splitlines() == [
         f"{protocol.id}  Cancelled",
+        "jgoing00000000  stopping",
         "jgone000000000  error: No such job: 'jgone0000000000'.",
     ]
     assert json.loads(server.requests[-1].body) == {"action": "stop", "ids": [protocol.id, "jgone000000000"]}

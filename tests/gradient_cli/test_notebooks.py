@@ -33,3 +33,12 @@ def test_a_job_that_ends_while_it_is_entered_gives_its_own_exit_code(capsys):
     args = Namespace(json=False, detach=False, token="t", localPort=0)
     assert notebooks._open(args, RefusingApi(), {"id": "j1", "url": ""}) == 5
     assert "exit code 5" in capsys.readouterr().err
+
+
+def test_a_notebook_is_the_last_job_of_its_folder(cli, server, protocol):
+    ended = protocol.job(state="Failed", exitCode=5, finishedAt="2026-01-01T00:00:00.000Z")
+    server.on("POST", "/jobs", protocol.job())
+    server.on("GET", f"/jobs/{protocol.id}", ended)
+    server.on("GET", f"/jobs/{protocol.id}/artifacts", {"files": [], "totalFiles": 0, "totalBytes": 0, "next": None})
+    assert cli("notebooks", "run", "--workspace", "none", "-m", "CPU").returncode == 5
+    assert f"job {protocol.id} (the last one of this folder)" in cli("jobs", "show").stderr

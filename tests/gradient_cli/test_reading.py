@@ -186,6 +186,7 @@ def test_lines_of_a_time(log):
     assert len(log.asked) < 12, "a search by halves, not of the whole log"
     assert log("--since", "2024-05-01T09:00Z")[0][0] == "Step 1"
     assert log("--since", "1m") == ([], "no more lines\n")
+    assert log("--until", "2024-05-01T09:00Z") == ([], "no lines before that time\n")
 
 
 def test_lines_with_a_text(log):

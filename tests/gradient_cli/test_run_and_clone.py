@@ -122,8 +122,11 @@ def test_a_project_is_deleted_by_its_name(cli, server, protocol):
     server.on("GET", "/projects", {"projects": [{"id": "pr1", "name": "vision", "jobCount": 2}]})
     busy = protocol.error(400, "1 jobs of this project have not ended.", field="projectId")
     server.on("DELETE", "/projects/pr1", busy, protocol.Reply(status=204))
-    refused = cli("projects", "delete", "vision")
+    unasked = cli("projects", "delete", "vision")
+    assert (unasked.returncode, "project vision with 2 jobs" in unasked.stderr) == (2, True)
+    assert not [one for one in server.requests if one.method == "DELETE"]
+    refused = cli("projects", "delete", "vision", "--yes")
     assert refused.returncode == 4
     assert "have not ended" in refused.stderr
-    assert "deleted vision with 2 jobs" in cli("projects", "delete", "vision").stderr
+    assert "deleted vision with 2 jobs" in cli("projects", "delete", "vision", "--yes").stderr
     assert cli("projects", "delete").returncode == 2

@@ -1,6 +1,8 @@
+import ast
 import asyncio
 import builtins
 import re
+from pathlib import Path
 
 import pytest
 
@@ -220,3 +222,14 @@ def test_a_batch_for_asyncio(folder):
     results = asyncio.run(submit())
     assert isinstance(results[0], gradient_jobs.AsyncJob)
     assert isinstance(results[1], gradient_jobs.ServerError)
+
+
+@pytest.mark.parametrize("page", ["client/README.md", "docs/sdk.md"])
+def test_the_options_of_documented_calls_exist(page):
+    text = (Path(__file__).parents[2] / page).read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    nodes = [node for block in blocks for node in ast.walk(ast.parse(block))]
+    calls = [one for one in nodes if isinstance(one, ast.Call) and ast.unparse(one.func).endswith("jobs.create")]
+    used = {keyword.arg for call in calls for keyword in call.keywords}
+    assert used
+    assert used <= JobOptions.__annotations__.keys()

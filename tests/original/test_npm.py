@@ -137,7 +137,7 @@ def test_a_job_is_shown_and_found_in_lists(paperspace, ended):
     for arguments in [("--project", "another"), ("--state", "Failed"), ("--container", "d"), ("--dataset", "mnist")]:
         assert ended not in [one["id"] for one in paperspace("jobs", "list", *arguments).json], arguments
     assert paperspace("jobs", "show", "--jobId", "jnone").json == {
-        "error": "No such job: 'jnone'. `gradient-cli jobs list` shows yours.",
+        "error": "No such job: 'jnone'. `gradient-cli jobs list` lists the ids.",
         "status": 404,
     }
 

@@ -29,6 +29,7 @@ STARTED = b"gradient: the wrapper starts\n"
 _NO_CORES = "ulimit -c 0"
 _WRAPPER_INSIDE = "/.gradient/run.sh"
 _USER_NAME = "gradient"
+_ACCOUNTS = Path("/etc/passwd")
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount point
 _TEMPORARY = "/tmp"  # noqa: S108 - a mount point
 # Not all of /etc, which may have passwords that the worker's user may read, such as the service's settings.
@@ -136,6 +137,7 @@ class JobSandbox:
         chown_folders(spec, ContainerUser(*own, own))
         for folder in private:
             os.chown(folder, *own)
+        _write_accounts(spec, own[0])
         return own[0]
 
     def command(self, spec: LaunchSpec, uid: int, copied: Mapping[str, int]) -> list[str]:
@@ -154,6 +156,8 @@ class JobSandbox:
         for path, descriptor in copied.items():
             words += ["--perms", "0644", "--file", str(descriptor), path]
         words += [*(_machine_files() if sandbox_support(self.settings).limitation else _own_proc()), "--dev", "/dev"]
+        if uid >= 0:
+            words += ["--ro-bind", str(_accounts(spec)), str(_ACCOUNTS)]
         if spec.shared_mem_bytes is not None:
             words += ["--size", str(spec.shared_mem_bytes)]
         words += ["--perms", "1777", "--tmpfs", _SHARED_MEMORY]
@@ -210,6 +214,16 @@ def _shell(uid: int) -> list[str]:
 def _private_folders(spec: LaunchSpec) -> tuple[Path, Path]:
     """Return the folders behind the job's home and /tmp: on disk, within the attempt's quota, deleted with it."""
     return spec.control.parent / "home", spec.control.parent / "tmp"
+
+
+def _accounts(spec: LaunchSpec) -> Path:
+    return spec.control.parent / _ACCOUNTS.name
+
+
+def _write_accounts(spec: LaunchSpec, uid: int) -> None:
+    """Write the host's accounts with the job's user, which has no name there: shells and programs ask for one."""
+    known = _ACCOUNTS.read_text() if _ACCOUNTS.exists() else ""
+    _accounts(spec).write_text(f"{_USER_NAME}:x:{uid}:{uid}::{HOME}:/bin/bash\n{known}")
 
 
 def _own_proc() -> list[str]:

@@ -333,7 +333,7 @@ class Transport:
         """Return the error that the server describes in a response, or in a result for one of several jobs."""
         status = int(error["status"])
         message, name, field = (sanitize(error.get(part) or "") for part in ("message", "name", "field"))
-        hint = "" if name == "ExecDisabled" else _HINTS.get(status, "")
+        hint = _HINTS.get(status, "")
         if status == _UNAUTHORIZED and not self._key:
             message, hint = f"no API key is known for {self.url}", f"{explain_missing_key(self.url)} {_NO_KEY_HINT}"
         wait = _parse_retry_after(str(error.get("retryAfter") or ""))
@@ -370,7 +370,6 @@ _NO_KEY_HINT = (
 )
 _HINTS = {
     401: "`gradient-cli login` saves a valid key; `gradient-server keys create` creates one.",
-    403: "Use a key that is allowed to do this.",
     413: "Exclude files with a .gradientignore, or transfer data outside of the workspace.",
     429: "Try again later, or ask the server's operator to raise the limit.",
     500: "Try again; if it keeps failing, check the server's log.",

@@ -11,6 +11,7 @@ from gradient_cli import terminal
 from gradient_cli.commands.jobs import create
 from gradient_cli.errors import OK, ServerError, UsageError
 from gradient_cli.options import add_option
+from gradient_cli.workspace.job_spec import describe
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ exec python3 -m jupyterlab --no-browser --allow-root --ip=127.0.0.1 --port="$GRA
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `notebooks run`."""
     create.add_create(parser)
+    describe(parser, "command", "TEXT", argparse.SUPPRESS)  # `run` makes the command
     add_option(
         parser,
         "--idleMinutes",

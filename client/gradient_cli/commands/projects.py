@@ -79,6 +79,7 @@ def add_update(parser: argparse.ArgumentParser) -> None:
 def add_delete(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `projects delete`."""
     _add_project(parser)
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask; needed without a terminal")
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=delete)
@@ -177,16 +178,18 @@ def update(args: argparse.Namespace) -> int:
 
 
 def delete(args: argparse.Namespace) -> int:
-    """Delete a project with its jobs; the server refuses it while jobs wait or run."""
+    """Delete a project with its jobs, after a question if it has any; the server refuses it while jobs wait or run."""
     from gradient_cli.api.client import connect
 
     api = connect(args)
     project = find_project(api, args.project)
+    jobs = format_count(project.get("jobCount") or 0, "job")
+    if project.get("jobCount") and not args.yes:
+        terminal.confirm_deletion(f"project {project['name']} with {jobs}, their logs and artifacts")
     api.delete_project(project["id"])
     if args.json:
         print_json({"id": project["id"], "deleted": True})
     else:
-        jobs = format_count(project.get("jobCount") or 0, "job")
         terminal.print_message(f"deleted {terminal.sanitize(project['name'])} with {jobs}")
     return OK
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from gradient_cli import terminal
-from gradient_cli.errors import FAILED, OK, ClientError, UsageError
+from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import format_count, format_past, format_size, print_json, print_table
 from gradient_cli.options import add_connection, add_json, add_option, add_positional
 
@@ -78,8 +77,10 @@ def ls(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"entries": entries})
     elif not entries:
-        where = "this folder" if path else "the storage"
-        terminal.print_message(f"{where} is empty; `gradient-cli storage put FILE` uploads into it")
+        empty = (
+            "this folder is empty" if path else "the storage is empty; `gradient-cli storage put FILE` uploads a file"
+        )
+        terminal.print_message(empty)
     else:
         ends = {"folder": "/", "other": " (not a file)"}
         rows = [
@@ -156,16 +157,10 @@ def rm(args: argparse.Namespace) -> int:
     api = connect(args)
     project_id = _project_id(api, args)
     if not args.yes:
-        if not terminal.is_tty(sys.stdin):
-            raise UsageError("rm asks before it deletes, and there is no terminal", hint="Delete without it: --yes.")
         entries = list_entries(api, project_id, path, recursive=True)
         files = [entry for entry in entries if entry["kind"] == "file"]
         size = format_size(sum(entry["size"] for entry in files))
-        shown = f"{STORAGE}/{path} ({format_count(len(files), 'file')}, {size})"
-        sys.stderr.write(f"Delete {terminal.sanitize(shown)}? [y/N] ")
-        sys.stderr.flush()
-        if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-            raise ClientError("nothing was deleted", code=FAILED)
+        terminal.confirm_deletion(f"{STORAGE}/{path} ({format_count(len(files), 'file')}, {size})")
     api.delete_stored(project_id, path, recursive=args.recursive)
     if args.json:
         print_json({"path": path, "deleted": True})

@@ -860,7 +860,6 @@ _shtab_gradient_cli_notebooks_run_options=(
   "--imagePullPolicy[when to pull the image\: Always, IfNotPresent or Never (default\: the worker\'s setting)]:WHEN:"
   "--relDockerfilePath[with --useDockerfile\: path of the Dockerfile in the workspace (default\: Dockerfile)]:PATH:_files"
   "--registryTarget[with --useDockerfile\: image reference to push the built image to]:IMAGE:"
-  "--command[command to run (required)\; quote it so that this shell does not expand \$VARIABLES]:TEXT:"
   {-n,--name}"[name of the job (default\: job N)]:NAME:"
   {-p,--project}"[name of the project, created if missing (default\: default)]:NAME:"
   "--projectId[id of an existing project, instead of --project]:ID:"
@@ -937,6 +936,7 @@ _shtab_gradient_cli_projects_create_defaults_added=0
 
 _shtab_gradient_cli_projects_delete_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  {-y,--yes}"[do not ask\; needed without a terminal]"
   "--json[print one JSON object and nothing else]"
   "--url[address of the server (default\: GRADIENT_URL, else saved by \`login\`, else this machine)]:URL:"
   "--apiKey[API key (default\: GRADIENT_API_KEY, else saved by \`login\`, else the key of this machine)]:KEY:"

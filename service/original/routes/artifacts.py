@@ -17,6 +17,7 @@ from core.storage import prune
 from core.storage.artifacts.store import ArtifactFile
 from core.storage.retention import OutputKind
 from service.auth.authentication import Caller, SearchSlot
+from service.auth.job_ownership import OwnerCheck
 from service.deps import AppState, AppStateDep, ReadSession
 from service.original.error_messages import OriginalRoute
 from service.original.params import OriginalParams, Params, check_count, openapi_params
@@ -24,7 +25,7 @@ from service.original.routes import s3_read
 from service.original.routes.signed_links import signed_link
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
 
-router = APIRouter(route_class=OriginalRoute)
+router = APIRouter(route_class=OriginalRoute, dependencies=[OwnerCheck])
 
 _PAGE_FILES = 1000
 _MAX_PATTERN_LENGTH = 255

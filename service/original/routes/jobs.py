@@ -10,6 +10,7 @@ from core.db.database import on_commit
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from service.auth.authentication import Caller
+from service.auth.job_ownership import OwnerCheck
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_json, allow_upload
 from service.original.error_messages import OriginalRoute
@@ -23,7 +24,7 @@ from service.submission import create
 from service.submission.body import SubmissionBody, read_upload, run_submission
 from service.submission.insert import RequestOrigin
 
-router = APIRouter(route_class=OriginalRoute)
+router = APIRouter(route_class=OriginalRoute, dependencies=[OwnerCheck])
 
 _UPLOAD_PART = "file"
 _STATES = frozenset({*PUBLIC_STATES, PREEMPTED})

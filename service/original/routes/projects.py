@@ -8,7 +8,8 @@ from core.db.models.jobs import Project
 from core.errors import ProjectNotFound
 from core.jobs import projects, queries
 from service.auth.authentication import Caller
-from service.deps import ReadSession, WriteSession
+from service.auth.job_ownership import require_owner_of_all
+from service.deps import AppStateDep, ReadSession, WriteSession
 from service.original.error_messages import OriginalRoute
 from service.original.params import OriginalParams, openapi_params
 from service.original.presenters import project_shape
@@ -38,8 +39,9 @@ def create_project(session: WriteSession, given: OriginalParams) -> dict[str, st
 
 
 @router.post("/projects/{project_id}/deleteProject", status_code=204, name="original_delete_project")
-def delete_project(session: WriteSession, _caller: Caller, project_id: str) -> None:
+def delete_project(session: WriteSession, app_state: AppStateDep, caller: Caller, project_id: str) -> None:
     """Delete a project and its jobs, once all of them have ended."""
+    require_owner_of_all(session, app_state, caller, project_id)
     projects.delete(session, project_id)
 
 

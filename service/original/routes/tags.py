@@ -5,6 +5,8 @@ from typing import Any
 from fastapi import APIRouter
 
 from core.jobs import lifecycle, projects, queries
+from service.auth.authentication import Caller
+from service.auth.job_ownership import require_owner
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.errors import problem
 from service.original.error_messages import OriginalRoute
@@ -30,11 +32,12 @@ def get_tags(session: ReadSession, app_state: AppStateDep, given: OriginalParams
     name="original_update_tags",
     openapi_extra=openapi_params("entity", "entityId", "tags", body=True),
 )
-def update_tags(session: WriteSession, given: OriginalParams) -> dict[str, Any]:
+def update_tags(session: WriteSession, app_state: AppStateDep, caller: Caller, given: OriginalParams) -> dict[str, Any]:
     """Replace the tags of a job or project."""
     entity, entity_id = _entity(given), given.required("entityId")
     tags = list(dict.fromkeys(given.text_list("tags")))
     if entity == _JOB:
+        require_owner(session, app_state, caller, entity_id)
         lifecycle.set_tags(session, entity_id, tags)
     else:
         projects.set_tags(session, entity_id, tags)

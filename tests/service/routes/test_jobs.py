@@ -58,7 +58,7 @@ def test_a_job_is_made_and_shown(client, wake_calls):
     assert {name: job[name] for name in expected} == expected
     # A submission is answered without a look at the queue; what is known of it follows.
     shown = client.get(f"/jobs/{job['id']}").json()
-    assert {name for name in shown if shown[name] != job[name]} == {"reason", "message", "queuePosition"}
+    assert {name for name in shown if shown[name] != job[name]} == {"owner", "reason", "message", "queuePosition"}
     assert (shown["reason"], shown["queuePosition"]) == ("no_worker", 1)
     assert wake_calls == ["wake"]
 

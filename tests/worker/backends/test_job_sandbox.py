@@ -1,5 +1,6 @@
 """Jobs in a sandbox that try to escape their limits; `test_contract.py` asks the rest of them as of every backend."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -52,6 +53,14 @@ def test_shared_memory_has_the_size_that_the_job_asks_for(place):
     spec = place.spec("df --output=size -B1 /dev/shm | tail -1", shared_mem_mb=64)
     assert place.wait(place.launch(spec)).code == 0
     assert int(place.output(spec)) == 64 * MIB
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives jobs users of their own")
+def test_the_user_of_a_job_has_a_name_and_a_home(place):
+    spec = place.spec("id -un; getent passwd root; env -i HOME= /bin/bash -c 'cd ~gradient && pwd'")
+    assert place.wait(place.launch(spec)).code == 0
+    name, root, home = place.output(spec).decode().splitlines()
+    assert (name, root.split(":")[2], home) == ("gradient", "0", "/home/gradient")
 
 
 def test_a_job_can_read_the_authority_of_a_simulated_cloud_storage(tmp_path, tmp_path_factory):

@@ -102,11 +102,11 @@ def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace:
         spec["workspace"] = workspace
         if args.dry_run:
             return _show_plan(args, api.resolve_job(spec), None, None)
-        return after(args, api, api.create(spec))
+        return after(args, api, _remembered(api, api.create(spec)))
     # Without a limit in a dry run: it lists the largest files anyway.
     folder = read_folder(args, workspace, include, math.inf if args.dry_run else args.largeWorkspace)
     if not args.dry_run:
-        return after(args, api, submission.submit(api, spec, workspace, folder))
+        return after(args, api, _remembered(api, submission.submit(api, spec, workspace, folder)))
     if planned := submission.plan_upload(api, folder):
         return _dry_run(args, api, spec, planned, folder, known=api.has_workspace(planned.sha256))
     if packed := submission.find_packed(api, folder):
@@ -147,7 +147,7 @@ def clone(args: argparse.Namespace) -> int:
     job_id = resolve_job_id(args.id, api)
     _carry_to_clone(args, api, job_id, changes)
     job = api.clone_job(job_id, changes, pin_image=args.pinImage)
-    return follow_or_detach(args, api, job)
+    return follow_or_detach(args, api, _remembered(api, job))
 
 
 def _carry_to_clone(args: argparse.Namespace, api: Api, job_id: str, changes: dict[str, Any]) -> None:
@@ -199,7 +199,6 @@ def _describe_folder(folder: WorkspaceFolder, path: str, large: float) -> None:
 def follow_or_detach(args: argparse.Namespace, api: Api, job: dict[str, Any]) -> int:
     """Follow a submitted job, or only print its id."""
     job_id = str(job["id"])
-    _remember_job(api.url, job_id)
     if args.json:
         print_json(job)
         return OK
@@ -221,15 +220,17 @@ def follow_or_detach(args: argparse.Namespace, api: Api, job: dict[str, Any]) ->
     return attach(api, job, LogPrinter(raw=args.raw), shown_notes=job.get("notes") or [])
 
 
-def _remember_job(url: str, job_id: str) -> None:
+def _remembered(api: Api, job: dict[str, Any]) -> dict[str, Any]:
+    """Return the job, after storing it as the folder's last."""
     from gradient_cli import config
 
     try:
-        config.remember_job(current_folder(), url, job_id)
+        config.remember_job(current_folder(), api.url, str(job["id"]))
     except OSError as error:
         terminal.print_message(
             f"cannot remember this job as the folder's last: {error.strerror}: {config.config_dir()}"
         )
+    return job
 
 
 def _upload_plan(archive: Archive, folder: WorkspaceFolder | None, *, known: bool) -> dict[str, Any]:

@@ -63,6 +63,8 @@ def logs(args: argparse.Namespace) -> int:
         for page in _pages(api, job_id, seen, args.tail):
             for row in page["lines"]:
                 if until and parse_time(row["timestamp"]) > until:
+                    if not printer.printed:
+                        terminal.print_message("no lines before that time")
                     return OK
                 printer.line(row)
                 seen = int(row["line"])

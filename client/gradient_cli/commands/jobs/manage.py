@@ -220,7 +220,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     exact = {
         "id": str(job["id"]),
         "name": str(job.get("name") or ""),
-        "project": str(job.get("project") or ""),
+        **{name: str(job.get(name) or "") for name in ("project", "owner")},
         "state": describe_state(job),
         "reason": str(job.get("reason") or ""),
         "phase": phase,
@@ -345,7 +345,9 @@ def _act(args: argparse.Namespace, api: Api, action: str, *, now: bool = False) 
     else:
         for one in results:
             job, error = one.get("job"), one.get("error") or {}
-            result = describe_state(job) if job else "deleted" if one["done"] else f"error: {error.get('message')}"
+            result = "deleted" if one["done"] else f"error: {error.get('message')}"
+            if job:
+                result = describe_state(job) if job.get("finishedAt") else "stopping"
             terminal.print_message(f"{terminal.sanitize(one['id'])}  {terminal.sanitize(result)}")
     return OK if all(one["done"] for one in results) else REFUSED
 

@@ -1,0 +1,165 @@
+"""Jobs and comparisons are changed by their owner and by administrators alone, on every route that there is."""
+
+import pytest
+from fastapi.routing import iter_route_contexts
+from support.live_service import make_job_body
+
+from core.security import api_keys, users
+from service.auth.job_ownership import OPEN_ENDPOINTS
+
+READING = {"GET", "HEAD"}
+HANDSHAKE = {
+    "connection": "upgrade",
+    "upgrade": "websocket",
+    "sec-websocket-version": "13",
+    "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
+"""Headers that ask for a WebSocket."""
+BODIES = {
+    "original_update_tags": lambda ids: {"entity": "job", "entityId": ids["job_id"], "tags": ["x"]},
+    "change_tags": lambda _ids: {"add": ["x"]},
+}
+BY_BODY = {"original_update_tags"}
+"""Routes that change a job which their body names."""
+OF_SEVERAL = {"act_on_jobs"}
+"""Routes that change several jobs, and answer for each."""
+OTHER = {
+    "change_registries",
+    "change_secrets",
+    "compare_jobs",
+    "create_key",
+    "create_project",
+    "delete_project_registry",
+    "delete_project_secret",
+    "delete_registry",
+    "delete_secret",
+    "delete_stored_file",
+    "drain_worker",
+    "find_missing_contents",
+    "original_create_job",
+    "original_create_key",
+    "original_create_project",
+    "original_get_public_job",
+    "original_login",
+    "resume_worker",
+    "revoke_key",
+    "set_project_registry",
+    "set_project_secret",
+    "set_registry",
+    "set_secret",
+    "sign_in",
+    "sign_out",
+    "store_file",
+    "store_workspace",
+    "submit_batch",
+    "submit_comparison",
+    "submit_form",
+    "submit_job",
+    "update_project",
+}
+"""Routes that change no job of another key, but only create, or change what all keys share."""
+
+
+@pytest.fixture
+def add_key(database):
+    def add(name, user_id=None):
+        with database.write() as session:
+            key, secret = (
+                api_keys.create(session, name) if user_id is None else users.create_key_for(session, user_id, name)
+            )
+        return key.id, {"x-api-key": secret}
+
+    return add
+
+
+@pytest.fixture
+def bob(add_key):
+    return add_key("bob")
+
+
+@pytest.fixture
+def ids(client):
+    """Ids of what the key of `client` owns, by the parameter of a path."""
+    first, second = (client.post("/jobs", json=make_job_body()).json() for _ in range(2))
+    made = client.post("/comparisons/from-jobs", json={"jobs": [first["id"], second["id"]]})
+    assert made.status_code == 201, made.text
+    return {"job_id": first["id"], "comparison_id": made.json()["id"], "project_id": first["projectId"]}
+
+
+def changing_routes(app):
+    """Name, method and path of every route that may change something; the method of a WebSocket is GET."""
+    for route in iter_route_contexts(app.routes):
+        methods = set(route.methods or {"WEBSOCKET"}) - READING
+        yield from ((route.endpoint.__name__, route.name, method, route.path_format) for method in methods)
+
+
+def test_every_route_that_changes_a_job_refuses_all_other_keys(app, anonymous_client, client, ids, bob):
+    before = client.get(f"/jobs/{ids['job_id']}").json()
+    checked = set()
+    for function, name, method, path in changing_routes(app):
+        owned = any(f"{{{parameter}}}" in path for parameter in ("job_id", "comparison_id"))
+        if not owned and name not in BY_BODY | {"delete_project", "original_delete_project"}:
+            assert name in OTHER | OF_SEVERAL, f"{method} {path} changes whose jobs? Name it here, or check the owner."
+            continue
+        if function in OPEN_ENDPOINTS:
+            continue
+        headers = bob[1] | {"sec-fetch-site": "same-origin"}
+        answer = anonymous_client.request(
+            "GET" if method == "WEBSOCKET" else method,
+            path.format_map(ids | {"session_id": "e1"}),
+            headers=headers | (HANDSHAKE if method == "WEBSOCKET" else {}),
+            params={"port": 80},
+            json=BODIES.get(name, lambda _ids: None)(ids),
+        )
+        assert answer.status_code == 403, (method, path, answer.text)
+        assert "belongs to the API key 'tests'" in answer.text, (method, path)
+        checked.add(name)
+    assert len(checked) > 12
+    assert client.get(f"/jobs/{ids['job_id']}").json() == before
+
+
+@pytest.mark.parametrize("action", ["stop", "delete", "tag"])
+def test_an_action_on_several_jobs_is_refused_for_those_of_others(client, ids, bob, action):
+    own = client.post("/jobs", json=make_job_body(), headers=bob[1]).json()["id"]
+    body = {"action": action, "ids": [ids["job_id"], own], "add": ["x"] if action == "tag" else []}
+    results = client.post("/jobs/actions", json=body, headers=bob[1]).json()["results"]
+    assert [one["done"] for one in results] == [False, True]
+    assert results[0]["error"]["name"] == "OwnerOnly"
+
+
+def test_others_read_and_clone_a_job(client, ids, bob):
+    job = client.get(f"/jobs/{ids['job_id']}", headers=bob[1]).json()
+    assert (job["owner"], job["ownerKey"]) == ("tests", client.headers["x-api-key"].split("_")[1])
+    clone = client.post(f"/jobs/{ids['job_id']}/clone", headers=bob[1])
+    assert (clone.status_code, clone.json()["ownerKey"]) == (201, bob[0])
+
+
+def test_administrators_and_the_keys_of_one_user_change_its_jobs(client, settings, database, ids, add_key, bob):
+    with database.write() as session:
+        user = users.create(session, "carol@example.org", "0123456789")
+    _, old = add_key("laptop", user.id)
+    _, new = add_key("desktop", user.id)
+    carols = client.post("/jobs", json=make_job_body(), headers=old).json()["id"]
+    assert client.post(f"/jobs/{carols}/stop", headers=bob[1]).status_code == 403
+    assert client.post(f"/jobs/{carols}/stop", headers=new).status_code == 200
+    assert client.post(f"/jobs/{ids['job_id']}/stop", headers=new).status_code == 403
+    settings.sign_in.administrators.append(bob[0])
+    assert client.delete(f"/jobs/{ids['job_id']}", headers=bob[1]).status_code == 204
+
+
+def test_a_team_may_share_its_jobs(client, settings, ids, bob):
+    settings.sign_in.shared_jobs = True
+    assert client.post(f"/jobs/{ids['job_id']}/stop", headers=bob[1]).status_code == 200
+
+
+def test_what_does_not_exist_is_not_found(client, bob):
+    assert client.post("/jobs/j0000000000000/stop", headers=bob[1]).status_code == 404
+
+
+def test_the_page_of_a_job_says_whose_it_is(anonymous_client, stores, ids, bob):
+    token = stores.sessions.open(bob[0])
+    headers = {"Cookie": f"gradient_session={token}", "Sec-Fetch-Site": "same-origin", "Accept": "text/html"}
+    assert "tests" in anonymous_client.get(f"/ui/jobs/{ids['job_id']}", headers=headers).text
+    refused = anonymous_client.post(f"/ui/jobs/{ids['job_id']}/stop", headers=headers)
+    assert refused.status_code == 403
+    assert "belongs to the API key" in refused.text
