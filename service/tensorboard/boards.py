@@ -12,7 +12,7 @@ from pathlib import Path
 from core.errors import LimitReached
 from core.security.one_time_tokens import TTL_SECONDS
 from core.settings import Settings
-from service.tensorboard.board_process import BoardProcess
+from service.tensorboard.board_process import BoardProcess, sandbox_problem
 from service.tensorboard.listener import Listener
 
 logger = logging.getLogger(__name__)
@@ -102,6 +102,7 @@ class Boards:
             LimitReached: All boards are in use.
         """
         async with self._opening:
+            await asyncio.to_thread(sandbox_problem)  # its first call tries bubblewrap
             await self._listener.start()
             board = next((one for one in self._boards.values() if one.folders == folders), None)
             if board is None or board.process.has_ended():
