@@ -25,6 +25,7 @@ GradientError
 ├── StorageClosed
 ├── LimitReached
 ├── ExecDisabled
+├── TensorBoardUnavailable
 ├── JobNotEnterable
 ├── DatabaseOutdated
 ├── ReleaseOutdated
@@ -184,6 +185,10 @@ class ExecDisabled(GradientError):
 
     def __init__(self) -> None:
         super().__init__("This service allows nobody to enter running jobs (GRADIENT_EXEC__ENABLED=false).")
+
+
+class TensorBoardUnavailable(GradientError):
+    """This installation cannot open TensorBoard; the message has the reason, and what to do."""
 
 
 class JobNotEnterable(GradientError):

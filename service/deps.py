@@ -22,6 +22,7 @@ from service.monitoring.service_metrics import ServiceMetrics
 from service.presenters.metrics_cache import JobMetricsCache
 from service.storage_usage import StorageUsage
 from service.submission.group_commit import GroupCommit
+from service.tensorboard.boards import Boards
 
 if TYPE_CHECKING:
     from service.submission.insert import InsertedJob, PreparedJob
@@ -45,6 +46,7 @@ class AppState(stores.Stores):
         submissions: Commits concurrent submissions together.
         metrics: Cached responses with jobs' metrics.
         measures: This process's own metrics, for Prometheus.
+        boards: The open TensorBoards.
         wake: Wakes the dispatcher; called after the commit of a transaction that wrote to the outbox.
     """
 
@@ -58,6 +60,7 @@ class AppState(stores.Stores):
     limits: Limits
     job_counts: JobCounts
     storage_usage: StorageUsage = field(init=False)
+    boards: Boards = field(init=False)
     metrics: JobMetricsCache
     submissions: GroupCommit["PreparedJob", "InsertedJob"] = field(default_factory=GroupCommit)
     service_metrics: ServiceMetrics
@@ -67,6 +70,7 @@ class AppState(stores.Stores):
         """Open the stores, and what measures them."""
         super().__post_init__()
         self.storage_usage = StorageUsage(self.storage)
+        self.boards = Boards(self.settings)
 
     def backend_for(self, machine: MachineType) -> str:
         """Return the backend that runs jobs on this machine type."""

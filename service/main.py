@@ -50,6 +50,7 @@ from service.routes import (
 )
 from service.routes.catalogue import images, machine_types
 from service.routes.server import client_wheel, health, prometheus, workers
+from service.tensorboard import routes as tensorboards
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ ROUTE_MODULES = (
     prometheus,
     exec_sessions,
     workers,
+    tensorboards,
 )
 """The routes of the API that need a key or a session."""
 _FLUSH_SECONDS = 60
@@ -171,6 +173,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         flushing.cancel()
         app_state.streams.close()
+        await app_state.boards.close()
         await run_in_threadpool(_flush_key_usage, app_state)
 
 

@@ -21,7 +21,7 @@ from core.settings.environments import EnvironmentSettings
 from core.settings.exec import ExecSettings
 from core.settings.group import SettingsGroup
 from core.settings.limits import LimitSettings, MetricSettings
-from core.settings.network import EgressSettings, PortSettings
+from core.settings.network import EgressSettings, PortSettings, TensorBoardSettings
 from core.settings.retention import RetentionSettings
 from core.settings.worker import PROCESS_BACKEND, MachineSettings, ProcessSettings, StatsdSettings, WorkerSettings
 from core.system.canonical_host import EVERY_ADDRESS, canonical_host
@@ -64,6 +64,7 @@ class Settings(BaseSettings):
     egress: EgressSettings = EgressSettings()
     exec: ExecSettings = ExecSettings()
     ports: PortSettings = PortSettings()
+    tensorboard: TensorBoardSettings = TensorBoardSettings()
     secrets: SecretSettings = SecretSettings()
     tpu: TpuSettings = TpuSettings()
     gcs: GcsSettings = GcsSettings()
@@ -98,6 +99,8 @@ class Settings(BaseSettings):
             port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
             if parts.hostname is not None and port is not None:
                 found[port] = what
+        if self.tensorboard.port:
+            found[self.tensorboard.port] = "TensorBoard"
         return found
 
     @property

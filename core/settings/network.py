@@ -1,4 +1,4 @@
-"""Outgoing connections of users' input, and ports of jobs."""
+"""Outgoing connections of users' input, ports of jobs, and TensorBoard, which is opened beside them."""
 
 from typing import Literal
 
@@ -34,4 +34,29 @@ class PortSettings(SettingsGroup):
         ge=1024,
         le=65_535,
         description="last host port for jobs that name none; below GRADIENT_PORTS__RANGE_START: no such ports",
+    )
+
+
+class TensorBoardSettings(SettingsGroup):
+    """TensorBoard for jobs, which the API starts on demand at the address of jobs' ports (GRADIENT_PORTS__BIND)."""
+
+    port: int = Field(default=0, ge=0, le=65_535, description="port that TensorBoard is opened at; 0: any free port")
+    url: str | None = Field(
+        default=None,
+        description="URL at which users reach that port, if it is behind a proxy; must not have the dashboard's host "
+        "name; default: http://, the host of links to jobs' ports, and the port",
+    )
+    idle_seconds: float = Field(
+        default=900.0, gt=0, description="seconds without a request after which a TensorBoard is ended"
+    )
+    max_boards: int = Field(
+        default=4,
+        ge=1,
+        description="most TensorBoards at once; at the limit, a new one replaces the one that has been idle longest",
+    )
+    memory_mb: int = Field(default=2048, ge=256, description="MiB of memory that one TensorBoard may use")
+    sandbox: Literal["auto", "require", "off"] = Field(
+        default="auto",
+        description="sandbox (bubblewrap) of TensorBoard: auto: where it works; require: refuse to start without one; "
+        "off",
     )

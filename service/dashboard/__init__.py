@@ -8,12 +8,13 @@ from service.dashboard.forms import job_form_pages, project_page, settings_pages
 from service.dashboard.host_name import DashboardHost
 from service.dashboard.lists import job_list, machines, now_page, project_list
 from service.dashboard.login import wrong_key_backoff
-from service.dashboard.outputs import artifact_pages, metric_page
+from service.dashboard.outputs import artifact_pages, metric_page, tensorboard_page
 
 __all__ = ["PAGE_MODULES", "mount"]
 
 _LISTS = (now_page, job_list, machines, project_list, project_page, comparison_pages, tpu_page)
-PAGE_MODULES = (login, *_LISTS, job_form_pages, settings_pages, job_pages, artifact_pages, metric_page, assets)
+_OUTPUTS = (artifact_pages, metric_page, tensorboard_page)
+PAGE_MODULES = (login, *_LISTS, job_form_pages, settings_pages, job_pages, *_OUTPUTS, assets)
 
 
 def mount(app: FastAPI) -> None:

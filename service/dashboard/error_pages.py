@@ -19,6 +19,7 @@ _HEADINGS = {
     403: "This was refused",
     404: "There is nothing here",
     410: "This was removed",
+    501: "This server is not set up for that",
     503: "Not available at this moment",
 }
 _REPLACED_HEADERS = {"content-type", "content-length", "content-security-policy", "cache-control", "www-authenticate"}

@@ -25,6 +25,7 @@ from service.routes import artifacts, jobs, logs
 from service.schemas.events import EventView
 from service.schemas.jobs import MAX_LINE
 from service.schemas.logs import LogPage
+from service.tensorboard.availability import unavailable
 
 router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
@@ -94,6 +95,7 @@ def show_job(
         series=app_state.metrics.get(session, row, None, CHART_POINTS).summary if whole else None,
         log_bytes=reader.size,
         log_bytes_in_tab=LOG_BYTES_IN_TAB,
+        no_tensorboard=unavailable(app_state.settings),
     )
 
 

@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 
 from core.settings import Settings
+from core.system.bubblewrap_command import PATH, begin_command, bind_system, run_check
 from worker.backends import base
 from worker.backends.base import WRAPPER, JobPython, LaunchSpec
 from worker.backends.docker.container.users import ContainerUser, chown_folders, project_user
-from worker.sandbox.bubblewrap_command import PATH, begin_command, bind_system, run_check
 
 HOME = "/home/gradient"
 """The job's home folder."""

@@ -6,9 +6,9 @@ import subprocess
 import time
 from collections.abc import Mapping
 
+from core.system.bubblewrap_command import PATH
 from worker.backends.base import LaunchError, LaunchSpec
 from worker.backends.job_sandbox import STARTED, JobSandbox, open_configuration
-from worker.sandbox.bubblewrap_command import PATH
 
 EXIT_REFUSED = 97
 """Exit code of a wrapper that found the attempt already started, or its control folder deleted."""

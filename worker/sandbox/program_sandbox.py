@@ -21,7 +21,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple
 
-from worker.sandbox.bubblewrap_command import (
+from core.system.bubblewrap_command import (
     PATH,
     START_SECONDS,
     begin_command,

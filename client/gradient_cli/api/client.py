@@ -102,6 +102,10 @@ class Api(SubmissionApi):
             results += self._transport.json("POST", "/jobs/actions", body=body, needs="results")["results"]
         return results
 
+    def open_tensorboard(self, ids: list[str]) -> dict[str, Any]:
+        """Open TensorBoard for jobs; returns the link, which works once, and the names of the runs."""
+        return self._transport.json("POST", "/tensorboards", body={"ids": ids}, needs="url")
+
     def clone_job(self, job_id: str, changes: dict[str, Any], *, pin_image: bool = False) -> dict[str, Any]:
         """Submit the same job again, with changes; if `pin_image`, with the exact image digest of the original job."""
         query = {"pinImage": "true"} if pin_image else {}

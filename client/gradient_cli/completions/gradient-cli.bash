@@ -7,7 +7,7 @@
 
 _shtab_gradient_cli_jobs_tags_subparsers=(add remove)
 _shtab_gradient_cli_jobs_artifacts_subparsers=(list get)
-_shtab_gradient_cli_jobs_subparsers=(create create-batch run list show logs metrics top open exec ssh port-forward wait stop clone diff tags delete artifacts)
+_shtab_gradient_cli_jobs_subparsers=(create create-batch run list show logs metrics top open tensorboard exec ssh port-forward wait stop clone diff tags delete artifacts)
 _shtab_gradient_cli_compare_subparsers=(create jobs list show export delete)
 _shtab_gradient_cli_experiments_subparsers=(list show run)
 _shtab_gradient_cli_notebooks_subparsers=(run)
@@ -30,6 +30,7 @@ _shtab_gradient_cli_jobs_logs_option_strings=(-h --help -f --follow --line -n --
 _shtab_gradient_cli_jobs_metrics_option_strings=(-h --help -n --name --csv --points --json --url --apiKey)
 _shtab_gradient_cli_jobs_top_option_strings=(-h --help -p --project --once --interval --json --url --apiKey)
 _shtab_gradient_cli_jobs_open_option_strings=(-h --help --json --url --apiKey)
+_shtab_gradient_cli_jobs_tensorboard_option_strings=(-h --help --json --url --apiKey)
 _shtab_gradient_cli_jobs_exec_option_strings=(-h --help -t --tty --url --apiKey)
 _shtab_gradient_cli_jobs_ssh_option_strings=(-h --help --url --apiKey)
 _shtab_gradient_cli_jobs_port_forward_option_strings=(-h --help --url --apiKey)
@@ -123,7 +124,7 @@ _shtab_gradient_cli_storage_get_pos_1_COMPGEN=_shtab_compgen_dirs
 
 _shtab_gradient_cli_jobs_tags_pos_0_choices=(add remove)
 _shtab_gradient_cli_jobs_artifacts_pos_0_choices=(list get)
-_shtab_gradient_cli_jobs_pos_0_choices=(create create-batch run list show logs metrics top open exec ssh port-forward wait stop clone diff tags delete artifacts)
+_shtab_gradient_cli_jobs_pos_0_choices=(create create-batch run list show logs metrics top open tensorboard exec ssh port-forward wait stop clone diff tags delete artifacts)
 _shtab_gradient_cli_compare_create___goal_choices=(max min)
 _shtab_gradient_cli_compare_jobs___goal_choices=(max min)
 _shtab_gradient_cli_compare_export___format_choices=(csv json md)
@@ -196,6 +197,10 @@ _shtab_gradient_cli_jobs_top___json_nargs=0
 _shtab_gradient_cli_jobs_open__h_nargs=0
 _shtab_gradient_cli_jobs_open___help_nargs=0
 _shtab_gradient_cli_jobs_open___json_nargs=0
+_shtab_gradient_cli_jobs_tensorboard_pos_0_nargs='*'
+_shtab_gradient_cli_jobs_tensorboard__h_nargs=0
+_shtab_gradient_cli_jobs_tensorboard___help_nargs=0
+_shtab_gradient_cli_jobs_tensorboard___json_nargs=0
 _shtab_gradient_cli_jobs_exec__h_nargs=0
 _shtab_gradient_cli_jobs_exec___help_nargs=0
 _shtab_gradient_cli_jobs_exec__t_nargs=0

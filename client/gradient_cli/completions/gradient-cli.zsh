@@ -81,6 +81,7 @@ _shtab_gradient_cli_jobs_commands() {
     ssh:'Open a shell in a running job.'
     stop:'Stop jobs: SIGTERM, then SIGKILL after the grace period.'
     tags:'Change a job'"'"'s tags.'
+    tensorboard:'Open TensorBoard for jobs, and print the link to it.'
     top:'Show the usage, metric and cost of running jobs, updated until Ctrl-C.'
     wait:'Wait until jobs have ended, and exit with the highest of their exit codes.'
   )
@@ -761,6 +762,17 @@ _shtab_gradient_cli_jobs_tags_remove_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_gradient_cli_jobs_tags_remove_defaults_added=0
 
+_shtab_gradient_cli_jobs_tensorboard_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[print the link and the runs as one JSON object, and open no browser]"
+  "--url[address of the server (default\: GRADIENT_URL, else saved by \`login\`, else this machine)]:URL:"
+  "--apiKey[API key (default\: GRADIENT_API_KEY, else saved by \`login\`, else the key of this machine)]:KEY:"
+  "(*)::ids, or their beginnings (default\: \@last, the last job here):"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_gradient_cli_jobs_tensorboard_defaults_added=0
+
 _shtab_gradient_cli_jobs_top_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {-p,--project}"[only jobs of this project]:NAME:"
@@ -1365,6 +1377,7 @@ _shtab_gradient_cli_jobs() {
         ssh) _arguments -C -s $_shtab_gradient_cli_jobs_ssh_options ;;
         stop) _arguments -C -s $_shtab_gradient_cli_jobs_stop_options ;;
         tags) _shtab_gradient_cli_jobs_tags ;;
+        tensorboard) _arguments -C -s $_shtab_gradient_cli_jobs_tensorboard_options ;;
         top) _arguments -C -s $_shtab_gradient_cli_jobs_top_options ;;
         wait) _arguments -C -s $_shtab_gradient_cli_jobs_wait_options ;;
       esac

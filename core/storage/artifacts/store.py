@@ -125,6 +125,9 @@ class ArtifactStore(Protocol):
     def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
         """Return a public URL of a file of a closed attempt, served with these headers; None if there is none."""
 
+    def folder(self, job_id: str, attempt: int) -> Path | None:
+        """Return the folder with an attempt's files, to be read only; None if they are not on this machine."""
+
 
 class DirectoryStore:
     """Artifacts in a directory of this machine (or one mounted on every machine that shares it)."""
@@ -304,6 +307,10 @@ class DirectoryStore:
         """Return None: only this machine can read its files."""
         del job_id, attempt, path, headers
         return None
+
+    def folder(self, job_id: str, attempt: int) -> Path | None:
+        """Return the folder with an attempt's files, to be read only; it need not exist."""
+        return self._directory(job_id, attempt) / "files"
 
     def _directory(self, job_id: str, attempt: int) -> Path:
         return self._root / checked_job_id(job_id)[:3] / job_id / str(attempt)

@@ -214,6 +214,11 @@ class BucketStore:
         for upload_list in self._upload_lists.glob(f"{job_id}-*.jsonl"):
             upload_list.unlink(missing_ok=True)
 
+    def folder(self, job_id: str, attempt: int) -> Path | None:
+        """Return None: the files are in the bucket."""
+        del job_id, attempt
+        return None
+
     def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
         """Return a signed URL of a file of a closed attempt; None if there is none.
 

@@ -1,11 +1,12 @@
-// A job's log: a window of some hundred rows over a log of any length, which follows its end or shows any line.
+// A job's log: a window of at most 140 rows over a log of any length, which follows its end or shows any line.
 
 import { plainStyle, writeAnsi } from "./ansi.js";
 import { startFind } from "./find.js";
 import { follow } from "./stream.js";
 
-const PAGE = 200;
-const MOST_ROWS = 600;
+const PAGE = 100; // more than the rows of a tall screen
+const STEP = 40; // rows added when scrolled near an edge; those in view stay among MOST_ROWS
+const MOST_ROWS = 140;
 const DRAW_MS = 80;
 const RETRY_MS = 3000;
 const NEAR_PX = 300;
@@ -307,7 +308,7 @@ class Log {
     this.#follow.checked = follows && this.#atBottom();
     this.#showPlace();
     const { scrollTop, scrollHeight, clientHeight } = this.box;
-    if (scrollTop < NEAR_PX && this.#first > 1) this.#load(Math.max(0, this.#first - 1 - PAGE), this.#first - 1);
+    if (scrollTop < NEAR_PX && this.#first > 1) this.#load(Math.max(0, this.#first - 1 - STEP), this.#first - 1);
     else if (scrollHeight - scrollTop - clientHeight < NEAR_PX && this.#shown < this.last) this.#load(this.#shown, this.last);
   }
 
@@ -317,7 +318,7 @@ class Log {
     this.#loading = true;
     const turn = this.#turn;
     try {
-      const { lines } = await this.read({ line: after, limit: Math.min(PAGE, to - after) });
+      const { lines } = await this.read({ line: after, limit: Math.min(STEP, to - after) });
       if (turn !== this.#turn || !lines.length) return;
       if (lines.at(-1).line === this.#first - 1) this.#prepend(lines);
       else if (lines[0].line === this.#shown + 1) this.#append(lines);

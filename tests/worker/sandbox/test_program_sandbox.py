@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from support.deployment import wait_until
 
-from worker.sandbox import bubblewrap_command, program_sandbox
+from core.system import bubblewrap_command
+from worker.sandbox import program_sandbox
 from worker.sandbox.program_sandbox import Limits, Sandbox, SandboxError
 
 pytestmark = pytest.mark.integration
@@ -93,6 +94,8 @@ def place(tmp_path):
     (tmp_path / "modules" / "worker").mkdir(parents=True)
     (tmp_path / "modules" / "worker" / "__init__.py").touch()
     shutil.copytree(Path(program_sandbox.__file__).parent, tmp_path / "modules" / "worker" / "sandbox")
+    (tmp_path / "modules" / "core" / "system").mkdir(parents=True)
+    shutil.copy(bubblewrap_command.__file__, tmp_path / "modules" / "core" / "system")
     return tmp_path
 
 

@@ -34,11 +34,16 @@ def open_page(args: argparse.Namespace) -> int:
         print_json({"id": job["id"], "url": link})
         return OK
     print(link)
+    open_link(link)
+    return OK
+
+
+def open_link(link: str) -> None:
+    """Open a link in a browser, on a desktop."""
     if _has_browser() and link.startswith(("http://", "https://")):
         import webbrowser
 
         webbrowser.open(link)
-    return OK
 
 
 def _has_browser() -> bool:

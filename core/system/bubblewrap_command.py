@@ -15,13 +15,17 @@ _SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin")
 _CONFIGURATION = ("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/alternatives", "/etc/ld.so.cache")
 
 
-def begin_command() -> list[str]:
-    """Return the first words: namespaces of its own except the network's, and no capabilities."""
+def begin_command(*, becomes_other_user: bool = True) -> list[str]:
+    """Return the first words: namespaces of its own except the network's, and no capabilities.
+
+    Args:
+        becomes_other_user: If this is root, the first program inside drops root, for which it has two capabilities.
+    """
     words = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--new-session"]
     words += ["--cap-drop", "ALL"]
     if os.geteuid() == 0:
         # The first program inside drops them, together with root.
-        return [*words, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        return [*words, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if becomes_other_user else words
     return [*words, "--unshare-user"]
 
 

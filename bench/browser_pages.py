@@ -1,0 +1,236 @@
+"""Pages of the dashboard in a headless Chromium: a list, a long log and a flood, charts, many tabs, all scripts."""
+
+import gzip
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.engine import MissingRequirement
+from bench.filled_database import fill
+from bench.measure import Goal, Result, Series, Size
+from bench.service import Service, run_server, submit_alone, wait_for
+
+if TYPE_CHECKING:
+    from support.browser import Browser
+
+LIST_MS, FIRST_VIEW_MS, JUMP_MS, FIND_MS, NODES = 200, 300, 100, 1000, 300
+BEHIND_MS, TASK_MS, TABS, CHARTS_MS, SCRIPT_KB = 1000, 100, 20, 150, 60
+
+_ROOT = Path(__file__).parent.parent
+_STATIC = _ROOT / "service" / "dashboard" / "static"
+_CHARTS, _CURVES, _POINTS = 12, 3, 1000
+_SLOW_SECONDS = 120.0
+_ANSWERED = (
+    "Math.max(...performance.getEntriesByType('resource').filter((one) => one.name.includes('/metrics'))"
+    ".map((one) => one.responseEnd))"
+)
+_FLOOD = "seq -f 'step %.0f of training, loss 0.1234, and some more text' 1 {lines}"
+_TRAINED = """exec python3 - <<'END'
+import json, os, time
+names = [split + "/curve" + str(curve) for curve in range({charts}) for split in ("train", "val", "test")]
+with open(os.environ["GRADIENT_METRICS_FILE"], "a") as out:
+    for step in range({points}):
+        values = {{name: (step * (place + 1)) % 97 / 97 for place, name in enumerate(names)}}
+        print(json.dumps({{"step": step, "time": time.time(), **values}}), file=out)
+END
+"""
+# By the page's own clock: when its first rows, the awaited line and the last chart were there, and its longest task.
+_OBSERVE = f"""
+window.seen = {{}};
+window.longest = 0;
+const record = (name, there) => {{ if (!window.seen[name] && there) window.seen[name] = performance.now(); }};
+new MutationObserver(() => {{
+  const rows = document.querySelectorAll("#log .row");
+  record("rows", rows.length);
+  record("tail", rows.length && Number(rows[rows.length - 1].dataset.line) >= window.awaited);
+  record("charts", document.querySelectorAll(".chart canvas").length >= {_CHARTS});
+}}).observe(document, {{ childList: true, subtree: true }});
+new PerformanceObserver((list) => {{
+  for (const one of list.getEntries()) window.longest = Math.max(window.longest, one.duration);
+}}).observe({{ type: "longtask", buffered: true }});
+window.until = async (condition) => {{
+  const began = performance.now();
+  while (!condition()) await new Promise((done) => setTimeout(done, 1));
+  await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  return performance.now() - began;
+}};
+"""
+
+
+def run_list(size: Size) -> Result:
+    """Measure the list of jobs of a database with 1,000,000 of them."""
+    count = size.pick(1_000_000, 10_000)
+    shown = Series(f"50 of {count:,} jobs, page → load", "ms")
+    with run_server("api", prepare=lambda home: fill(home, ended=count, queued=0)) as api, _signed_in(api) as browser:
+        for turn in range(size.rounds + 1):
+            if turn:
+                shown.begin_round()
+            for _ in range(size.pick(10, 3)):
+                browser.open(_address(api, "/ui/jobs"))
+                rows = browser.evaluate("document.querySelectorAll('tbody tr').length")
+                if rows < 50:  # noqa: PLR2004 - a page of the list
+                    raise ConnectionError(f"the list shows {rows} jobs")
+                if turn:  # the first one warms up
+                    shown.add(_loaded_ms(browser))
+    return Result([shown], [Goal("list of 50 from all jobs, p50, ms", shown.p50, LIST_MS)])
+
+
+def run_log(size: Size) -> Result:
+    """Measure a log of 2,000,000 lines: its first view, any line, a search, and a page that follows it as it grows."""
+    lines = size.pick(2_000_000, 50_000)
+    first, jump, find = (
+        Series(what, "ms") for what in ("page → last lines drawn", "go to a line → drawn", "search → found")
+    )
+    behind, task, nodes = (
+        Series(what, unit)
+        for what, unit in (
+            ("end of a flood → its last line drawn", "ms"),
+            ("longest task while it is followed", "ms"),
+            ("nodes of the log", ""),
+        )
+    )
+    series = [first, jump, find, nodes, behind, task]
+    with run_server("up") as up, _signed_in(up) as browser:
+        for _ in range(size.rounds):
+            for one in series:
+                one.begin_round()
+            job_id = _follow_flood(up, browser, lines, behind, task)
+            for turn in range(size.pick(5, 2)):
+                browser.open(_address(up, f"/ui/jobs/{job_id}"))
+                browser.wait_for("window.seen.rows", _SLOW_SECONDS)
+                first.add(browser.evaluate("window.seen.rows"))
+                browser.wait_for("!document.querySelector('[data-log-bar]').hidden")
+                nodes.add(browser.evaluate("document.querySelectorAll('#log *').length"))
+                jump.add(_go_to(browser, lines // 7 * (turn + 1)))
+                find.add(_search(browser, f"step {lines - turn} of"))
+    goals = [
+        Goal("first view of the log, p50, ms", first.p50, FIRST_VIEW_MS),
+        Goal("jump to any line, p50, ms", jump.p50, JUMP_MS),
+        Goal("search, p50, ms", find.p50, FIND_MS),
+        Goal("nodes of the log, most", max(nodes.samples), NODES),
+        Goal("end of a flood → at its tail, p50, ms", behind.p50, BEHIND_MS),
+        Goal("longest task while following, most, ms", max(task.samples), TASK_MS),
+    ]
+    return Result(series, goals)
+
+
+def run_charts(size: Size) -> Result:
+    """Measure 12 charts of 3 x 1,000 points, the last of 20 tabs of a live job, and the size of all scripts."""
+    drawn, tabs = Series(f"{_CHARTS} charts of {_CURVES} x {_POINTS:,}, drawn", "ms"), Series("the last tab", "ms")
+    scripts = Series("JavaScript, gzipped", "kB")
+    scripts.begin_round()
+    scripts.add(sum(len(gzip.compress(path.read_bytes(), 6)) for path in _STATIC.rglob("*.js")) / 1000)
+    program = _TRAINED.format(charts=_CHARTS, points=_POINTS)
+    with run_server("up") as up, _signed_in(up) as browser:
+        job_id = submit_alone(up, program)
+        up.wait(job_id)
+        # Charts are drawn once they are seen.
+        browser("Emulation.setDeviceMetricsOverride", width=1440, height=6000, deviceScaleFactor=1, mobile=False)
+        for _ in range(size.rounds):
+            drawn.begin_round()
+            for _ in range(size.pick(5, 2)):
+                browser.open(_address(up, f"/ui/jobs/{job_id}/metrics"))
+                browser.wait_for("window.seen.charts", _SLOW_SECONDS)
+                drawn.add(browser.evaluate(f"window.seen.charts - {_ANSWERED}"))
+        tabs.begin_round()
+        live = submit_alone(up, "while sleep 0.2; do echo tick; done")
+        wait_for(lambda: up.job(live)["state"] == "Running" or None, "the job to run")
+        for _ in range(TABS):
+            browser.open_tab()
+            began = time.monotonic()
+            browser.open(_address(up, f"/ui/jobs/{live}"))
+            browser.wait_for("document.querySelector('#log .row')", _SLOW_SECONDS)
+            took = (time.monotonic() - began) * 1000
+        tabs.add(took)
+        with up.connect() as connection:
+            connection.post(f"/jobs/{live}/stop?now=true", b"")
+    goals = [
+        Goal(f"{_CHARTS} charts, p50, ms", drawn.p50, CHARTS_MS),
+        Goal(f"tab {TABS} shows the log, ms", tabs.p50, 1000),
+        Goal("all scripts, kB gzipped", scripts.p50, SCRIPT_KB),
+    ]
+    return Result([drawn, tabs, scripts], goals)
+
+
+@contextmanager
+def _signed_in(service: Service) -> Iterator["Browser"]:
+    """Run a browser that has a session.
+
+    Raises:
+        MissingRequirement: There is no Chromium.
+    """
+    sys.path.append(str(_ROOT / "tests"))
+    try:
+        from support.browser import Browser, find_chromium  # noqa: PLC0415 - the tests are no package of ours
+    finally:
+        sys.path.remove(str(_ROOT / "tests"))
+    if find_chromium() is None:
+        raise MissingRequirement("no Chromium is installed (apt-get install chromium)")
+    with tempfile.TemporaryDirectory(prefix="gradient-bench-") as profile:
+        browser = Browser(Path(profile), size=(1440, 900))
+        try:
+            browser("Page.addScriptToEvaluateOnNewDocument", source=_OBSERVE)
+            browser.open(_address(service, "/ui/login"))
+            browser.fill("#key", service.headers["x-api-key"])
+            browser.click("form.sign-in button")
+            browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+            yield browser
+        finally:
+            browser.close()
+
+
+def _address(service: Service, path: str) -> str:
+    return f"http://127.0.0.1:{service.port}{path}"
+
+
+def _follow_flood(up: Service, browser: "Browser", lines: int, behind: Series, task: Series) -> str:
+    """Follow a job that prints as fast as it can; return its id."""
+    job_id = submit_alone(up, f"while [ ! -e go ]; do sleep 0.05; done; {_FLOOD.format(lines=lines)}")
+    wait_for(lambda: up.job(job_id)["state"] == "Running" or None, "the job to run")
+    browser.open(_address(up, f"/ui/jobs/{job_id}"))
+    browser.evaluate(f"window.awaited = {lines}; window.longest = 0")
+    next((up.home / "attempts").glob(f"{job_id}-1/**/workspace")).joinpath("go").touch()
+    ended = datetime.fromisoformat(up.wait(job_id)["finishedAt"]).timestamp() * 1000
+    browser.wait_for("window.seen.tail", _SLOW_SECONDS)
+    behind.add(browser.evaluate("performance.timeOrigin + window.seen.tail") - ended)
+    task.add(browser.evaluate("window.longest"))
+    return job_id
+
+
+def _go_to(browser: "Browser", line: int) -> float:
+    """Go to a line; return milliseconds until it was drawn."""
+    return float(
+        browser.evaluate(
+            f"""(() => {{
+              const field = document.querySelector("[data-log-line]");
+              field.value = {line};
+              field.dispatchEvent(new Event("change"));
+              return window.until(() => document.querySelector("#log .marked")?.dataset.line === "{line}");
+            }})()"""
+        )
+    )
+
+
+def _search(browser: "Browser", text: str) -> float:
+    """Search the log; return milliseconds until the number of lines found was shown."""
+    return float(
+        browser.evaluate(
+            f"""(() => {{
+              const field = document.querySelector("[data-find] [name=query]");
+              field.value = {json.dumps(text)};
+              field.dispatchEvent(new Event("input", {{ bubbles: true }}));
+              const output = document.querySelector("[data-find] output");
+              return window.until(() => output.innerText.includes(" of "));
+            }})()"""
+        )
+    )
+
+
+def _loaded_ms(browser: "Browser") -> float:
+    return float(browser.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))

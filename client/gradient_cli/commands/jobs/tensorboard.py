@@ -1,0 +1,36 @@
+"""`jobs tensorboard`: open TensorBoard for jobs on the server, and print the link to it."""
+
+from __future__ import annotations
+
+from gradient_cli import terminal
+from gradient_cli.commands.jobs.open import open_link
+from gradient_cli.errors import OK
+from gradient_cli.formatting import print_json
+from gradient_cli.options import add_connection, add_job_ids, add_json, resolve_job_id
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_tensorboard(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs tensorboard`."""
+    add_job_ids(parser)
+    add_json(parser, "print the link and the runs as one JSON object, and open no browser")
+    add_connection(parser)
+    parser.set_defaults(run=open_tensorboard)
+
+
+def open_tensorboard(args: argparse.Namespace) -> int:
+    """Print a link to TensorBoard that works once; on a desktop, open it, too."""
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    opened = api.open_tensorboard([resolve_job_id(one, api) for one in args.ids or [None]])
+    link = terminal.sanitize(opened["url"])
+    if args.json:
+        print_json({"url": link, "runs": opened["runs"]})
+        return OK
+    print(link)
+    open_link(link)
+    return OK

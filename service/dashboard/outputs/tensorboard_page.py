@@ -1,0 +1,37 @@
+"""The form that opens TensorBoard for jobs."""
+
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+
+from service.auth.authentication import PageCaller, require_key_or_session
+from service.auth.session_cookie import session_token
+from service.dashboard.login import SameOriginForm
+from service.dashboard.rendering import render_page
+from service.deps import AppStateDep
+from service.schemas.base import parse_request
+from service.tensorboard.boards import Visitor
+from service.tensorboard.routes import MAX_JOBS, OpenTensorBoard, open_board
+
+router = APIRouter(dependencies=[Depends(require_key_or_session)])
+
+
+async def _selected_ids(request: Request, _caller: PageCaller) -> list[str]:
+    # Not a parameter with FastAPI's `Form`: the form would be read before authentication.
+    form = await request.form(max_files=0, max_fields=MAX_JOBS + 10)
+    return [one for one in form.getlist("ids") if isinstance(one, str)]
+
+
+@router.post("/ui/tensorboard", dependencies=[SameOriginForm])
+async def open_tensorboard(
+    request: Request, app_state: AppStateDep, caller: PageCaller, ids: Annotated[list[str], Depends(_selected_ids)]
+) -> Response:
+    """Open TensorBoard for the selected jobs, and lead the browser there."""
+    wanted = parse_request(OpenTensorBoard, {"ids": ids})
+    token = session_token(request, app_state.settings)
+    authorize = partial(app_state.sessions.key, token) if token else partial(app_state.keys.get, caller.id)
+    opened = await open_board(app_state, wanted.ids, Visitor(caller.id, authorize))
+    # Not a redirect: the page's policy lets forms lead to this site only.
+    return render_page("continue.html", target=opened.url)

@@ -1,0 +1,130 @@
+"""Starts the process of one TensorBoard, and connects to it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from functools import cache
+from pathlib import Path
+
+from core.errors import TensorBoardUnavailable
+from core.formatting import MIB
+from core.settings.network import TensorBoardSettings
+from core.system.bubblewrap_command import PATH, START_SECONDS, begin_command, bind_system, run_check
+from core.system.filesystem import OPEN_FOLDER
+
+_PROGRAM = Path(__file__).with_name("board_program.py")
+_PROGRAM_INSIDE = "/run/board_program.py"
+_RUNS = "/runs"
+_ENVIRONMENT = {"PATH": PATH, "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}
+_HIDDEN = ("/etc/ssl", "/etc/pki")
+"""Folders that other sandboxes need, and that have private keys which root may read."""
+_MAX_PROBLEM = 300
+
+
+@cache
+def sandbox_problem() -> str | None:
+    """Return the reason that the sandbox does not work here; None if it works."""
+    return run_check([*_sandbox_command({}), "/usr/bin/env", "true"])
+
+
+class BoardProcess:
+    """A process that ends with this one: the kernel then closes the socket over which it gets its connections.
+
+    Start it in the thread of the event loop: bubblewrap also ends with the thread that started it.
+
+    Args:
+        folders: The only folders that it reads, by the name of the run.
+        prefix: The path at which it answers.
+        settings: Its limits.
+
+    Raises:
+        TensorBoardUnavailable: It could not be started.
+    """
+
+    def __init__(self, folders: Mapping[str, Path], prefix: str, settings: TensorBoardSettings) -> None:
+        self._control, theirs = socket.socketpair()
+        self._control.settimeout(0)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        sandboxed = settings.sandbox != "off" and sandbox_problem() is None
+        with ExitStack() as opened:
+            opened.enter_context(theirs)
+            passed = [theirs.fileno()]
+            before: list[str] = []
+            if sandboxed:
+                before, program, flag, logdir = _sandbox_command(folders), _PROGRAM_INSIDE, "logdir", _RUNS
+            else:
+                own = {name: os.open(folder, OPEN_FOLDER) for name, folder in folders.items()}
+                for descriptor in own.values():
+                    opened.callback(os.close, descriptor)
+                passed += own.values()
+                logdir = ",".join(f"{name}:/proc/self/fd/{descriptor}" for name, descriptor in own.items())
+                program, flag = str(_PROGRAM), "logdir_spec"
+            words = [*before, sys.executable, "-I", program, str(theirs.fileno()), flag, logdir, prefix]
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - words of ours
+                    [*words, str(settings.memory_mb * MIB)],
+                    cwd="/",
+                    env=_ENVIRONMENT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._errors,
+                    pass_fds=passed,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._control.close()
+                self._errors.close()
+                raise TensorBoardUnavailable(f"TensorBoard could not be started: {error}.") from error
+
+    @property
+    def pid(self) -> int:
+        """Its process id, or that of its sandbox."""
+        return self._process.pid
+
+    def connect(self) -> socket.socket:
+        """Return a new connection to it.
+
+        Raises:
+            OSError: It has ended, or takes no connections.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"c"], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+        return ours
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended by itself."""
+        return self._process.poll() is not None
+
+    def problem(self) -> str:
+        """Return the last line that it wrote before it ended."""
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4 * _MAX_PROBLEM))
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "")[:_MAX_PROBLEM]
+
+    def close(self) -> None:
+        """End it, with all its processes."""
+        self._control.close()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(START_SECONDS)
+        self._errors.close()
+
+
+def _sandbox_command(folders: Mapping[str, Path]) -> list[str]:
+    words = [*begin_command(becomes_other_user=False), "--unshare-net", "--die-with-parent"]
+    words += bind_system((sys.prefix,))
+    words += [word for path in _HIDDEN if Path(path).is_dir() for word in ("--tmpfs", path)]
+    words += ["--perms", "0755", "--dir", "/run", "--ro-bind", str(_PROGRAM), _PROGRAM_INSIDE, "--dev", "/dev"]
+    words += ["--perms", "0755", "--dir", _RUNS]
+    words += [word for name, folder in folders.items() for word in ("--ro-bind", str(folder), f"{_RUNS}/{name}")]
+    return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--"]

@@ -1,0 +1,163 @@
+"""The TensorBoards that this process has started: their visitors, their number, and their end when nobody uses them."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from core.errors import LimitReached
+from core.security.one_time_tokens import TTL_SECONDS
+from core.settings import Settings
+from service.tensorboard.board_process import BoardProcess, sandbox_problem
+from service.tensorboard.listener import Listener
+
+logger = logging.getLogger(__name__)
+
+_TOKEN_BYTES = 24
+_MAX_VISITORS = 100
+_IN_USE_SECONDS = 60.0
+_CHECK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Somebody who may see a board.
+
+    Attributes:
+        key_id: The API key, or that of the browser's session.
+        authorize: Raises `Unauthorized` once the key or the session is no longer valid.
+    """
+
+    key_id: str
+    authorize: Callable[[], object]
+
+
+@dataclass(slots=True)
+class Board:
+    """One TensorBoard.
+
+    Attributes:
+        id: The first part of its path; a secret, so that no job can make a browser send the board's cookie.
+        folders: What it shows, by the name of the run.
+        process: Its process.
+        used_at: Time of its last request, monotonic.
+    """
+
+    id: str
+    folders: Mapping[str, Path]
+    process: BoardProcess
+    used_at: float = field(default_factory=time.monotonic)
+    _tickets: dict[str, tuple[float, Visitor]] = field(default_factory=dict)
+    _visitors: dict[str, Visitor] = field(default_factory=dict)
+
+    def issue_ticket(self, visitor: Visitor) -> str:
+        """Return a ticket that lets the visitor in, once, within ten minutes."""
+        ticket = secrets.token_urlsafe(_TOKEN_BYTES)
+        self._tickets[ticket] = (time.monotonic() + TTL_SECONDS, visitor)
+        _keep_newest(self._tickets)
+        return ticket
+
+    def redeem(self, ticket: str) -> str | None:
+        """Return the token of a visitor's cookie for a ticket; None if it is unknown, used or expired."""
+        until, visitor = self._tickets.pop(ticket, (0.0, None))
+        if visitor is None or time.monotonic() > until:
+            return None
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        self._visitors[token] = visitor
+        _keep_newest(self._visitors)
+        return token
+
+    def visitor(self, token: str | None) -> Visitor | None:
+        """Return the visitor who has this token; None if nobody has."""
+        return self._visitors.get(token or "")
+
+
+class Boards:
+    """The boards of one process. Everything happens in the event loop.
+
+    Args:
+        settings: The process's configuration.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._listener = Listener(settings, self)
+        self._opening = asyncio.Lock()
+        self._boards: dict[str, Board] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    def get(self, board_id: str) -> Board | None:
+        """Return an open board; None if there is none of this id."""
+        return self._boards.get(board_id)
+
+    async def open(self, folders: Mapping[str, Path], visitor: Visitor) -> str:
+        """Open a board for these folders, or the one that is open already; return a link that works once.
+
+        Raises:
+            TensorBoardUnavailable: It could not be started, or its address cannot be used.
+            LimitReached: All boards are in use.
+        """
+        async with self._opening:
+            await asyncio.to_thread(sandbox_problem)  # its first call tries bubblewrap
+            await self._listener.start()
+            board = next((one for one in self._boards.values() if one.folders == folders), None)
+            if board is None or board.process.has_ended():
+                board = self._start(folders)
+            if self._watching is None:
+                self._watching = asyncio.create_task(self._watch())
+        board.used_at = time.monotonic()
+        return f"{self._listener.url}/{board.id}/?ticket={board.issue_ticket(visitor)}"
+
+    async def close(self) -> None:
+        """End all boards, and stop listening."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
+        for board in list(self._boards.values()):
+            self._end(board, "closed")
+        await self._listener.close()
+
+    def _start(self, folders: Mapping[str, Path]) -> Board:
+        self._end_unused()
+        settings, board_id = self._settings.tensorboard, secrets.token_urlsafe(_TOKEN_BYTES)
+        if len(self._boards) >= settings.max_boards:
+            oldest = min(self._boards.values(), key=lambda board: board.used_at)
+            wait = oldest.used_at + min(_IN_USE_SECONDS, settings.idle_seconds) - time.monotonic()
+            if wait > 0:
+                raise LimitReached(
+                    f"{settings.max_boards} TensorBoards are in use, the limit of this server "
+                    "(GRADIENT_TENSORBOARD__MAX_BOARDS).",
+                    wait,
+                )
+            self._end(oldest, "replaced")
+        board = Board(board_id, dict(folders), BoardProcess(folders, f"/{board_id}", settings))
+        self._boards[board_id] = board
+        logger.info("tensorboard_started", extra={"runs": len(folders), "pid": board.process.pid})
+        return board
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(min(_CHECK_SECONDS, self._settings.tensorboard.idle_seconds / 4))
+            self._end_unused()
+
+    def _end_unused(self) -> None:
+        for board in list(self._boards.values()):
+            if board.process.has_ended():
+                self._end(board, "failed", error=board.process.problem())
+            elif time.monotonic() - board.used_at > self._settings.tensorboard.idle_seconds:
+                self._end(board, "idle")
+
+    def _end(self, board: Board, reason: str, **fields: str) -> None:
+        del self._boards[board.id]
+        logger.info("tensorboard_ended", extra={"pid": board.process.pid, "reason": reason} | fields)
+        board.process.close()
+
+
+def _keep_newest(entries: dict[str, object] | dict[str, Visitor] | dict[str, tuple[float, Visitor]]) -> None:
+    while len(entries) > _MAX_VISITORS:
+        del entries[next(iter(entries))]

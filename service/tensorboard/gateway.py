@@ -1,0 +1,132 @@
+"""Lets visitors with a ticket from the dashboard into a TensorBoard, and passes their requests on.
+
+Its address has another host name than the dashboard's, so TensorBoard's scripts are never in the dashboard's origin and
+never get its session. Visitors have a cookie of one board, for a path that only they know.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from core.errors import Unauthorized
+from service.tensorboard.forward import forward
+
+if TYPE_CHECKING:
+    from service.tensorboard.boards import Board, Boards
+
+_COOKIE = "gradient_tensorboard"
+_MAX_BODY_BYTES = 4 * 1024**2
+_METHODS = frozenset({"GET", "HEAD", "POST"})
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "SAMEORIGIN",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    # TensorBoard's pages have their own; what else a browser opens is data of a job.
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
+}
+_ENDED = (
+    "This TensorBoard has ended: nobody used it for a while, another one took its place, or the server was restarted."
+)
+
+
+class Gateway:
+    """The application at TensorBoard's address.
+
+    Args:
+        boards: The open boards.
+        url: URL of this address, without a trailing slash.
+        dashboard: URL of the dashboard, for people who are sent back there.
+    """
+
+    def __init__(self, boards: "Boards", url: str, dashboard: str) -> None:
+        self._boards = boards
+        self._netloc = urlsplit(url).netloc.lower()
+        self._origin = f"{urlsplit(url).scheme}://{self._netloc}"
+        self._secure = url.lower().startswith("https://")
+        self._dashboard = f"{dashboard}/ui/jobs"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        request = Request(scope, receive)
+        try:
+            answer = await self._answer(request)
+        except ClientDisconnect:
+            return
+        for name, value in _HEADERS.items():
+            answer.headers.setdefault(name, value)
+        await answer(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return refusal
+        board = self._boards.get(request.url.path.split("/")[1])
+        if board is None:
+            return self._page(404, "This TensorBoard has ended", _ENDED)
+        ticket = request.query_params.get("ticket")
+        if ticket is not None and request.method == "GET":
+            return self._let_in(board, ticket)
+        visitor = board.visitor(request.cookies.get(_COOKIE))
+        if visitor is None:
+            return self._page(401, "Open this from the dashboard", "This browser has no session for this TensorBoard.")
+        try:
+            await asyncio.to_thread(visitor.authorize)
+        except Unauthorized as error:
+            return self._page(401, "Your session has ended", error.message)
+        return await self._pass_on(request, board)
+
+    def _refusal(self, request: Request) -> Response | None:
+        """Return the answer to a request that a page of another site made a browser send; None to all others."""
+        if request.headers.get("host", "").lower() != self._netloc:
+            return self._page(421, "Wrong address", f"TensorBoard is at {self._origin}.")
+        if request.method not in _METHODS:
+            return self._page(405, "Refused", "TensorBoard has no such method.")
+        origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
+        followed_link = request.headers.get("sec-fetch-mode") == "navigate" and request.method == "GET"
+        if (origin in {None, self._origin}) and (site in {"same-origin", "none"} or followed_link):
+            return None
+        return self._page(403, "Refused", "A page of another site may not read TensorBoard.")
+
+    def _let_in(self, board: "Board", ticket: str) -> Response:
+        token = board.redeem(ticket)
+        if token is None:
+            return self._page(
+                401, "Open this from the dashboard", "This link was used already, or is older than ten minutes."
+            )
+        # Not a redirect: after a link on another site, the browser would not send the cookie with it.
+        answer = self._page(
+            200, "TensorBoard is starting", "This takes some seconds.", {"Refresh": f"0; url=/{board.id}/"}
+        )
+        answer.set_cookie(_COOKIE, token, path=f"/{board.id}/", httponly=True, samesite="strict", secure=self._secure)
+        return answer
+
+    async def _pass_on(self, request: Request, board: "Board") -> Response:
+        body = b""
+        async for block in request.stream():
+            body += block
+            if len(body) > _MAX_BODY_BYTES:
+                return self._page(413, "Refused", "The request is too large.")
+        board.used_at = time.monotonic()
+        try:
+            return await forward(board.process.connect(), request, body)
+        except (OSError, TimeoutError):
+            if not board.process.has_ended():
+                return self._page(504, "TensorBoard does not answer", "Try again in some seconds.")
+            return self._page(502, "TensorBoard has ended", board.process.problem() or "It gave no reason.")
+
+    def _page(self, status: int, title: str, text: str, headers: Mapping[str, str] | None = None) -> Response:
+        link = f'<p><a href="{escape(self._dashboard)}">Back to the dashboard</a></p>'
+        content = f"<!doctype html><html lang=en><title>{escape(title)}</title><h1>{escape(title)}</h1>"
+        # Without `sandbox`, which would make this another site to the browser.
+        policy = "default-src 'none'; frame-ancestors 'none'"
+        given = {"Cache-Control": "no-store", "Content-Security-Policy": policy} | dict(headers or {})
+        return HTMLResponse(f"{content}<p>{escape(text)}</p>{link}", status, given)

@@ -1,0 +1,96 @@
+"""The listener of TensorBoard: at the address of jobs' ports, on a port of its own, while there is a board."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import uvicorn
+
+from core.errors import TensorBoardUnavailable
+from core.settings import Settings
+from service.http.connections import BACKLOG, Connection, Connections
+from service.tensorboard.gateway import Gateway
+
+if TYPE_CHECKING:
+    from service.tensorboard.boards import Boards
+
+_MAX_CONNECTIONS = 128
+_STOP_SECONDS = 2
+
+
+class Listener:
+    """Listens from the first board on.
+
+    Args:
+        settings: The process's configuration.
+        boards: The boards that it leads to.
+    """
+
+    def __init__(self, settings: Settings, boards: "Boards") -> None:
+        self._settings = settings
+        self._boards = boards
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self.url = ""
+
+    async def start(self) -> None:
+        """Listen, if it does not yet.
+
+        Raises:
+            TensorBoardUnavailable: The address or the port cannot be used.
+        """
+        if self._serving is not None:
+            return
+        listening = self._bind()
+        host = f"[{self._settings.ports_host}]" if ":" in self._settings.ports_host else self._settings.ports_host
+        own = self._settings.tensorboard.url or f"http://{host}:{listening.getsockname()[1]}"
+        self.url = own.rstrip("/")
+        api = self._settings.api.model_copy(update={"max_connections": _MAX_CONNECTIONS})
+        config = uvicorn.Config(
+            Gateway(self._boards, self.url, self._settings.public_url),
+            http=cast("type[asyncio.Protocol]", partial(Connection, connections=Connections(api))),
+            ws="none",
+            lifespan="off",
+            timeout_keep_alive=api.idle_seconds,
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+        )
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve([listening]))
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+
+    def _bind(self) -> socket.socket:
+        host, port = self._settings.ports.bind, self._settings.tensorboard.port
+        listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, port))
+            listening.listen(BACKLOG)
+        except OSError as error:
+            listening.close()
+            raise TensorBoardUnavailable(
+                f"TensorBoard cannot be opened at {host}:{port}: {os.strerror(error.errno or 0)}. The server's "
+                "operator can set GRADIENT_TENSORBOARD__PORT to a free port, or GRADIENT_PORTS__BIND to an address of "
+                "this machine."
+            ) from error
+        return listening
+
+
+class _Server(uvicorn.Server):
+    """A server beside the service's own, which alone takes the process's signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the service's server."""
+        yield

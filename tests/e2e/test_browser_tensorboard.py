@@ -1,0 +1,109 @@
+"""TensorBoard in one click, in a real browser: for a job, for a selection, and where it is not installed."""
+
+import json
+
+import pytest
+from support.browser import Browser
+from support.deployment import Deployment, wait_until
+from support.event_files import write_scalars
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    deployment = Deployment(tmp_path_factory.mktemp("tensorboard") / "home")
+    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2")
+    yield deployment
+    deployment.stop()
+
+
+@pytest.fixture(scope="module")
+def jobs(service, tmp_path_factory):
+    """Two jobs that stored event files, by name."""
+    made = {}
+    for name, losses in (("falling", [1.0, 0.5, 0.25]), ("flat", [1.0, 1.0, 1.0])):
+        folder = tmp_path_factory.mktemp(name)
+        write_scalars(folder / "train", "loss", losses)
+        made[name] = service.submit(f"cp -r {folder}/. $GRADIENT_ARTIFACTS_DIR/", name=name)
+    for job_id in made.values():
+        assert service.wait_ended(job_id)["state"] == "Stopped"
+    return made
+
+
+@pytest.fixture
+def browser(tmp_path, service):
+    browser = Browser(tmp_path / "profile", size=(1440, 900))
+    browser.open(f"{service.cli_json['url']}/ui/login")
+    browser.fill("#key", service.cli_json["apiKey"])
+    browser.click("form.sign-in button")
+    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+    yield browser
+    browser.close()
+
+
+def press_button(browser, selector):
+    """Click as a person does: browsers let nothing else open a tab."""
+    expression = f"document.querySelector({json.dumps(selector)}).click()"
+    browser("Runtime.evaluate", expression=expression, userGesture=True)
+
+
+def show_board(browser):
+    """Go on in the tab that TensorBoard was opened in."""
+
+    def find():
+        targets = browser_targets(browser)
+        return next((one["targetId"] for one in targets if one["url"].startswith("http://127.0.0.2:")), None)
+
+    assert browser.messages == [], "nothing was refused by the dashboard's policy"
+    browser.show_tab(wait_until(find, "the tab of TensorBoard"))
+
+
+def browser_targets(browser):
+    session, browser._session = browser._session, None
+    try:
+        return browser("Target.getTargets")["targetInfos"]
+    finally:
+        browser._session = session
+
+
+def test_a_click_on_a_jobs_page_shows_its_scalars(service, browser, jobs):
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{jobs['falling']}")
+    press_button(browser, "#tensorboard")
+    show_board(browser)
+    browser.wait_for("document.querySelector('scalar-card')?.innerText.includes('loss')", 60)
+    browser.wait_for("document.querySelector('scalar-card line-chart svg path, scalar-card line-chart canvas')", 60)
+    assert f"falling-{jobs['falling']}/train" in browser.text()
+    assert browser.evaluate("location.search") == "", "the ticket is not in the address"
+    assert browser.evaluate("document.cookie") == ""
+    assert not [message for message in browser.messages if "Content Security Policy" in message]
+    cookies = browser("Network.getCookies", urls=[browser.evaluate("location.href")])["cookies"]
+    assert [one["name"] for one in cookies] == ["gradient_tensorboard"]
+
+
+def test_a_selection_of_the_list_is_one_tensorboard(service, browser, jobs):
+    browser.open(f"{service.cli_json['url']}/ui/jobs?q=state:succeeded")
+    browser.click("[data-all]")
+    press_button(browser, ".bulk button[formaction='/ui/tensorboard']")
+    show_board(browser)
+    for name, job_id in jobs.items():
+        browser.wait_for(f"document.body.innerText.includes({json.dumps(f'{name}-{job_id}/train')})", 60)
+
+
+def test_a_comparison_is_one_tensorboard(service, browser, jobs):
+    browser.open(f"{service.cli_json['url']}/ui/jobs?q=state:succeeded")
+    browser.click("[data-all]")
+    browser.click(".bulk button[value=compare]")
+    browser.wait_for("location.pathname.startsWith('/ui/comparisons/') && document.readyState === 'complete'")
+    press_button(browser, "form[action='/ui/tensorboard'] button")
+    show_board(browser)
+    for name, job_id in jobs.items():
+        browser.wait_for(f"document.body.innerText.includes({json.dumps(f'{name}-{job_id}/train')})", 60)
+
+
+def test_a_job_without_event_files_is_told_what_to_do(service, browser):
+    job_id = service.submit("true", name="none")
+    service.wait_ended(job_id)
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
+    browser.evaluate("document.querySelector('form[action=\"/ui/tensorboard\"]').target = ''")
+    browser.click("#tensorboard")
+    browser.wait_for("document.body.innerText.includes('no event files for TensorBoard')")
+    assert "$GRADIENT_ARTIFACTS_DIR" in browser.text()
