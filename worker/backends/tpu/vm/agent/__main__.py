@@ -75,6 +75,7 @@ class Agent:
         with self._alive_lock:
             self._put("alive", self._status(ended=True))
             self._over.set()
+        (self._place / "reported").touch()
         while guard.is_alive():  # a worker that is there deletes the VM now
             self._bucket.token()
             guard.join(self._seconds)
@@ -98,7 +99,6 @@ class Agent:
         end = self._monitor()
         unmount_disks(self._place)
         self._put("exit", json.dumps({**end, "at": self._ended_at}).encode())
-        (self._place / "reported").touch()
 
     def _guard(self) -> None:
         """End the job and the VM when no worker was heard of for too long: nobody else would, and it costs money."""
