@@ -23,11 +23,12 @@ from service.presenters import openapi_links
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
 from service.schemas.artifacts import ArtifactsPage, ArtifactView, ReadContents, SkippedView
 
-_MAX_ATTEMPT = 2**31 - 1
+MAX_ATTEMPT = 2**31 - 1
+"""Largest number of an attempt."""
 _MAX_CHOSEN = 1000
 
 AttemptNumber = Annotated[
-    int | None, Query(ge=1, le=_MAX_ATTEMPT, description="number of an earlier attempt; default: the latest")
+    int | None, Query(ge=1, le=MAX_ATTEMPT, description="number of an earlier attempt; default: the latest")
 ]
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["artifacts"])

@@ -16,14 +16,13 @@ from core.storage.artifacts.paths import not_found
 from core.storage.artifacts.store import OpenArtifact
 from core.storage.retention import OutputKind
 from service.auth.authentication import PageCaller, require_key_or_session
-from service.dashboard.job_pages import LIVE
+from service.dashboard.job.header import LIVE, read_header, render_job_page
 from service.dashboard.outputs.folder_view import FolderEntry, Order, crumbs, list_entries, summarize_entries
 from service.dashboard.outputs.previews import TEXT_BYTES, TableOrder, is_event_file, is_image, read_preview
 from service.dashboard.outputs.previews.event_files import read_scalars
-from service.dashboard.rendering import PAGE_HEADERS, render_page
+from service.dashboard.rendering import PAGE_HEADERS
 from service.deps import AppState, AppStateDep, ReadSession
 from service.presenters.downsample import series_view
-from service.presenters.jobs import job_view
 from service.presenters.removed import check_not_removed
 from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts
 from service.schemas.artifacts import ArtifactsPage
@@ -66,6 +65,7 @@ class FileQuery(BaseModel):
     start: int = Field(0, ge=0, le=_MAX_OFFSET, description="offset of the part of a text to show")
     column: int = Field(0, ge=0, le=1000, description="column of a table to sort by, from 1; 0: the file's order")
     desc: bool = False
+    part: str = Field("", description="`live`: only the header, without the file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +85,21 @@ def show_folder(
     attempt: AttemptNumber = None,
 ) -> Response:
     """Show the entries of one folder."""
-    job = job_view(session, app_state, queries.get(session, job_id))
-    earlier = attempt if attempt != job.attempt else None
+    header = read_header(session, app_state, job_id, attempt)
+    earlier = header.attempt
     prefix = f"{shown.folder.strip('/')}/" if shown.folder.strip("/") else ""
     outputs = list_artifacts(session, app_state, job_id, limit=1, attempt=earlier)
     listed = _list_folder(session, app_state, job_id, prefix, shown, outputs, earlier)
     if prefix and not listed.entries and not shown.after and not shown.find:
         raise not_found(prefix)
     images = [entry for entry in listed.entries if entry.file is not None and is_image(entry.path)]
-    return render_page(
+    return render_job_page(
         "artifacts/folder.html",
-        caller=caller,
-        job=job,
-        live=job.state in LIVE and earlier is None,
-        attempt=earlier,
+        app_state,
+        caller,
+        header,
+        tab="artifacts",
+        live_files=header.job.state in LIVE and earlier is None,
         outputs=outputs,
         folder=prefix,
         crumbs=crumbs(prefix),
@@ -144,17 +145,20 @@ def show_file(
     attempt: AttemptNumber = None,
 ) -> Response:
     """Show the preview of one file."""
+    header = read_header(session, app_state, job_id, attempt)
+    if shown.part == "live":
+        return render_job_page("job/base.html", app_state, caller, header, tab="artifacts")
     opened = _open(session, app_state, job_id, shown.path, attempt)
     with opened.file as file:
         order = TableOrder(shown.column, shown.desc)
         preview = read_preview(file, opened.size, shown.path, shown.start, order)
-    row = queries.get(session, job_id)
-    page = render_page(
+    page = render_job_page(
         "artifacts/file.html",
-        caller=caller,
-        job=job_view(session, app_state, row),
+        app_state,
+        caller,
+        header,
+        tab="artifacts",
         path=shown.path,
-        attempt=attempt if attempt != row.attempt else None,
         name=PurePosixPath(shown.path).name,
         crumbs=crumbs(shown.path),
         size=opened.size,

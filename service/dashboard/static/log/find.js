@@ -21,7 +21,7 @@ export function startFind(log) {
     paint();
     while (query && !complete && lines.length < MOST_LINES) {
       const wanted = { query, matchCase: form.matchCase.checked, line: searchedTo, limit: MOST_LINES - lines.length };
-      const answer = await fetch(`${log.address}/search?${new URLSearchParams(wanted)}`).catch(() => null);
+      const answer = await fetch(log.url("/search", wanted)).catch(() => null);
       if (mine !== turn) return;
       if (!answer?.ok) {
         output.textContent = "The search failed; try again";

@@ -1,4 +1,5 @@
-// A job's log: a window of some hundred rows over a log of any length, which follows its end or shows any line.
+// A text of any length, the log of a job or an artifact: a window of some hundred rows, which follows its end or shows
+// any line.
 
 import { plainStyle, writeAnsi } from "./ansi.js";
 import { startFind } from "./find.js";
@@ -22,7 +23,7 @@ export async function showLog(box) {
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
   }
-  follow(log, log.address);
+  follow(log);
 }
 
 // Lines 20 and 30 for the address `#L20-L30`.
@@ -55,7 +56,7 @@ class Log {
 
   constructor(box) {
     this.box = box;
-    this.address = `/jobs/${encodeURIComponent(box.dataset.log)}/logs`;
+    this.starts = Object.entries(JSON.parse(box.dataset.starts));
     box.addEventListener("scroll", () => this.#scrolled(), { passive: true });
     box.addEventListener("click", (event) => this.#clicked(event));
     box.addEventListener("keydown", (event) => {
@@ -83,19 +84,28 @@ class Log {
     this.#keepAtEnd();
     this.#showPlace();
     if (linkedLines()) await this.#showLinked();
+    else if (this.box.dataset.begin) await this.show(Number(this.box.dataset.begin), "start");
     this.#follow.closest("label").hidden = page.complete;
     this.note();
     return page.complete;
   }
 
+  // An address of the lines' own, such as `/search`, with more parameters.
+  url(below, parameters) {
+    const address = new URL(this.box.dataset.log, location.href);
+    address.pathname += below;
+    for (const [name, value] of Object.entries(parameters)) address.searchParams.set(name, value);
+    return address;
+  }
+
   async read(place) {
-    const answer = await fetch(`${this.address}?${new URLSearchParams({ limit: PAGE, ...place })}`);
+    const answer = await fetch(this.url("", { limit: PAGE, ...place }));
     if (!answer.ok) throw new Error(answer.statusText);
     return answer.json();
   }
 
-  // Shows a line in the middle, or the end.
-  async show(line) {
+  // Shows a line in the middle (or at the top), or the end.
+  async show(line, block = "center") {
     const turn = ++this.#turn;
     const end = line >= this.last;
     this.#follow.checked = end;
@@ -112,7 +122,7 @@ class Log {
     }
     this.#mark();
     if (end) this.#keepAtEnd();
-    else this.rowOf(line)?.scrollIntoView({ block: "center" });
+    else this.rowOf(line)?.scrollIntoView({ block });
     this.#showPlace();
   }
 
@@ -253,7 +263,7 @@ class Log {
     number.className = "line";
     if (row) {
       element.dataset.line = row.line;
-      element.title = row.timestamp;
+      if (row.timestamp) element.title = row.timestamp;
       number.href = `#L${row.line}`;
       number.tabIndex = -1;
       number.dataset.number = row.line;
@@ -272,11 +282,10 @@ class Log {
     for (let line = Math.max(from, this.#first); line <= Math.min(to, this.#shown); line += 1) {
       this.rowOf(line).classList.add("marked");
     }
-    for (const one of document.querySelectorAll("[data-first-line]")) {
-      const line = Number(one.dataset.firstLine);
+    for (const [attempt, line] of this.starts) {
       const row = this.rowOf(line);
       if (!row || line === 1) continue;
-      row.dataset.begins = one.dataset.attempt;
+      row.dataset.begins = attempt;
       row.classList.add("begins");
     }
   }
