@@ -13,6 +13,7 @@ from core.catalogue.machine_types import Catalogue, MachineType
 from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
 from core.storage import stores
+from core.storage.artifacts.text_lines import LineIndexCache
 from service.auth.per_key_limits import Limits
 from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import Signer
@@ -44,6 +45,7 @@ class AppState(stores.Stores):
         storage_usage: Sizes of the projects' storage.
         submissions: Commits concurrent submissions together.
         metrics: Cached responses with jobs' metrics.
+        text_indexes: Line indexes of text artifacts.
         measures: This process's own metrics, for Prometheus.
         wake: Wakes the dispatcher; called after the commit of a transaction that wrote to the outbox.
     """
@@ -57,6 +59,7 @@ class AppState(stores.Stores):
     streams: StreamRegistry
     limits: Limits
     job_counts: JobCounts
+    text_indexes: LineIndexCache = field(default_factory=LineIndexCache)
     storage_usage: StorageUsage = field(init=False)
     metrics: JobMetricsCache
     submissions: GroupCommit["PreparedJob", "InsertedJob"] = field(default_factory=GroupCommit)

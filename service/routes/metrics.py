@@ -11,7 +11,7 @@ from core.jobs.metrics import XRange
 from service.auth.authentication import SearchSlot
 from service.deps import AppStateDep, ReadSession
 from service.http import file_responses
-from service.routes.artifacts import MAX_ATTEMPT
+from service.schemas.artifacts import MAX_ATTEMPT
 from service.schemas.metrics import Metrics
 
 router = APIRouter(prefix="/jobs/{job_id}/metrics", tags=["metrics"])

@@ -6,12 +6,17 @@ from service.schemas.base import QueryModel, View
 from service.schemas.jobs import MAX_LINE, RemovedView
 
 
-class ReadLog(QueryModel):
-    """The lines of a log to read."""
+class ReadLines(QueryModel):
+    """The lines of a log or a text to read."""
 
     line: int = Field(0, ge=0, le=MAX_LINE, description="return lines after this number; 0: from the start")
     limit: int = Field(2000, ge=1, le=10_000)
     tail: int | None = Field(None, ge=0, le=MAX_LINE, description="return only this number of last lines")
+
+
+class ReadLog(ReadLines):
+    """The lines of a log to read."""
+
     max_behind: int | None = Field(
         None,
         ge=1,

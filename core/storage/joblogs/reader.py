@@ -213,10 +213,10 @@ class _Snapshot:
             return record.line_start
         before = self.view.records(number - 1, 1)[0].lines_end if number else 0
         data = self.read(record.raw_start, record.length)
-        return record.raw_start + _after_newline(data, line - 1 - before)
+        return record.raw_start + after_newline(data, line - 1 - before)
 
 
-def _after_newline(data: bytes, count: int) -> int:
+def after_newline(data: bytes, count: int) -> int:
     """Return the offset just past the `count`-th newline."""
     at = 0
     while (found := data.count(b"\n", at, at + _SKIP_BYTES)) < count:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
+from core.storage.artifacts.text_lines import TextLines
 from core.storage.joblogs.reader import LogReader
 from core.storage.joblogs.search import FoundLines
 from service.auth.authentication import PageCaller, require_key_or_session
@@ -69,3 +70,8 @@ def _find(reader: LogReader, header: JobHeader, text: str) -> FoundLines:
     return reader.search(
         text, after=0, limit=_FOUND_LINES, final=header.row.ended, match_case=False, seconds=logs.SEARCH_SECONDS
     )
+
+
+def find_in_text(text: TextLines, wanted: str) -> FoundLines:
+    """Find lines of a text artifact for a browser without scripts."""
+    return text.search(wanted, after=0, limit=_FOUND_LINES, match_case=False, seconds=logs.SEARCH_SECONDS)

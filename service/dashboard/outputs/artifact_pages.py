@@ -14,18 +14,21 @@ from starlette.exceptions import HTTPException
 from core.jobs import queries
 from core.storage.artifacts.paths import not_found
 from core.storage.artifacts.store import OpenArtifact
+from core.storage.joblogs.search import FoundLines
 from core.storage.retention import OutputKind
 from service.auth.authentication import PageCaller, require_key_or_session
-from service.dashboard.job.header import LIVE, read_header, render_job_page
+from service.dashboard.job.header import LIVE, JobHeader, read_header, render_job_page
+from service.dashboard.job.log_page import LINES_WITHOUT_SCRIPT, find_in_text
 from service.dashboard.outputs.folder_view import FolderEntry, Order, crumbs, list_entries, summarize_entries
-from service.dashboard.outputs.previews import TEXT_BYTES, TableOrder, is_event_file, is_image, read_preview
+from service.dashboard.outputs.previews import TEXT_BYTES, Preview, TableOrder, is_event_file, is_image, read_preview
 from service.dashboard.outputs.previews.event_files import read_scalars
 from service.dashboard.rendering import PAGE_HEADERS
 from service.deps import AppState, AppStateDep, ReadSession
 from service.presenters.downsample import series_view
 from service.presenters.removed import check_not_removed
-from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts
-from service.schemas.artifacts import ArtifactsPage
+from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts, read_text_page
+from service.schemas.artifacts import ArtifactsPage, TextPage
+from service.schemas.jobs import MAX_LINE
 from service.schemas.metrics import Metrics
 
 router = APIRouter(prefix="/ui/jobs/{job_id}/artifacts", dependencies=[Depends(require_key_or_session)])
@@ -65,6 +68,9 @@ class FileQuery(BaseModel):
     start: int = Field(0, ge=0, le=_MAX_OFFSET, description="offset of the part of a text to show")
     column: int = Field(0, ge=0, le=1000, description="column of a table to sort by, from 1; 0: the file's order")
     desc: bool = False
+    view: Literal["", "lines"] = Field("", description="`lines`: a text as lines, without a preview")
+    line: int | None = Field(None, ge=1, le=MAX_LINE, description="first line to show without scripts")
+    find: str = Field("", max_length=200, description="text to find without scripts")
     part: str = Field("", description="`live`: only the header, without the file")
 
 
@@ -151,7 +157,9 @@ def show_file(
     opened = _open(session, app_state, job_id, shown.path, attempt)
     with opened.file as file:
         order = TableOrder(shown.column, shown.desc)
-        preview = read_preview(file, opened.size, shown.path, shown.start, order)
+        as_lines = shown.view == "lines"
+        preview = Preview("lines") if as_lines else read_preview(file, opened.size, shown.path, shown.start, order)
+        text = _read_lines(app_state, header, opened, shown) if preview.kind == "lines" else None
     page = render_job_page(
         "artifacts/file.html",
         app_state,
@@ -165,10 +173,23 @@ def show_file(
         modified=datetime.fromtimestamp(opened.mtime_ms / 1000, UTC),
         sha256=opened.sha256,
         preview=preview,
+        text=text,
+        begin=shown.line or 1,
+        find=shown.find,
+        page_lines=LINES_WITHOUT_SCRIPT,
         part_bytes=TEXT_BYTES,
     )
     page.headers["Content-Security-Policy"] = _FILE_POLICY
     return page
+
+
+def _read_lines(
+    app_state: AppState, header: JobHeader, opened: OpenArtifact, shown: FileQuery
+) -> tuple[TextPage, FoundLines | None]:
+    """Return the lines for browsers without scripts, and those that have the text to find."""
+    text = app_state.text_indexes.open(opened, header.row.id, header.number, shown.path)
+    page = read_text_page(text, min(shown.line or 1, max(1, text.total)) - 1, LINES_WITHOUT_SCRIPT)
+    return page, find_in_text(text, shown.find) if shown.find.strip() else None
 
 
 @router.get("/frame")
