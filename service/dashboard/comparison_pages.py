@@ -19,7 +19,7 @@ from service.deps import AppStateDep, ReadSession
 from service.presenters.comparisons import comparison_view
 from service.presenters.jobs import job_views
 from service.routes.comparisons import list_comparisons
-from service.routes.jobs import compare_jobs, predict_job
+from service.routes.jobs import diff_jobs, predict_job
 from service.schemas.comparisons import BottleneckView, MachineRow
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
@@ -103,7 +103,7 @@ def show_diff(
 ) -> Response:
     """Show in which options and files two jobs differ."""
     jobs = [queries.get(session, one) for one in (job_id, other or job_id)]
-    found = compare_jobs(session, app_state, job_id, jobs[1].id)
+    found = diff_jobs(session, app_state, job_id, jobs[1].id)
     return render_page(
         "job/diff.html", caller=caller, found=found, jobs=job_views(session, app_state, jobs), other=other
     )

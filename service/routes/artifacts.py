@@ -36,7 +36,7 @@ from service.schemas.artifacts import (
     TextLine,
     TextPage,
 )
-from service.schemas.logs import LogMatches
+from service.schemas.logs import TEXT_BYTES, LogMatches
 
 _MAX_CHOSEN = 1000
 
@@ -137,15 +137,26 @@ def search_lines(
     job_id: str,
     wanted: Annotated[SearchText, Query()],
 ) -> LogMatches:
-    """Find the lines of a text artifact that contain a text; without `matchCase`, ASCII letters match in any case.
+    """Find the lines of a text artifact that contain a text, or look like errors.
 
     Searches for at most a second: a larger text is searched in several requests.
     """
     with open_lines(session, app_state, job_id, wanted.path, wanted.attempt) as text:
         found = text.search(
-            wanted.query, after=wanted.line, limit=wanted.limit, match_case=wanted.match_case, seconds=SEARCH_SECONDS
+            wanted.text(),
+            after=wanted.line,
+            limit=wanted.most(),
+            match_case=wanted.match_case,
+            seconds=SEARCH_SECONDS,
         )
-    return LogMatches(lines=found.lines, searched_to=found.searched_to, complete=found.complete)
+        pages = (text.read(line - 1, 1, TEXT_BYTES) for line in found.lines) if wanted.texts else ()
+        texts = [message for page in pages for _, message in page]
+    return LogMatches(
+        lines=found.lines,
+        texts=texts if wanted.texts else None,
+        searched_to=found.searched_to,
+        complete=found.complete,
+    )
 
 
 @router.get("/artifacts.zip", response_class=Response, responses=_ZIP_RESPONSES)

@@ -256,7 +256,7 @@ def predict_job(
 
 
 @router.get("/{job_id}/diff", dependencies=[SearchSlot])
-def compare_jobs(
+def diff_jobs(
     session: ReadSession,
     app_state: AppStateDep,
     job_id: str,

@@ -74,7 +74,7 @@ class TextLines:
         self._index = index
         self.total = index.total
 
-    def read(self, after: int, limit: int) -> Iterator[tuple[int, str]]:
+    def read(self, after: int, limit: int, max_line_bytes: int = DEFAULT_LINE_BYTES) -> Iterator[tuple[int, str]]:
         """Yield number and text of lines after line `after`, as a log's are rendered: fewer if they are long."""
         last = min(self.total, after + limit)
         start, room = self._line_start(after + 1) if after < last else 0, DEFAULT_PAGE_BYTES
@@ -85,14 +85,14 @@ class TextLines:
                 base, data = start, self._bytes(start, _BLOCK)
                 end = data.find(b"\n")
             newline = base + end if end >= 0 else self._line_end(line)
-            text = render(self._bytes, start, newline, DEFAULT_LINE_BYTES)
+            text = render(self._bytes, start, newline, max_line_bytes)
             yield line, text
             start, room = newline + 1, room - len(text)
             if room <= 0:
                 return
 
-    def search(self, text: str, *, after: int, limit: int, match_case: bool, seconds: float) -> FoundLines:
-        """Return the numbers of the lines after line `after` that contain a literal text, as `LogReader.search`."""
+    def search(self, text: str | None, *, after: int, limit: int, match_case: bool, seconds: float) -> FoundLines:
+        """Return the numbers of the lines after line `after` that contain a text, as `LogReader.search`."""
         if after >= self.total:
             return FoundLines([], after, complete=True)
         lines = LineRange(self._line_start(after + 1), self._opened.size, after, self.total)

@@ -89,11 +89,13 @@ class LogReader:
                 page.append(LogLine(last.lines_end + 1, last.at_ms, log.unfinished(max_line_bytes)))
             return page
 
-    def search(self, text: str, *, after: int, limit: int, final: bool, match_case: bool, seconds: float) -> FoundLines:
+    def search(
+        self, text: str | None, *, after: int, limit: int, final: bool, match_case: bool, seconds: float
+    ) -> FoundLines:
         """Return the numbers of the lines after line `after` that contain a literal text.
 
         Args:
-            text: The text, without a line end.
+            text: The text, without a line end; None: what looks like an error.
             after: Number of the line before the first one to search.
             limit: Most lines to find.
             final: The job ended, so an unfinished last line counts as one.

@@ -3,6 +3,7 @@
 
 import { plainStyle, writeAnsi } from "./ansi.js";
 import { startFind } from "./find.js";
+import { startOptions } from "./options.js";
 import { follow } from "./stream.js";
 
 const PAGE = 200;
@@ -52,6 +53,9 @@ class Log {
   #bar = document.querySelector("[data-log-bar]");
   #place = document.querySelector("[data-log-place]");
   #line = document.querySelector("[data-log-line]");
+  #new = document.querySelector("[data-log-new]");
+  #seen = 0; // the last line when the end was shown
+  #options;
   last = 0; // the last line that exists
 
   constructor(box) {
@@ -72,7 +76,14 @@ class Log {
       else location.hash = `L${wanted}`;
     });
     window.addEventListener("hashchange", () => this.#showLinked());
+    this.#new.addEventListener("click", () => this.show(this.last));
     startFind(this);
+    this.#options = startOptions(this);
+  }
+
+  // First and last of the linked lines; null: none.
+  get marked() {
+    return this.#marked;
   }
 
   // Shows the linked lines, or the end; true if nothing will follow.
@@ -210,14 +221,14 @@ class Log {
     this.#partialRow = null;
     if (!this.#partial || this.#shown < this.last) return;
     // A line that is not finished is drawn again: its colours must not carry on.
-    this.#partialRow = this.#element(this.#partial, null, { ...this.#style });
+    this.#partialRow = this.element(this.#partial, null, { ...this.#style });
     this.box.append(this.#partialRow);
   }
 
   #replace(rows) {
     this.#partialRow = null;
     this.#style = plainStyle();
-    this.box.replaceChildren(...rows.map((row) => this.#element(row.message, row, this.#style)));
+    this.box.replaceChildren(...rows.map((row) => this.element(row.message, row, this.#style)));
     this.#first = rows[0]?.line ?? 1;
     this.#shown = rows.at(-1)?.line ?? 0;
     this.#dress();
@@ -225,7 +236,7 @@ class Log {
 
   #append(rows) {
     this.#partialRow?.remove();
-    this.box.append(...rows.map((row) => this.#element(row.message, row, this.#style)));
+    this.box.append(...rows.map((row) => this.element(row.message, row, this.#style)));
     this.#shown = rows.at(-1).line;
     const height = this.box.scrollHeight;
     while (this.#shown - this.#first >= MOST_ROWS) {
@@ -239,7 +250,7 @@ class Log {
   #prepend(rows) {
     const style = plainStyle();
     const height = this.box.scrollHeight;
-    this.box.prepend(...rows.map((row) => this.#element(row.message, row, style)));
+    this.box.prepend(...rows.map((row) => this.element(row.message, row, style)));
     this.box.scrollTop += this.box.scrollHeight - height;
     this.#first = rows[0].line;
     while (this.#shown - this.#first >= MOST_ROWS) {
@@ -252,11 +263,13 @@ class Log {
   }
 
   #dress() {
+    this.#options.dress();
     this.box.style.setProperty("--digits", Math.max(3, String(this.last).length));
     this.#mark();
   }
 
-  #element(message, row, style) {
+  // The row of a line.
+  element(message, row, style) {
     const element = document.createElement("div");
     element.className = row ? "row" : "row partial";
     const number = document.createElement("a");
@@ -277,6 +290,7 @@ class Log {
   // Marks the linked lines, and those with which further attempts begin.
   #mark() {
     this.#marked = linkedLines();
+    this.#options.mark(this.#marked);
     for (const row of this.box.querySelectorAll(".marked, .begins")) row.classList.remove("marked", "begins");
     const [from, to] = this.#marked ?? [1, 0];
     for (let line = Math.max(from, this.#first); line <= Math.min(to, this.#shown); line += 1) {
@@ -351,6 +365,10 @@ class Log {
   #showPlace() {
     this.#bar.hidden = this.last === 0;
     const line = this.#follow.checked ? this.last : this.middle();
+    if (this.#follow.checked) this.#seen = this.last;
+    const unseen = this.#seen ? this.last - this.#seen : 0;
+    this.#new.hidden = unseen === 0;
+    this.#new.textContent = `${unseen.toLocaleString("en")} new line${unseen === 1 ? "" : "s"}`;
     this.#place.max = this.#line.max = Math.max(1, this.last);
     if (document.activeElement !== this.#place) this.#place.value = line;
     this.#place.setAttribute("aria-valuetext", `line ${line} of ${this.last}`);

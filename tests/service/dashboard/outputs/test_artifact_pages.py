@@ -107,7 +107,7 @@ def test_of_a_long_text_any_line_is_shown_and_found(signed_in_browser, client, e
     last = client.get(lines, params={"path": "long.log", "tail": 1}).json()
     assert last == {"lines": [{"line": 30_000, "message": "0123456789"}], "total": 30_000, "complete": True}
     found = client.get(f"{lines}/search", params={"path": "long.log", "query": "789", "line": 29_998}).json()
-    assert found == {"lines": [29_999, 30_000], "searchedTo": 30_000, "complete": True}
+    assert found == {"lines": [29_999, 30_000], "searchedTo": 30_000, "complete": True, "texts": None}
     assert client.get(lines, params={"path": "models/final/weights.bin"}).status_code == 400
     assert client.get(lines, params={"path": "none.txt"}).status_code == 404
 
