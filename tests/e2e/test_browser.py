@@ -137,3 +137,10 @@ def test_a_list_without_live_jobs_shows_a_new_one(service, browser):
     job_id = service.submit("true", name="new", project="idle")
     browser.wait_for(f"document.getElementById({json.dumps(job_id)})")
     assert fits(browser)
+
+
+def test_an_estimate_long_past_is_not_soon(service, browser):
+    browser.open(f"{service.cli_json['url']}/ui/login")
+    late = '<time id="late" data-coming datetime="2020-01-01T00:00:00Z">2020</time>'
+    browser.evaluate(f"document.querySelector('main').insertAdjacentHTML('beforeend', {json.dumps(late)})")
+    browser.wait_for("document.getElementById('late').innerText === 'later than estimated'")
