@@ -161,7 +161,8 @@ def test_fingers_zoom_and_move_the_range(service, browser):
     touch(browser, "touchStart", at(3.4), at(5.6))
     touch(browser, "touchMove", *ends)
     browser.wait_for(f"{shown}[0] > 2.9 && {shown}[1] < 6.1")
-    assert browser.evaluate(shown) == pytest.approx([3.125, 5.875], abs=0.1)
+    # Not exactly: the labels of the y axis change, and with them the width of the plot.
+    assert browser.evaluate(shown) == pytest.approx([3.125, 5.875], abs=0.2)
     touch(browser, "touchEnd")
     browser.wait_for(f"{steps} === '[4,5]'")
     assert browser.evaluate("new URL(location).searchParams.has('from')")
