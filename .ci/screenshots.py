@@ -12,8 +12,8 @@ from support.sample_dashboard import SampleDashboard  # noqa: E402
 
 FOLDER = ROOT / "docs" / "screenshots"
 SHOWN = (
-    *("now", "jobs", "job", "failed-job", "new-job", "metrics", "artifacts", "report", "comparison", "project"),
-    *("machines", "keys"),
+    *("now", "jobs", "job", "log", "diff", "failed-job", "new-job", "metrics", "artifacts", "report", "comparison"),
+    *("project", "machines", "keys"),
 )
 SIZE = (1280, 800)
 

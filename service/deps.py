@@ -13,6 +13,7 @@ from core.catalogue.machine_types import Catalogue, MachineType
 from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
 from core.storage import stores
+from core.storage.artifacts.text_lines import LineIndexCache
 from service.auth.per_key_limits import Limits
 from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import Signer
@@ -45,6 +46,7 @@ class AppState(stores.Stores):
         storage_usage: Sizes of the projects' storage.
         submissions: Commits concurrent submissions together.
         metrics: Cached responses with jobs' metrics.
+        text_indexes: Line indexes of text artifacts.
         measures: This process's own metrics, for Prometheus.
         boards: The open TensorBoards.
         wake: Wakes the dispatcher; called after the commit of a transaction that wrote to the outbox.
@@ -59,6 +61,7 @@ class AppState(stores.Stores):
     streams: StreamRegistry
     limits: Limits
     job_counts: JobCounts
+    text_indexes: LineIndexCache = field(default_factory=LineIndexCache)
     storage_usage: StorageUsage = field(init=False)
     boards: Boards = field(init=False)
     metrics: JobMetricsCache

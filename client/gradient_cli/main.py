@@ -41,7 +41,7 @@ _COMMANDS = {
     "jobs wait": ("jobs.manage:add_wait", "wait until jobs have ended, and exit with the highest of their exit codes"),
     "jobs stop": ("jobs.manage:add_stop", "stop jobs: SIGTERM, then SIGKILL after the grace period"),
     "jobs clone": ("jobs.create:add_clone", "submit the same job again, with changes if options are given"),
-    "jobs diff": ("jobs.diff:add_diff", "show the options in which two jobs differ"),
+    "jobs diff": ("jobs.diff:add_diff", "show the options and files in which two jobs differ"),
     "jobs tags": ("", "change a job's tags"),
     "jobs tags add": ("jobs.tags:add_add", "add tags to a job"),
     "jobs tags remove": ("jobs.tags:add_remove", "remove tags from a job"),

@@ -139,11 +139,13 @@ def summarize_stored(session: Session, job_id: str, attempt: int) -> StoredSumma
     return found
 
 
-def count_rows(session: Session, job_id: str, within: XRange | None = None) -> list[RowCount]:
-    """Count the rows by source and attempt; without a range, from the primary key's index alone."""
+def count_rows(
+    session: Session, job_id: str, within: XRange | None = None, attempt: int | None = None
+) -> list[RowCount]:
+    """Count the rows by source and attempt, or those of one; without a range, from the primary key's index alone."""
     query = (
         select(Metric.source, Metric.attempt, func.count(), func.max(Metric.offset))
-        .where(*_owned(job_id, within))
+        .where(*_owned(job_id, within, attempt))
         .group_by(Metric.source, Metric.attempt)
         .order_by(Metric.source, Metric.attempt)
     )
@@ -158,6 +160,7 @@ def read(
     most_values: int,
     name: str | None = None,
     within: XRange | None = None,
+    attempt: int | None = None,
 ) -> "SeriesColumns":
     """Read a job's metrics as series, each in the order in which it was written.
 
@@ -170,13 +173,14 @@ def read(
         most_values: Approximate limit of values read per source.
         name: Only this metric.
         within: Only rows in this range, which `found` counts.
+        attempt: Only rows of this attempt, which `found` counts.
     """
     rows: dict[str, int] = {}
     for extent in found:
         rows[extent.source] = rows.get(extent.source, 0) + extent.rows
     columns = SeriesColumns()
     for source, count in rows.items():
-        owned = (*_owned(job_id, within), Metric.source == source)
+        owned = (*_owned(job_id, within, attempt), Metric.source == source)
         stride = _stride(session, owned, count, most_values)
         for step, at, values in _sampled_rows(session, owned, count, stride):
             columns.add(source, step, at.timestamp(), values if name is None else _value_of(values, name))
@@ -227,8 +231,13 @@ def _value_of(values: dict[str, float | None], name: str) -> dict[str, float | N
     return {name: values[name]} if name in values else {}
 
 
-def _owned(job_id: str, within: XRange | None) -> tuple[ColumnElement[bool], ...]:
-    return (Metric.job_id == job_id, *([] if within is None else [within.condition()]))
+def _owned(job_id: str, within: XRange | None, attempt: int | None) -> list[ColumnElement[bool]]:
+    conditions = [Metric.job_id == job_id]
+    if within is not None:
+        conditions.append(within.condition())
+    if attempt is not None:
+        conditions.append(Metric.attempt == attempt)
+    return conditions
 
 
 def _stride(session: Session, owned: Sequence[ColumnElement[bool]], rows: int, most_values: int) -> int:

@@ -1,9 +1,9 @@
 """The pages of comparisons: a list, and the table and learning curves of one."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 from sqlalchemy.orm import Session
 
@@ -17,8 +17,9 @@ from service.dashboard.line_chart import Line, LineChart, draw_lines
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
 from service.presenters.comparisons import comparison_view
+from service.presenters.jobs import job_views
 from service.routes.comparisons import list_comparisons
-from service.routes.jobs import predict_job
+from service.routes.jobs import diff_jobs, predict_job
 from service.schemas.comparisons import BottleneckView, MachineRow
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
@@ -90,6 +91,22 @@ def _judgements(rows: Sequence[MachineRow]) -> list[tuple[BottleneckView, list[M
 def _format_cost(amount: float) -> str:
     """Format a mark of the cost's axis exactly; marks of short jobs are fractions of a cent."""
     return "$" + f"{amount:,.8f}".rstrip("0").rstrip(".")
+
+
+@router.get("/ui/jobs/{job_id}/diff", dependencies=[SearchSlot])
+def show_diff(
+    session: ReadSession,
+    app_state: AppStateDep,
+    caller: PageCaller,
+    job_id: str,
+    other: Annotated[str, Query(max_length=200)] = "",
+) -> Response:
+    """Show in which options and files two jobs differ."""
+    jobs = [queries.get(session, one) for one in (job_id, other or job_id)]
+    found = diff_jobs(session, app_state, job_id, jobs[1].id)
+    return render_page(
+        "job/diff.html", caller=caller, found=found, jobs=job_views(session, app_state, jobs), other=other
+    )
 
 
 def _charts(session: Session, comparison: Comparison, jobs: Sequence[Job]) -> list[LineChart]:

@@ -154,6 +154,11 @@ def artifact_url(job_id: str, path: str, *, inline: bool = False, attempt: int |
     return _with_query(address, {"inline": "1" if inline else None, "attempt": attempt})
 
 
+def lines_url(job_id: str, path: str, attempt: int | None = None) -> str:
+    """Return the address of the lines of a text artifact."""
+    return _with_query(f"/jobs/{quote(job_id, safe='')}/artifacts/lines", {"path": path, "attempt": attempt})
+
+
 def zip_url(job_id: str, *, prefix: str = "", attempt: int | None = None) -> str:
     """Return the address of the zip of a job's artifacts, or of those of one folder."""
     return _with_query(f"/jobs/{quote(job_id, safe='')}/artifacts.zip", {"prefix": prefix, "attempt": attempt})
@@ -193,6 +198,7 @@ def _create_environment() -> Environment:
         "artifact_url": artifact_url,
         "job_url": job_url,
         "jobs_url": jobs_url,
+        "lines_url": lines_url,
         "modules": MODULES,
         "query_term": quote_term,
         "new_job_url": new_job_url,

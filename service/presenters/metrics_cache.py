@@ -30,6 +30,7 @@ class _Key(NamedTuple):
     name: str | None
     max_points: int
     within: XRange | None
+    attempt: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,22 @@ class JobMetricsCache:
         self._bytes = 0
 
     def get(
-        self, session: Session, job: Job, name: str | None, max_points: int, within: XRange | None = None
+        self,
+        session: Session,
+        job: Job,
+        name: str | None,
+        max_points: int,
+        within: XRange | None = None,
+        *,
+        attempt: int | None = None,
     ) -> JobMetricsResponse:
-        """Return the metrics of a job, all or those in a range, each downsampled to `max_points` keeping its peaks."""
-        key = _Key(job.id, name, max_points, within)
+        """Return the metrics of a job or of an attempt, each downsampled to `max_points` keeping its peaks.
+
+        With `within`, only those in a range.
+        """
+        key = _Key(job.id, name, max_points, within, attempt)
         with self._build_locks[hash(job.id) % _LOCKS]:
-            extents = metrics.count_rows(session, job.id, within)
+            extents = metrics.count_rows(session, job.id, within, attempt)
             notices = metrics.limit_messages(session, job.id)
             if job.logs_removed_at is not None:
                 notices.append("The metrics were deleted together with the job's log.")
@@ -86,9 +97,15 @@ class JobMetricsCache:
     def _build(
         self, session: Session, key: _Key, extents: list[RowCount], notices: list[str], etag: str
     ) -> JobMetricsResponse:
-        job_id, name, max_points, within = key
+        job_id, name, max_points, within, attempt = key
         columns = metrics.read(
-            session, job_id, extents, most_values=self._settings.read_values, name=name, within=within
+            session,
+            job_id,
+            extents,
+            most_values=self._settings.read_values,
+            name=name,
+            within=within,
+            attempt=attempt,
         )
         points_per_series = max(_MIN_POINTS, min(max_points, MAX_POINTS // max(1, len(columns))))
         parts: list[bytes] = []

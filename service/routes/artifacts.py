@@ -8,12 +8,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
+from sqlalchemy.orm import Session
 
 from core.jobs import queries
 from core.storage.artifacts.paths import not_found
 from core.storage.artifacts.store import ArtifactFile, ArtifactStore, OpenArtifact
+from core.storage.artifacts.text_lines import TextLines
 from core.storage.retention import OutputKind
-from service.deps import AppStateDep, ReadSession
+from service.auth.authentication import SearchSlot
+from service.deps import AppState, AppStateDep, ReadSession
 from service.http import file_responses
 from service.http.joined_files import joined_blocks
 from service.http.json_body import json_body_schema, parse_json_body
@@ -21,13 +24,24 @@ from service.http.path_convertor import FILE
 from service.http.zip_stream import zip_blocks
 from service.presenters import openapi_links
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
-from service.schemas.artifacts import ArtifactsPage, ArtifactView, ReadContents, SkippedView
+from service.routes.logs import SEARCH_SECONDS
+from service.schemas.artifacts import (
+    MAX_ATTEMPT,
+    ArtifactsPage,
+    ArtifactView,
+    ReadContents,
+    ReadText,
+    SearchText,
+    SkippedView,
+    TextLine,
+    TextPage,
+)
+from service.schemas.logs import TEXT_BYTES, LogMatches
 
-_MAX_ATTEMPT = 2**31 - 1
 _MAX_CHOSEN = 1000
 
 AttemptNumber = Annotated[
-    int | None, Query(ge=1, le=_MAX_ATTEMPT, description="number of an earlier attempt; default: the latest")
+    int | None, Query(ge=1, le=MAX_ATTEMPT, description="number of an earlier attempt; default: the latest")
 ]
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["artifacts"])
@@ -101,6 +115,48 @@ def read_artifact(
             return RedirectResponse(place, 307, {"Cache-Control": "no-store"})
     opened = app_state.artifacts.open(job.id, attempt or job.attempt, path)
     return file_response(request, opened, path, inline=inline)
+
+
+@router.get("/artifacts/lines", responses=REMOVED_RESPONSE, dependencies=[SearchSlot])
+def read_lines(
+    session: ReadSession,
+    app_state: AppStateDep,
+    job_id: str,
+    wanted: Annotated[ReadText, Query()],
+) -> TextPage:
+    """Read lines of a text artifact; of a running job, as of the last copy."""
+    with open_lines(session, app_state, job_id, wanted.path, wanted.attempt) as text:
+        after = wanted.line if wanted.tail is None else max(wanted.line, text.total - wanted.tail)
+        return read_text_page(text, after, wanted.limit)
+
+
+@router.get("/artifacts/lines/search", responses=REMOVED_RESPONSE, dependencies=[SearchSlot])
+def search_lines(
+    session: ReadSession,
+    app_state: AppStateDep,
+    job_id: str,
+    wanted: Annotated[SearchText, Query()],
+) -> LogMatches:
+    """Find the lines of a text artifact that contain a text, or look like errors.
+
+    Searches for at most a second: a larger text is searched in several requests.
+    """
+    with open_lines(session, app_state, job_id, wanted.path, wanted.attempt) as text:
+        found = text.search(
+            wanted.text(),
+            after=wanted.line,
+            limit=wanted.most(),
+            match_case=wanted.match_case,
+            seconds=SEARCH_SECONDS,
+        )
+        pages = (text.read(line - 1, 1, TEXT_BYTES) for line in found.lines) if wanted.texts else ()
+        texts = [message for page in pages for _, message in page]
+    return LogMatches(
+        lines=found.lines,
+        texts=texts if wanted.texts else None,
+        searched_to=found.searched_to,
+        complete=found.complete,
+    )
 
 
 @router.get("/artifacts.zip", response_class=Response, responses=_ZIP_RESPONSES)
@@ -192,3 +248,23 @@ def file_response(request: Request, opened: OpenArtifact, path: str, *, inline: 
         answer = file_responses.range_response(file_responses.file_blocks(opened.file, byte_range), byte_range, headers)
         unless_sent.pop_all()
         return answer
+
+
+@contextlib.contextmanager
+def open_lines(
+    session: Session, app_state: AppState, job_id: str, path: str, attempt: int | None
+) -> Iterator[TextLines]:
+    """Open the lines of a job's text artifact."""
+    job = queries.get(session, job_id)
+    check_not_removed(session, job, OutputKind.ARTIFACTS)
+    number = attempt or job.attempt
+    opened = app_state.artifacts.open(job.id, number, path)
+    with opened.file:
+        yield app_state.text_indexes.open(opened, job.id, number, path)
+
+
+def read_text_page(text: TextLines, after: int, limit: int) -> TextPage:
+    """Read the lines after line `after`."""
+    rows = [TextLine(line=line, message=message) for line, message in text.read(after, limit)]
+    last = rows[-1].line if rows else after
+    return TextPage(lines=rows, total=text.total, complete=last >= text.total)

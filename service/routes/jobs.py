@@ -22,10 +22,11 @@ from service.http.body_limit import allow_batch, allow_upload
 from service.http.errors import error_detail
 from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters import openapi_links
+from service.presenters.job_diff import job_diff
 from service.presenters.jobs import event_view, job_filter, job_view, job_views
 from service.presenters.predictions import prediction_view
 from service.schemas.base import ErrorView, parse_request
-from service.schemas.comparisons import PredictionView
+from service.schemas.comparisons import JobDiff, PredictionView
 from service.schemas.events import Events
 from service.schemas.job_changes import ActionResult, ActionResults, ChangeTags, CloneJob, JobActions
 from service.schemas.job_list import ListJobs
@@ -254,6 +255,18 @@ def predict_job(
     wanted = [name.strip() for name in machine_type.split(",") if name.strip()]
     bits = {"float32": SINGLE, "mixed": HALF}.get(precision or "")
     return prediction_view(session, app_state, queries.get(session, job_id), wanted, bits)
+
+
+@router.get("/{job_id}/diff", dependencies=[SearchSlot])
+def diff_jobs(
+    session: ReadSession,
+    app_state: AppStateDep,
+    job_id: str,
+    other: Annotated[str, Query(max_length=200, description="id of the second job")],
+) -> JobDiff:
+    """Compare two jobs: options, environment, image digest and uploaded files. Hidden values are not compared."""
+    first, second = job_views(session, app_state, [queries.get(session, one) for one in (job_id, other)])
+    return job_diff(first, second, app_state.workspaces)
 
 
 @router.post("/{job_id}/stop")

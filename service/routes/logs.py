@@ -15,7 +15,7 @@ from service.http.errors import problem
 from service.log_stream.follower import LogStream, log_row
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
 from service.schemas.jobs import MAX_LINE
-from service.schemas.logs import LogMatches, LogPage, LogRow, ReadLog, SearchLog
+from service.schemas.logs import TEXT_BYTES, LogMatches, LogPage, LogRow, ReadLog, SearchLog
 
 router = APIRouter(prefix="/jobs/{job_id}/logs", tags=["logs"])
 
@@ -60,21 +60,26 @@ def read_log(
 def search_log(
     session: ReadSession, app_state: AppStateDep, job_id: str, wanted: Annotated[SearchLog, Query()]
 ) -> LogMatches:
-    """Find the lines that contain a text; without `matchCase`, ASCII letters match in any case.
+    """Find the lines that contain a text, or look like errors; without `matchCase`, ASCII letters match in any case.
 
     Searches for at most a second: a larger log is searched in several requests.
     """
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.LOGS)
-    found = app_state.logs.reader(job.id).search(
-        wanted.query,
+    reader = app_state.logs.reader(job.id)
+    found = reader.search(
+        wanted.text(),
         after=wanted.line,
-        limit=wanted.limit,
+        limit=wanted.most(),
         final=job.ended,
         match_case=wanted.match_case,
         seconds=SEARCH_SECONDS,
     )
-    return LogMatches(lines=found.lines, searched_to=found.searched_to, complete=found.complete)
+    texts = None
+    if wanted.texts:
+        rows = (reader.lines(line - 1, 1, final=job.ended, max_line_bytes=TEXT_BYTES) for line in found.lines)
+        texts = [row.message for page in rows for row in page]
+    return LogMatches(lines=found.lines, texts=texts, searched_to=found.searched_to, complete=found.complete)
 
 
 @router.get(

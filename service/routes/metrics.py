@@ -11,6 +11,7 @@ from core.jobs.metrics import XRange
 from service.auth.authentication import SearchSlot
 from service.deps import AppStateDep, ReadSession
 from service.http import file_responses
+from service.schemas.artifacts import MAX_ATTEMPT
 from service.schemas.metrics import Metrics
 
 router = APIRouter(prefix="/jobs/{job_id}/metrics", tags=["metrics"])
@@ -30,6 +31,7 @@ class MetricsQuery(BaseModel):
     axis: Literal["step", "time"] = Field("step", description="unit of `from` and `to`")
     start: float | None = Field(None, alias="from", allow_inf_nan=False, description="first step, or Unix time in s")
     stop: float | None = Field(None, alias="to", allow_inf_nan=False, description="last step, or Unix time in s")
+    attempt: int | None = Field(None, ge=1, le=MAX_ATTEMPT, description="only those of this attempt")
 
     def range(self) -> XRange | None:
         """Return the requested range of the horizontal axis; None: everything.
@@ -67,7 +69,9 @@ def read_metrics(
     a large running job may be 10 seconds old.
     """
     found = queries.get(session, job_id)
-    answer = app_state.metrics.get(session, found, wanted.name, wanted.max_points, wanted.range())
+    answer = app_state.metrics.get(
+        session, found, wanted.name, wanted.max_points, wanted.range(), attempt=wanted.attempt
+    )
     headers = {"ETag": answer.etag}
     if file_responses.not_modified(request, answer.etag):
         return Response(status_code=304, headers=headers)

@@ -2,8 +2,12 @@
 
 from pydantic import Field
 
-from service.schemas.base import RequestModel, Time, View
+from service.schemas.base import QueryModel, RequestModel, Time, View
 from service.schemas.jobs import RemovedView
+from service.schemas.logs import ReadLines, SearchLog
+
+MAX_ATTEMPT = 2**31 - 1
+"""Largest number of an attempt."""
 
 
 class ArtifactView(View):
@@ -40,3 +44,31 @@ class ReadContents(RequestModel):
     """Artifacts to read in one response."""
 
     paths: list[str] = Field(min_length=1, max_length=10_000, description="paths of the list of artifacts")
+
+
+class _TextOfJob(QueryModel):
+    path: str = Field(description="path of a text artifact")
+    attempt: int | None = Field(None, ge=1, le=MAX_ATTEMPT, description="number of an earlier attempt")
+
+
+class ReadText(_TextOfJob, ReadLines):
+    """The lines of a text artifact to read."""
+
+
+class SearchText(_TextOfJob, SearchLog):
+    """A search in a text artifact."""
+
+
+class TextLine(View):
+    """One line of a text artifact."""
+
+    line: int = Field(description="line number from 1, without gaps")
+    message: str = Field(description="its text; of a long line the beginning, with a note")
+
+
+class TextPage(View):
+    """Some lines of a text artifact."""
+
+    lines: list[TextLine]
+    total: int = Field(description="number of lines in the text")
+    complete: bool = Field(description="whether no more lines follow")

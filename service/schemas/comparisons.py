@@ -1,6 +1,6 @@
 """Schemas of comparisons."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -193,3 +193,54 @@ class PredictionView(View):
     missing: list[str] = Field(description="metrics without which nothing is predicted")
     missing_hyperparameters: list[str] = Field(description="metrics without which nothing is carried over")
     machines: list[PredictedMachine] = Field(description="fastest first")
+
+
+class OptionValues(View):
+    """The values of an option in which two jobs differ; null: not given."""
+
+    first: Any
+    second: Any
+
+
+class SizedFileView(View):
+    """A file that only one of two workspaces has."""
+
+    path: str
+    size: int
+
+
+class ChangedFileView(View):
+    """A file that differs between two workspaces."""
+
+    path: str
+    first_size: int
+    second_size: int
+    diff: str | None = Field(description="unified diff of a text, limited in size; null: not shown")
+    left_out: str | None = Field(description="why the changes, or some of them, are not shown; null: they are")
+
+
+class WorkspaceDiffView(View):
+    """The difference between two uploaded workspaces; the lists are limited, the counts are not."""
+
+    added: list[SizedFileView] = Field(description="files that only the second job has, by path")
+    removed: list[SizedFileView] = Field(description="files that only the first job has, by path")
+    changed: list[ChangedFileView] = Field(description="files that differ, by path")
+    added_count: int
+    removed_count: int
+    changed_count: int
+    unchanged_count: int
+    left_out: str | None = Field(description="why the files were not compared; null: they were")
+
+
+class JobDiff(View):
+    """The difference between two jobs."""
+
+    first: str = Field(description="id of the first job")
+    second: str = Field(description="id of the second job")
+    differences: dict[str, OptionValues] = Field(
+        description="options that differ, by name; of a variable `envVars.NAME`"
+    )
+    hidden: list[str] = Field(description="options whose values are hidden in both jobs, and were not compared")
+    workspace: WorkspaceDiffView | None = Field(
+        description="difference of the uploaded files; null: the jobs have the same, or none"
+    )

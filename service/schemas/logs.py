@@ -2,16 +2,27 @@
 
 from pydantic import Field
 
+from core.errors import SpecInvalid
 from service.schemas.base import QueryModel, View
 from service.schemas.jobs import MAX_LINE, RemovedView
 
+MAX_TEXTS = 500
+"""Most lines of a search that returns their texts."""
+TEXT_BYTES = 2000
+"""Bytes of a line that a search returns."""
 
-class ReadLog(QueryModel):
-    """The lines of a log to read."""
+
+class ReadLines(QueryModel):
+    """The lines of a log or a text to read."""
 
     line: int = Field(0, ge=0, le=MAX_LINE, description="return lines after this number; 0: from the start")
     limit: int = Field(2000, ge=1, le=10_000)
     tail: int | None = Field(None, ge=0, le=MAX_LINE, description="return only this number of last lines")
+
+
+class ReadLog(ReadLines):
+    """The lines of a log to read."""
+
     max_behind: int | None = Field(
         None,
         ge=1,
@@ -24,10 +35,28 @@ class ReadLog(QueryModel):
 class SearchLog(QueryModel):
     """A search in a log."""
 
-    query: str = Field(min_length=1, max_length=200, pattern=r"^[^\r\n]+$", description="literal text, of one line")
+    query: str | None = Field(
+        None, min_length=1, max_length=200, pattern=r"^[^\r\n]+$", description="literal text, of one line"
+    )
+    errors: bool = Field(default=False, description="find lines that look like errors, in place of `query`")
+    texts: bool = Field(default=False, description="return the lines' texts as well, of at most 500 lines")
     match_case: bool = Field(default=False, description="distinguish upper and lower case")
     line: int = Field(0, ge=0, le=MAX_LINE, description="search the lines after this number; 0: from the start")
     limit: int = Field(1000, ge=1, le=10_000)
+
+    def text(self) -> str | None:
+        """Return the text to find; None: what looks like an error.
+
+        Raises:
+            SpecInvalid: Neither or both are given.
+        """
+        if self.errors == (self.query is not None):
+            raise SpecInvalid("Give either `query` or `errors=true`.", field="query")
+        return self.query
+
+    def most(self) -> int:
+        """Return the largest number of lines to find."""
+        return min(self.limit, MAX_TEXTS) if self.texts else self.limit
 
 
 class LogRow(View):
@@ -42,6 +71,7 @@ class LogMatches(View):
     """Lines of a job's log that contain a text."""
 
     lines: list[int] = Field(description="their numbers, ascending")
+    texts: list[str] | None = Field(None, description="their texts, of long lines the beginning; null: not asked for")
     searched_to: int = Field(description="the last line searched; continue after it with `line`")
     complete: bool = Field(description="whether all lines that exist now were searched")
 

@@ -52,7 +52,7 @@ def fits(browser):
 
 def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
     job_id = service.submit(TRAIN, name="watched")
-    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/log")
     assert "Sign in" in browser.text("h1")
     browser.fill("#key", service.cli_json["apiKey"])
     browser.click("form.sign-in button")
@@ -63,7 +63,6 @@ def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
     assert browser.evaluate("document.querySelector('#log .fg2').textContent") == "green"
     assert browser.text("#log .partial") == "step 1"
     browser.wait_for("document.querySelector('.state .badge').innerText === 'Running'")
-    browser.wait_for("document.querySelector('.chart canvas')")
     assert fits(browser)
     go(service, job_id, "go-1")
     browser.wait_for(f"{log}.includes('last line')")
@@ -77,9 +76,14 @@ def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
     browser.wait_for("document.querySelector('.state .badge').innerText === 'Succeeded'")
     assert "exit code 0" in browser.text(".state")
     assert browser.evaluate("document.querySelectorAll('#stop').length") == 0
+    browser.click("a[href$='/ui/jobs/" + job_id + "']")
+    browser.wait_for("document.querySelector('#metrics polyline')")
+    assert browser.text(".log.last").endswith("last line")
+    assert "loss" in browser.text("#metrics")
+    assert fits(browser)
     assert "1 file" in browser.text("#browse")
     browser.click("#browse")
-    browser.wait_for("document.title.startsWith('Artifacts')")
+    browser.wait_for("document.querySelector('h2')?.innerText.startsWith('Artifacts')")
     browser.wait_for("document.readyState === 'complete'")
     assert "report.html" in browser.text("table")
     assert fits(browser)
@@ -102,7 +106,7 @@ def test_the_list_changes_by_itself_and_buttons_work(service, browser):
     browser.click("#stop-menu summary")
     browser.click("#stop")
     browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Stopped'")
-    browser.wait_for("document.getElementById('log-title') && !document.getElementById('stop')")
+    browser.wait_for("document.querySelector('.badge.stopped') && !document.getElementById('stop')")
     browser.click("#delete summary")
     browser.click("#delete-now")
     browser.wait_for("location.pathname === '/ui/jobs'")
@@ -133,3 +137,10 @@ def test_a_list_without_live_jobs_shows_a_new_one(service, browser):
     job_id = service.submit("true", name="new", project="idle")
     browser.wait_for(f"document.getElementById({json.dumps(job_id)})")
     assert fits(browser)
+
+
+def test_an_estimate_long_past_is_not_soon(service, browser):
+    browser.open(f"{service.cli_json['url']}/ui/login")
+    late = '<time id="late" data-coming datetime="2020-01-01T00:00:00Z">2020</time>'
+    browser.evaluate(f"document.querySelector('main').insertAdjacentHTML('beforeend', {json.dumps(late)})")
+    browser.wait_for("document.getElementById('late').innerText === 'later than estimated'")

@@ -56,7 +56,7 @@ def set_option(browser, name, value):
 
 def test_values_are_read_by_tap_and_by_keys_and_drawn_to_scale(service, browser):
     job_id = service.submit(TRAIN, name="trains")
-    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/metrics")
     names = "[...document.querySelectorAll('.system-charts .chart-name')].map(one => one.innerText)"
     browser.wait_for(f"{LOSS} && {names}.includes('memory')")
     end(service, browser, job_id)
@@ -135,6 +135,55 @@ def test_a_range_is_loaded_again_and_the_address_has_every_option(service, brows
     assert browser.messages == []
 
 
+def touch(browser, kind, *xs):
+    top = browser.evaluate(f"{LOSS}.chart.plot.over.getBoundingClientRect().top") + 30
+    left = browser.evaluate(f"{LOSS}.chart.plot.over.getBoundingClientRect().left")
+    points = [{"x": left + x, "y": top, "id": finger} for finger, x in enumerate(xs)]
+    browser("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+
+
+def test_fingers_zoom_and_move_the_range(service, browser):
+    job_id = service.submit(TRAIN, name="fingers")
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/metrics")
+    browser.wait_for(f"{LOSS}?.chart.plot")
+    end(service, browser, job_id)
+    browser.wait_for(f"{LOSS}.chart.plot.data[0].length === 10")
+    browser.evaluate(f"{LOSS}.scrollIntoView()")
+    shown = f"(s => [s.min, s.max])({LOSS}.chart.plot.scales.x)"
+    steps = f"JSON.stringify({LOSS}.chart.plot.data[0])"
+
+    def at(step):
+        return browser.evaluate(f"{LOSS}.chart.plot.valToPos({step}, 'x')")
+
+    # Two fingers pull steps 3.4 and 5.6 apart, to where 0.9 and 8.1 were: 4.5 stays, the range is 2.2 / 7.2 of it.
+    ends = at(0.9), at(8.1)
+    touch(browser, "touchStart", at(3.4))
+    touch(browser, "touchStart", at(3.4), at(5.6))
+    touch(browser, "touchMove", *ends)
+    browser.wait_for(f"{shown}[0] > 2.9 && {shown}[1] < 6.1")
+    # Not exactly: the labels of the y axis change, and with them the width of the plot.
+    assert browser.evaluate(shown) == pytest.approx([3.125, 5.875], abs=0.2)
+    touch(browser, "touchEnd")
+    browser.wait_for(f"{steps} === '[4,5]'")
+    assert browser.evaluate("new URL(location).searchParams.has('from')")
+    # One finger moves the range, by what one and a half steps are wide now, to the left.
+    browser.wait_for(f"{LOSS}.chart.zoomed")
+    begin, finish = at(5), at(4)
+    touch(browser, "touchStart", begin)
+    touch(browser, "touchMove", (begin + finish) / 2)
+    touch(browser, "touchMove", finish)
+    touch(browser, "touchEnd")
+    browser.wait_for(f"{steps} === '[5,6]'")
+    # Pinching past everything shows all again.
+    width = browser.evaluate(f"{LOSS}.chart.plot.over.clientWidth")
+    touch(browser, "touchStart", width * 0.05)
+    touch(browser, "touchStart", width * 0.05, width * 0.95)
+    touch(browser, "touchMove", width * 0.45, width * 0.55)
+    touch(browser, "touchEnd")
+    browser.wait_for(f"{LOSS}.chart.plot.data[0].length === 10 && location.search === ''")
+    assert browser.messages == []
+
+
 def test_a_chart_is_saved_as_a_table_and_as_an_image(service, browser):
     job_id = service.submit(TRAIN, name="saved")
     browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/metrics")
@@ -158,7 +207,7 @@ def test_a_chart_is_saved_as_a_table_and_as_an_image(service, browser):
 
 def test_charts_take_the_colours_of_the_theme(service, browser):
     job_id = service.submit(TRAIN, name="themes")
-    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/metrics")
     browser.wait_for(f"{LOSS} && {LOSS}.chart.plot")
     end(service, browser, job_id)
     pixels = (

@@ -77,7 +77,7 @@ def test_a_job_with_uploaded_files_succeeds_after_a_mistake(browser, tmp_path):
     browser.click("#submit")
     browser.wait_for("/^\\/ui\\/jobs\\/j\\w+$/.test(location.pathname)")
     browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Succeeded'", 60)
-    browser.wait_for("document.querySelector('#log').innerText.includes('from the form')")
+    browser.wait_for("document.querySelector('.log.last')?.innerText.includes('from the form')")
 
 
 def test_a_clone_marks_what_was_changed_and_runs(service, browser):
@@ -93,7 +93,7 @@ def test_a_clone_marks_what_was_changed_and_runs(service, browser):
     browser.wait_for("document.querySelector('[data-field=envVars].changed .was')?.innerText === 'was WORD=old'")
     browser.click("#submit")
     browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Succeeded'", 60)
-    browser.wait_for("document.querySelector('#log').innerText.includes('new')")
+    browser.wait_for("document.querySelector('.log.last')?.innerText.includes('new')")
     assert browser.evaluate("document.querySelector('#parent').href").endswith(parent)
 
 

@@ -89,7 +89,8 @@ def browser(request, service, tmp_path_factory):
 
 def test_the_pages_of_a_hostile_job_and_its_metrics_are_safe(service, job_id, browser):
     visit(service, browser, "", "document.querySelector('.jobs')")
-    visit(service, browser, f"/{job_id}", "document.querySelector('#log .row') && document.querySelector('.chart')")
+    visit(service, browser, f"/{job_id}", "document.querySelector('.tiles') && document.querySelector('.log.last')")
+    visit(service, browser, f"/{job_id}/log", "document.querySelector('#log .row')")
     assert browser.evaluate("document.querySelectorAll('#log a[href^=javascript]').length") == 0
     visit(service, browser, f"/{job_id}/metrics?smooth=0.5", "document.querySelector('canvas')")
     names = set(browser.evaluate("[...document.querySelectorAll('.chart-name')].map(one => one.textContent)"))

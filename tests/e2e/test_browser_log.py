@@ -59,7 +59,7 @@ def touch(service, job_id, name):
 
 
 def page_of(service, job_id):
-    return f"{service.cli_json['url']}/ui/jobs/{job_id}"
+    return f"{service.cli_json['url']}/ui/jobs/{job_id}/log"
 
 
 def shown_lines(browser):
@@ -202,3 +202,80 @@ def test_of_two_windows_the_one_used_last_streams_and_the_other_polls(service, b
     touch(service, job_id, "end")
     browser.wait_for("document.querySelector('.state .badge').innerText === 'Succeeded'")
     wait_until(lambda: count_streams(service) == 0, "the stream to end")
+
+
+@pytest.mark.usefixtures("size")
+def test_errors_matches_times_and_lines_to_save(service, browser, tmp_path):
+    lines = "line = lambda n: print(f'line {n}', 'RuntimeError: bad' if n % 900 == 0 else '')"
+    job_id = service.submit(f"""python3 -c "{lines}
+for n in range(1, 3001): line(n)" """)
+    service.wait_ended(job_id)
+    browser.open(page_of(service, job_id))
+    browser.wait_for("document.querySelector('#log .row')")
+    found = "document.querySelector('#log .found')?.dataset.line"
+    browser.click("[data-errors]")
+    browser.wait_for(f"{found} === '2700'")  # the end is shown, and no error follows it: the last
+    browser.click("[data-next]")
+    browser.wait_for(f"{found} === '900'")
+    assert browser.text("[data-find] output") == "1 of 3"
+    browser.click("[data-find] [name=only]")
+    browser.wait_for("document.querySelectorAll('[data-matches] .row').length === 3")
+    assert browser.text("[data-matches]").split("\n") == [f"line {n} RuntimeError: bad" for n in (900, 1800, 2700)]
+    assert browser.evaluate("document.getElementById('log').hidden")
+    browser.click("[data-matches] .row:nth-child(3) a.line")
+    browser.wait_for("document.querySelector('#log .marked')?.dataset.line === '2700'")
+    assert not browser.evaluate("document.getElementById('log').hidden")
+    browser.evaluate("location.hash = 'L2699-L2701'")
+    browser.wait_for("document.querySelectorAll('#log .marked').length === 3")
+    assert browser.text("[data-marked] span") == "Lines 2699 to 2701"
+    browser("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    browser.click("[data-save-lines]")
+    saved = tmp_path / "lines-2699-2701.txt"
+    wait_until(lambda: saved.exists() and saved.stat().st_size > 0, "the saved lines")
+    assert saved.read_text() == "line 2699 \nline 2700 RuntimeError: bad\nline 2701 \n"
+    for mode, pattern in (("clock", r"\d\d:\d\d:\d\d"), ("relative", r"\+\d+\.\d"), ("delta", r"\+\d\.\d{3}")):
+        browser.evaluate(
+            f"(s => {{ s.value = '{mode}'; s.dispatchEvent(new Event('change', {{bubbles: true}})) }})"
+            "(document.querySelector('[name=times]'))"
+        )
+        assert re.fullmatch(pattern, browser.evaluate("document.querySelector('#log .marked .line').dataset.time"))
+    browser.click("[name=wrap]")
+    assert browser.evaluate("getComputedStyle(document.getElementById('log')).whiteSpace") == "pre"
+    browser.open(page_of(service, job_id))  # both choices are kept
+    browser.wait_for("document.querySelector('#log.timed.unwrapped .row .line[data-time]')")
+    assert browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert browser.messages == []
+
+
+def test_new_lines_are_counted_while_older_ones_are_read(service, browser):
+    job_id = service.submit("seq 1 1000; while [ ! -e go ]; do sleep 0.05; done; seq 1001 1400")
+    browser.open(page_of(service, job_id))
+    browser.wait_for("document.querySelector('#log .row:last-child')?.dataset.line === '1000'")
+    browser.evaluate("location.hash = 'L10'")
+    browser.wait_for("document.querySelector('#log .marked')")
+    touch(service, job_id, "go")
+    browser.wait_for("document.querySelector('[data-log-new]').innerText === '400 new lines'")
+    assert not browser.evaluate("document.getElementById('follow').checked")
+    browser.click("[data-log-new]")
+    browser.wait_for("document.querySelector('#log .row:last-child').dataset.line === '1400'")
+    assert browser.evaluate("document.querySelector('[data-log-new]').hidden")
+
+
+@pytest.mark.usefixtures("size")
+def test_any_line_of_a_large_text_artifact_is_seen_and_found(service, browser):
+    write = "seq -f 'row %.0f of a text' 1 2000000 > $GRADIENT_ARTIFACTS_DIR/long.txt"
+    job_id = service.submit(write)
+    service.wait_ended(job_id)
+    view = f"{service.cli_json['url']}/ui/jobs/{job_id}/artifacts/view?path=long.txt"
+    browser.open(view)
+    browser.wait_for("document.querySelector('#log .row')?.dataset.line === '1'")
+    assert browser.text("[data-log-total]") == "2,000,000"
+    assert browser.evaluate("document.querySelectorAll('#log .row').length") <= 600
+    browser.fill("[data-find] input", "row 1999999 of")
+    browser.wait_for("document.querySelector('#log .found')?.innerText === 'row 1999999 of a text'")
+    assert browser.text("[data-find] output") == "1 of 1"
+    browser.open(f"{view}#L1500000-L1500002")
+    browser.wait_for("document.querySelectorAll('#log .marked').length === 3")
+    assert browser.text("#log .marked") == "row 1500000 of a text"
+    assert browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert browser.messages == []

@@ -102,20 +102,32 @@ def test_top_is_redrawn_on_a_terminal_until_interrupted(cli, server, protocol):
 
 
 def test_the_difference_of_two_jobs(cli, server, protocol):
-    hidden = "••••••"
-    first = protocol.job(envVars={"LR": "0.1", "API_KEY": hidden, "A": "1"}, tags=["x"], timeLimit=None)
-    changed = {"machineType": "V100", "timeLimit": 60, "tags": ["x"]}
-    second = protocol.job(id=OTHER, envVars={"LR": "0.2", "API_KEY": hidden}, **changed)
-    server.on("GET", f"/jobs/{protocol.id}", first)
-    server.on("GET", f"/jobs/{OTHER}", second)
+    values = {"first": "CPU", "second": "V100"}
+    changed = {"path": "a.py", "firstSize": 4, "secondSize": 2000, "diff": "-x\n+\x1b[2Jy", "leftOut": None}
+    large = {**changed, "path": "b.bin", "diff": None, "leftOut": "It is not text."}
+    counts = {"addedCount": 3, "removedCount": 0, "changedCount": 2, "unchangedCount": 7}
+    files = {"added": [{"path": "new.py", "size": 1}], "removed": [], "changed": [changed, large], "leftOut": None}
+    answer = {
+        "first": protocol.id,
+        "second": OTHER,
+        "differences": {"machineType": values, "timeLimit": {"first": None, "second": 60}},
+        "hidden": ["envVars.API_KEY"],
+        "workspace": files | counts,
+    }
+    server.on("GET", f"/jobs/{protocol.id}/diff", answer)
     shown = cli("jobs", "diff", protocol.id, OTHER)
     rows = [line.split() for line in shown.stdout.splitlines()]
-    expected = [["machineType", "CPU", "V100"], ["timeLimit", "-", "60"], ["envVars.A", "1", "-"]]
-    assert rows == [["OPTION", protocol.id, OTHER], *expected, ["envVars.LR", "0.1", "0.2"]]
+    assert rows[:3] == [["OPTION", protocol.id, OTHER], ["machineType", "CPU", "V100"], ["timeLimit", "-", "60"]]
+    listed = [["added", "new.py", "1", "B"], ["changed", "a.py", "2.0", "kB"], ["changed", "b.bin", "2.0", "kB"]]
+    assert rows[3:] == [[], ["FILE", "PATH", "SIZE"], *listed]
     assert "may differ: envVars.API_KEY" in shown.stderr
-    found = json.loads(cli("jobs", "diff", protocol.id, OTHER, "--json").stdout)
-    assert found["differences"]["machineType"] == {"first": "CPU", "second": "V100"}
-    assert found["hidden"] == ["envVars.API_KEY"]
+    assert "2 more files differ" in shown.stderr
+    patch = cli("jobs", "diff", protocol.id, OTHER, "--patch")
+    assert patch.stdout.endswith("\n\n-x\n+y\n")
+    assert "b.bin: It is not text." in patch.stderr
+    assert json.loads(cli("jobs", "diff", protocol.id, OTHER, "--json").stdout) == answer
+    same = {"first": protocol.id, "second": protocol.id, "differences": {}, "hidden": [], "workspace": None}
+    server.on("GET", f"/jobs/{protocol.id}/diff", same)
     assert "no option differs" in cli("jobs", "diff", protocol.id, protocol.id).stderr
 
 

@@ -88,6 +88,10 @@ class Api(SubmissionApi):
         """Return one job."""
         return self._transport.json("GET", job_path(job_id), needs="id")
 
+    def job_diff(self, job_id: str, other: str) -> dict[str, Any]:
+        """Return the difference between two jobs."""
+        return self._transport.json("GET", f"{job_path(job_id)}/diff", query={"other": other}, needs="differences")
+
     def stop_job(self, job_id: str, *, now: bool = False) -> dict[str, Any]:
         """Ask a job to stop; without its grace period, if `now`."""
         return self._transport.json(

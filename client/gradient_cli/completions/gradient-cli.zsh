@@ -67,7 +67,7 @@ _shtab_gradient_cli_jobs_commands() {
     create:'Submit a job and follow it.'
     create-batch:'Submit many jobs, one for each line of a file.'
     delete:'Delete jobs, stopping those that run.'
-    diff:'Show the options in which two jobs differ.'
+    diff:'Show the options and files in which two jobs differ.'
     exec:'Run a command in a running job, and exit with its exit code.'
     get:'Download a job'"'"'s artifacts, verified by SHA-256.'
     list:'List a job'"'"'s artifacts.'
@@ -549,6 +549,7 @@ _shtab_gradient_cli_jobs_delete_defaults_added=0
 
 _shtab_gradient_cli_jobs_diff_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--patch[print the changes of text files as well]"
   "--json[print one JSON object and nothing else]"
   "--url[address of the server (default\: GRADIENT_URL, else saved by \`login\`, else this machine)]:URL:"
   "--apiKey[API key (default\: GRADIENT_API_KEY, else saved by \`login\`, else the key of this machine)]:KEY:"

@@ -89,11 +89,13 @@ class LogReader:
                 page.append(LogLine(last.lines_end + 1, last.at_ms, log.unfinished(max_line_bytes)))
             return page
 
-    def search(self, text: str, *, after: int, limit: int, final: bool, match_case: bool, seconds: float) -> FoundLines:
+    def search(
+        self, text: str | None, *, after: int, limit: int, final: bool, match_case: bool, seconds: float
+    ) -> FoundLines:
         """Return the numbers of the lines after line `after` that contain a literal text.
 
         Args:
-            text: The text, without a line end.
+            text: The text, without a line end; None: what looks like an error.
             after: Number of the line before the first one to search.
             limit: Most lines to find.
             final: The job ended, so an unfinished last line counts as one.
@@ -213,10 +215,10 @@ class _Snapshot:
             return record.line_start
         before = self.view.records(number - 1, 1)[0].lines_end if number else 0
         data = self.read(record.raw_start, record.length)
-        return record.raw_start + _after_newline(data, line - 1 - before)
+        return record.raw_start + after_newline(data, line - 1 - before)
 
 
-def _after_newline(data: bytes, count: int) -> int:
+def after_newline(data: bytes, count: int) -> int:
     """Return the offset just past the `count`-th newline."""
     at = 0
     while (found := data.count(b"\n", at, at + _SKIP_BYTES)) < count:

@@ -30,7 +30,7 @@ def _visible(head: bytes, length: int, limit: int) -> str:
         return _clean(head.decode("utf-8", "replace"))
     # final=False leaves out a character that the cut splits.
     text = _utf8("replace").decode(head[:limit], final=False)
-    return f"{_clean(text)} … [{length:,} bytes in all; the raw log has them]"
+    return f"{_clean(text)} … [{length:,} bytes in all; the download has them]"
 
 
 def render(read: Callable[[int, int], bytes], start: int, end: int, limit: int) -> str:

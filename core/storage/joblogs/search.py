@@ -2,11 +2,17 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from heapq import merge
 from typing import NamedTuple
 
 _BLOCK = 1 << 20
 _COLOURS = re.compile(rb"\x1b\[[0-9;:]*m")
+_ERRORS = (
+    *(b"Traceback (most recent call last)", b"Error", b"Exception", b"error:", b"ERROR", b"FATAL", b"out of memory"),
+    *(b" nan", b"=nan", b"Segmentation fault"),
+)
+"""Texts of lines that look like errors. Several literal searches are much faster than one regular expression."""
 
 
 class FoundLines(NamedTuple):
@@ -33,20 +39,27 @@ class LineRange(NamedTuple):
 
 
 def find_lines(
-    read: Callable[[int, int], bytes], lines: LineRange, text: str, *, match_case: bool, limit: int, seconds: float
+    read: Callable[[int, int], bytes],
+    lines: LineRange,
+    text: str | None,
+    *,
+    match_case: bool,
+    limit: int,
+    seconds: float,
 ) -> FoundLines:
-    """Find the lines whose text, without colours, contains a literal text.
+    """Find the lines whose text, without colours, contains a literal text, or looks like an error.
 
     Args:
         read: Returns the raw bytes at (offset, length).
         lines: The lines to search.
-        text: The text, without a line end.
+        text: The text, without a line end; None: what looks like an error.
         match_case: Whether upper and lower case differ; otherwise ASCII letters match in any case.
         limit: Most lines to find.
         seconds: Time after which the search ends, at the end of a line.
     """
-    needle = text.encode(errors="replace")
-    needle = needle if match_case else needle.lower()
+    fold_case = text is not None and not match_case
+    literals = _ERRORS if text is None else (text.encode(errors="replace"),)
+    needles = [literal.lower() for literal in literals] if fold_case else literals
     deadline = time.monotonic() + seconds
     found: list[int] = []
     start, line = lines.start, lines.after
@@ -55,25 +68,32 @@ def find_lines(
             return FoundLines(found, line, complete=False)
         data = read(start, min(_BLOCK, lines.end - start))
         plain = _COLOURS.sub(b"", data) if b"\x1b" in data else data
-        for number in _matches(plain if match_case else plain.lower(), needle, line + 1):
+        for number in _matches(plain.lower() if fold_case else plain, needles, line + 1):
             if found[-1:] != [number]:
                 found.append(number)
             if len(found) == limit:
                 return FoundLines(found, number, complete=number >= lines.last)
         # The next block begins so early that no match across the border is missed.
-        step = len(data) if start + len(data) >= lines.end else len(data) - len(needle) + 1
+        step = len(data) if start + len(data) >= lines.end else len(data) - max(map(len, needles)) + 1
         line += data.count(b"\n", 0, step)
         start += step
     return FoundLines(found, lines.last, complete=True)
 
 
-def _matches(data: bytes, needle: bytes, number: int) -> Iterator[int]:
-    """Yield the numbers of the lines with the needle; `number` is that of the line in which the data begins."""
-    at = counted = 0
-    while (found := data.find(needle, at)) >= 0:
+def _matches(data: bytes, needles: Iterable[bytes], number: int) -> Iterator[int]:
+    """Yield the numbers of the lines with a needle; `number` is that of the line in which the data begins."""
+    counted = 0
+    for found in merge(*(_offsets(data, needle) for needle in needles)):
         number += data.count(b"\n", counted, found)
         yield number
         counted = found
+
+
+def _offsets(data: bytes, needle: bytes) -> Iterator[int]:
+    """Yield the offset of the needle in each line that has it."""
+    at = 0
+    while (found := data.find(needle, at)) >= 0:
+        yield found
         at = data.find(b"\n", found)
         if at < 0:
             return

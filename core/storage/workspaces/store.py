@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from core.errors import WorkspaceInvalid, WorkspaceNotFound
 from core.storage.archives import ArchiveKind, ArchiveLimits, extract, inspect
+from core.storage.workspaces.contents import FileContent, list_archive, list_manifest, read_archive
 from core.storage.workspaces.manifest import parse_manifest
 from core.storage.workspaces.packs import Pack, PackStore, assemble, choose_packs
 from core.storage.workspaces.stored_files import (
@@ -171,6 +172,33 @@ class WorkspaceStore:
             assemble(manifest, map(self._packs.path, stored.packs), destination, limits)
         else:
             extract(self.path(sha256), destination, limits)
+
+    def list_files(self, stored: StoredWorkspace, limits: ArchiveLimits) -> dict[str, FileContent]:
+        """Return the files and links of a workspace, by path; an archive is read to its end.
+
+        Raises:
+            WorkspaceInvalid: It is damaged, or larger than the limits.
+            FileNotFoundError: It was discarded meanwhile.
+        """
+        if stored.kind is ArchiveKind.MANIFEST:
+            return list_manifest(parse_manifest(self.path(stored.sha256).read_bytes()))
+        return list_archive(self.path(stored.sha256), limits)
+
+    def read_files(self, stored: StoredWorkspace, paths: Collection[str], limits: ArchiveLimits) -> dict[str, bytes]:
+        """Return the contents of some files of a workspace, by path; the caller knows that they are small.
+
+        Raises:
+            WorkspaceInvalid: It is damaged, or larger than the limits.
+            FileNotFoundError: It was discarded meanwhile.
+        """
+        if stored.kind is not ArchiveKind.MANIFEST:
+            return read_archive(self.path(stored.sha256), paths, limits)
+        files = list_manifest(parse_manifest(self.path(stored.sha256).read_bytes()))
+        digests = {path: files[path].digest for path in paths if path in files}
+        contents: dict[str, bytes] = {}
+        for pack in stored.packs:
+            contents |= read_archive(self._packs.path(pack), set(digests.values()), limits)
+        return {path: contents[digest] for path, digest in digests.items() if digest in contents}
 
     def has(self, sha256: str) -> bool:
         """Return whether this workspace is stored.

@@ -16,7 +16,7 @@ from core.search.query_text import Term, parse_terms, quote
 from service.auth.authentication import PageCaller, Principal, require_key_or_session
 from service.dashboard.lists.columns import COLUMNS, Column, shown_columns
 from service.dashboard.login import SameOriginForm
-from service.dashboard.rendering import render_page
+from service.dashboard.rendering import job_url, render_page
 from service.deps import AppState, AppStateDep, ReadSession, RequestId
 from service.presenters.failure_line import failure_line
 from service.routes import comparisons, jobs
@@ -26,6 +26,7 @@ from service.schemas.job_changes import JobActions
 from service.schemas.job_list import ListJobs
 from service.schemas.jobs import JobsPage
 
+_COMPARED_JOBS = 2
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
 PAGE_JOBS = 50
@@ -208,6 +209,10 @@ def act_on_jobs(
         with app_state.database.write() as session:
             made = comparisons.compare_jobs(Response(), session, app_state, caller, request_id, compared)
         return RedirectResponse(f"/ui/comparisons/{made.id}", 303)
+    if form.action == "diff":
+        if len(form.ids) != _COMPARED_JOBS:
+            raise SpecInvalid("Two jobs are compared by their options and files. Go back and tick two.", field="ids")
+        return RedirectResponse(job_url(form.ids[1], "/diff", other=form.ids[0]), 303)
     if form.action == "tag" and not form.tag:
         raise SpecInvalid("No tag is given. Go back and type one.", field="tag")
     add = [form.tag] if form.action == "tag" else []

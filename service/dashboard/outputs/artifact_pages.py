@@ -14,19 +14,21 @@ from starlette.exceptions import HTTPException
 from core.jobs import queries
 from core.storage.artifacts.paths import not_found
 from core.storage.artifacts.store import OpenArtifact
+from core.storage.joblogs.search import FoundLines
 from core.storage.retention import OutputKind
 from service.auth.authentication import PageCaller, require_key_or_session
-from service.dashboard.job_pages import LIVE
+from service.dashboard.job.header import LIVE, JobHeader, read_header, render_job_page
+from service.dashboard.job.log_page import LINES_WITHOUT_SCRIPT, find_in_text
 from service.dashboard.outputs.folder_view import FolderEntry, Order, crumbs, list_entries, summarize_entries
-from service.dashboard.outputs.previews import TEXT_BYTES, TableOrder, is_event_file, is_image, read_preview
+from service.dashboard.outputs.previews import TEXT_BYTES, Preview, TableOrder, is_event_file, is_image, read_preview
 from service.dashboard.outputs.previews.event_files import read_scalars
-from service.dashboard.rendering import PAGE_HEADERS, render_page
+from service.dashboard.rendering import PAGE_HEADERS
 from service.deps import AppState, AppStateDep, ReadSession
 from service.presenters.downsample import series_view
-from service.presenters.jobs import job_view
 from service.presenters.removed import check_not_removed
-from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts
-from service.schemas.artifacts import ArtifactsPage
+from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts, read_text_page
+from service.schemas.artifacts import ArtifactsPage, TextPage
+from service.schemas.jobs import MAX_LINE
 from service.schemas.metrics import Metrics
 
 router = APIRouter(prefix="/ui/jobs/{job_id}/artifacts", dependencies=[Depends(require_key_or_session)])
@@ -66,6 +68,10 @@ class FileQuery(BaseModel):
     start: int = Field(0, ge=0, le=_MAX_OFFSET, description="offset of the part of a text to show")
     column: int = Field(0, ge=0, le=1000, description="column of a table to sort by, from 1; 0: the file's order")
     desc: bool = False
+    view: Literal["", "lines"] = Field("", description="`lines`: a text as lines, without a preview")
+    line: int | None = Field(None, ge=1, le=MAX_LINE, description="first line to show without scripts")
+    find: str = Field("", max_length=200, description="text to find without scripts")
+    part: str = Field("", description="`live`: only the header, without the file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +91,21 @@ def show_folder(
     attempt: AttemptNumber = None,
 ) -> Response:
     """Show the entries of one folder."""
-    job = job_view(session, app_state, queries.get(session, job_id))
-    earlier = attempt if attempt != job.attempt else None
+    header = read_header(session, app_state, job_id, attempt)
+    earlier = header.attempt
     prefix = f"{shown.folder.strip('/')}/" if shown.folder.strip("/") else ""
     outputs = list_artifacts(session, app_state, job_id, limit=1, attempt=earlier)
     listed = _list_folder(session, app_state, job_id, prefix, shown, outputs, earlier)
     if prefix and not listed.entries and not shown.after and not shown.find:
         raise not_found(prefix)
     images = [entry for entry in listed.entries if entry.file is not None and is_image(entry.path)]
-    return render_page(
+    return render_job_page(
         "artifacts/folder.html",
-        caller=caller,
-        job=job,
-        live=job.state in LIVE and earlier is None,
-        attempt=earlier,
+        app_state,
+        caller,
+        header,
+        tab="artifacts",
+        live_files=header.job.state in LIVE and earlier is None,
         outputs=outputs,
         folder=prefix,
         crumbs=crumbs(prefix),
@@ -144,27 +151,45 @@ def show_file(
     attempt: AttemptNumber = None,
 ) -> Response:
     """Show the preview of one file."""
+    header = read_header(session, app_state, job_id, attempt)
+    if shown.part == "live":
+        return render_job_page("job/base.html", app_state, caller, header, tab="artifacts")
     opened = _open(session, app_state, job_id, shown.path, attempt)
     with opened.file as file:
         order = TableOrder(shown.column, shown.desc)
-        preview = read_preview(file, opened.size, shown.path, shown.start, order)
-    row = queries.get(session, job_id)
-    page = render_page(
+        as_lines = shown.view == "lines"
+        preview = Preview("lines") if as_lines else read_preview(file, opened.size, shown.path, shown.start, order)
+        text = _read_lines(app_state, header, opened, shown) if preview.kind == "lines" else None
+    page = render_job_page(
         "artifacts/file.html",
-        caller=caller,
-        job=job_view(session, app_state, row),
+        app_state,
+        caller,
+        header,
+        tab="artifacts",
         path=shown.path,
-        attempt=attempt if attempt != row.attempt else None,
         name=PurePosixPath(shown.path).name,
         crumbs=crumbs(shown.path),
         size=opened.size,
         modified=datetime.fromtimestamp(opened.mtime_ms / 1000, UTC),
         sha256=opened.sha256,
         preview=preview,
+        text=text,
+        begin=shown.line or 1,
+        find=shown.find,
+        page_lines=LINES_WITHOUT_SCRIPT,
         part_bytes=TEXT_BYTES,
     )
     page.headers["Content-Security-Policy"] = _FILE_POLICY
     return page
+
+
+def _read_lines(
+    app_state: AppState, header: JobHeader, opened: OpenArtifact, shown: FileQuery
+) -> tuple[TextPage, FoundLines | None]:
+    """Return the lines for browsers without scripts, and those that have the text to find."""
+    text = app_state.text_indexes.open(opened, header.row.id, header.number, shown.path)
+    page = read_text_page(text, min(shown.line or 1, max(1, text.total)) - 1, LINES_WITHOUT_SCRIPT)
+    return page, find_in_text(text, shown.find) if shown.find.strip() else None
 
 
 @router.get("/frame")

@@ -8,14 +8,12 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
 from core.formatting import format_duration
-from core.jobs import queries
 from service.auth.authentication import PageCaller, require_key_or_session
-from service.dashboard.job_pages import LIVE
+from service.dashboard.job.header import read_header, render_job_page
 from service.dashboard.line_chart import Line, LineChart, draw_lines
-from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
-from service.presenters.jobs import job_view
 from service.presenters.metrics_cache import JobMetricsResponse
+from service.routes.artifacts import AttemptNumber
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
@@ -29,17 +27,20 @@ def show_metrics(
     app_state: AppStateDep,
     caller: PageCaller,
     job_id: str,
+    attempt: AttemptNumber = None,
     part: Annotated[str, Query(description="`live`: without the parts for browsers without scripts")] = "",
 ) -> Response:
-    """Show a job's metrics."""
-    row = queries.get(session, job_id)
-    job = job_view(session, app_state, row)
-    found = app_state.metrics.get(session, row, None, _PLAIN_POINTS) if part != "live" else None
-    return render_page(
+    """Show the metrics of a job, or of one of its attempts."""
+    header = read_header(session, app_state, job_id, attempt)
+    found = None
+    if part != "live":
+        found = app_state.metrics.get(session, header.row, None, _PLAIN_POINTS, attempt=header.attempt)
+    return render_job_page(
         "metrics/page.html",
-        caller=caller,
-        job=job,
-        live=job.state in LIVE,
+        app_state,
+        caller,
+        header,
+        tab="metrics",
         series=found.summary if found else None,
         charts=_plain_charts(found) if found else [],
     )

@@ -4,7 +4,7 @@ import { showMetrics } from "./charts/board.js";
 import { offerCopies } from "./copy.js";
 import { checkWhileTyping } from "./job_form.js";
 import { keepFresh, onChange } from "./live.js";
-import { showLog } from "./log.js";
+import { showLog } from "./log/viewer.js";
 import { listenForKeys } from "./palette.js";
 import { selectRows } from "./table.js";
 import { tellTimes } from "./times.js";
@@ -25,6 +25,10 @@ if (document.querySelector(".sections")) listenForKeys();
 
 const job = document.querySelector("[data-job-form]");
 if (job) checkWhileTyping(job, enliven);
+
+// A link to lines, from when the job had one page.
+const linesAt = document.querySelector("main").dataset.linesAt;
+if (linesAt && /^#L\d/.test(location.hash)) location.replace(linesAt + location.hash);
 
 const log = document.querySelector("[data-log]");
 if (log) showLog(log);

@@ -1,5 +1,6 @@
 // "5 min ago" or "in 5 min" instead of a date; the exact time stays in the element's title.
 
+const LATE = -60;
 const STEPS = [
   [60, 1, "s"],
   [3600, 60, "min"],
@@ -17,7 +18,8 @@ export function tellTimes(root) {
     if (!step) continue;
     const length = `${Math.floor(far / step[1])} ${step[2]}`;
     const told = coming ? `in ${length}` : `${length} ago`;
-    const text = far < 5 ? (coming ? "soon" : "just now") : told;
+    const near = coming ? (far < LATE ? "later than estimated" : "soon") : "just now";
+    const text = far < 5 ? near : told;
     if (element.textContent !== text) element.textContent = text;
   }
 }

@@ -44,12 +44,12 @@ def test_what_a_line_shows(raw, text):
 
 
 def test_a_cut_line_says_so_and_does_not_split_a_character():
-    assert shown("é".encode() * 50, limit=21) == "é" * 10 + " … [100 bytes in all; the raw log has them]"
+    assert shown("é".encode() * 50, limit=21) == "é" * 10 + " … [100 bytes in all; the download has them]"
 
 
 def test_a_long_line_shows_its_beginning():
     text = shown(b"start " + b"x" * 3 * FOLD_BYTES, limit=10)
-    assert text == f"start xxxx … [{3 * FOLD_BYTES + 6:,} bytes in all; the raw log has them]"
+    assert text == f"start xxxx … [{3 * FOLD_BYTES + 6:,} bytes in all; the download has them]"
 
 
 def test_a_progress_bar_of_any_length_shows_its_last_state():

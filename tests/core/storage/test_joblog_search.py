@@ -32,6 +32,14 @@ def test_every_line_with_the_text_is_found_once(logs):
     assert search(reader, "e.r") == ([], 5, True)
 
 
+def test_lines_that_look_like_errors_are_found(logs):
+    reader = written(
+        logs, b"errors 0\nValueError: x\nloss=nan\n\x1b[31mERROR\x1b[0m: bad Error\nfine\nTraceback (most recent"
+    )
+    assert search(reader, None) == ([2, 3, 4], 6, True)
+    assert search(reader, None, after=2, limit=1) == ([3], 3, False)
+
+
 def test_a_search_is_continued(logs):
     reader = written(logs, b"yes\nno\n" * 5)
     first = search(reader, "yes", limit=2)

@@ -1,6 +1,5 @@
 """The list of jobs and the page of one, as a browser without scripts sees them."""
 
-import json
 import re
 from html.parser import HTMLParser
 
@@ -154,7 +153,8 @@ def test_nothing_a_job_says_becomes_markup(signed_in_browser, client, worker, st
     with stores.database.write() as session:
         metrics.add(session, [a_metric(job_id, job.started_at, {f"</table>{EVIL}": 1.0})])
     worker.end(job, "exit_nonzero", detail=EVIL, exit_code=3)
-    for address in ("/ui/jobs", f"/ui/jobs/{job_id}", f"/ui/jobs/{job_id}/artifacts"):
+    of_job = [f"/ui/jobs/{job_id}{rest}" for rest in ("", "/log", "/metrics", "/artifacts", "/config", "/events")]
+    for address in ("/ui/jobs", *of_job):
         page = signed_in_browser.get(address)
         assert page.status_code == 200
         assert no_script(page)
@@ -198,21 +198,20 @@ def test_the_page_of_a_job_tells_all_about_it(signed_in_browser, client, worker,
         "tensorflow/tensorflow:2.21.0",
         ">simulated</span>",
         "at $1.46/h",
-        "2 h 00 min",
         "nightly",
-        "1 of 3",
         "The command ended with exit code 0.",
-        "epoch 1\nepoch 2\n",
-        "<code>WANDB_API_KEY</code>",
-        "••••••",
-        "0.5</td>",
+        "epoch 1\nepoch 2</pre>",
+        "<dt>loss</dt><dd>0.5<svg",
     ):
         assert text in page.text, text
-    assert "abcdef" not in page.text
+    config = signed_in_browser.get(f"/ui/jobs/{job_id}/config").text
+    for text in ("2 h 00 min", "at most 3", "<code>WANDB_API_KEY</code>", "••••••", "<dt>Worker</dt>"):
+        assert text in config, text
+    assert "abcdef" not in page.text + config
     phases = re.findall(r'<rect class="p\d ([\w-]+)" x=', page.text)
     assert phases == ["queued", "provisioning", "running", "collecting"]
     events = client.get(f"/jobs/{job_id}/events").json()["events"]
-    assert page.text.count("<time ") >= len(events)
+    assert signed_in_browser.get(f"/ui/jobs/{job_id}/events").text.count("<li><time ") == len(events)
 
 
 def test_a_time_is_exact_without_scripts(signed_in_browser, client):
@@ -229,7 +228,7 @@ def test_attempts_are_told_apart(signed_in_browser, client, worker):
     with_retry = signed_in_browser.get(f"/ui/jobs/{job_id}")
     assert badges(with_retry) == ["Pending"]
     client.post(f"/jobs/{job_id}/stop")
-    assert "was killed (SIGKILL)" in signed_in_browser.get(f"/ui/jobs/{job_id}").text
+    assert "was killed (SIGKILL)" in signed_in_browser.get(f"/ui/jobs/{job_id}/events").text
 
 
 def test_the_event_of_a_retry_has_the_details_of_its_reason(client, worker):
@@ -237,15 +236,6 @@ def test_the_event_of_a_retry_has_the_details_of_its_reason(client, worker):
     worker.end(worker.start(), "exit_nonzero", detail="exit code 3", exit_code=3)
     requeued = [event for event in client.get(f"/jobs/{job_id}/events").json()["events"] if event["kind"] == "requeued"]
     assert [event["message"] for event in requeued] == ["The command ended with exit code 3. See the end of its log."]
-
-
-def test_what_a_script_fetches_anew_leaves_out_the_log(signed_in_browser, client, worker, stores):
-    job_id = made(client)
-    worker.start()
-    with stores.logs.open_writer(job_id, 1) as log:
-        log.append(b"spoken words\n", 1000)
-    assert "spoken words" in signed_in_browser.get(f"/ui/jobs/{job_id}").text
-    assert "spoken words" not in signed_in_browser.get(f"/ui/jobs/{job_id}?part=live").text
 
 
 def test_a_failed_job_shows_the_line_that_names_the_cause(signed_in_browser, client, worker, stores):
@@ -257,7 +247,7 @@ def test_a_failed_job_shows_the_line_that_names_the_cause(signed_in_browser, cli
     for address in ("/ui/jobs", f"/ui/jobs/{job_id}"):
         page = signed_in_browser.get(address)
         assert "<code>RuntimeError: no &lt;config&gt;</code>" in page.text
-        assert f'<a href="/ui/jobs/{job_id}#L3">line 3</a>' in page.text
+        assert f'<a href="/ui/jobs/{job_id}/log#L3">line 3</a>' in page.text
 
 
 def test_without_an_error_the_last_words_are_shown(signed_in_browser, client, worker, stores):
@@ -294,8 +284,8 @@ def test_each_attempt_has_its_timeline_log_and_artifacts(signed_in_browser, clie
         stores.artifacts.close(job_id, number, folder.parent)
         worker.end(job, "killed", exit_code=137)
     page = signed_in_browser.get(f"/ui/jobs/{job_id}").text
-    assert re.findall(r'data-attempt="(\d)" data-first-line="(\d)"', page) == [("1", "1"), ("2", "4")]
-    assert page.count('<svg class="bar"') == 2
+    assert re.findall(rf'href="/ui/jobs/{job_id}/log#L(\d)">Log from line', page) == ["1", "4"]
+    assert page.count('<svg class="bar"') == 3
     first = f"/ui/jobs/{job_id}/artifacts?attempt=1"
     assert f'href="{first}"' in page
     folder = signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts?folder=model/&attempt=1").text
@@ -330,55 +320,11 @@ def test_names_cannot_reorder_the_text_around_them(signed_in_browser, client, wo
     assert signed_in_browser.get("/ui/jobs", params={"project": name}).text.count("<tr>") == 2
 
 
-def test_only_a_short_log_is_offered_as_one_text(signed_in_browser, client, worker, stores, monkeypatch):
-    job_id = made(client)
-    worker.start()
-    with stores.logs.open_writer(job_id, 1) as log:
-        log.append(b"x" * 2000 + b"\n", 1000)
-    raw = f'href="/jobs/{job_id}/logs/raw?inline=1"'
-    assert raw in signed_in_browser.get(f"/ui/jobs/{job_id}").text
-    monkeypatch.setattr("service.dashboard.job_pages.LOG_BYTES_IN_TAB", 2000)
-    page = signed_in_browser.get(f"/ui/jobs/{job_id}").text
-    assert raw not in page
-    assert "Download (2.0 kB)" in page
-
-
 def test_every_script_is_announced_at_once(signed_in_browser):
     page = signed_in_browser.get("/ui/jobs").text
     announced = set(re.findall(r'<link rel="modulepreload" href="([^"]+)">', page))
     assert announced == {asset_url(name) for name in MODULES}
     assert all(signed_in_browser.get(address).status_code == 200 for address in announced)
-
-
-def test_any_line_of_a_log_is_shown_and_found_without_scripts(signed_in_browser, client, worker, stores):
-    job_id = made(client)
-    job = worker.start()
-    with stores.logs.open_writer(job_id, 1) as log:
-        log.append(b"".join(b"line %d\n" % number for number in range(1, 2001)), 1000)
-    worker.end(job, exit_code=0)
-    page = signed_in_browser.get(f"/ui/jobs/{job_id}").text
-    assert "Lines 1,501 to 2,000 of 2,000." in page
-    earlier = re.search(r'href="([^"]+)" rel="prev"', page)[1]
-    page = signed_in_browser.get(earlier).text
-    assert "Lines 1,001 to 1,500 of 2,000." in page
-    assert re.search(r'href="([^"]+)" rel="next"', page)[1] == f"/ui/jobs/{job_id}?line=1501"
-    page = signed_in_browser.get(f"/ui/jobs/{job_id}", params={"line": 7, "find": "LINE 77"}).text
-    assert "line 7\nline 8\n" in page
-    assert re.findall(r">line (\d+)</a>", page) == ["77", *map(str, range(770, 780))]
-    assert "zebra is in no line." in signed_in_browser.get(f"/ui/jobs/{job_id}?find=zebra").text
-    assert signed_in_browser.get(f"/ui/jobs/{job_id}?line=0").status_code == 422
-
-
-def test_a_long_log_shows_its_end(signed_in_browser, client, worker, stores):
-    job_id = made(client)
-    worker.start()
-    with stores.logs.open_writer(job_id, 1) as log:
-        log.append(b"".join(b"line %d\n" % number for number in range(1, 601)), 1000)
-    page = signed_in_browser.get(f"/ui/jobs/{job_id}").text
-    assert "line 600\n" in page
-    assert "line 101\n" in page
-    assert "line 100\n" not in page
-    assert "Lines 101 to 600 of 600." in page
 
 
 def test_stop_and_delete_are_forms(signed_in_browser, client, wake_calls):
@@ -389,16 +335,3 @@ def test_stop_and_delete_are_forms(signed_in_browser, client, wake_calls):
     assert wake_calls
     assert signed_in_browser.post(f"/ui/jobs/{job_id}/delete").headers["location"] == "/ui/jobs"
     assert signed_in_browser.get(f"/ui/jobs/{job_id}").status_code == 404
-
-
-def test_the_log_is_followed_with_the_cookie_alone(signed_in_browser, client, worker, stores):
-    job_id = made(client)
-    job = worker.start()
-    with stores.logs.open_writer(job_id, 1) as log:
-        log.append(b"hello\n", 1000)
-    worker.end(job, exit_code=0)
-    with signed_in_browser.stream("GET", f"/jobs/{job_id}/logs", headers={"Accept": "text/event-stream"}) as answer:
-        assert answer.status_code == 200
-        data = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")]
-    assert "hello" in [one.get("message") for one in data]
-    assert data[-1]["state"] == "Stopped"

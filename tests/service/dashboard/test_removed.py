@@ -23,7 +23,10 @@ def test_the_page_of_the_job_says_what_went_when_and_why(signed_in_browser, prun
     assert "data-log=" not in page
     assert "/logs/raw" not in page
     assert "artifacts.zip" not in page
-    assert "<b>retention</b>" in page
+    assert "The log was removed: kept 30 days" in (log := signed_in_browser.get(f"/ui/jobs/{pruned}/log").text)
+    assert "data-log=" not in log
+    assert "/logs/raw" not in log
+    assert "<b>retention</b>" in signed_in_browser.get(f"/ui/jobs/{pruned}/events").text
 
 
 def test_the_page_of_its_files_says_the_same(signed_in_browser, pruned):

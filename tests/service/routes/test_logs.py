@@ -129,12 +129,16 @@ def test_text_is_found_in_a_log(client, job_id, running, stores, worker):
         log.append(b"Epoch 1\nloss: nan\nepoch 2\nepo", 1000)
     address = f"/jobs/{job_id}/logs/search"
     found = client.get(address, params={"query": "epoch", "limit": 1}).json()
-    assert found == {"lines": [1], "searchedTo": 1, "complete": False}
+    assert found == {"lines": [1], "searchedTo": 1, "complete": False, "texts": None}
     found = client.get(address, params={"query": "epoch", "line": 1}).json()
-    assert found == {"lines": [3], "searchedTo": 3, "complete": True}
+    assert found == {"lines": [3], "searchedTo": 3, "complete": True, "texts": None}
     assert client.get(address, params={"query": "epoch", "matchCase": True}).json()["lines"] == [3]
     worker.end(running, exit_code=0)
     assert client.get(address, params={"query": "epo"}).json()["lines"] == [1, 3, 4]
+    texts = client.get(address, params={"errors": True, "texts": True}).json()
+    assert (texts["lines"], texts["texts"]) == ([2], ["loss: nan"])
+    for wrong in ({}, {"query": "x", "errors": True}):
+        assert client.get(address, params=wrong).json()["error"]["message"] == "Give either `query` or `errors=true`."
     for query in ("", "a\nb", "x" * 201):
         assert client.get(address, params={"query": query}).json()["error"]["field"] == "query"
 

@@ -13,6 +13,11 @@ PAGES = {
         "new-job",
         "clone",
         "job",
+        "log",
+        "config",
+        "events",
+        "diff",
+        "long-text",
         "running-job",
         "failed-job",
         "metrics",
@@ -24,7 +29,8 @@ PAGES = {
     *("secrets", "registries", "server", "health", "login"),
 }
 """Names of the pages."""
-_WITH_CHARTS = {"job", "running-job", "metrics"}
+_WITH_CHARTS = {"metrics"}
+_WITH_LINES = {"log", "long-text"}
 _TRAINING = Path(__file__).with_name("train.py").read_bytes()
 
 
@@ -51,6 +57,8 @@ class SampleDashboard:
         browser.wait_for("document.querySelector('h1') && document.fonts.status === 'loaded'")
         if page in _WITH_CHARTS:
             browser.wait_for("document.querySelector('.chart canvas')")
+        if page in _WITH_LINES:
+            browser.wait_for("document.querySelector('#log .row')")
         assert browser.evaluate("performance.getEntriesByType('navigation')[0].responseStatus") == 200, page
 
     def sign_in(self, browser: Browser) -> None:
@@ -60,9 +68,9 @@ class SampleDashboard:
         browser.click("form.sign-in button")
         browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
 
-    def _submit(self, command: str, **spec: object) -> str:
+    def _submit(self, command: str, training: bytes = _TRAINING, **spec: object) -> str:
         body = {"machineType": "CPU", "command": command, "project": "moons"} | spec
-        answer = self.deployment.request("POST", "/jobs", files=make_form(body, make_zip({"train.py": _TRAINING})))
+        answer = self.deployment.request("POST", "/jobs", files=make_form(body, make_zip({"train.py": training})))
         assert answer.status_code == 201, answer.text
         job_id: str = answer.json()["id"]
         return job_id
@@ -99,7 +107,9 @@ class SampleDashboard:
             self._submit(f"python3 train.py --rate {rate}", name=f"rate-{rate}", tags=["sweep"])
             for rate in (0.1, 0.5, 2)
         ]
-        failed = self._submit("python3 train.py --rates 0.1", name="misspelled")
+        failed = self._submit(
+            "python3 train.py --rates 0.1", _TRAINING.replace(b"400, 96", b"800, 96"), name="misspelled"
+        )
         for job_id in (*trained, failed):
             deployment.wait_ended(job_id)
         comparison = self._compare()
@@ -116,6 +126,11 @@ class SampleDashboard:
             "new-job": "/ui/jobs/new?machineType=CPU&project=moons",
             "clone": f"/ui/jobs/new?from={trained[0]}",
             "job": best,
+            "log": f"{best}/log#L3-L5",
+            "config": f"{best}/config",
+            "events": f"{best}/events",
+            "diff": f"{best}/diff?other={failed}",
+            "long-text": f"{best}/artifacts/view?path=predictions.csv&view=lines",
             "running-job": f"/ui/jobs/{runs}",
             "failed-job": f"/ui/jobs/{failed}",
             "metrics": f"{best}/metrics",

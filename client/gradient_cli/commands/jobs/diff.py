@@ -1,24 +1,16 @@
-"""`jobs diff`: the options in which two jobs differ."""
+"""`jobs diff`: the options and the files in which two jobs differ."""
 
 from __future__ import annotations
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK
-from gradient_cli.formatting import print_json, print_table
+from gradient_cli.formatting import format_count, format_size, print_json, print_table
 from gradient_cli.options import add_connection, add_json, add_positional, resolve_job_id
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
     from typing import Any
-
-_COMPARED = (
-    *("name", "project", "command", "machineType", "backend", "simulated", "container", "image", "imageDigest"),
-    *("useDockerfile", "relDockerfilePath", "buildOnly", "registryTarget", "imagePullPolicy"),
-    *("workspace", "workspaceSha256", "codeCommit", "workingDir", "user", "cpus", "memoryMb", "sharedMemMb"),
-    *("timeLimit", "stopGrace", "maxAttempts", "priority", "capacity", "dataDisks", "tags"),
-)
-_HIDDEN = "••••••"  # as the server writes a value that it does not show
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:
@@ -27,39 +19,55 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
         add_positional(
             parser, name, needed=True, metavar=name[0].upper(), help=f"id of the {name} job, its beginning, or @last"
         )
+    parser.add_argument("--patch", action="store_true", help="print the changes of text files as well")
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=diff)
 
 
 def diff(args: argparse.Namespace) -> int:
-    """Print the options in which two jobs differ, with both values."""
+    """Print the options in which two jobs differ, with both values, and the files."""
     from gradient_cli.api.client import connect
 
     api = connect(args)
-    jobs = [api.job(resolve_job_id(one, api)) for one in (args.first, args.second)]
-    first, second = map(_options, jobs)
-    names = list(dict.fromkeys([*first, *second]))
-    differing = [name for name in names if first.get(name) != second.get(name)]
-    hidden = [name for name in names if first.get(name) == second.get(name) == _HIDDEN]
+    first, second = (resolve_job_id(one, api) for one in (args.first, args.second))
+    found = api.job_diff(first, second)
     if args.json:
-        found = {name: {"first": first.get(name), "second": second.get(name)} for name in differing}
-        print_json({"first": jobs[0]["id"], "second": jobs[1]["id"], "differences": found, "hidden": hidden})
+        print_json(found)
         return OK
+    differing = found["differences"]
     if differing:
-        rows = [[name, _format(first.get(name)), _format(second.get(name))] for name in differing]
-        print_table(("OPTION", str(jobs[0]["id"]), str(jobs[1]["id"])), rows)
+        rows = [[name, _format(values["first"]), _format(values["second"])] for name, values in differing.items()]
+        print_table(("OPTION", str(found["first"]), str(found["second"])), rows)
     else:
         terminal.print_message("no option differs")
-    if hidden:
-        terminal.print_message(f"not shown by the server, may differ: {terminal.sanitize(', '.join(hidden))}")
+    if found["hidden"]:
+        terminal.print_message(f"not shown by the server, may differ: {terminal.sanitize(', '.join(found['hidden']))}")
+    if found["workspace"]:
+        _print_files(found["workspace"], patch=args.patch)
     return OK
 
 
-def _options(job: dict[str, Any]) -> dict[str, Any]:
-    variables = {f"envVars.{name}": value for name, value in sorted((job.get("envVars") or {}).items())}
-    ports = [port["internal"] for port in job.get("ports") or []]
-    return {**{name: job.get(name) for name in _COMPARED}, "ports": ports, **variables}
+def _print_files(found: dict[str, Any], *, patch: bool) -> None:
+    if found["leftOut"]:
+        terminal.print_message(terminal.sanitize(found["leftOut"]))
+        return
+    rows = [["added", one["path"], format_size(one["size"])] for one in found["added"]]
+    rows += [["removed", one["path"], format_size(one["size"])] for one in found["removed"]]
+    rows += [["changed", one["path"], format_size(one["secondSize"])] for one in found["changed"]]
+    if rows:
+        print()
+        print_table(("FILE", "PATH", "SIZE"), rows)
+    total = found["addedCount"] + found["removedCount"] + found["changedCount"]
+    if total > len(rows):
+        terminal.print_message(f"{format_count(total - len(rows), 'more file')} differ")
+    for one in found["changed"] if patch else ():
+        if one["diff"]:
+            print()
+            for line in one["diff"].splitlines():
+                print(terminal.sanitize_line(line, colours=False))
+        if one["leftOut"]:
+            terminal.print_message(terminal.sanitize(f"{one['path']}: {one['leftOut']}"))
 
 
 def _format(value: object) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
+from core.storage.artifacts.text_lines import MAX_TEXT_BYTES
+from core.storage.joblogs.reader import DEFAULT_LINE_BYTES
 from service.dashboard.outputs.previews.documents import read_json, read_json_lines, read_markdown
 from service.dashboard.outputs.previews.headers import read_npy, read_npz, read_safetensors, read_zip
 from service.dashboard.outputs.previews.tables import TableOrder, read_table
@@ -41,7 +43,8 @@ class Preview:
     """The preview of one file.
 
     Attributes:
-        kind: The part of the template that shows it, such as `image` or `table`; `none` if a page cannot show it.
+        kind: The part of the template that shows it, such as `image` or `table`; `lines` for a long text of lines, and
+            `none` if a page cannot show it.
         parsed: What that part shows.
         text: A part of the file, if it is text.
         start: Offset of that part.
@@ -96,6 +99,9 @@ def _read_text(file: BinaryIO, size: int, suffix: str, start: int, order: TableO
         return Preview("none")
     text, stop = raw.decode("utf-8", "replace"), min(start, size) + len(raw)
     kind, parsed = _parse(file, size, suffix, order) if start == 0 else ("text", None)
+    short_lines = raw.count(b"\n") * DEFAULT_LINE_BYTES >= len(raw)
+    if kind == "text" and start == 0 and len(raw) < size <= MAX_TEXT_BYTES and short_lines:
+        return Preview("lines")
     return Preview(kind, parsed, text, min(start, size), stop)
 
 

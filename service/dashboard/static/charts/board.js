@@ -54,7 +54,7 @@ class Board {
 
   #options() {
     const { log, smooth, x } = this.form.elements;
-    return { log: log.checked, smoothing: Math.min(Number(smooth.value), 0.99), x: x?.value ?? "step", began: this.began };
+    return { log: log.checked, smoothing: Math.min(Number(smooth.value), 0.99), x: x?.value ?? "step", began: this.began, range: this.range };
   }
 
   #change() {

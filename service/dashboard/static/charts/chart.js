@@ -1,6 +1,7 @@
 // One chart: series over a shared axis, a cursor for pointer, finger and keys, and what can be downloaded of it.
 
 import { columns, duration, hasSteps, lonePoints, shortNumber, smooth, shownName, unitOf, xText } from "./series.js";
+import { followFingers } from "./touch.js";
 
 const KEYS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
 const COLOURS = 8;
@@ -13,6 +14,7 @@ export class Chart {
   #seen = false;
   #stale = true;
   #keyed = false;
+  #extent = null; // first and last x of everything, once it was shown
 
   constructor({ title, source }, onZoom) {
     this.source = source;
@@ -32,7 +34,7 @@ export class Chart {
     this.element.append(caption, this.box, this.legend);
     this.box.addEventListener("keydown", (event) => this.#key(event));
     this.box.addEventListener("blur", () => this.#leave());
-    for (const type of ["pointerdown", "pointermove"]) this.box.addEventListener(type, (event) => this.#touch(event));
+    followFingers(this.box, this);
     new ResizeObserver(() => this.plot?.setSize(this.#size())).observe(this.box);
     // A chart that nobody sees is not drawn: a job may have hundreds.
     new IntersectionObserver(([{ isIntersecting }]) => {
@@ -47,7 +49,9 @@ export class Chart {
     this.options = options;
     this.unit = unitOf(series[0].name);
     // Without steps, and for the system's figures, the axis is the running time.
-    this.axis = options.x === "step" && !series.every(hasSteps) ? "relative" : options.x;
+    const axis = options.x === "step" && !series.every(hasSteps) ? "relative" : options.x;
+    if (axis !== this.axis) this.#extent = null;
+    this.axis = axis;
     this.box.setAttribute("aria-label", `${this.name.textContent}: ${series.map((one) => `${this.#label(one)}last ${this.unit(one.last)}, lowest ${this.unit(one.min)}, highest ${this.unit(one.max)}`).join("; ")}. Arrow keys read the points, plus and minus zoom.`);
     this.legend.replaceChildren(...series.map((one, at) => this.#row(one, at)));
     if (!this.#shown()) this.value.textContent = series.length === 1 ? this.unit(series[0].last) : "";
@@ -84,6 +88,7 @@ export class Chart {
       return this.options.smoothing > 0 ? [xs, ys, smooth(ys, this.options.smoothing)] : [xs, ys];
     });
     const data = window.uPlot.join(tables);
+    if (!this.zoomed) this.#extent = [data[0][0], data[0].at(-1)];
     const shape = JSON.stringify([this.options.log && this.series.every((one) => one.min > 0), this.axis, this.options.smoothing > 0, this.series.map((one) => one.name)]);
     if (this.plot && shape === this.shape) {
       this.plot.setData(data);
@@ -148,13 +153,26 @@ export class Chart {
     this.#zoom(...range);
   }
 
+  // Loads a range of what there is; all of it if the range includes it.
+  choose(from, to) {
+    const [first, last] = this.#extent ?? [-Infinity, Infinity];
+    const width = to - from;
+    const start = Math.max(first, Math.min(from, last - width));
+    if (width >= last - first) this.onZoom(null);
+    else this.#zoom(start, start + width);
+  }
+
   #zoom(from, to) {
     const shift = this.axis === "relative" ? this.options.began : 0;
     this.onZoom({ axis: this.axis === "step" ? "step" : "time", from: from + shift, to: to + shift });
   }
 
-  #touch(event) {
-    if (event.pointerType === "mouse" || !this.plot) return;
+  get zoomed() {
+    return this.options.range !== null;
+  }
+
+  // Shows the values under a finger.
+  point(event) {
     const box = this.plot.over.getBoundingClientRect();
     this.plot.setCursor({ left: Math.min(Math.max(event.clientX - box.left, 0), box.width - 1), top: event.clientY - box.top }, true, true);
   }

@@ -1,6 +1,6 @@
 // Pure functions of a chart's data: coordinates, smoothing, units, and the charts that series share.
 
-import { showReordering } from "../ansi.js";
+import { showReordering } from "../log/ansi.js";
 
 const SPLIT = /^(train|training|val|valid|validation|eval|test)[/_](.+)$/;
 const SI = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];

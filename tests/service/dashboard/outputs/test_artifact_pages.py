@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from html import unescape
 from urllib.parse import quote
 
 import pytest
@@ -17,6 +18,8 @@ FILES = {
     "<img src=x onerror=alert(1)>.txt": b"x",
     "ünï 🚀 #1?%41.txt": b"odd",
     "long.log": b"0123456789\n" * 30_000,
+    "long.csv": b"0123456789\n" * 30_000,
+    "one-line.txt": b"0123456789\n" + b"0123456789" * 32_999,
     "empty.txt": b"",
 }
 
@@ -91,11 +94,29 @@ def test_text_is_shown_as_text(signed_in_browser, ended_job_id):
     assert "The file is empty." in look(signed_in_browser, ended_job_id, "empty.txt").text
 
 
-def test_of_a_long_text_the_beginning_is_shown(signed_in_browser, ended_job_id):
+def test_of_a_long_text_any_line_is_shown_and_found(signed_in_browser, client, ended_job_id):
     page = look(signed_in_browser, ended_job_id, "long.log").text
-    shown = re.search(r'<pre class="preview" tabindex="0">(.*?)</pre>', page, re.DOTALL)[1]
-    assert len(shown) == 256 * 1024
+    assert f'data-log="/jobs/{ended_job_id}/artifacts/lines?path=long.log"' in page
+    assert "Lines 1 to 500 of 30,000." in page
+    later = unescape(re.search(r'href="([^"]+)" rel="next"', page)[1])
+    assert "Lines 501 to 1,000 of 30,000." in signed_in_browser.get(later).text
+    view = f"/ui/jobs/{ended_job_id}/artifacts/view?path=long.log&view=lines"
+    assert "is in no line." in signed_in_browser.get(f"{view}&find=zebra").text
+    assert ">line 100</a>, and more." in signed_in_browser.get(f"{view}&find=0123").text
+    lines = f"/jobs/{ended_job_id}/artifacts/lines"
+    last = client.get(lines, params={"path": "long.log", "tail": 1}).json()
+    assert last == {"lines": [{"line": 30_000, "message": "0123456789"}], "total": 30_000, "complete": True}
+    found = client.get(f"{lines}/search", params={"path": "long.log", "query": "789", "line": 29_998}).json()
+    assert found == {"lines": [29_999, 30_000], "searchedTo": 30_000, "complete": True, "texts": None}
+    assert client.get(lines, params={"path": "models/final/weights.bin"}).status_code == 400
+    assert client.get(lines, params={"path": "none.txt"}).status_code == 404
+
+
+def test_the_source_of_a_preview_leads_to_all_its_lines(signed_in_browser, ended_job_id):
+    page = look(signed_in_browser, ended_job_id, "long.csv").text
     assert "The first 256 KiB." in page
+    address = unescape(re.search(r'<a href="([^"]+view=lines)">Show all lines', page)[1])
+    assert "of 30,000." in signed_in_browser.get(address).text
 
 
 @pytest.mark.parametrize("name", ["page.html", "plot.svg"])
@@ -201,7 +222,7 @@ def test_folders_have_sizes_and_entries_an_order(signed_in_browser, ended_job_id
     names = re.findall(
         r'class="name"><a href="[^"]*view[^"]*">([^<]+)</a>', signed_in_browser.get(f"{address}?order=-size").text
     )
-    assert names[0] == "long.log"
+    assert names[0] == "one-line.txt"
     assert names[-1] == "empty.txt"
     assert signed_in_browser.get(f"{address}?order=colour").status_code == 422
 
@@ -252,9 +273,9 @@ def test_a_drawing_is_an_image_that_loads_nothing(signed_in_browser, ended_job_i
     assert '<figure class="preview"><img src="data:image/svg+xml;base64,' in page
 
 
-def test_a_long_text_has_its_other_parts(signed_in_browser, ended_job_id):
-    page = look(signed_in_browser, ended_job_id, "long.log").text
+def test_a_text_of_long_lines_has_its_other_parts(signed_in_browser, ended_job_id):
+    page = look(signed_in_browser, ended_job_id, "one-line.txt").text
     address = re.search(r'rel="next" href="([^"]+)"', page)[1].replace("&amp;", "&")
     last = signed_in_browser.get(address).text
-    assert "Bytes 262,144 to 330,000 of 330,000." in last
+    assert "Bytes 262,144 to 330,001 of 330,001." in last
     assert 'rel="prev"' in last

@@ -1,7 +1,9 @@
-// A job's log: a window of at most 140 rows over a log of any length, which follows its end or shows any line.
+// A text of any length, the log of a job or an artifact: a window of at most 140 rows, which follows its end or shows any
+// line.
 
 import { plainStyle, writeAnsi } from "./ansi.js";
 import { startFind } from "./find.js";
+import { startOptions } from "./options.js";
 import { follow } from "./stream.js";
 
 const PAGE = 100; // more than the rows of a tall screen
@@ -23,7 +25,7 @@ export async function showLog(box) {
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
   }
-  follow(log, log.address);
+  follow(log);
 }
 
 // Lines 20 and 30 for the address `#L20-L30`.
@@ -52,11 +54,14 @@ class Log {
   #bar = document.querySelector("[data-log-bar]");
   #place = document.querySelector("[data-log-place]");
   #line = document.querySelector("[data-log-line]");
+  #new = document.querySelector("[data-log-new]");
+  #seen = 0; // the last line when the end was shown
+  #options;
   last = 0; // the last line that exists
 
   constructor(box) {
     this.box = box;
-    this.address = `/jobs/${encodeURIComponent(box.dataset.log)}/logs`;
+    this.starts = Object.entries(JSON.parse(box.dataset.starts));
     box.addEventListener("scroll", () => this.#scrolled(), { passive: true });
     box.addEventListener("click", (event) => this.#clicked(event));
     box.addEventListener("keydown", (event) => {
@@ -72,7 +77,14 @@ class Log {
       else location.hash = `L${wanted}`;
     });
     window.addEventListener("hashchange", () => this.#showLinked());
+    this.#new.addEventListener("click", () => this.show(this.last));
     startFind(this);
+    this.#options = startOptions(this);
+  }
+
+  // First and last of the linked lines; null: none.
+  get marked() {
+    return this.#marked;
   }
 
   // Shows the linked lines, or the end; true if nothing will follow.
@@ -84,19 +96,28 @@ class Log {
     this.#keepAtEnd();
     this.#showPlace();
     if (linkedLines()) await this.#showLinked();
+    else if (this.box.dataset.begin) await this.show(Number(this.box.dataset.begin), "start");
     this.#follow.closest("label").hidden = page.complete;
     this.note();
     return page.complete;
   }
 
+  // An address of the lines' own, such as `/search`, with more parameters.
+  url(below, parameters) {
+    const address = new URL(this.box.dataset.log, location.href);
+    address.pathname += below;
+    for (const [name, value] of Object.entries(parameters)) address.searchParams.set(name, value);
+    return address;
+  }
+
   async read(place) {
-    const answer = await fetch(`${this.address}?${new URLSearchParams({ limit: PAGE, ...place })}`);
+    const answer = await fetch(this.url("", { limit: PAGE, ...place }));
     if (!answer.ok) throw new Error(answer.statusText);
     return answer.json();
   }
 
-  // Shows a line in the middle, or the end.
-  async show(line) {
+  // Shows a line in the middle (or at the top), or the end.
+  async show(line, block = "center") {
     const turn = ++this.#turn;
     const end = line >= this.last;
     this.#follow.checked = end;
@@ -113,7 +134,7 @@ class Log {
     }
     this.#mark();
     if (end) this.#keepAtEnd();
-    else this.rowOf(line)?.scrollIntoView({ block: "center" });
+    else this.rowOf(line)?.scrollIntoView({ block });
     this.#showPlace();
   }
 
@@ -201,14 +222,14 @@ class Log {
     this.#partialRow = null;
     if (!this.#partial || this.#shown < this.last) return;
     // A line that is not finished is drawn again: its colours must not carry on.
-    this.#partialRow = this.#element(this.#partial, null, { ...this.#style });
+    this.#partialRow = this.element(this.#partial, null, { ...this.#style });
     this.box.append(this.#partialRow);
   }
 
   #replace(rows) {
     this.#partialRow = null;
     this.#style = plainStyle();
-    this.box.replaceChildren(...rows.map((row) => this.#element(row.message, row, this.#style)));
+    this.box.replaceChildren(...rows.map((row) => this.element(row.message, row, this.#style)));
     this.#first = rows[0]?.line ?? 1;
     this.#shown = rows.at(-1)?.line ?? 0;
     this.#dress();
@@ -216,7 +237,7 @@ class Log {
 
   #append(rows) {
     this.#partialRow?.remove();
-    this.box.append(...rows.map((row) => this.#element(row.message, row, this.#style)));
+    this.box.append(...rows.map((row) => this.element(row.message, row, this.#style)));
     this.#shown = rows.at(-1).line;
     const height = this.box.scrollHeight;
     while (this.#shown - this.#first >= MOST_ROWS) {
@@ -230,7 +251,7 @@ class Log {
   #prepend(rows) {
     const style = plainStyle();
     const height = this.box.scrollHeight;
-    this.box.prepend(...rows.map((row) => this.#element(row.message, row, style)));
+    this.box.prepend(...rows.map((row) => this.element(row.message, row, style)));
     this.box.scrollTop += this.box.scrollHeight - height;
     this.#first = rows[0].line;
     while (this.#shown - this.#first >= MOST_ROWS) {
@@ -243,18 +264,20 @@ class Log {
   }
 
   #dress() {
+    this.#options.dress();
     this.box.style.setProperty("--digits", Math.max(3, String(this.last).length));
     this.#mark();
   }
 
-  #element(message, row, style) {
+  // The row of a line.
+  element(message, row, style) {
     const element = document.createElement("div");
     element.className = row ? "row" : "row partial";
     const number = document.createElement("a");
     number.className = "line";
     if (row) {
       element.dataset.line = row.line;
-      element.title = row.timestamp;
+      if (row.timestamp) element.title = row.timestamp;
       number.href = `#L${row.line}`;
       number.tabIndex = -1;
       number.dataset.number = row.line;
@@ -268,16 +291,16 @@ class Log {
   // Marks the linked lines, and those with which further attempts begin.
   #mark() {
     this.#marked = linkedLines();
+    this.#options.mark(this.#marked);
     for (const row of this.box.querySelectorAll(".marked, .begins")) row.classList.remove("marked", "begins");
     const [from, to] = this.#marked ?? [1, 0];
     for (let line = Math.max(from, this.#first); line <= Math.min(to, this.#shown); line += 1) {
       this.rowOf(line).classList.add("marked");
     }
-    for (const one of document.querySelectorAll("[data-first-line]")) {
-      const line = Number(one.dataset.firstLine);
+    for (const [attempt, line] of this.starts) {
       const row = this.rowOf(line);
       if (!row || line === 1) continue;
-      row.dataset.begins = one.dataset.attempt;
+      row.dataset.begins = attempt;
       row.classList.add("begins");
     }
   }
@@ -343,6 +366,10 @@ class Log {
   #showPlace() {
     this.#bar.hidden = this.last === 0;
     const line = this.#follow.checked ? this.last : this.middle();
+    if (this.#follow.checked) this.#seen = this.last;
+    const unseen = this.#seen ? this.last - this.#seen : 0;
+    this.#new.hidden = unseen === 0;
+    this.#new.textContent = `${unseen.toLocaleString("en")} new line${unseen === 1 ? "" : "s"}`;
     this.#place.max = this.#line.max = Math.max(1, this.last);
     if (document.activeElement !== this.#place) this.#place.value = line;
     this.#place.setAttribute("aria-valuetext", `line ${line} of ${this.last}`);

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from service.dashboard.timeline import phase_spans
+from service.dashboard.job.timeline import phase_spans
 from service.schemas.events import EventView
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,14 +1,15 @@
 // The live events of one log. A browser opens only six connections to a server, for all tabs together, so a hidden tab
 // holds none, and of several windows only the one used last streams: the others ask for new lines now and then.
 
-import { isLive, refresh } from "./live.js";
+import { isLive, refresh } from "../live.js";
 
 const MAX_BEHIND = 5000;
 const POLL_MS = 2000;
 const RETRY_MS = 3000;
 
-// `log` has `last`, the number of the last line known, and takes `line`, `partial`, `gap`, `page`, `note` and `end`.
-export function follow(log, address) {
+// `log` has `url` and `last`, the number of the last line known, and takes `line`, `partial`, `gap`, `page`, `note` and
+// `end`.
+export function follow(log) {
   const windows = new BroadcastChannel("gradient-log-stream");
   let source = null;
   let timer = 0;
@@ -25,7 +26,7 @@ export function follow(log, address) {
     if (source && source.readyState !== EventSource.CLOSED) return;
     close();
     windows.postMessage("streaming");
-    source = new EventSource(`${address}?line=${log.last}&maxBehind=${MAX_BEHIND}`);
+    source = new EventSource(log.url("", { line: log.last, maxBehind: MAX_BEHIND }));
     for (const name of ["line", "partial", "gap"]) {
       source.addEventListener(name, (event) => log[name](JSON.parse(event.data)));
     }
@@ -46,7 +47,7 @@ export function follow(log, address) {
   async function poll() {
     if (ended || document.hidden || source) return;
     try {
-      const answer = await fetch(`${address}?tail=200&line=${log.last}`);
+      const answer = await fetch(log.url("", { tail: 200, line: log.last }));
       if (!answer.ok) throw new Error(answer.statusText);
       const page = await answer.json();
       if (source) return;

@@ -1,0 +1,146 @@
+"""The difference between two stored workspaces: files added, removed and changed, with the changes of short texts."""
+
+import difflib
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from core.errors import WorkspaceInvalid
+from core.formatting import GIB, format_bytes
+from core.storage.archives import ArchiveLimits
+from core.storage.workspaces import StoredWorkspace, WorkspaceStore
+from core.storage.workspaces.contents import FileContent
+
+MAX_LISTED = 1000
+"""Most files of a kind in a difference."""
+MAX_TEXT_BYTES = 256 * 1024
+"""Largest file whose changes are shown."""
+_MAX_UNPACKED_BYTES = GIB
+_MAX_TEXTS = 100
+_MAX_LINES = 5000
+_MAX_DIFF_BYTES = 128 * 1024
+_SECONDS = 2.0
+_CREDENTIALS = re.compile(
+    r"(?:.*/)?(?:\.env(?:\.(?!example$|sample$|template$).+)?|.+\.pem|[._]netrc|\.pypirc|\.git-credentials|id_[a-z0-9]+)"
+)
+"""Paths of files that usually have credentials in them; the client leaves most of them out of workspaces."""
+
+
+class SizedFile(NamedTuple):
+    """A file that only one of the workspaces has."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedFile:
+    """A file that differs.
+
+    Attributes:
+        path: Its path.
+        sizes: Its bytes in the first and in the second workspace.
+        diff: The changes as a unified diff; None: not shown.
+        left_out: Why the changes, or some of them, are not shown.
+    """
+
+    path: str
+    sizes: tuple[int, int]
+    diff: str | None = None
+    left_out: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceDiff:
+    """The difference between two workspaces; each list has at most `MAX_LISTED` entries, in order of path.
+
+    Attributes:
+        added: Files that only the second one has.
+        removed: Files that only the first one has.
+        changed: Files that differ.
+        counts: Numbers of files added, removed, changed and the same.
+        left_out: Why the workspaces were not compared; None: they were.
+    """
+
+    added: list[SizedFile] = field(default_factory=list)
+    removed: list[SizedFile] = field(default_factory=list)
+    changed: list[ChangedFile] = field(default_factory=list)
+    counts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    left_out: str | None = None
+
+
+def compare_workspaces(store: WorkspaceStore, first: str | None, second: str | None) -> WorkspaceDiff:
+    """Compare two uploaded workspaces by their digests; None stands for an empty one."""
+    found: list[StoredWorkspace | None] = []
+    for sha256 in (first, second):
+        stored = store.stat(sha256) if sha256 else None
+        if sha256 and stored is None:
+            return WorkspaceDiff(left_out=f"The workspace {sha256[:12]}… is no longer stored.")
+        if stored and stored.unpacked_bytes > _MAX_UNPACKED_BYTES:
+            return WorkspaceDiff(
+                left_out=f"A workspace has {format_bytes(stored.unpacked_bytes)}; up to "
+                f"{format_bytes(_MAX_UNPACKED_BYTES)} are compared."
+            )
+        found.append(stored)
+    limits = ArchiveLimits()
+    try:
+        before, after = (store.list_files(one, limits) if one else {} for one in found)
+        listed = _compare_lists(before, after)
+        texts = [one.path for one in listed.changed if _is_shown(one, before, after)][:_MAX_TEXTS]
+        old, new = (store.read_files(one, texts, limits) if one and texts else {} for one in found)
+    except FileNotFoundError:
+        return WorkspaceDiff(left_out="A workspace is no longer stored.")
+    except WorkspaceInvalid as error:
+        return WorkspaceDiff(left_out=f"A workspace cannot be read: {error.message}")
+    deadline = time.monotonic() + _SECONDS
+    changed = [_with_changes(one, old, new, deadline) for one in listed.changed]
+    return replace(listed, changed=changed)
+
+
+def _compare_lists(before: Mapping[str, FileContent], after: Mapping[str, FileContent]) -> WorkspaceDiff:
+    added = [SizedFile(path, after[path].size) for path in sorted(after.keys() - before.keys())]
+    removed = [SizedFile(path, before[path].size) for path in sorted(before.keys() - after.keys())]
+    both = sorted(before.keys() & after.keys())
+    changed = [path for path in both if before[path].digest != after[path].digest]
+    return WorkspaceDiff(
+        added[:MAX_LISTED],
+        removed[:MAX_LISTED],
+        [ChangedFile(path, (before[path].size, after[path].size)) for path in changed[:MAX_LISTED]],
+        (len(added), len(removed), len(changed), len(both) - len(changed)),
+    )
+
+
+def _is_shown(file: ChangedFile, before: Mapping[str, FileContent], after: Mapping[str, FileContent]) -> bool:
+    """Return whether the contents of a changed file are read: it is small, no link, and has no credentials by name."""
+    links = any(one[file.path].digest.startswith("link to ") for one in (before, after))
+    return not links and max(file.sizes) <= MAX_TEXT_BYTES and not _CREDENTIALS.fullmatch(file.path)
+
+
+def _with_changes(
+    file: ChangedFile, before: Mapping[str, bytes], after: Mapping[str, bytes], deadline: float
+) -> ChangedFile:
+    old, new = before.get(file.path), after.get(file.path)
+    if _CREDENTIALS.fullmatch(file.path):
+        reason = "Files of this name usually have credentials in them."
+    elif max(file.sizes) > MAX_TEXT_BYTES:
+        reason = f"Only changes of files up to {format_bytes(MAX_TEXT_BYTES)} are shown."
+    elif old is None or new is None:
+        reason = f"Only the first {_MAX_TEXTS} changed files are shown, and no links."
+    elif b"\0" in old or b"\0" in new:
+        reason = "It is not text."
+    else:
+        return _with_text(file, old, new, deadline)
+    return replace(file, left_out=reason)
+
+
+def _with_text(file: ChangedFile, old: bytes, new: bytes, deadline: float) -> ChangedFile:
+    first, second = (content.decode("utf-8", "replace").splitlines() for content in (old, new))
+    if max(len(first), len(second)) > _MAX_LINES or time.monotonic() > deadline:
+        return replace(file, left_out="There are too many lines to compare.")
+    changes = difflib.unified_diff(first, second, f"a/{file.path}", f"b/{file.path}", lineterm="")
+    text = "\n".join(changes)
+    if len(text) > _MAX_DIFF_BYTES:
+        return replace(file, diff=text[:_MAX_DIFF_BYTES], left_out="The diff is longer; its beginning is shown.")
+    return replace(file, diff=text or None, left_out=None if text else "Only the ends of its lines differ.")

@@ -1,0 +1,47 @@
+"""The pages of a job's configuration and of its events, for each attempt."""
+
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
+
+from core.jobs import queries
+from service.auth.authentication import PageCaller, require_key_or_session
+from service.dashboard.job.attempts import attempt_rows
+from service.dashboard.job.header import read_header, render_job_page
+from service.dashboard.job.timeline import phase_spans
+from service.deps import AppStateDep, ReadSession
+from service.routes import jobs
+from service.routes.artifacts import AttemptNumber
+
+router = APIRouter(prefix="/ui/jobs/{job_id}", dependencies=[Depends(require_key_or_session)])
+
+
+@router.get("/config")
+def show_config(
+    session: ReadSession, app_state: AppStateDep, caller: PageCaller, job_id: str, attempt: AttemptNumber = None
+) -> Response:
+    """Show a job's options, and the image and machine of an attempt."""
+    header = read_header(session, app_state, job_id, attempt)
+    run = queries.attempt(session, job_id, header.number)
+    return render_job_page("job/config.html", app_state, caller, header, tab="config", run=run)
+
+
+@router.get("/events")
+def show_events(
+    session: ReadSession, app_state: AppStateDep, caller: PageCaller, job_id: str, attempt: AttemptNumber = None
+) -> Response:
+    """Show a job's attempts and what happened to them; of an earlier attempt, its own events only."""
+    header = read_header(session, app_state, job_id, attempt)
+    events = jobs.list_events(session, job_id).events
+    shown = events if header.attempt is None else [event for event in events if event.attempt == header.attempt]
+    return render_job_page(
+        "job/events.html",
+        app_state,
+        caller,
+        header,
+        tab="events",
+        events=shown,
+        phase_spans=phase_spans(events, datetime.now(UTC), header.attempt),
+        attempts=attempt_rows(session, app_state, header, events),
+    )

@@ -1,0 +1,81 @@
+"""The header that all pages of a job share: its state and why, its actions, its tabs and its attempts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.responses import HTMLResponse
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Attempt, Job
+from core.errors import SpecInvalid
+from core.jobs import queries
+from service.auth.authentication import Principal
+from service.dashboard.rendering import render_page
+from service.deps import AppState
+from service.presenters.failure_line import failure_line
+from service.presenters.jobs import job_view
+from service.schemas.jobs import JobView
+from service.tensorboard.availability import unavailable
+
+LIVE = frozenset({"Pending", "Running"})
+"""States in which the pages of a job refresh themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobHeader:
+    """A job as the header of its pages shows it.
+
+    Attributes:
+        row: The job.
+        job: Its public form.
+        attempts: Its attempts if there are, or may be, several; oldest first.
+        attempt: Number of the earlier attempt that is shown; None: the latest.
+    """
+
+    row: Job
+    job: JobView
+    attempts: Sequence[Attempt]
+    attempt: int | None
+
+    @property
+    def number(self) -> int:
+        """Number of the attempt that is shown; 0 before the first."""
+        return self.attempt or self.row.attempt
+
+
+def read_header(session: Session, app_state: AppState, job_id: str, attempt: int | None) -> JobHeader:
+    """Read the header of a job's page.
+
+    Raises:
+        SpecInvalid: There is no such attempt.
+    """
+    row = queries.get(session, job_id)
+    if attempt is not None and attempt > row.attempt:
+        raise SpecInvalid(f"There is no attempt {attempt}: the job has had {row.attempt}.", field="attempt")
+    several = row.attempt > 1 or row.spec.max_attempts > 1
+    attempts = queries.attempts(session, row.id) if several else []
+    earlier = attempt if attempt != row.attempt else None
+    return JobHeader(row, job_view(session, app_state, row), attempts, earlier)
+
+
+def render_job_page(
+    template: str,
+    app_state: AppState,
+    caller: Principal,
+    header: JobHeader,
+    **values: Any,  # noqa: ANN401 - what the template shows
+) -> HTMLResponse:
+    """Render a page of a job: its header, and what the template shows below it."""
+    job = header.job
+    return render_page(
+        template,
+        caller=caller,
+        job=job,
+        live=job.state in LIVE,
+        attempt=header.attempt,
+        job_attempts=header.attempts,
+        no_tensorboard=unavailable(app_state.settings),
+        cause=failure_line(app_state.logs.reader(job.id)) if job.state == "Failed" else None,
+        **values,
+    )

@@ -1,0 +1,140 @@
+"""The first page of a job: its metrics, last lines, outputs and cost; and the forms of its header."""
+
+import json
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import RedirectResponse, Response
+from sqlalchemy.orm import Session
+
+from core.formatting import format_bytes
+from service.auth.authentication import PageCaller, require_key_or_session
+from service.auth.job_ownership import OwnerCheck
+from service.dashboard.job.attempts import attempt_rows
+from service.dashboard.job.header import JobHeader, read_header, render_job_page
+from service.dashboard.job.timeline import phase_spans
+from service.dashboard.lists.now_page import polyline
+from service.dashboard.login import HOME, SameOriginForm
+from service.dashboard.rendering import format_number, format_percent, job_url, strip_colours
+from service.deps import AppState, AppStateDep, ReadSession, WriteSession
+from service.routes import artifacts, jobs
+from service.routes.artifacts import AttemptNumber
+
+router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
+
+_LAST_LINES = 14
+_LINE_BYTES = 2000
+_POINTS = 60
+_TILES = 12
+_LOG_QUERY = frozenset({"line", "find"})
+_CHART_QUERY = frozenset({"log", "smooth", "from", "to", "axis"})
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The last value of a metric and its curve.
+
+    Attributes:
+        points: Of a polyline in a drawing 120 wide and 24 high.
+    """
+
+    name: str
+    shown: str
+    points: str
+
+
+@dataclass(frozen=True, slots=True)
+class LastLines:
+    """The end of a log.
+
+    Attributes:
+        first: Number of its first line.
+        text: Its lines, without colours.
+        total: Number of lines in the whole log.
+    """
+
+    first: int
+    text: str
+    total: int
+
+
+@router.get("/ui/jobs/{job_id}")
+def show_job(
+    request: Request,
+    session: ReadSession,
+    app_state: AppStateDep,
+    caller: PageCaller,
+    job_id: str,
+    attempt: AttemptNumber = None,
+) -> Response:
+    """Show one job, or one of its attempts."""
+    for rest, names in (("/log", _LOG_QUERY), ("/metrics", _CHART_QUERY)):
+        if names & request.query_params.keys():  # an address from when the job had one page
+            return RedirectResponse(f"{job_url(job_id, rest)}?{request.url.query}", 307)
+    header = read_header(session, app_state, job_id, attempt)
+    gone = {removed.what: removed for removed in header.job.removed}
+    events = jobs.list_events(session, job_id).events
+    return render_job_page(
+        "job/overview.html",
+        app_state,
+        caller,
+        header,
+        tab="overview",
+        gone=gone,
+        phase_spans=phase_spans(events, datetime.now(UTC), header.attempt),
+        attempts=attempt_rows(session, app_state, header, events) if len(header.attempts) > 1 else [],
+        outputs=artifacts.list_artifacts(session, app_state, job_id, limit=1, attempt=header.attempt),
+        last_lines=None if "logs" in gone else _last_lines(app_state, header),
+        tiles=_tiles(session, app_state, header),
+    )
+
+
+@router.post("/ui/jobs/{job_id}/stop", dependencies=[SameOriginForm])
+def stop_job(session: WriteSession, app_state: AppStateDep, caller: PageCaller, job_id: str) -> Response:
+    """Request that a job stop."""
+    jobs.stop_job(session, app_state, caller, job_id)
+    return RedirectResponse(job_url(job_id), 303)
+
+
+@router.post("/ui/jobs/{job_id}/delete", dependencies=[SameOriginForm])
+def delete_job(session: WriteSession, app_state: AppStateDep, caller: PageCaller, job_id: str) -> Response:
+    """Delete a job."""
+    jobs.delete_job(session, app_state, caller, job_id)
+    return RedirectResponse(HOME, 303)
+
+
+def _last_lines(app_state: AppState, header: JobHeader) -> LastLines:
+    reader = app_state.logs.reader(header.row.id)
+    total = reader.tail(0, final=header.row.ended)
+    last, after = total, max(0, total - _LAST_LINES)
+    if header.attempt is not None:
+        next_one = reader.first_line(header.attempt + 1)
+        last = total if next_one is None else next_one - 1
+        after = max(0, last - _LAST_LINES, (reader.first_line(header.attempt) or last + 1) - 1)
+    lines = (
+        reader.lines(after, last - after, final=header.row.ended, max_line_bytes=_LINE_BYTES) if last > after else []
+    )
+    texts = [strip_colours(line.message) for line in lines]
+    if not header.row.ended and header.attempt is None and (partial := reader.partial(max_line_bytes=_LINE_BYTES)):
+        texts.append(strip_colours(partial))
+    return LastLines(after + 1, "\n".join(texts), total)
+
+
+def _tiles(session: Session, app_state: AppState, header: JobHeader) -> list[Tile]:
+    """Return the first metrics, those of the job before those of the system."""
+    body = app_state.metrics.get(session, header.row, None, _POINTS, attempt=header.attempt).body
+    series = sorted(json.loads(body)["series"], key=lambda one: bool(one["source"] == "system"))
+    return [_tile(one) for one in series[:_TILES]]
+
+
+def _tile(series: dict[str, Any]) -> Tile:
+    heights = [point["value"] for point in series["points"] if point["value"] is not None]
+    name, last = series["name"], series["last"]
+    if series["source"] != "system" or last is None:
+        return Tile(name, format_number(last), polyline(heights))
+    words = re.sub(r"_(bytes|percent)$", "", name).replace("_", " ")
+    shown = format_bytes(int(last)) if name.endswith("_bytes") else format_percent(last)
+    return Tile(re.sub(r"\b(cpu|gpu|tpu)\b", lambda word: word[0].upper(), words), shown, polyline(heights))

@@ -1,0 +1,67 @@
+"""The difference between two jobs: options, environment, image and files, with secrets hidden."""
+
+from typing import Any
+
+from core.comparison.workspace_diff import WorkspaceDiff, compare_workspaces
+from core.jobs.spec.job_spec import REDACTED
+from core.storage.workspaces import WorkspaceStore
+from service.schemas.comparisons import ChangedFileView, JobDiff, OptionValues, SizedFileView, WorkspaceDiffView
+from service.schemas.jobs import JobView
+
+_COMPARED = (
+    *("name", "project", "command", "machineType", "backend", "simulated", "container", "image", "imageDigest"),
+    *("useDockerfile", "relDockerfilePath", "buildOnly", "registryTarget", "imagePullPolicy"),
+    *("workspace", "workspaceSha256", "codeCommit", "workingDir", "python", "user", "cpus", "memoryMb", "sharedMemMb"),
+    *("timeLimit", "stopGrace", "maxAttempts", "priority", "capacity", "dataDisks", "tags"),
+)
+
+
+def job_diff(first: JobView, second: JobView, workspaces: WorkspaceStore) -> JobDiff:
+    """Compare two jobs. A hidden value is not compared either: nobody finds it out by comparing guesses with it."""
+    before, after = _options(first), _options(second)
+    names = list(dict.fromkeys([*before, *after]))
+    differing = {
+        name: OptionValues(first=before.get(name), second=after.get(name))
+        for name in names
+        if before.get(name) != after.get(name)
+    }
+    hidden = [name for name in names if before.get(name) == after.get(name) == REDACTED]
+    uploaded = before["workspaceSha256"], after["workspaceSha256"]
+    files = None if uploaded[0] == uploaded[1] else compare_workspaces(workspaces, *uploaded)
+    return JobDiff(
+        first=first.id,
+        second=second.id,
+        differences=differing,
+        hidden=hidden,
+        workspace=_workspace_view(files) if files else None,
+    )
+
+
+def _options(job: JobView) -> dict[str, Any]:
+    shown = job.model_dump(by_alias=True, mode="json")
+    variables = {f"envVars.{name}": value for name, value in sorted(shown["envVars"].items())}
+    ports = [port["internal"] for port in shown["ports"]]
+    return {**{name: shown[name] for name in _COMPARED}, "ports": ports, **variables}
+
+
+def _workspace_view(found: WorkspaceDiff) -> WorkspaceDiffView:
+    added, removed, changed, unchanged = found.counts
+    return WorkspaceDiffView(
+        added=[SizedFileView(path=one.path, size=one.size) for one in found.added],
+        removed=[SizedFileView(path=one.path, size=one.size) for one in found.removed],
+        changed=[
+            ChangedFileView(
+                path=one.path,
+                first_size=one.sizes[0],
+                second_size=one.sizes[1],
+                diff=one.diff,
+                left_out=one.left_out,
+            )
+            for one in found.changed
+        ],
+        added_count=added,
+        removed_count=removed,
+        changed_count=changed,
+        unchanged_count=unchanged,
+        left_out=found.left_out,
+    )
