@@ -27,9 +27,11 @@ def is_connected(port: int) -> bool:
 def watch(port: int, seconds: float, resources: list[str]) -> None:
     """Wait until nobody has been connected for this long; then delete this node."""
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    while True:
         if is_connected(port):
             until = time.monotonic() + seconds
+        elif time.monotonic() >= until:  # looked at last: this program may have been paused meanwhile
+            break
         time.sleep(min(_STEP_SECONDS, seconds / 4))
     sys.stderr.write(f"nobody was connected to port {port} for {seconds:.0f} s\n")
     delete_vm(resources)
