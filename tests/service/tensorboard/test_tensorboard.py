@@ -105,11 +105,14 @@ def runs(visitor, board):
 
 
 def processes_of(server_pid):
-    return [
-        one.pid
-        for one in psutil.Process(server_pid).children(recursive=True)
-        if any("board_program.py" in word for word in one.cmdline())
-    ]
+    return [one.pid for one in psutil.Process(server_pid).children(recursive=True) if is_board(one)]
+
+
+def is_board(process):
+    try:
+        return any("board_program.py" in word for word in process.cmdline())
+    except psutil.Error:  # it has ended
+        return False
 
 
 @pytest.mark.integration
