@@ -90,7 +90,7 @@ def insert_each(
 ) -> Sequence[InsertedJob | GradientError | DataError]:
     """Insert jobs, in their order; return for each the job, or the error for which `insert` would raise."""
     try:
-        with session.begin_nested():
+        with session.connection().begin_nested():
             return _Insertion(session, app_state).run(jobs)
     except (GradientError, DataError):
         # Of one of them, which the database or the vault refused together with the others.
