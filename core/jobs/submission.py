@@ -82,12 +82,13 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
     }
 
 
-def _stored_job(values: dict[str, Any], stored: Row[Any]) -> Job:
+def _stored_job(new_job: NewJob, values: dict[str, Any], stored: Row[Any]) -> Job:
     """Build the object of a row that was just inserted, without reading the row; it belongs to no session."""
     job = Job()
     job.__dict__.update(_DEFAULTS | values | {"seq": stored.seq, "created_at": stored.created_at})
     job.__dict__["spec_json"] = job.__dict__.pop("spec")
     make_transient_to_detached(job)
+    job.keep_parsed(new_job.spec)
     return job
 
 
@@ -117,7 +118,10 @@ def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job | No
     parameters = values if len(values) > 1 else values[0]  # a bulk insert of one row costs more than a plain one
     inserted = connection.execute(_insert_job(connection.dialect.name), parameters)
     by_id = {row.id: row for row in inserted}
-    jobs = [_stored_job(each, by_id[each["id"]]) if each["id"] in by_id else None for each in values]
+    jobs = [
+        _stored_job(new_job, row, by_id[row["id"]]) if row["id"] in by_id else None
+        for new_job, row in zip(new_jobs, values, strict=True)
+    ]
     created = [job for job in jobs if job is not None]
     if created:
         for job in created:

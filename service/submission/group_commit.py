@@ -73,13 +73,14 @@ class GroupCommit(Generic[T, R]):
         Raises:
             Exception: The error that `commit` returned for this item, or raised.
         """
-        own: _Waiting[T, R] = _Waiting(item, future=asyncio.get_running_loop().create_future())
-        self._waiting.append(own)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+        self._waiting.append(_Waiting(item, future=future))
         if not self._writing:
             self._writing = True
-            self._writer.submit(self._write, commit)
-        assert own.future is not None  # noqa: S101 - created above
-        return await own.future
+            # After the other coroutines that can run now: what they submit belongs to the same transaction.
+            loop.call_soon(self._writer.submit, self._write, commit)
+        return await future
 
     def _write(self, commit: Commit[T, R]) -> None:
         """Commit in groups until nothing waits; in the writer's thread."""

@@ -168,6 +168,8 @@ class _Insertion:
             try:
                 if project_id is not None:
                     self._projects[which] = queries.project(self._session, project_id)
+                elif (known := projects.find_for_submission(self._session, name)) is not None:
+                    self._projects[which] = known
                 else:
                     project, created = projects.get_or_create(self._session, name)
                     self._projects[which] = project

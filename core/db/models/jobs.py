@@ -206,6 +206,10 @@ class Job(Base):
             parsed = self.__dict__["_parsed"] = (self.spec_json, JobSpec.from_json(self.spec_json))
         return parsed[1]
 
+    def keep_parsed(self, spec: JobSpec) -> None:
+        """Keep the specification that `spec_json` was written from, so that it is not parsed again."""
+        self.__dict__["_parsed"] = (self.spec_json, spec)
+
     @classmethod
     def spec_text(cls, name: str) -> ColumnElement[str]:
         """Return the SQL expression of a text in the specification."""
