@@ -11,14 +11,15 @@ from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 
+from bench import bounds
 from bench.filled_database import fill
 from bench.measure import Goal, Result, Series, Size, ratio_goal
 from bench.server_start import start_api
 from bench.service import Service, follow, run_server, submit_alone
 
-READ_LIMIT = 50.0
-START_LIMIT = 1.0
-JOB_LIMIT = 1.1
+READ_LIMIT = bounds.BIG_TABLE_READ
+START_LIMIT = bounds.BIG_TABLE_START
+JOB_LIMIT = bounds.BIG_TABLE_JOB
 ENDED, QUEUED = 1_000_000, 100_000
 _PAGES = (
     "/ui",

@@ -22,7 +22,7 @@ INSERT INTO jobs (id, project_id, submitted_by, spec, name, machine_type, backen
 SELECT id, project, 'k' || (i % 7), {_SPEC}, 'train ' || i, m, 'process', 1, 0.5, 50, 1,
        CASE WHEN failed THEN 'failed' ELSE 'succeeded' END, CASE WHEN failed THEN 'command_failed' END, 'done', failed,
        'complete', 1, 3, 'w1', 'h1', at, at, at, at, at FROM made
-"""
+"""  # noqa: S608 - our own constants
 _ATTEMPTS = """
 INSERT INTO attempts (job_id, attempt, worker, host, eligible_at, claimed_at, started_at, ended_at, exit_code,
                       log_bytes, artifact_bytes)
@@ -41,7 +41,7 @@ INSERT INTO jobs (id, project_id, submitted_by, spec, machine_type, backend, sim
                   max_attempts, state, reason, phase, artifacts_state, attempt, lease, created_at)
 SELECT id, project, 'k' || (i % 7), {_SPEC}, m, 'process', 1, 0.5, 50, 1, 'queued', 'waiting_for_machine', 'queued',
        'none', 0, 0, at FROM made
-"""
+"""  # noqa: S608 - our own constants
 
 
 def fill(home: Path, *, ended: int, queued: int) -> None:

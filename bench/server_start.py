@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psutil
 
+from bench import bounds
 from bench.measure import Goal, Result, Series, Size, ratio_goal
 from bench.service import SERVER, create_tables, free_port, run_program, wait_for
 
-SECONDS_LIMIT = 2.0
-FLOOR_LIMIT = 3.0
+SECONDS_LIMIT = bounds.START_SECONDS
+FLOOR_LIMIT = bounds.START_CPU
 _READY = b"is ready"
 
 

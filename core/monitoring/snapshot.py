@@ -12,33 +12,29 @@ from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.jobs import IS_COUNTED_QUEUED, GpuAllocation, Job, Outbox, RepairCount, Worker
+from core.db.models.jobs import GpuAllocation, Job, Outbox, RepairCount, Worker
 from core.jobs.queries import WORKER_STALE_SECONDS
-from core.jobs.states import OWNED, JobState
+from core.jobs.states import TERMINAL, JobState
 
 WORKER_FORGOTTEN_SECONDS = 24 * 3600
 """A worker not seen for this long counts as removed; until then, as missing."""
 BROKER_SILENT_SECONDS = 180
 """A worker with a broker pings itself far more often, and restarts earlier if no ping arrives."""
 
-_is_stale = Job.heartbeat_at < now(-WORKER_STALE_SECONDS)
+# Listed: with "NOT IN (ended states)" the index on the state would not be used.
+_LIVE = [state for state in JobState if state not in TERMINAL]
+_waits_since = func.coalesce(Job.run_after, Job.created_at)
+_is_stale = (Job.state != JobState.QUEUED) & (Job.heartbeat_at < now(-WORKER_STALE_SECONDS))
 _of_one_kind = (Job.state, Job.backend, Job.machine_type, Job.worker)
-_HELD_JOBS = (
-    select(*_of_one_kind, func.count().label("jobs"), func.sum(case((_is_stale, 1), else_=0)).label("silent"))
-    # Listed: with "NOT IN (other states)" the index on the state would not be used.
-    .where(Job.state.in_(OWNED))
-    .group_by(*_of_one_kind)
-)
-# By itself, and without columns that its index lacks: so many wait that reading their rows takes long.
-_WAITING_JOBS = (
+_JOBS = (
     select(
-        Job.backend,
-        Job.machine_type,
+        *_of_one_kind,
         func.count().label("jobs"),
-        func.min(func.coalesce(Job.run_after, Job.created_at)).label("since"),
+        func.min(_waits_since).label("since"),
+        func.sum(case((_is_stale, 1), else_=0)).label("silent"),
     )
-    .where(IS_COUNTED_QUEUED)
-    .group_by(Job.machine_type, Job.backend)
+    .where(Job.state.in_(_LIVE))
+    .group_by(*_of_one_kind)
 )
 _WORKERS = select(Worker).where(Worker.seen_at >= now(-WORKER_FORGOTTEN_SECONDS)).order_by(Worker.name)
 _OUTBOX = select(now().label("at"), func.count(Outbox.id).label("messages"), func.min(Outbox.created_at).label("since"))
@@ -149,18 +145,17 @@ class ServiceSnapshot:
 
 
 def collect(session: Session) -> ServiceSnapshot:
-    """Take a snapshot, in six queries."""
+    """Take a snapshot, in five queries."""
     outbox = session.execute(_OUTBOX).one()
     snapshot = ServiceSnapshot(outbox=outbox.messages, oldest_message=_age(outbox.at, outbox.since))
     held: Counter[str] = Counter()
-    for waiting in session.execute(_WAITING_JOBS):
-        pool = (waiting.backend, waiting.machine_type)
-        snapshot.jobs[(JobState.QUEUED, *pool)] = waiting.jobs
-        snapshot.oldest_queued[pool] = _age(outbox.at, waiting.since)
-    for row in session.execute(_HELD_JOBS):
+    for row in session.execute(_JOBS):
         pool = (row.backend, row.machine_type)
         snapshot.jobs[(row.state, *pool)] += row.jobs
-        if row.worker is not None:
+        if row.state is JobState.QUEUED:
+            known = snapshot.oldest_queued.get(pool, 0.0)
+            snapshot.oldest_queued[pool] = max(known, _age(outbox.at, row.since))
+        elif row.worker is not None:
             held[row.worker] += row.jobs
             snapshot.stale_jobs[pool] += int(row.silent)
     for worker in session.scalars(_WORKERS):

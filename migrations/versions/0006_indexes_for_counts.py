@@ -15,12 +15,12 @@ serves = "0003"  # the oldest revision whose code may still run on what this mak
 _QUEUED = sa.text("state || '' = 'queued'")  # spelled as in the reads, which must not use the index on the state
 _FAILED = sa.text("state || '' = 'failed'")
 _NOT_DELETED = sa.text("deleted_at IS NULL")
-_WAITING = ["machine_type", "backend", "run_after", "created_at"]
 
 
 def upgrade() -> None:
     """One release forward."""
-    op.create_index("ix_jobs_waiting", "jobs", _WAITING, sqlite_where=_QUEUED, postgresql_where=_QUEUED)
+    waiting = ["machine_type", "created_at"]
+    op.create_index("ix_jobs_waiting", "jobs", waiting, sqlite_where=_QUEUED, postgresql_where=_QUEUED)
     op.create_index("ix_jobs_failed", "jobs", ["finished_at"], sqlite_where=_FAILED, postgresql_where=_FAILED)
     op.create_index(
         "ix_jobs_project_id_kept", "jobs", ["project_id"], sqlite_where=_NOT_DELETED, postgresql_where=_NOT_DELETED

@@ -27,7 +27,7 @@ _QUEUED = text("state = 'queued'")
 _OWNED = text("state IN ('starting', 'running', 'finishing')")
 # Of these two, reads are counts and lists in another order than that of the index on the state, which SQLite would
 # choose for `state = …`: it takes that to find few rows.
-_COUNTED_QUEUED = text("state || '' = 'queued'")
+_COUNTED = text("state || '' = 'queued'")
 _FAILED = text("state || '' = 'failed'")
 _ENDED = text("finished_at IS NOT NULL")
 _ACTIVE = text("finished_at IS NULL")
@@ -175,15 +175,7 @@ class Job(Base):
             postgresql_where=_QUEUED,
         ),
         # These three have all columns of a count, so that it reads no rows.
-        Index(
-            "ix_jobs_waiting",
-            "machine_type",
-            "backend",
-            "run_after",
-            "created_at",
-            sqlite_where=_COUNTED_QUEUED,
-            postgresql_where=_COUNTED_QUEUED,
-        ),
+        Index("ix_jobs_waiting", "machine_type", "created_at", sqlite_where=_COUNTED, postgresql_where=_COUNTED),
         Index("ix_jobs_failed", "finished_at", sqlite_where=_FAILED, postgresql_where=_FAILED),
         Index("ix_jobs_project_id_kept", "project_id", sqlite_where=_NOT_DELETED, postgresql_where=_NOT_DELETED),
         Index("ix_jobs_key_queue", "submitted_by", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
