@@ -50,3 +50,7 @@ LINE_P50_MS = 20.0
 """Line printed, read."""
 LINE_P99_MS = 150.0
 """Line printed, read."""
+JOBS_RATE = 0.15
+"""Jobs per second, of `bash -c true`, one after the other."""
+PREDICTION_ERROR = 0.15
+"""Error of a prediction, as a share."""
