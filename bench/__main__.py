@@ -12,6 +12,7 @@ from bench import (
     abuse_latency,
     artifact_close,
     batch_rate,
+    big_table,
     browser_pages,
     cli_start,
     container_outputs,
@@ -33,7 +34,7 @@ from bench import (
 )
 from bench.engine import MissingRequirement
 from bench.machine import facts
-from bench.measure import Result, Size
+from bench.measure import Goal, Result, Size
 
 BENCHES: dict[str, Callable[[Size], Result]] = {
     "submit": submit_latency.run,
@@ -42,6 +43,7 @@ BENCHES: dict[str, Callable[[Size], Result]] = {
     "submit-rate": submit_rate.run,
     "submit-batch": batch_rate.run,
     "line": line_latency.run,
+    "big-table": big_table.run,
     "cli": cli_start.run,
     "start": server_start.run,
     "memory": idle_memory.run,
@@ -68,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     size = Size(1 if parsed.quick else parsed.rounds, parsed.quick)
     report: dict[str, Any] = {"machine": facts(), "quick": size.quick, "rounds": size.rounds, "benches": {}}
+    goals: list[Goal] = []
     for name in parsed.only or BENCHES:
         print(f"\n{name}", file=sys.stderr, flush=True)
         load = os.getloadavg()[0]
@@ -79,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         report["benches"][name] = {"loadBefore": round(load, 2)} | result.figures()
         _print(result)
+        goals += result.goals
+    _print_goals(goals)
     text = json.dumps(report, indent=2)
     if parsed.json:
         parsed.json.write_text(text + "\n", encoding="utf-8")
@@ -112,6 +117,15 @@ def _print(result: Result) -> None:
         spread = f" (rounds {goal.spread[0]:.2f} to {goal.spread[1]:.2f})" if goal.spread else ""
         result = "met" if goal.met else "MISSED"
         print(f"  {result:6} {goal.what}: {goal.value:.2f} {sign} {goal.limit:g}{spread}", file=sys.stderr, flush=True)
+
+
+def _print_goals(goals: Sequence[Goal]) -> None:
+    """Print one line for each goal; in the last column, 1 is just met, and less is better."""
+    print(f"\n  {'goal':84} {'bound':>9} {'figure':>9} {'ratio':>6}", file=sys.stderr)
+    for goal in goals:
+        bound = f"{'≤' if goal.at_most else '≥'} {goal.limit:g}"
+        missed = "" if goal.met else "  MISSED"
+        print(f"  {goal.what[:84]:84} {bound:>9} {goal.value:9.2f} {goal.ratio:6.2f}{missed}", file=sys.stderr)
 
 
 if __name__ == "__main__":

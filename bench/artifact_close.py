@@ -6,10 +6,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench import bounds
 from bench.measure import Result, Series, Size, ratio_goal
 from core.storage.artifacts.store import DirectoryStore
 
-LIMIT = 0.8
+LIMIT = bounds.ARTIFACT_CLOSE
 _MIB = 1024**2
 
 

@@ -5,11 +5,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench import bounds
 from bench.floors.inserts import connect, insert
 from bench.measure import Result, Series, Size, ratio_goal
 from bench.service import NO_LIMITS, Connection, create_tables, run_server
 
-LIMIT = 0.1
+LIMIT = bounds.BATCH_RATE
 _JOBS = 1000
 _SPEC = {"machineType": "CPU", "command": "python main.py"}
 _BODY = json.dumps({"jobs": [_SPEC] * _JOBS}).encode()

@@ -3,12 +3,13 @@
 import sys
 from pathlib import Path
 
+from bench import bounds
 from bench.floors.processes import run_to_end
 from bench.measure import Result, Series, Size, ratio_goal
 from bench.service import environment, run_server, submit
 
-HELP_LIMIT = 3.0
-LIST_LIMIT = 8.0
+HELP_LIMIT = bounds.CLI_HELP
+LIST_LIMIT = bounds.CLI_LIST
 _CLI = str(Path(sys.executable).with_name("gradient-cli"))
 
 

@@ -8,12 +8,13 @@ import urllib.request
 from pathlib import Path
 from time import perf_counter
 
+from bench import bounds
 from bench.floors.processes import run_to_end
 from bench.measure import Result, Series, Size, ratio_goal
 from bench.service import INTERPRETER, Service, environment, free_port, run_server, submit_alone, wait_for
 
-SMALL_LIMIT = 0.5
-LARGE_LIMIT = 0.8
+SMALL_LIMIT = bounds.DOWNLOAD_SMALL
+LARGE_LIMIT = bounds.DOWNLOAD_LARGE
 _CLI = str(Path(sys.executable).with_name("gradient-cli"))
 _MIB = 1024**2
 _WRITE = """

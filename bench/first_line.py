@@ -4,11 +4,12 @@ import shlex
 import sys
 import time
 
+from bench import bounds
 from bench.floors.processes import run_and_read
 from bench.measure import Result, Series, Size, ratio_goal
 from bench.service import INTERPRETER, Connection, Service, follow, run_server, submit
 
-LIMIT = 1.5
+LIMIT = bounds.FIRST_LINE
 _WARM_UP = 3
 _REST_SECONDS = 0.25  # the worker still cleans up after a job when its end is visible
 _PROGRAM = "import time;print(time.time())"

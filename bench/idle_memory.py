@@ -4,10 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench import bounds
 from bench.measure import Goal, Result, Series, Size
 from bench.service import Service, run_server, submit
 
-LIMIT_MIB = 150.0
+LIMIT_MIB = bounds.IDLE_MEMORY_MIB
 
 
 def run(size: Size) -> Result:

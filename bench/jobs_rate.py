@@ -8,10 +8,11 @@ from contextlib import closing
 
 import psutil
 
+from bench import bounds
 from bench.measure import Result, Series, Size, ratio_goal
 from bench.service import NO_LIMITS, Connection, Service, run_server, wait_for
 
-LIMIT = 0.15
+LIMIT = bounds.JOBS_RATE
 _COMMAND = "true"
 _WARM_UP = 10
 _LONGEST_SECONDS = 600

@@ -4,12 +4,13 @@ import shlex
 import sys
 import time
 
+from bench import bounds
 from bench.floors.processes import each_line
 from bench.measure import Goal, Result, Series, Size
 from bench.service import INTERPRETER, Service, follow, run_server, submit
 
-P50_LIMIT_MS = 20.0
-P99_LIMIT_MS = 150.0
+P50_LIMIT_MS = bounds.LINE_P50_MS
+P99_LIMIT_MS = bounds.LINE_P99_MS
 _WARM_UP_LINES = 5
 _PROGRAM = """
 import time

@@ -5,11 +5,12 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from bench import bounds
 from bench.floors.processes import run_to_end
 from bench.measure import Goal, Result, Series, Size
 from bench.service import Service, run_server, submit
 
-LIMIT_MB_PER_S = 200.0
+LIMIT_MB_PER_S = bounds.LOG_MB_PER_S
 _MB = 1_000_000
 _LINE = "step 1234/99999 loss 0.123456 accuracy 0.987654 time 12.34 s"
 

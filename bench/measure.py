@@ -1,5 +1,6 @@
 """Elements of every measurement: series of samples, figures computed from them, and goals to compare them with."""
 
+import math
 import statistics
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,6 +97,12 @@ class Goal:
     def met(self) -> bool:
         """True if the bound holds."""
         return self.value <= self.limit if self.at_most else self.value >= self.limit
+
+    @property
+    def ratio(self) -> float:
+        """The value in terms of the bound: at most 1 if it is met."""
+        part, whole = (self.value, self.limit) if self.at_most else (self.limit, self.value)
+        return part / whole if whole else math.inf
 
     def figures(self) -> dict[str, Any]:
         """Return the figures for JSON."""

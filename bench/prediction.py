@@ -11,13 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from bench import bounds
 from bench.engine import MissingRequirement
 from bench.measure import Goal, Result, Series, Size
 from core.comparison.peaks import SINGLE, Peaks
 from core.comparison.prediction import predict_step
 from core.comparison.run_figures import RunFigures
 
-ERROR_LIMIT = 0.15
+ERROR_LIMIT = bounds.PREDICTION_ERROR
 _PEAKS = str(Path(__file__).parent / "floors" / "peaks.py")
 _STEPS, _QUICK_STEPS, _WARM_UP = 24, 3, 6
 _MODELS = ("mnist-cnn", "resnet32-cifar10")

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench import bounds
 from bench.measure import Goal, Result, Series, Size
 from core.db import migrations
 from core.db.database import Database
 from core.errors import Unauthorized
 from core.security import api_keys, users
 
-LIMIT_SHARE = 0.25
+LIMIT_SHARE = bounds.REFUSAL_SHARE
 _EMAIL, _PASSWORD = "ann@example.org", "a password of hers"
 
 

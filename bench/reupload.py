@@ -6,12 +6,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench import bounds
 from bench.floors.processes import run_to_end
 from bench.measure import Goal, Result, Series, Size
 from bench.service import environment, run_server
 
-SECONDS = 1.0
-PERCENT = 1.0
+SECONDS = bounds.REUPLOAD_SECONDS
+PERCENT = bounds.REUPLOAD_PERCENT
 _CLI = str(Path(sys.executable).with_name("gradient-cli"))
 _SUBMIT = [_CLI, "jobs", "create", "--machineType", "CPU", "--command", "true", "--detach", "--workspace"]
 # Files changed just before a submission are read again by the next one.

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psutil
 
+from bench import bounds
 from bench.measure import Goal, Result, Series, Size, ratio_goal
 from bench.service import SERVER, create_tables, free_port, run_program, wait_for
 
-SECONDS_LIMIT = 2.0
-FLOOR_LIMIT = 3.0
+SECONDS_LIMIT = bounds.START_SECONDS
+FLOOR_LIMIT = bounds.START_CPU
 _READY = b"is ready"
 
 
@@ -25,7 +26,7 @@ def run(size: Size) -> Result:
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         home = Path(folder)
         create_tables(home)
-        kinds = {"bare FastAPI": _floor, "gradient-server api": _api, "gradient-server worker": _worker}
+        kinds = {"bare FastAPI": _floor, "gradient-server api": start_api, "gradient-server worker": _worker}
         wall = {name: Series(f"{name}: until it serves", "s") for name in kinds}
         spent = {name: Series(f"{name}: CPU until then", "s") for name in kinds}
         if not size.quick:
@@ -54,7 +55,8 @@ def _floor(home: Path) -> tuple[float, float]:
     return _measure(home, [sys.executable, "-m", "bench.floors.http_hello", str(port)], lambda: _is_serving(port))
 
 
-def _api(home: Path) -> tuple[float, float]:
+def start_api(home: Path) -> tuple[float, float]:
+    """Start the API on a folder's database; return the seconds, and the CPU seconds, until it serves."""
     port = free_port()
     return _measure(home, [str(SERVER), "api", "--port", str(port)], lambda: _is_serving(port))
 

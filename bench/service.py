@@ -165,19 +165,18 @@ def follow(service: Service, job_id: str) -> Iterator[tuple[str, dict[str, Any]]
 
 
 @contextmanager
-def run_server(
-    command: str, *, prepare: Callable[[Path], None] = lambda _home: None, **settings: str
-) -> Iterator[Service]:
+def run_server(command: str, *, prepare: Callable[[Path], None] | None = None, **settings: str) -> Iterator[Service]:
     """Run `gradient-server COMMAND` (up or api) in a new folder, with these settings added to its defaults.
 
     Args:
         command: The command.
-        prepare: Called with the folder before the server starts.
+        prepare: Fills the folder before the start.
         settings: The settings.
     """
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         home = Path(folder)
-        prepare(home)
+        if prepare is not None:
+            prepare(home)
         with run_program([str(SERVER), command, "--port", "0"], home, **settings) as process:
 
             def read_address() -> dict[str, str] | None:

@@ -3,10 +3,11 @@
 import json
 import time
 
+from bench import bounds
 from bench.measure import Result, Series, Size, ratio_goal
 from bench.service import Connection, run_floor, run_server
 
-LIMIT = 2.0
+LIMIT = bounds.SUBMIT
 _BLOCK = 20
 _WARM_UP = 20
 _BODY = json.dumps({"machineType": "CPU", "command": "python main.py"}).encode()

@@ -13,10 +13,11 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from bench import bounds
 from bench.engine import MissingRequirement
 from bench.measure import Goal, Result, Series, Size
 
-PACE_LIMIT = 0.98
+PACE_LIMIT = bounds.TRAINER_PACE
 _PLAIN_FIT = str(Path(__file__).parent / "floors" / "plain_fit.py")
 _STEPS, _QUICK_STEPS = 440, 44
 _BACKENDS = ("tensorflow", "jax")

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
+from types import ModuleType
 
 from fastapi import Depends, FastAPI
 from starlette.concurrency import run_in_threadpool
@@ -146,22 +147,30 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     )
     app_state = app.state.app_state = create_app_state(settings, database, wake=wake)
     errors.install_error_handlers(app)
+    # First those that many clients wait for: routes are tried in this order.
+    app.router.routes.append(jobs.PlainSubmissionRoute())
+    _include(app, jobs)
+    app.include_router(health.router, responses=errors.PUBLIC_RESPONSES)
+    for module in ROUTE_MODULES:
+        if module is not jobs:
+            _include(app, module)
+    app.include_router(client_wheel.router)
     original.include(app, main_routes=[route for module in ROUTE_MODULES for route in module.router.routes])
     app.add_middleware(OriginCheckMiddleware, settings=settings.api)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(RequestContextMiddleware)
     app.add_middleware(TracingMiddleware, keys=app_state.keys)
     app.add_middleware(MetricsMiddleware, service_metrics=app_state.service_metrics)
-    app.include_router(health.router, responses=errors.PUBLIC_RESPONSES)
-    app.include_router(client_wheel.router)
-    for module in ROUTE_MODULES:
-        app.include_router(
-            module.router, dependencies=[Depends(require_key_or_session), OwnerCheck], responses=errors.RESPONSES
-        )
     dashboard.mount(app)
     # The outermost middleware: the error pages are rendered from responses that are not compressed yet.
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=6, exclude_content_types=_NOT_COMPRESSED)
     return app
+
+
+def _include(app: FastAPI, module: ModuleType) -> None:
+    app.include_router(
+        module.router, dependencies=[Depends(require_key_or_session), OwnerCheck], responses=errors.RESPONSES
+    )
 
 
 @asynccontextmanager

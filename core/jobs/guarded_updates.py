@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ClauseElement, Row, Update, bindparam, func, insert, select, update
+from sqlalchemy import ClauseElement, FromClause, Row, Update, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, make_transient_to_detached
 
@@ -29,7 +29,7 @@ _INSERT_EVENT = insert(Base.metadata.tables[Event.__tablename__]).values(at=NOW)
 _INSERT_OUTBOX = insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=now())
 
 
-def insert_ignore(dialect: str, table: type[Any]) -> Any:  # noqa: ANN401 - the two dialects share no class
+def insert_ignore(dialect: str, table: type[Any] | FromClause) -> Any:  # noqa: ANN401 - the two dialects share no class
     """Build `INSERT … ON CONFLICT DO NOTHING` for the database's dialect."""
     statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
     return statement.on_conflict_do_nothing()
@@ -188,7 +188,7 @@ def add_event(  # noqa: PLR0913 - the columns of one event
 def add_submitted_events(session: Session, jobs: Sequence[Job]) -> None:
     """Add the first event of each of these new jobs."""
     submitted = {"kind": "submitted", "attempt": 0, "lease": 0, "to_state": JobState.QUEUED}
-    session.execute(_INSERT_EVENT, [submitted | {"job_id": job.id} for job in jobs])
+    session.connection().execute(_INSERT_EVENT, [submitted | {"job_id": job.id} for job in jobs])
 
 
 def enqueue_wake(session: Session, job: Job) -> None:
@@ -198,4 +198,4 @@ def enqueue_wake(session: Session, job: Job) -> None:
 
 def enqueue_wakes(session: Session, jobs: Sequence[Job]) -> None:
     """Add a wake message for each job to the outbox."""
-    session.execute(_INSERT_OUTBOX, [{"kind": "wake", "job_id": job.id} for job in jobs])
+    session.connection().execute(_INSERT_OUTBOX, [{"kind": "wake", "job_id": job.id} for job in jobs])

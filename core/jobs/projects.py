@@ -8,7 +8,7 @@ from typing import Literal
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
-from core.db.database import now
+from core.db.database import Base, now
 from core.db.models.jobs import IS_ACTIVE, Job, Project
 from core.errors import SpecInvalid
 from core.ids import new_id
@@ -31,7 +31,17 @@ _RANGES = {
     "keep_logs_days": ("keepLogsDays", MAX_DAYS, _DAYS),
     "keep_artifacts_days": ("keepArtifactsDays", MAX_DAYS, _DAYS),
 }
+_PROJECTS = Base.metadata.tables[Project.__tablename__]
+_FOR_SUBMISSION = select(_PROJECTS.c.id, _PROJECTS.c.name, _PROJECTS.c.max_stored_mb).where(
+    _PROJECTS.c.name == bindparam("name")
+)
 _BY_NAME = select(Project).where(Project.name == bindparam("name"))
+
+
+def find_for_submission(session: Session, name: str) -> Project | None:
+    """Return a project's id, name and storage quota, without the ORM; the object belongs to no session."""
+    found = session.connection().execute(_FOR_SUBMISSION, {"name": name}).one_or_none()
+    return None if found is None else Project(id=found.id, name=found.name, max_stored_mb=found.max_stored_mb)
 
 
 def get_or_create(session: Session, name: str) -> tuple[Project, bool]:

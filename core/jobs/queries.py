@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Select, and_, exists, func, literal, or_, 
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.jobs import Attempt, Event, Job, Project, Worker
+from core.db.models.jobs import IS_COUNTED_QUEUED, IS_FAILED, Attempt, Event, Job, Project, Worker
 from core.errors import JobNotFound, ProjectNotFound
 from core.jobs.states import OWNED, JobState
 from core.search.ordering import Ordering, parse_cursor
@@ -84,7 +84,7 @@ def queued(session: Session, *, limit: int) -> list[Job]:
 def queue_sizes(session: Session) -> list[tuple[str, int, datetime]]:
     """Return the number of waiting jobs and the oldest submission of each machine type, the longest queue first."""
     number = func.count()
-    waiting = select(Job.machine_type, number, func.min(Job.created_at)).where(Job.state == JobState.QUEUED)
+    waiting = select(Job.machine_type, number, func.min(Job.created_at)).where(IS_COUNTED_QUEUED)
     return [
         (row[0], row[1], row[2])
         for row in session.execute(waiting.group_by(Job.machine_type).order_by(number.desc(), Job.machine_type))
@@ -93,7 +93,7 @@ def queue_sizes(session: Session) -> list[tuple[str, int, datetime]]:
 
 def failed_since(session: Session, since: datetime, *, limit: int) -> list[Job]:
     """Return the jobs that failed at this time or later, the last one first."""
-    failed = select(Job).where(Job.finished_at >= since, Job.state == JobState.FAILED, Job.deleted_at.is_(None))
+    failed = select(Job).where(Job.finished_at >= since, IS_FAILED, Job.deleted_at.is_(None))
     return list(session.scalars(failed.order_by(Job.finished_at.desc()).limit(limit)))
 
 

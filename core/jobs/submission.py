@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import Row, select
+from sqlalchemy.orm import Session, make_transient_to_detached
 
 from core.catalogue.machine_types import MachineType
-from core.db.database import now
+from core.db.database import Base, now
 from core.db.models.jobs import Job, Project
 from core.errors import IdempotencyMismatch
 from core.ids import new_id
@@ -37,13 +37,22 @@ class NewJob:
     image: str | None = None
 
 
+# Core, not ORM: these statements run for every submission, and the ORM took most of their time.
+_JOBS = Base.metadata.tables[Job.__tablename__]
+_DEFAULTS = {
+    attribute.key: None if (default := attribute.columns[0].default) is None else default.arg
+    for attribute in Job.__mapper__.column_attrs
+}
+"""Each attribute of a new row that has no other value."""
+
+
 @cache
 def _insert_job(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share no class
-    return insert_ignore(dialect, Job).values(created_at=now()).returning(Job)
+    return insert_ignore(dialect, _JOBS).values(created_at=now()).returning(_JOBS.c.id, _JOBS.c.seq, _JOBS.c.created_at)
 
 
 def _initial_values(new_job: NewJob) -> dict[str, Any]:
-    """Build the initial values of a new job's row."""
+    """Build the initial values of a new job's row, by column."""
     spec = new_job.spec
     return {
         "id": new_id("j"),
@@ -54,7 +63,7 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
         "request_sha256": new_job.request_sha256,
         "request_id": new_job.request_id,
         "trace_parent": new_job.trace_parent,
-        "spec_json": spec.to_json(),
+        "spec": spec.to_json(),
         "name": spec.name,
         "machine_type": new_job.machine.name,
         "backend": new_job.backend,
@@ -71,6 +80,16 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
         "reason": "waiting_for_machine",
         "phase": "queued",
     }
+
+
+def _stored_job(new_job: NewJob, values: dict[str, Any], stored: Row[Any]) -> Job:
+    """Build the object of a row that was just inserted, without reading the row; it belongs to no session."""
+    job = Job()
+    job.__dict__.update(_DEFAULTS | values | {"seq": stored.seq, "created_at": stored.created_at})
+    job.__dict__["spec_json"] = job.__dict__.pop("spec")
+    make_transient_to_detached(job)
+    job.keep_parsed(new_job.spec)
+    return job
 
 
 def submit(session: Session, new_job: NewJob) -> tuple[Job, bool]:
@@ -95,12 +114,14 @@ def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job | No
         The jobs; None for one whose Idempotency-Key another job has, which inserts nothing.
     """
     values = [_initial_values(each) for each in new_jobs]
-    # After a rollback to a savepoint, SQLite gives the numbers of rows again, by which the session knows its objects.
-    options = {"populate_existing": True}
+    connection = session.connection()
     parameters = values if len(values) > 1 else values[0]  # a bulk insert of one row costs more than a plain one
-    inserted = session.scalars(_insert_job(session.get_bind().dialect.name), parameters, execution_options=options)
-    by_id: dict[str, Job] = {job.id: job for job in inserted}
-    jobs = [by_id.get(each["id"]) for each in values]
+    inserted = connection.execute(_insert_job(connection.dialect.name), parameters)
+    by_id = {row.id: row for row in inserted}
+    jobs = [
+        _stored_job(new_job, row, by_id[row["id"]]) if row["id"] in by_id else None
+        for new_job, row in zip(new_jobs, values, strict=True)
+    ]
     created = [job for job in jobs if job is not None]
     if created:
         for job in created:
@@ -123,8 +144,10 @@ def find_submitted(session: Session, new_jobs: Sequence[NewJob]) -> dict[tuple[s
             wanted.setdefault(each.submitted_by, set()).add(each.idempotency_key)
     found: dict[tuple[str, str] | None, Job] = {}
     for owner, given in wanted.items():
-        query = select(Job).where(Job.submitted_by == owner, Job.idempotency_key.in_(given))
-        found |= {(owner, job.idempotency_key): job for job in session.scalars(query) if job.idempotency_key}
+        of_owner = (Job.submitted_by == owner, Job.idempotency_key.in_(given))
+        if session.connection().scalar(select(_JOBS.c.seq).where(*of_owner).limit(1)) is not None:
+            query = select(Job).where(*of_owner)
+            found |= {(owner, job.idempotency_key): job for job in session.scalars(query) if job.idempotency_key}
     return found
 
 

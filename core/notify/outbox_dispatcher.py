@@ -55,7 +55,7 @@ class Dispatcher:
         self._notify_local = notify_local
         self._publish = publish
         self._woken = threading.Event()
-        self._stopping = self._failing = False
+        self._stopping = self._failing = self._scheduled = False
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
     def start(self) -> None:
@@ -64,10 +64,10 @@ class Dispatcher:
         self._thread.start()
 
     def wake(self) -> None:
-        """Wake the thread, because the outbox has new rows; for `on_commit`."""
-        if self._publish is not None:
-            self._notify_local()  # in the caller's thread: a broker that hangs must not delay this host's supervisors
-        self._woken.set()
+        """Wake this host's supervisors, and the thread, because the outbox has new rows; for `on_commit`."""
+        self._notify_local()  # in the caller's thread: a broker that hangs must not delay this host's supervisors
+        if not self._scheduled:
+            self._woken.set()
 
     def stop(self) -> None:
         """Stop the thread; remaining rows are sent at the next start."""
@@ -107,11 +107,14 @@ class Dispatcher:
                 due = time.monotonic() + _RETRY_SECONDS
 
     def _dispatch_locally(self, due: float | None, *, woken: bool) -> float | None:
-        """Wake the supervisors of this host; returns the time of the next action."""
+        """Delete the rows of many commits together, while the supervisors of this host are awake already.
+
+        Returns the time of the next action.
+        """
         if woken and (due is None or time.monotonic() < due):
-            # Idle supervisors wake at once; the rows of many commits are deleted together.
-            self._notify_local()
+            self._scheduled = True
             return due or time.monotonic() + _LINGER_SECONDS
+        self._scheduled = False  # before the rows are read: the next commit wakes the thread again
         while self.send():
             pass
         return None

@@ -126,6 +126,8 @@ class _RequestBody:
 
     async def skip(self, size: int, seconds: float, bytes_per_second: float = math.inf) -> bool:
         """Discard up to `size` bytes of the rest within `seconds`; return whether the body is complete."""
+        if not self.unread:
+            return self._complete
         start, began = self._size, anyio.current_time()
         with anyio.move_on_after(seconds):
             while self.unread and self._size < start + size:

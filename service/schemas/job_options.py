@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         """The options that the service reads by name, for the type checker."""
 
         workspace: str | None
+        env_vars: dict[str, str] | None
         registry_username: str | None
 
     class ViewOptions(BaseModel):

@@ -80,7 +80,7 @@ async def read_submission(
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind == _JSON:
-        return SubmissionBody(await _read_json(request.stream(), max_spec_bytes))
+        return SubmissionBody(await read_json(request.stream(), max_spec_bytes))
     if kind != _MULTIPART:
         raise HTTPException(
             415, f"Send application/json, or multipart/form-data with the parts `{spec_part}` and `{file_part}`."
@@ -161,7 +161,12 @@ async def _read_form(request: Request, boundary: bytes, form: "_MultipartReader"
         raise
 
 
-async def _read_json(stream: AsyncIterator[bytes], limit: int) -> bytes:
+async def read_json(stream: AsyncIterator[bytes], limit: int) -> bytes:
+    """Read a whole body of JSON text.
+
+    Raises:
+        HTTPException: 413: it is larger than `limit` bytes.
+    """
     body = bytearray()
     async for chunk in stream:
         body += chunk

@@ -15,7 +15,7 @@ from core.jobs import projects, queries, submission
 from core.jobs.reasons import reason_message
 from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, live_workers
 from core.jobs.scheduling.wait_status import prospective_waits
-from core.jobs.spec.job_spec import split_login
+from core.jobs.spec.job_spec import SECRET_PREFIX, split_login
 from core.jobs.spec.ports import check_not_reserved
 from core.monitoring import tracing
 from core.security import credentials
@@ -24,13 +24,18 @@ from core.storage.archives import ArchiveLimits
 from core.system.failpoints import failpoint
 from service.deps import AppState
 from service.presenters.jobs import machine_type_view, resolved_view, submitted_view
+from service.schemas.base import parse_request
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import DryRun, JobView, SubmitJob
+from service.submission.body import SubmissionBody, run_submission
 from service.submission.image import ChosenImage, with_pinned_image
 from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert, insert_together
 from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate, validate_spec
 
 logger = logging.getLogger(__name__)
+
+_MOST_PARSED_AT_ONCE = 64 * 1024
+"""Bytes of the largest JSON that is parsed in the event loop, which meanwhile serves nobody else."""
 
 # Without the archive's sha256: a repeat may send it in place of the archive, which is the same request.
 # Without a password: the stored hash of a request must not help to guess it.
@@ -72,6 +77,35 @@ def submit(
         inserted = app_state.submissions.run(prepared, partial(insert_together, app_state))
         log_submission(inserted)
     return present(app_state, inserted, prepared.valid.image)
+
+
+async def submit_async(app_state: AppState, origin: RequestOrigin, body: SubmissionBody) -> Submitted:
+    """Create the job of a request, as `submit` does, for the event loop; needs a thread only to read files or rows.
+
+    Raises:
+        RequestValidationError: The JSON does not fit a submission.
+    """
+
+    def check() -> PreparedJob:
+        return prepare(app_state, origin, parse_request(SubmitJob, body.spec), body.workspace)
+
+    with tracing.span("submit"):
+        in_thread = len(body.spec) > _MOST_PARSED_AT_ONCE or body.workspace is not None
+        request = None if in_thread else parse_request(SubmitJob, body.spec)
+        if request is None or _needs_lookup(request):
+            prepared = await run_submission(app_state, origin.key_id, body, check)
+        else:
+            prepared = prepare(app_state, origin, request)
+        inserted = await app_state.submissions.run_async(prepared, partial(insert_together, app_state))
+        log_submission(inserted)
+    return present(app_state, inserted, prepared.valid.image)
+
+
+def _needs_lookup(request: SubmitJob) -> bool:
+    """Return whether a check of the job reads files or the database: those of its workspace, project or secrets."""
+    if request.workspace_sha256 is not None or request.project_id is not None:
+        return True
+    return any(value.startswith(SECRET_PREFIX) for value in (request.env_vars or {}).values())
 
 
 def prepare(

@@ -90,7 +90,7 @@ def insert_each(
 ) -> Sequence[InsertedJob | GradientError | DataError]:
     """Insert jobs, in their order; return for each the job, or the error for which `insert` would raise."""
     try:
-        with session.begin_nested():
+        with session.connection().begin_nested():
             return _Insertion(session, app_state).run(jobs)
     except (GradientError, DataError):
         # Of one of them, which the database or the vault refused together with the others.
@@ -168,6 +168,8 @@ class _Insertion:
             try:
                 if project_id is not None:
                     self._projects[which] = queries.project(self._session, project_id)
+                elif (known := projects.find_for_submission(self._session, name)) is not None:
+                    self._projects[which] = known
                 else:
                     project, created = projects.get_or_create(self._session, name)
                     self._projects[which] = project

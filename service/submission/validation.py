@@ -78,7 +78,8 @@ def validate(
         raise SpecInvalid("Give either project (a name) or projectId, not both.", field="projectId")
     if request.project is not None:
         check_project_name(request.project)
-    check_not_reserved(spec.parsed_ports(), app_state.settings.own_ports)
+    if spec.ports:
+        check_not_reserved(spec.parsed_ports(), app_state.settings.own_ports)
     _check_registry(request)
     valid = validate_spec(app_state, spec, machine, uploaded=uploaded, may_ignore_container=may_ignore_container)
     if request.project_id is not None or spec.secrets():

@@ -17,7 +17,7 @@ from gradient_cli.workspace.ignore import BY_DEFAULT, NOT_EXCLUDED, IgnoreRules
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import BinaryIO
 
     from typing_extensions import Self
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 # Fast: most bytes of a workspace other than text do not compress, and the user waits.
 _LEVEL = 3
 # The same mtime for every file, so that a fresh clone gives the same bytes; 1980 is the earliest in a zip.
-_MTIME = 315532800
+MTIME = 315532800
 _MAX_NAMED = 10
-_CHANGED_HINT = "Wait until nothing writes to it, or exclude it with a .gradientignore; then submit again."
+CHANGED_HINT = "Wait until nothing writes to it, or exclude it with a .gradientignore; then submit again."
 
 
 class WorkspaceEntry:
@@ -216,35 +216,33 @@ def create_archive(folder: WorkspaceFolder, progress: Callable[[int], None]) -> 
     Raises:
         ClientError: A file cannot be read or changes meanwhile, or there is no room for the archive.
     """
-    return _pack(folder.root, ((_header(entry), entry, "") for entry in folder.entries), progress, tarfile.PAX_FORMAT)
+
+    def write(packed: gzip.GzipFile) -> None:
+        done = 0
+        with tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+            for entry in folder.entries:
+                if entry.kind == "file":
+                    _add_file(tar, folder.root, entry)
+                    done += entry.size
+                    progress(done)
+                else:
+                    tar.addfile(_header(entry))
+
+    return write_archive(write)
 
 
-def create_pack(root: str, contents: dict[str, WorkspaceEntry], progress: Callable[[int], None]) -> Archive:
-    """Write files into a temporary tar.gz file, each named by the SHA-256 of its content.
-
-    Args:
-        root: The workspace folder.
-        contents: The files, by digest.
-        progress: As for `create_archive`.
+def write_archive(write: Callable[[gzip.GzipFile], None]) -> Archive:
+    """Compress what `write` writes into a temporary file.
 
     Raises:
-        ClientError: As for `create_archive`.
+        ClientError: There is no room for the archive.
     """
-    members = ((_content_header(sha256, entry), entry, sha256) for sha256, entry in contents.items())
-    return _pack(root, members, progress, tarfile.GNU_FORMAT)  # its headers take half the time to make
-
-
-def _pack(
-    root: str,
-    members: Iterable[tuple[tarfile.TarInfo, WorkspaceEntry, str]],
-    progress: Callable[[int], None],
-    layout: int,
-) -> Archive:
     descriptor, path = tempfile.mkstemp(prefix="gradient-workspace-", suffix=".tar.gz")
     try:
         with open(descriptor, "wb") as raw:
             sink = _HashingWriter(raw)
-            _write(root, members, sink, progress, layout)
+            with gzip.GzipFile(filename="", mode="wb", fileobj=sink, compresslevel=_LEVEL, mtime=0) as packed:
+                write(packed)
         return Archive(path, sink.digest.hexdigest(), sink.size, temporary=True)
     except BaseException as error:
         os.unlink(path)
@@ -253,37 +251,10 @@ def _pack(
         raise
 
 
-def _write(
-    root: str,
-    members: Iterable[tuple[tarfile.TarInfo, WorkspaceEntry, str]],
-    sink: _HashingWriter,
-    progress: Callable[[int], None],
-    layout: int,
-) -> None:
-    done = 0
-    with (
-        gzip.GzipFile(filename="", mode="wb", fileobj=sink, compresslevel=_LEVEL, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w|", format=layout) as tar,
-    ):
-        for header, entry, sha256 in members:
-            if entry.kind == "file":
-                _add_file(tar, header, root, entry, sha256)
-                done += entry.size
-                progress(done)
-            else:
-                tar.addfile(header)
-
-
-def _content_header(sha256: str, entry: WorkspaceEntry) -> tarfile.TarInfo:
-    header = tarfile.TarInfo(sha256)
-    header.mtime, header.size = _MTIME, entry.size
-    return header
-
-
 def _header(entry: WorkspaceEntry) -> tarfile.TarInfo:
     header = tarfile.TarInfo(entry.path)
     header.type = {"file": tarfile.REGTYPE, "folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE}[entry.kind]
-    header.mode, header.mtime, header.size, header.linkname = entry.mode, _MTIME, entry.size, entry.target
+    header.mode, header.mtime, header.size, header.linkname = entry.mode, MTIME, entry.size, entry.target
     return header
 
 
@@ -297,44 +268,27 @@ def open_file(root: str, entry: WorkspaceEntry) -> BinaryIO:
         # Neither follow nor block: since the scan, the file may have become a link or a pipe.
         descriptor = os.open(os.path.join(root, entry.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise ClientError(f"workspace: cannot read {entry.path}: {error.strerror}", hint=_CHANGED_HINT) from None
+        raise ClientError(f"workspace: cannot read {entry.path}: {error.strerror}", hint=CHANGED_HINT) from None
     file = open(descriptor, "rb")  # noqa: SIM115 - the caller closes it
     if os.fstat(descriptor).st_size != entry.size:
         file.close()
-        raise _changed(entry)
+        raise changed_error(entry)
     return file
 
 
-def _add_file(tar: tarfile.TarFile, header: tarfile.TarInfo, root: str, entry: WorkspaceEntry, sha256: str) -> None:
+def _add_file(tar: tarfile.TarFile, root: str, entry: WorkspaceEntry) -> None:
     with open_file(root, entry) as file:
-        source = _HashingReader(file)
         try:
-            tar.addfile(header, source)
+            tar.addfile(_header(entry), file)
         except OSError as error:
             if error.errno is not None:
-                raise ClientError(
-                    f"workspace: cannot pack {entry.path}: {error.strerror}", hint=_CHANGED_HINT
-                ) from None
-            raise _changed(entry) from None
-    if sha256 and source.digest.hexdigest() != sha256:
-        raise _changed(entry)
+                raise ClientError(f"workspace: cannot pack {entry.path}: {error.strerror}", hint=CHANGED_HINT) from None
+            raise changed_error(entry) from None
 
 
-def _changed(entry: WorkspaceEntry) -> ClientError:
-    return ClientError(f"workspace: {entry.path} changed while it was packed", hint=_CHANGED_HINT)
-
-
-class _HashingReader:
-    """A file that tracks the digest of the data read from it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.digest = hashlib.sha256()
-
-    def read(self, size: int = -1, /) -> bytes:
-        data = self._file.read(size)
-        self.digest.update(data)
-        return data
+def changed_error(entry: WorkspaceEntry) -> ClientError:
+    """Build the error of a file that is not what it was when it was first read."""
+    return ClientError(f"workspace: {entry.path} changed while it was packed", hint=CHANGED_HINT)
 
 
 class _HashingWriter:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from gradient_cli import config
 from gradient_cli.errors import ClientError
-from gradient_cli.workspace.archive import open_file
+from gradient_cli.workspace.archive import changed_error, open_file
 from gradient_cli.workspace.digest import sha256
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -23,6 +23,7 @@ _MAX_FOLDERS = 200
 # A file changed this shortly before the scan may change again without a new time: clocks of file systems are coarse.
 _RACY_NS = 2_000_000_000
 _SMALL_BYTES = 1 << 16
+_MOST_KEPT_BYTES = 32 << 20
 
 
 class FolderManifest:
@@ -38,6 +39,7 @@ class FolderManifest:
         data: The manifest as JSON text; the same files give the same text.
         sha256: Its digest.
         contents: A file of each content, by digest.
+        read: Contents of small files that were read now, by digest; 32 MiB at most.
         base: Digest of the folder's manifest that was uploaded to this server last; None: none was.
 
     Raises:
@@ -52,6 +54,8 @@ class FolderManifest:
         self._bases: dict[str, str] = bases if isinstance(bases, dict) else {}
         self.base = self._bases.get(url)
         self.contents: dict[str, WorkspaceEntry] = {}
+        self.read: dict[str, bytes] = {}
+        self._kept = 0
         self._digests: dict[str, list[Any]] = {}
         self._changed = False
         files = self._read_files(folder, known if isinstance(known, dict) else {}, progress)
@@ -84,10 +88,7 @@ class FolderManifest:
             if isinstance(before, list) and before[:-1] == facts:
                 digest = before[-1]
             else:
-                with open_file(folder.root, entry) as file:
-                    # A small file is not read into a large buffer: thousands of them would take twice as long.
-                    small = entry.size < _SMALL_BYTES
-                    digest = hashlib.sha256(file.read()).hexdigest() if small else sha256(file)
+                digest = self._hash(entry)
                 self._changed = True
             if max(entry.version[1:]) < folder.scanned_at - _RACY_NS:
                 self._digests[entry.path] = [*facts, digest]
@@ -96,6 +97,21 @@ class FolderManifest:
             done += entry.size
             progress(done)
         return files
+
+    def _hash(self, entry: WorkspaceEntry) -> str:
+        with open_file(self.root, entry) as file:
+            if entry.size >= _SMALL_BYTES:
+                return sha256(file)
+            # A small file is not read into a large buffer: thousands of them would take twice as long. It is kept for
+            # the upload, which would otherwise open and read it again.
+            content = file.read(entry.size + 1)
+        if len(content) != entry.size:
+            raise changed_error(entry)
+        digest = hashlib.sha256(content).hexdigest()
+        if self._kept + entry.size <= _MOST_KEPT_BYTES:
+            self.read[digest] = content
+            self._kept += entry.size
+        return digest
 
     def _write_cache(self) -> None:
         path = _cache_path(self.root)

@@ -12,6 +12,7 @@ from gradient_cli.workspace import archive as packing
 from gradient_cli.workspace import pack_cache
 from gradient_cli.workspace.archive import Archive, WorkspaceFolder
 from gradient_cli.workspace.manifest import FolderManifest
+from gradient_cli.workspace.pack import create_pack
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def _upload(api: Api, manifest: FolderManifest, missing: list[str], base: str | 
     contents = {sha256: manifest.contents[sha256] for sha256 in missing}
     packing_progress = Progress("packing", sum(entry.size for entry in contents.values()))
     try:
-        archive = packing.create_pack(manifest.root, contents, packing_progress.update)
+        archive = create_pack(manifest.root, contents, manifest.read, packing_progress.update)
     finally:
         packing_progress.close()
     with archive:

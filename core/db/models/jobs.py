@@ -25,11 +25,16 @@ from core.jobs.states import TERMINAL, JobState
 
 _QUEUED = text("state = 'queued'")
 _OWNED = text("state IN ('starting', 'running', 'finishing')")
+# Of these two, reads are counts and lists in another order than that of the index on the state, which SQLite would
+# choose for `state = …`: it takes that to find few rows.
+_COUNTED = text("state || '' = 'queued'")
+_FAILED = text("state || '' = 'failed'")
 _ENDED = text("finished_at IS NOT NULL")
 _ACTIVE = text("finished_at IS NULL")
 # Partial indexes without removed outputs: the cost of finding due jobs depends only on how many are due.
 _KEPT_LOGS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND logs_removed_at IS NULL")
 _KEPT_ARTIFACTS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND artifacts_removed_at IS NULL")
+_NOT_DELETED = text("deleted_at IS NULL")
 _RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
 
 MAX_DIGEST = MAX_REFERENCE + 80
@@ -169,6 +174,10 @@ class Job(Base):
             sqlite_where=_QUEUED,
             postgresql_where=_QUEUED,
         ),
+        # These three have all columns of a count, so that it reads no rows.
+        Index("ix_jobs_waiting", "machine_type", "created_at", sqlite_where=_COUNTED, postgresql_where=_COUNTED),
+        Index("ix_jobs_failed", "finished_at", sqlite_where=_FAILED, postgresql_where=_FAILED),
+        Index("ix_jobs_project_id_kept", "project_id", sqlite_where=_NOT_DELETED, postgresql_where=_NOT_DELETED),
         Index("ix_jobs_key_queue", "submitted_by", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
         Index("ix_jobs_history", "machine_type", "ended_at", "started_at", sqlite_where=_RAN, postgresql_where=_RAN),
         Index("ix_jobs_active", "project_id", "state", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
@@ -206,6 +215,10 @@ class Job(Base):
             parsed = self.__dict__["_parsed"] = (self.spec_json, JobSpec.from_json(self.spec_json))
         return parsed[1]
 
+    def keep_parsed(self, spec: JobSpec) -> None:
+        """Keep the specification that `spec_json` was written from, so that it is not parsed again."""
+        self.__dict__["_parsed"] = (self.spec_json, spec)
+
     @classmethod
     def spec_text(cls, name: str) -> ColumnElement[str]:
         """Return the SQL expression of a text in the specification."""
@@ -230,6 +243,10 @@ class Job(Base):
 
 IS_QUEUED = Job.state == literal_column("'queued'")
 """True for a job that waits. With a literal, as in the partial indexes: they serve no condition on a parameter."""
+IS_COUNTED_QUEUED: ColumnElement[bool] = literal_column("jobs.state || '' = 'queued'")
+"""True for a job that waits, to count such jobs by machine type: served by an index that has all columns of a count."""
+IS_FAILED: ColumnElement[bool] = literal_column("jobs.state || '' = 'failed'")
+"""True for a job that failed, to list the last ones: served by an index in the order of their ends."""
 IS_ACTIVE = Job.finished_at.is_(None)
 """True for a job that has not ended; served by a partial index, whose size is that of the queue and not of the past."""
 

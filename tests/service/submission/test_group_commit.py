@@ -1,5 +1,6 @@
 """Group commit: submissions that wait together are committed together, and each gets its own answer."""
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -77,6 +78,35 @@ def test_a_database_that_does_not_answer_is_not_tried_again_for_each():
     outcomes = run_together(GroupCommit(), [1, 2, 3], commit)
     assert [type(each) for each in outcomes] == [StoreUnavailable] * 3
     assert len(batches) == 2
+
+
+def test_what_coroutines_submit_together_is_committed_together():
+    batches, refused = [], SpecInvalid("no")
+
+    def commit(batch):
+        batches.append(list(batch))
+        return [refused if item == 2 else item * 10 for item in batch]
+
+    async def run():
+        group = GroupCommit()
+        first = await asyncio.gather(*(group.run_async(item, commit) for item in (1, 2, 3)), return_exceptions=True)
+        return first, await group.run_async(4, commit)
+
+    assert asyncio.run(run()) == ([10, refused, 30], 40)
+    assert batches == [[1, 2, 3], [4]]
+
+
+def test_a_coroutine_is_not_forgotten_when_a_thread_commits_its_item():
+    group = GroupCommit()
+    outcomes = []
+
+    async def run():
+        for number in range(200):
+            together = [asyncio.to_thread(group.run, -number - 1, list), group.run_async(number + 1, list)]
+            outcomes.append(await asyncio.wait_for(asyncio.gather(*together), 20))
+
+    asyncio.run(run())
+    assert outcomes == [[-number - 1, number + 1] for number in range(200)]
 
 
 def test_submissions_that_share_a_commit_are_answered_each_by_itself(live_server, stores, database, monkeypatch):

@@ -363,3 +363,27 @@ def test_a_submission_is_four_statements(client, database):
     with record_statements(database) as asked:
         assert client.post("/jobs", json=make_job_body()).status_code == 201
     assert len([statement for statement, _ in asked if not statement.startswith("BEGIN")]) == 4, asked
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (make_job_body(), {}),
+        (make_job_body(), {"Idempotency-Key": "a b"}),
+        (make_job_body(machineType="none"), {}),
+        (make_job_body() | {"comand": "x"}, {}),
+        (make_job_body(envVars={"A": "secret:MISSING"}), {}),
+        (make_job_body(), {"x-api-key": "wrong"}),
+    ],
+    ids=["valid", "idempotency-key", "machine-type", "field", "secret", "key"],
+)
+def test_a_plain_submission_is_answered_as_any_other(client, body, headers):
+    plain, other = (client.post(path, json=body, headers=headers) for path in ("/jobs", "/jobs?dryRun=false"))
+    assert plain.status_code == other.status_code
+    assert plain.headers.keys() == other.headers.keys()
+    if plain.status_code == 201:
+        own = {"id", "name", "createdAt", "url"}
+        assert all(plain.json()[name] == value for name, value in other.json().items() if name not in own)
+        assert plain.json().keys() == other.json().keys()
+    else:
+        assert plain.json() == other.json()

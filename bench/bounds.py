@@ -1,0 +1,56 @@
+"""The goals: bounds of what `python -m bench` measures."""
+
+ABUSE = 2.0
+"""P99 of requests during abuse, times an idle service."""
+ARTIFACT_CLOSE = 0.8
+"""Closing a file of outputs, of the rate of sha256."""
+BATCH_RATE = 0.1
+"""Jobs per second in batches, of raw inserts in one transaction."""
+BIG_TABLE_READ = 50.0
+"""Slowest read with a million jobs, ms, p50."""
+BIG_TABLE_START = 1.0
+"""Start of the API with a million jobs, seconds."""
+BIG_TABLE_JOB = 1.1
+"""A job with a million others, times an empty table."""
+CLI_HELP = 3.0
+"""Times `python -c pass`."""
+CLI_LIST = 4.0
+"""Times `python -c pass`."""
+CONTAINER_FIRST_LINE = 1.15
+"""Times the Docker SDK."""
+DOWNLOAD_SMALL = 0.5
+"""Of the rate of `cp -r`."""
+DOWNLOAD_LARGE = 0.8
+"""Of the rate of a plain HTTP server."""
+FIRST_LINE = 1.5
+"""Times the same program run directly."""
+IDLE_MEMORY_MIB = 150.0
+"""RSS."""
+LOG_MB_PER_S = 200.0
+"""Printed by a job and stored."""
+REFUSAL_SHARE = 0.25
+"""Of the interquartile range, between two refusals."""
+START_SECONDS = 2.0
+"""Start of the API."""
+START_CPU = 3.0
+"""CPU of a start, times a bare FastAPI application."""
+SUBMIT = 2.0
+"""P50 of a submission, times the raw insert."""
+SUBMIT_RATE = 0.5
+"""Submissions per second, of group commit behind the same stack."""
+TRAINER_PACE = 0.98
+"""Of the steps per second of `model.fit`."""
+SUBMIT_RATE_16 = 1000.0
+"""Submissions per second with 16 clients."""
+REUPLOAD_SECONDS = 1.0
+"""One file of 10,000 changed, submitted."""
+REUPLOAD_PERCENT = 1.0
+"""Bytes sent, of the folder."""
+LINE_P50_MS = 20.0
+"""Line printed, read."""
+LINE_P99_MS = 150.0
+"""Line printed, read."""
+JOBS_RATE = 0.15
+"""Jobs per second, of `bash -c true`, one after the other."""
+PREDICTION_ERROR = 0.15
+"""Error of a prediction, as a share."""
