@@ -93,6 +93,11 @@ def format_number(value: float | None) -> str:
     return NO_VALUE if value is None else f"{value:.6g}"
 
 
+def format_metric(value: float | None, name: str) -> str:
+    """Format a value of a metric: a size if its name ends in `_bytes`."""
+    return format_bytes(int(value)) if value is not None and name.endswith("_bytes") else format_number(value)
+
+
 def format_percent(percent: float) -> str:
     """Format a share of one CPU or GPU in whole percent; it may exceed 100."""
     return f"{percent:.0f} %"
@@ -183,6 +188,7 @@ def _create_environment() -> Environment:
         format_bytes,
         format_dollars,
         format_future_time,
+        format_metric,
         format_number,
         format_optional_duration,
         format_percent,
