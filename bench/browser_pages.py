@@ -102,7 +102,7 @@ def run_log(size: Size) -> Result:
                 one.begin_round()
             job_id = _follow_flood(up, browser, lines, behind, task)
             for turn in range(size.pick(5, 2)):
-                browser.open(_address(up, f"/ui/jobs/{job_id}"))
+                browser.open(_address(up, f"/ui/jobs/{job_id}/log"))
                 browser.wait_for("window.seen.rows", _SLOW_SECONDS)
                 first.add(browser.evaluate("window.seen.rows"))
                 browser.wait_for("!document.querySelector('[data-log-bar]').hidden")
@@ -144,7 +144,7 @@ def run_charts(size: Size) -> Result:
         for _ in range(TABS):
             browser.open_tab()
             began = time.monotonic()
-            browser.open(_address(up, f"/ui/jobs/{live}"))
+            browser.open(_address(up, f"/ui/jobs/{live}/log"))
             browser.wait_for("document.querySelector('#log .row')", _SLOW_SECONDS)
             took = (time.monotonic() - began) * 1000
         tabs.add(took)
@@ -193,7 +193,7 @@ def _follow_flood(up: Service, browser: "Browser", lines: int, behind: Series, t
     """Follow a job that prints as fast as it can; return its id."""
     job_id = submit_alone(up, f"while [ ! -e go ]; do sleep 0.05; done; {_FLOOD.format(lines=lines)}")
     wait_for(lambda: up.job(job_id)["state"] == "Running" or None, "the job to run")
-    browser.open(_address(up, f"/ui/jobs/{job_id}"))
+    browser.open(_address(up, f"/ui/jobs/{job_id}/log"))
     browser.evaluate(f"window.awaited = {lines}; window.longest = 0")
     next((up.home / "attempts").glob(f"{job_id}-1/**/workspace")).joinpath("go").touch()
     ended = datetime.fromisoformat(up.wait(job_id)["finishedAt"]).timestamp() * 1000
