@@ -70,8 +70,12 @@ def show_prediction(
 
 def _honours(rows: Sequence[MachineRow], *, simulated: bool) -> dict[str, str]:
     """Return labels of first ranks by the row's field, without a rank that all machines of a kind share."""
-    alike = [row for row in rows if row.simulated == simulated]
-    return {field: label for field, label in _HONOURS.items() if any((getattr(row, field) or 1) > 1 for row in alike)}
+    labels = {}
+    for field, label in _HONOURS.items():
+        ranks = [getattr(row, field) for row in rows if row.simulated == simulated and getattr(row, field) is not None]
+        if any(rank > 1 for rank in ranks):
+            labels[field] = f"tied {label}" if ranks.count(1) > 1 else label
+    return labels
 
 
 def _judgements(rows: Sequence[MachineRow]) -> list[tuple[BottleneckView, list[MachineRow]]]:

@@ -91,6 +91,15 @@ def test_a_folder_is_uploaded_once_for_all_machine_types(cli, server):
     assert sent.headers["Idempotency-Key"]
 
 
+def test_machines_that_cannot_be_told_apart_are_tied(cli, server):
+    rows = [machine_row(name, fastest=rank) for name, rank in {"A100": 1, "V100": 1, "K80": 3}.items()]
+    server.on("GET", "/comparisons/c1", comparison(*rows))
+    _, a100, v100, k80 = cli("compare", "show", "c1").stdout.splitlines()
+    assert "tied fastest" in a100
+    assert "tied fastest" in v100
+    assert "fastest" not in k80
+
+
 def test_a_program_from_git_needs_no_upload(cli, server):
     server.on("POST", "/comparisons", comparison())
     url = "https://host/repo.git"
@@ -109,11 +118,12 @@ def test_existing_jobs_are_compared(cli, server):
 
 def test_the_table_has_figures_ranks_differences_and_notes(cli, server):
     difference = {"name": "command", "values": {"a": ["j1"], "": ["j2"]}}
-    found = comparison(machine_row("V100"), UNMEASURED, differences=[difference], notes=["Be careful."])
+    t4 = machine_row("T4", fastest=2, cheapest=1, mostAccurate=1)
+    found = comparison(machine_row("V100"), t4, UNMEASURED, differences=[difference], notes=["Be careful."])
     server.on("GET", "/comparisons/c1", found)
     shown = cli("compare", "show", "c1")
     assert shown.returncode == 0, shown.stderr
-    head, v100, cpu = shown.stdout.splitlines()
+    head, v100, t4, cpu = shown.stdout.splitlines()
     assert head.split("  ")[0] == "MACHINE"
     for text in (
         "20.5 (20-21)",
@@ -123,10 +133,12 @@ def test_the_table_has_figures_ranks_differences_and_notes(cli, server):
         "$3.06",
         "2.0 GB",
         "input",
-        "fastest, most accurate",
+        "fastest",
     ):
         assert text in v100
     assert "cheapest" not in v100
+    assert "cheapest" in t4
+    assert "most accurate" not in shown.stdout, "both are as accurate"
     assert "CPU (simulated)" in cpu
     assert "1 of 3, 2 failed" in cpu
     assert "differs: command: a (j1); none (j2)" in shown.stderr

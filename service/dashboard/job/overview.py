@@ -10,7 +10,6 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
-from core.formatting import format_bytes
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.auth.job_ownership import OwnerCheck
 from service.dashboard.job.attempts import attempt_rows
@@ -18,7 +17,7 @@ from service.dashboard.job.header import JobHeader, read_header, render_job_page
 from service.dashboard.job.timeline import phase_spans
 from service.dashboard.lists.now_page import polyline
 from service.dashboard.login import HOME, SameOriginForm
-from service.dashboard.rendering import format_number, format_percent, job_url, strip_colours
+from service.dashboard.rendering import format_metric, format_number, format_percent, job_url, strip_colours
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.routes import artifacts, jobs
 from service.routes.artifacts import AttemptNumber
@@ -136,5 +135,5 @@ def _tile(series: dict[str, Any]) -> Tile:
     if series["source"] != "system" or last is None:
         return Tile(name, format_number(last), polyline(heights))
     words = re.sub(r"_(bytes|percent)$", "", name).replace("_", " ")
-    shown = format_bytes(int(last)) if name.endswith("_bytes") else format_percent(last)
+    shown = format_percent(last) if name.endswith("_percent") else format_metric(last, name)
     return Tile(re.sub(r"\b(cpu|gpu|tpu)\b", lambda word: word[0].upper(), words), shown, polyline(heights))

@@ -13,7 +13,7 @@ from gradient_cli.options import add_connection, add_json, add_option, add_posit
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from gradient_cli.api.client import Api
@@ -146,10 +146,22 @@ def _table(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
     heads += [metric.upper()] if metric else []
     heads += [f"TO {target:g}", f"$ TO {target:g}"] if target is not None else ["RAN"]
     heads += ["$/1000 STEPS", "$/H", "PEAK MEMORY", "PEAK GPU", "BOUND BY", "RANKED"]
-    return tuple(heads), [_row(row, metric, target) for row in found["rows"]]
+    rows = found["rows"]
+    labels = {simulated: _rank_labels(rows, simulated=simulated) for simulated in (False, True)}
+    return tuple(heads), [_row(row, metric, target, labels[row["simulated"]]) for row in rows]
 
 
-def _row(row: Mapping[str, Any], metric: str, target: float | None) -> list[str]:
+def _rank_labels(rows: Sequence[Mapping[str, Any]], *, simulated: bool) -> dict[str, str]:
+    """Return labels of first ranks by their name in a row, without a rank that all machines of a kind share."""
+    labels = {}
+    for name, label in _RANKS.items():
+        ranks = [row[name] for row in rows if row["simulated"] == simulated and row[name] is not None]
+        if any(rank > 1 for rank in ranks):
+            labels[name] = f"tied {label}" if ranks.count(1) > 1 else label
+    return labels
+
+
+def _row(row: Mapping[str, Any], metric: str, target: float | None, rank_labels: Mapping[str, str]) -> list[str]:
     cells = [
         f"{row['machineType']} (simulated)" if row["simulated"] else row["machineType"],
         f"{row['succeeded']} of {row['jobs']}" + (f", {row['failed']} failed" if row["failed"] else ""),
@@ -161,7 +173,6 @@ def _row(row: Mapping[str, Any], metric: str, target: float | None) -> list[str]
         cells.append(_median_duration(row["seconds"]))
     else:
         cells += [_median_duration(row["secondsToTarget"]), format_money(row["costToTarget"])]
-    ranks = [text if row[name] == 1 else "" for name, text in _RANKS.items()]
     return [
         *cells,
         format_money(row["costPer1000Steps"]),
@@ -169,7 +180,7 @@ def _row(row: Mapping[str, Any], metric: str, target: float | None) -> list[str]
         "" if row["peakMemoryBytes"] is None else format_size(row["peakMemoryBytes"]),
         "" if row["peakGpuMemoryBytes"] is None else format_size(row["peakGpuMemoryBytes"]),
         _bound(row),
-        ", ".join(rank for rank in ranks if rank),
+        ", ".join(label for name, label in rank_labels.items() if row[name] == 1),
     ]
 
 
