@@ -111,7 +111,7 @@ def test_a_pull_is_seen_with_bytes_and_layers_and_the_digest_is_kept(service, re
     shown = cli("jobs", "show", job_id).stdout
     assert reference in shown
     assert digest in shown
-    assert digest in service.request("GET", f"/ui/jobs/{job_id}").text
+    assert digest in service.request("GET", f"/ui/jobs/{job_id}/config").text
 
     cloned = cli("jobs", "clone", job_id, "--pinImage", "--detach").stdout.strip()
     again = service.wait_ended(cloned)
