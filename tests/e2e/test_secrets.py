@@ -75,6 +75,8 @@ def test_a_secret_reaches_its_job_and_turns_up_nowhere_else(service):
         service.request("POST", "/jobs?dryRun=true", json=body("true", env)).text,
         service.request("GET", "/secrets").text,
         service.request("GET", f"/ui/jobs/{good}").text,
+        service.request("GET", f"/ui/jobs/{good}/config").text,
+        service.request("GET", f"/jobs/{good}/diff?other={broken}").text,
         client(service, "jobs", "show", good).stdout,
         client(service, "secrets", "list").stdout,
     ]
