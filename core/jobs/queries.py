@@ -1,6 +1,6 @@
 """Queries for jobs, attempts, events and projects. Pagination by key, not offset: the same cost at any depth."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -27,7 +27,7 @@ class JobFilter:
 
     `states`, `reasons` and `tags` list alternatives; all fields must match together. `failed_with_exit_code`
     restricts only failed jobs: True keeps those with an exit code, False those without. `text` is a part of the name or
-    the command, in any case; `submitted_by` the id of an API key; `conditions` are those of a query.
+    the command, in any case; `submitted_by` ids of API keys; `conditions` are those of a query.
     """
 
     states: Sequence[JobState] = ()
@@ -45,7 +45,7 @@ class JobFilter:
     id_prefix: str | None = None
     text: str | None = None
     since: datetime | None = None
-    submitted_by: str | None = None
+    submitted_by: Collection[str] = ()
     conditions: Sequence[ColumnElement[bool]] = ()
 
 
@@ -206,7 +206,7 @@ def _searched(query: Select[Job], wanted: JobFilter) -> Select[Job]:
     if wanted.since:
         query = query.where(Job.created_at >= wanted.since)
     if wanted.submitted_by:
-        query = query.where(Job.submitted_by == wanted.submitted_by)
+        query = query.where(Job.submitted_by.in_(wanted.submitted_by))
     return query
 
 

@@ -6,7 +6,7 @@ The routes' own table decides where the rule applies: to every route below a job
 read, unless `OPEN_ENDPOINTS` names it. Routes that get ids in a body call `require_owner` themselves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from fastapi import Depends
 from sqlalchemy import select
@@ -37,7 +37,7 @@ def require_owner(
         OwnerOnly: The caller may not change it.
     """
     owner_id = session.scalar(select(table.submitted_by).where(table.id == owned_id))
-    if owner_id is not None and not _may_change(session, app_state, caller, owner_id):
+    if owner_id is not None and not changeable_owners(session, app_state, caller, [owner_id]):
         raise _refusal(session, caller, f"{table.__name__} {owned_id}", owner_id)
 
 
@@ -58,12 +58,14 @@ def require_owner_of_all(session: Session, app_state: AppState, caller: Principa
         raise _refusal(session, caller, f"A job of project {project_id}", owner_id)
 
 
-def _may_change(session: Session, app_state: AppState, caller: Principal, owner_id: str) -> bool:
-    return (
-        owner_id == caller.id
-        or _may_change_all(app_state, caller)
-        or owner_id in users.keys_of_same_user(session, caller.id)
-    )
+def changeable_owners(
+    session: Session, app_state: AppState, caller: Principal, owner_ids: Iterable[str]
+) -> Collection[str]:
+    """Return those of the owners whose jobs and comparisons the caller may change."""
+    owners = set(owner_ids)
+    if owners <= {caller.id} or _may_change_all(app_state, caller):
+        return owners
+    return owners & users.keys_of_same_user(session, caller.id)
 
 
 def _may_change_all(app_state: AppState, caller: Principal) -> bool:

@@ -17,6 +17,7 @@ from core.jobs import lifecycle, queries, tags
 from core.jobs.queries import JobFilter
 from core.search.computed_columns import parse_order
 from core.search.conditions import build_conditions
+from core.security import users
 from service.auth.authentication import Caller, PageCaller, Principal, SearchSlot, require_key
 from service.auth.job_ownership import require_owner
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
@@ -212,7 +213,7 @@ def read_filter(session: Session, app_state: AppState, caller_id: str, wanted: L
     """
     return replace(
         job_filter(wanted, app_state.catalogue),
-        submitted_by=caller_id if wanted.mine else None,
+        submitted_by=users.keys_of_same_user(session, caller_id) if wanted.mine else (),
         conditions=build_conditions(session, app_state.catalogue, wanted.q or ""),
     )
 

@@ -43,7 +43,7 @@ class ListJobs(QueryModel):
     since: Annotated[AwareDatetime, BeforeValidator(refuse_number), AfterValidator(_to_utc)] | None = Field(
         None, description="jobs created at this time or later"
     )
-    mine: bool = Field(default=False, description="only jobs that were submitted with the key of this request")
+    mine: bool = Field(default=False, description="only your own jobs: of this key or another key of the same user")
     q: str | None = Field(
         None,
         max_length=MAX_QUERY,

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from gradient_cli.commands.jobs.logs import _group
 from gradient_cli.commands.jobs.metrics import sparkline
 
 OTHER = "jzzzzzzz000000"
@@ -159,14 +160,16 @@ def test_filters_of_the_list(cli, server, protocol):
 
 
 class LogServer:
-    """Answers for a log of 100 lines, one a second."""
+    """Answers for a log of 100 lines, one a second; searches at most 60 lines at once."""
 
     def __init__(self, server, protocol):
-        self.asked = []
+        self.asked, self.searched = [], []
         self._fallback, self._protocol = server.answer, protocol
         server.answer = self.answer
 
     def answer(self, request):
+        if request.path.endswith("/logs/search"):
+            return self._search(request.query["query"].lower(), int(request.query["line"]))
         if not request.path.endswith("/logs"):
             return self._fallback(request)
         query = {name: int(value) for name, value in request.query.items()}
@@ -178,6 +181,12 @@ class LogServer:
         ]
         return self._protocol.Reply({"lines": rows, "complete": True})
 
+    def _search(self, text, after):
+        end = min(100, after + 60)
+        self.searched.append((after, end))
+        found = [n for n in range(after + 1, end + 1) if text in f"step {n}"]
+        return self._protocol.Reply({"lines": found, "searchedTo": end, "complete": end == 100})
+
 
 @pytest.fixture
 def log(cli, server, protocol):
@@ -188,7 +197,7 @@ def log(cli, server, protocol):
         assert shown.returncode == 0, shown.stderr
         return shown.stdout.splitlines(), shown.stderr
 
-    read.asked = answers.asked
+    read.asked, read.searched = answers.asked, answers.searched
     return read
 
 
@@ -208,10 +217,45 @@ def test_lines_with_a_text(log):
     assert log("--search", "nosuch") == ([], "no line contains 'nosuch'\n")
 
 
+def test_the_server_finds_the_lines_with_a_text(log):
+    assert log("--search", "step 100")[0] == ["Step 100"]
+    assert log.searched == [(0, 60), (60, 100)]
+    assert log.asked == [{"line": 0, "limit": 1}, {"line": 99, "limit": 1}], "no other line is read"
+    log.asked.clear()
+    assert log("--search", "step 7", "--line", "70")[0] == [f"Step {n}" for n in range(71, 80)]
+    assert log.asked[1:] == [{"line": 70, "limit": 9}]
+    found, said = log("--search", "step 7", "--until", "2024-05-01T10:00:30Z")
+    assert (found, said) == (["Step 7"], "")
+    assert log("--search", "Step", "--line", "100") == ([], "no more lines\n")
+
+
+def test_a_text_that_the_server_would_not_find_in_any_case_is_sought_by_the_client(log):
+    assert log("--search", "\N{LATIN SMALL LETTER LONG S}tep 100")[0] == ["Step 100"]
+    assert log("--search", "step 99", "--tail", "5")[0] == ["Step 99"]
+    assert log.searched == []
+
+
+def test_lines_that_are_found_are_read_in_groups():
+    assert list(_group([])) == []
+    assert list(_group([5])) == [(5, 5)]
+    assert list(_group([1, 501, 1002, *range(3000, 5002, 400), 5001])) == [
+        (1, 501),
+        (1002, 1002),
+        (3000, 4600),
+        (5000, 5001),
+    ]
+
+
 def test_lines_of_one_host_of_a_slice(cli, server, protocol):
     texts = ["preparing", "[1] up", "[10] up", "[0] up", "[1] down"]
     rows = [{"line": n, "timestamp": "2024-05-01T10:00:00.000Z", "message": text} for n, text in enumerate(texts, 1)]
-    server.answer = lambda request: protocol.Reply({"lines": [] if request.query.get("line") == "5" else rows})
+
+    def answer(request):
+        if request.path.endswith("/search"):
+            return protocol.Reply({"lines": [5], "searchedTo": 5, "complete": True})
+        return protocol.Reply({"lines": rows[int(request.query.get("line", 0)) :]})
+
+    server.answer = answer
     assert cli("jobs", "logs", protocol.id, "--rank", "1").stdout.splitlines() == ["up", "down"]
     assert cli("jobs", "logs", protocol.id, "--rank", "1", "--search", "DO").stdout.splitlines() == ["down"]
     assert cli("jobs", "logs", protocol.id, "--rank", "2").stderr == "no lines of host 2\n"

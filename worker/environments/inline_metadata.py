@@ -10,6 +10,7 @@ from worker.environments.requirements_file import invalid
 _PYTHON = re.compile(r"python(3(\.\d+)?)?\Z")
 _FLAGS_WITHOUT_VALUE = re.compile(r"-[bBdEiIOPqsSuvx]+\Z")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_START = re.compile(r"(?m)^# /// script$")
 # As PEP 723 has it.
 _BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 
@@ -38,10 +39,15 @@ def read_metadata(text: str, source: str) -> dict[str, Any] | None:
     """Return the metadata of a script; None if it has none.
 
     Raises:
-        LaunchError: The metadata is not valid TOML, or there are two blocks of it.
+        LaunchError: The metadata is not valid TOML, does not end, or there are two blocks of it.
     """
-    blocks = list(_BLOCK.finditer(text.replace("\r\n", "\n")))
+    text = text.replace("\r\n", "\n")
+    blocks = list(_BLOCK.finditer(text))
     if not blocks:
+        if _START.search(text):
+            # PEP 723 ignores it; the command would run without its packages.
+            rule = "All its lines begin with `# `, and the last is `# ///`."
+            raise invalid(source, f"its metadata (# /// script) is empty or does not end. {rule}")
         return None
     if len(blocks) > 1:
         raise invalid(source, "more than one block of metadata (# /// script). Leave one.")

@@ -46,10 +46,11 @@ class _BoundSocket:
             opened.bind((address, self._port))
         except OSError as error:
             opened.close()
-            if not self._warned:
+            # Another server's worker often has the port; without a job that sends, nothing is lost.
+            if not self._warned and self.lookup.is_sending_to((address, self._port)):
                 self._warned = True
                 logger.warning(
-                    "statsd_not_bound: metrics that jobs send with gradient-statsd are lost until the port is free",
+                    "statsd_not_bound: another program has the port, so jobs' gradient-statsd metrics are lost",
                     extra={"address": address, "port": self._port, "why": str(error)},
                 )
             return

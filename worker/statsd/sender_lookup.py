@@ -47,6 +47,9 @@ class SenderLookup(Protocol):
     def find_senders(self, addresses: Collection[Address]) -> dict[Address, Sender]:
         """Map addresses to the jobs that have them now; unknown ones are left out."""
 
+    def is_sending_to(self, target: Address) -> bool:
+        """Return whether a job may be sending to an address that this process does not have."""
+
 
 class ProcessSenderLookup:
     """Jobs that are processes of this host."""
@@ -63,7 +66,7 @@ class ProcessSenderLookup:
 
     def find_senders(self, addresses: Collection[Address]) -> dict[Address, Sender]:
         """See `SenderLookup.find_senders`; reads the kernel's table once for all addresses."""
-        inodes = {address: inode for address, inode in _udp_sockets().items() if address in addresses}
+        inodes = {local: inode for local, _, inode in _udp_sockets() if local in addresses}
         if not self._by_inode.keys() >= set(inodes.values()):
             self._scan()
         found = {address: self._by_inode[inode] for address, inode in inodes.items() if inode in self._by_inode}
@@ -72,6 +75,13 @@ class ProcessSenderLookup:
         self._seen = {address: seen for address, seen in self._seen.items() if seen[0] > now - _CLOSED_SECONDS}
         self._seen |= {address: (now, sender) for address, sender in found.items()}
         return found | {address: sender for address, sender in closed.items() if address in self._seen}
+
+    def is_sending_to(self, target: Address) -> bool:
+        """See `SenderLookup.is_sending_to`: a job's process has a socket connected to the address."""
+        inodes = {inode for _, remote, inode in _udp_sockets() if remote == target}
+        if inodes:
+            self._scan()
+        return not inodes.isdisjoint(self._by_inode)
 
     def _scan(self) -> None:
         # This scans every process: a job that opens a socket for each value must not keep the host busy with it.
@@ -120,6 +130,13 @@ class ContainerSenderLookup:
             self._refresh()
         return {address: self._seen[address[0]][1] for address in addresses if address[0] in self._seen}
 
+    def is_sending_to(self, target: Address) -> bool:  # noqa: ARG002 - containers have sockets of their own
+        """See `SenderLookup.is_sending_to`: whether there are containers, as their sockets cannot be seen from here."""
+        try:
+            return bool(self._inspect()["Containers"])
+        except EngineError:
+            return False
+
     def _refresh(self) -> None:
         try:
             found = self._inspect()["Containers"] or {}
@@ -137,21 +154,24 @@ class ContainerSenderLookup:
         return network
 
 
-def _udp_sockets() -> dict[Address, int]:
-    """Map the local address of every IPv4 UDP socket of this host to its inode."""
-    found: dict[Address, int] = {}
+def _udp_sockets() -> list[tuple[Address, Address, int]]:
+    """Return the local address, the remote address and the inode of every IPv4 UDP socket of this host."""
+    found: list[tuple[Address, Address, int]] = []
     try:
         with open("/proc/net/udp", encoding="ascii") as table:  # noqa: PTH123 - read at every datagram: no detour
             next(table)
             for line in table:
                 fields = line.split()
-                address, _, port = fields[1].partition(":")
-                # The kernel writes the address in the machine's byte order, which is little-endian wherever this runs.
-                host = str(ipaddress.IPv4Address(bytes.fromhex(address)[::-1]))
-                found[host, int(port, 16)] = int(fields[9])
+                found.append((_parse_address(fields[1]), _parse_address(fields[2]), int(fields[9])))
     except (OSError, StopIteration):
-        return {}
+        return []
     return found
+
+
+def _parse_address(text: str) -> Address:
+    host, _, port = text.partition(":")
+    # The kernel writes the address in the machine's byte order, which is little-endian wherever this runs.
+    return str(ipaddress.IPv4Address(bytes.fromhex(host)[::-1])), int(port, 16)
 
 
 def _sockets_of(pid: str) -> list[int]:

@@ -138,6 +138,11 @@ class Api(SubmissionApi):
         query = {"limit": limit, **({"line": line} if tail is None else {"tail": tail})}
         return self._transport.json("GET", f"{job_path(job_id)}/logs", query=query, needs="lines")
 
+    def search_log(self, job_id: str, text: str, *, line: int = 0) -> dict[str, Any]:
+        """Return the numbers of the lines after `line` that contain a text, as far as the server has searched."""
+        query = {"query": text, "line": line, "limit": 10_000}
+        return self._transport.json("GET", f"{job_path(job_id)}/logs/search", query=query, needs="searchedTo")
+
     def follow(self, job_id: str, line: int = 0) -> Iterator[sse.Event]:
         """Stream a job's log lines and phase changes, from after `line` to the job's end."""
 

@@ -198,7 +198,7 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using jobs list' -s q -l query 
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs list' -l sort -x -d 'name, state, machine, project, created, finished, duration, cost or a metric; =-COLUMN: down'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs list' -s t -l tag -x -d 'only jobs with one of these tags, separated by commas'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs list' -l since -x -d 'only jobs created since then: 10m, 2h or 1d ago, or a date and time'
-complete -c gradient-cli -n '_shtab_gradient_cli_using jobs list' -l mine -d 'only jobs that were submitted with this API key'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs list' -l mine -d 'only your own jobs: of this API key or another of the same user'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs list' -s n -l limit -x -d 'largest number of jobs to list (default: 50)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs list' -s a -l all -d 'list all jobs, without a limit'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs list' -l json -d 'print one JSON object and nothing else'

@@ -582,7 +582,7 @@ _shtab_gradient_cli_jobs_list_options=(
   "--sort[name, state, machine, project, created, finished, duration, cost or a metric\; \=-COLUMN\: down]:COLUMN:"
   {-t,--tag}"[only jobs with one of these tags, separated by commas]:TAG:"
   "--since[only jobs created since then\: 10m, 2h or 1d ago, or a date and time]:TIME:"
-  "--mine[only jobs that were submitted with this API key]"
+  "--mine[only your own jobs\: of this API key or another of the same user]"
   {-n,--limit}"[largest number of jobs to list (default\: 50)]:N:"
   {-a,--all}"[list all jobs, without a limit]"
   "--json[print one JSON object and nothing else]"

@@ -22,7 +22,7 @@ def show_config(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, job_id: str, attempt: AttemptNumber = None
 ) -> Response:
     """Show a job's options, and the image and machine of an attempt."""
-    header = read_header(session, app_state, job_id, attempt)
+    header = read_header(session, app_state, caller, job_id, attempt)
     run = queries.attempt(session, job_id, header.number)
     return render_job_page("job/config.html", app_state, caller, header, tab="config", run=run)
 
@@ -32,7 +32,7 @@ def show_events(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, job_id: str, attempt: AttemptNumber = None
 ) -> Response:
     """Show a job's attempts and what happened to them; of an earlier attempt, its own events only."""
-    header = read_header(session, app_state, job_id, attempt)
+    header = read_header(session, app_state, caller, job_id, attempt)
     events = jobs.list_events(session, job_id).events
     shown = events if header.attempt is None else [event for event in events if event.attempt == header.attempt]
     return render_job_page(

@@ -11,6 +11,7 @@ from core.db.models.jobs import Attempt, Job
 from core.errors import SpecInvalid
 from core.jobs import queries
 from service.auth.authentication import Principal
+from service.auth.job_ownership import changeable_owners
 from service.dashboard.rendering import render_page
 from service.deps import AppState
 from service.presenters.failure_line import failure_line
@@ -31,12 +32,14 @@ class JobHeader:
         job: Its public form.
         attempts: Its attempts if there are, or may be, several; oldest first.
         attempt: Number of the earlier attempt that is shown; None: the latest.
+        may_change: The caller may stop and delete it.
     """
 
     row: Job
     job: JobView
     attempts: Sequence[Attempt]
     attempt: int | None
+    may_change: bool
 
     @property
     def number(self) -> int:
@@ -44,7 +47,9 @@ class JobHeader:
         return self.attempt or self.row.attempt
 
 
-def read_header(session: Session, app_state: AppState, job_id: str, attempt: int | None) -> JobHeader:
+def read_header(
+    session: Session, app_state: AppState, caller: Principal, job_id: str, attempt: int | None
+) -> JobHeader:
     """Read the header of a job's page.
 
     Raises:
@@ -56,7 +61,8 @@ def read_header(session: Session, app_state: AppState, job_id: str, attempt: int
     several = row.attempt > 1 or row.spec.max_attempts > 1
     attempts = queries.attempts(session, row.id) if several else []
     earlier = attempt if attempt != row.attempt else None
-    return JobHeader(row, job_view(session, app_state, row), attempts, earlier)
+    may_change = bool(changeable_owners(session, app_state, caller, [row.submitted_by]))
+    return JobHeader(row, job_view(session, app_state, row), attempts, earlier, may_change)
 
 
 def render_job_page(
@@ -73,6 +79,7 @@ def render_job_page(
         caller=caller,
         job=job,
         live=job.state in LIVE,
+        may_change=header.may_change,
         attempt=header.attempt,
         job_attempts=header.attempts,
         no_tensorboard=unavailable(app_state.settings),

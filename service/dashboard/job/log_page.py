@@ -42,7 +42,7 @@ def show_log(
     attempt: AttemptNumber = None,
 ) -> Response:
     """Show a job's log; `part=live` leaves out the lines for browsers without scripts."""
-    header = read_header(session, app_state, job_id, attempt)
+    header = read_header(session, app_state, caller, job_id, attempt)
     reader = app_state.logs.reader(job_id)
     whole = shown.part != "live"
     starts = {one.attempt: line for one in header.attempts if (line := reader.first_line(one.attempt)) is not None}

@@ -73,7 +73,7 @@ def show_job(
     for rest, names in (("/log", _LOG_QUERY), ("/metrics", _CHART_QUERY)):
         if names & request.query_params.keys():  # an address from when the job had one page
             return RedirectResponse(f"{job_url(job_id, rest)}?{request.url.query}", 307)
-    header = read_header(session, app_state, job_id, attempt)
+    header = read_header(session, app_state, caller, job_id, attempt)
     gone = {removed.what: removed for removed in header.job.removed}
     events = jobs.list_events(session, job_id).events
     return render_job_page(

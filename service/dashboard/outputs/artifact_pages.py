@@ -91,7 +91,7 @@ def show_folder(
     attempt: AttemptNumber = None,
 ) -> Response:
     """Show the entries of one folder."""
-    header = read_header(session, app_state, job_id, attempt)
+    header = read_header(session, app_state, caller, job_id, attempt)
     earlier = header.attempt
     prefix = f"{shown.folder.strip('/')}/" if shown.folder.strip("/") else ""
     outputs = list_artifacts(session, app_state, job_id, limit=1, attempt=earlier)
@@ -151,7 +151,7 @@ def show_file(
     attempt: AttemptNumber = None,
 ) -> Response:
     """Show the preview of one file."""
-    header = read_header(session, app_state, job_id, attempt)
+    header = read_header(session, app_state, caller, job_id, attempt)
     if shown.part == "live":
         return render_job_page("job/base.html", app_state, caller, header, tab="artifacts")
     opened = _open(session, app_state, job_id, shown.path, attempt)

@@ -31,7 +31,7 @@ def show_metrics(
     part: Annotated[str, Query(description="`live`: without the parts for browsers without scripts")] = "",
 ) -> Response:
     """Show the metrics of a job, or of one of its attempts."""
-    header = read_header(session, app_state, job_id, attempt)
+    header = read_header(session, app_state, caller, job_id, attempt)
     found = None
     if part != "live":
         found = app_state.metrics.get(session, header.row, None, _PLAIN_POINTS, attempt=header.attempt)

@@ -20,6 +20,9 @@ export function selectRows(form) {
     if (bulk) {
       bulk.classList.toggle("none", count === 0);
       bulk.querySelector("[data-selected]").textContent = `${count} selected`;
+      const ofOthers = all.some((box) => box.checked && "ofOthers" in box.dataset);
+      bulk.querySelector("[data-refused]").hidden = !ofOthers;
+      for (const button of bulk.querySelectorAll("[data-changes]")) button.disabled = ofOthers;
     }
     const every = form.querySelector("[data-all]");
     if (every) {

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.live_service import make_job_body
 
-from core.security import api_keys
+from core.security import api_keys, users
 
 
 def ids(answer):
@@ -57,3 +57,15 @@ def test_jobs_of_the_own_key(client, database):
     assert ids(client.get("/jobs", params={"mine": "true"})) == [job]
     assert ids(client.get("/jobs", params={"mine": "true"}, headers=other)) == []
     assert ids(client.get("/jobs", headers=other)) == [job]
+
+
+def test_jobs_of_all_keys_of_a_user_are_their_own(client, database):
+    with database.write() as session:
+        user = users.create(session, "carol@example.org", "0123456789")
+        laptop, desktop = (
+            {"x-api-key": users.create_key_for(session, user.id, name)[1]} for name in ("laptop", "desktop")
+        )
+    submit(client)
+    made = [client.post("/jobs", json=make_job_body(), headers=key).json()["id"] for key in (laptop, desktop)]
+    for key in (laptop, desktop):
+        assert ids(client.get("/jobs", params={"mine": "true"}, headers=key)) == made[::-1]

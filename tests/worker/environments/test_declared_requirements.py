@@ -94,6 +94,7 @@ def test_a_file_for_tools_alone_declares_nothing(find):
         ),
         ({"pyproject.toml": "[project]\nrequires-python = 3\n"}, "requires-python"),
         ({"main.py": "# /// script\n# dependencies = [\n# ///\n"}, "not valid TOML"),
+        ({"main.py": '# /// script\n# dependencies = ["inline"]\n\nprint(1)\n'}, "is empty or does not end"),
         ({"main.py": SCRIPT + SCRIPT}, "more than one block"),
     ],
 )

@@ -100,6 +100,17 @@ def test_a_flood_harms_nobody(service, port, tmp_path):
     assert series(service, last)["loss"][-1] == 4.0
 
 
+CONNECT_AND_WAIT = """
+import pathlib, socket, sys, time
+folder, port = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+    client.connect(("127.0.0.1", port))
+    while not (folder / "go").exists():
+        client.send(b"loss:1|g")
+        time.sleep(0.05)
+"""
+
+
 def test_a_port_that_is_taken_is_no_obstacle(tmp_path, port):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", port))
@@ -107,6 +118,10 @@ def test_a_port_that_is_taken_is_no_obstacle(tmp_path, port):
         try:
             process = deployment.start_up()
             assert deployment.wait_ended(deployment.submit("true"))["exitCode"] == 0
-            wait_until(lambda: "statsd_not_bound" in process.read_log(), "it to be said")
+            assert "statsd_not_bound" not in process.read_log(), "no job has lost a metric"
+            sender = deployment.submit(python(CONNECT_AND_WAIT, tmp_path, tmp_path, port))
+            wait_until(lambda: "statsd_not_bound" in process.read_log(), "the warning")
+            (tmp_path / "go").touch()
+            assert deployment.wait_ended(sender)["exitCode"] == 0
         finally:
             deployment.stop()

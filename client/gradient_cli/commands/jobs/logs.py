@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from gradient_cli.api.client import Api
 
 _PAGE = 2000
+_SEARCH_CHARACTERS = 200
+_NEAR = 500
+"""Lines between two that are found, up to which they are read together."""
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +63,7 @@ def logs(args: argparse.Namespace) -> int:
     start = seen = _first_line_since(api, job_id, since) if since else args.line or 0
     partial = ""
     if not args.follow or args.tail is not None:
-        for page in _pages(api, job_id, seen, args.tail):
+        for page in _pages(api, job_id, seen, args.tail, args.search or ""):
             for row in page["lines"]:
                 if until and parse_time(row["timestamp"]) > until:
                     if not printer.printed:
@@ -68,6 +71,7 @@ def logs(args: argparse.Namespace) -> int:
                     return OK
                 printer.line(row)
                 seen = int(row["line"])
+            seen = max(seen, page.get("searchedTo", 0))
             partial = page.get("partial") or ""
     if args.follow:
         return attach(api, job, printer, line=seen)
@@ -112,9 +116,44 @@ def _print_no_lines(page: dict[str, Any], *, more: bool) -> None:
         terminal.print_message(f"no {'more ' if more else ''}lines{'' if page.get('complete') else ' yet'}")
 
 
-def _pages(api: Api, job_id: str, line: int, tail: int | None) -> Iterator[dict[str, Any]]:
+def _pages(api: Api, job_id: str, line: int, tail: int | None, search: str) -> Iterator[dict[str, Any]]:
+    # The server ignores the case of ASCII letters only.
+    if tail is None and 0 < len(search) <= _SEARCH_CHARACTERS and search.isascii() and search.isprintable():
+        yield from _pages_with(search, api, job_id, line)
+        return
     page = api.logs(job_id, line=line, tail=tail, limit=_PAGE)
     yield page
     while tail is None and (rows := page["lines"]):
         page = api.logs(job_id, line=int(rows[-1]["line"]), limit=_PAGE)
         yield page
+
+
+def _pages_with(text: str, api: Api, job_id: str, line: int) -> Iterator[dict[str, Any]]:
+    """Yield the lines that the server finds, with some between them, and last how far it has searched."""
+    page = api.logs(job_id, line=line, limit=1)
+    if not page["lines"]:
+        yield page  # a search in a log that was deleted is an error
+        return
+    complete = False
+    while not complete:
+        found = api.search_log(job_id, text, line=line)
+        for first, last in _group(found["lines"]):
+            after = first - 1
+            while after < last and (rows := api.logs(job_id, line=after, limit=last - after)["lines"]):
+                yield {"lines": rows}
+                after = int(rows[-1]["line"])
+        complete = found["complete"] or found["searchedTo"] <= line
+        line = found["searchedTo"]
+    yield {"lines": [], "searchedTo": line}
+
+
+def _group(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last number of each group of lines that are near each other and fit on a page."""
+    first = last = 0
+    for number in numbers:
+        if last and (number - last > _NEAR or number - first >= _PAGE):
+            yield first, last
+            first = number
+        first, last = first or number, number
+    if last:
+        yield first, last

@@ -63,7 +63,9 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs list`."""
     for name, (metavar, text) in _FILTERS.items():
         add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=text)
-    parser.add_argument("--mine", action="store_true", help="only jobs that were submitted with this API key")
+    parser.add_argument(
+        "--mine", action="store_true", help="only your own jobs: of this API key or another of the same user"
+    )
     parser.add_argument(
         "-n", "--limit", type=int, default=50, metavar="N", help="largest number of jobs to list (default: 50)"
     )
