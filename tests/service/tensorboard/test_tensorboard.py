@@ -254,7 +254,7 @@ def test_a_request_that_it_does_not_answer_before_its_end_is_told_so(client, vis
 
 
 @pytest.mark.integration
-def test_requests_that_no_browser_sends_are_answered(client, server, visitor, trained):
+def test_requests_that_no_browser_sends_are_answered(client, visitor, trained):
     board = let_in(visitor, opened(client, trained("a", [1.0]))["url"])
     assert visitor.get(board, headers=SAME | {"Accept": b"text/\xe9"}).status_code == 200
     address = urlsplit(board)
