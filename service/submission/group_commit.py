@@ -84,14 +84,13 @@ class GroupCommit(Generic[T, R]):
 
     def _write(self, commit: Commit[T, R]) -> None:
         """Commit in groups until nothing waits; in the writer's thread."""
-        waiting = True
-        while waiting:
+        # An item added before `_writing` is reset is seen by the next look; one added after it wakes the writer again.
+        while self._waiting or self._writing:
             with self._committing:
                 if self._waiting:  # else a thread has just committed them all
                     self._commit_waiting(commit)
-            self._writing = bool(self._waiting)
-            # An item added before that line is seen by this one; one added after it wakes the writer again.
-            waiting = bool(self._waiting)
+            if not self._waiting:
+                self._writing = False
 
     def _commit_waiting(self, commit: Commit[T, R]) -> None:
         group = [self._waiting.popleft() for _ in range(min(_MOST, len(self._waiting)))]

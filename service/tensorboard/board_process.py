@@ -55,17 +55,16 @@ class BoardProcess:
             opened.enter_context(theirs)
             passed = [theirs.fileno()]
             before: list[str] = []
-            if sandboxed:
-                before, program, flag, logdir = _sandbox_command(folders), _PROGRAM_INSIDE, "logdir", _RUNS
-            else:
-                own = {name: os.open(folder, OPEN_FOLDER) for name, folder in folders.items()}
-                for descriptor in own.values():
-                    opened.callback(os.close, descriptor)
-                passed += own.values()
-                logdir = ",".join(f"{name}:/proc/self/fd/{descriptor}" for name, descriptor in own.items())
-                program, flag = str(_PROGRAM), "logdir_spec"
-            words = [*before, sys.executable, "-I", program, str(theirs.fileno()), flag, logdir, prefix]
             try:
+                if sandboxed:
+                    before, program, flag, logdir = _sandbox_command(folders), _PROGRAM_INSIDE, "logdir", _RUNS
+                else:
+                    program, flag, logdir = str(_PROGRAM), "logdir_spec", ""
+                    for name, folder in folders.items():
+                        passed.append(os.open(folder, OPEN_FOLDER))
+                        opened.callback(os.close, passed[-1])
+                        logdir += f"{',' if logdir else ''}{name}:/proc/self/fd/{passed[-1]}"
+                words = [*before, sys.executable, "-I", program, str(theirs.fileno()), flag, logdir, prefix]
                 self._process = subprocess.Popen(  # noqa: S603 - words of ours
                     [*words, str(settings.memory_mb * MIB)],
                     cwd="/",
@@ -79,7 +78,8 @@ class BoardProcess:
             except OSError as error:
                 self._control.close()
                 self._errors.close()
-                raise TensorBoardUnavailable(f"TensorBoard could not be started: {error}.") from error
+                reason = os.strerror(error.errno or 0)
+                raise TensorBoardUnavailable(f"TensorBoard could not be started: {reason}.") from error
 
     @property
     def pid(self) -> int:

@@ -9,7 +9,7 @@ import h11
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-_REQUEST_HEADERS = ("accept", "accept-encoding", "content-type", "if-none-match", "if-modified-since")
+_REQUEST_HEADERS = frozenset({b"accept", b"accept-encoding", b"content-type", b"if-none-match", b"if-modified-since"})
 """Headers that are passed on; cookies are not."""
 _DROPPED = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"server", b"date", b"set-cookie"})
 _ANSWER_SECONDS = 90.0
@@ -45,8 +45,8 @@ async def forward(connection: socket.socket, request: Request, body: bytes) -> R
 def _encode_request(exchange: h11.Connection, request: Request, body: bytes) -> bytes:
     query = request.scope["query_string"]
     target = request.scope["raw_path"] + (b"?" + query if query else b"")
-    headers = [("host", "tensorboard"), ("connection", "close"), ("content-length", str(len(body)))]
-    headers += [(name, request.headers[name]) for name in _REQUEST_HEADERS if name in request.headers]
+    headers = [(b"host", b"tensorboard"), (b"connection", b"close"), (b"content-length", b"%d" % len(body))]
+    headers += [(name, value) for name, value in request.headers.raw if name in _REQUEST_HEADERS]
     events = (h11.Request(method=request.method, target=target, headers=headers), h11.Data(body), h11.EndOfMessage())
     return b"".join(exchange.send(event) or b"" for event in events)
 

@@ -69,7 +69,7 @@ class Gateway:
         refusal = self._refusal(request)
         if refusal is not None:
             return refusal
-        board = self._boards.get(request.url.path.split("/")[1])
+        board = self._boards.get(request.scope["path"].removeprefix("/").partition("/")[0])
         if board is None:
             return self._page(404, "This TensorBoard has ended", _ENDED)
         ticket = request.query_params.get("ticket")
@@ -119,6 +119,8 @@ class Gateway:
         try:
             return await forward(board.process.connect(), request, body)
         except (OSError, TimeoutError):
+            if self._boards.get(board.id) is None:
+                return self._page(404, "This TensorBoard has ended", _ENDED)
             if not board.process.has_ended():
                 return self._page(504, "TensorBoard does not answer", "Try again in some seconds.")
             return self._page(502, "TensorBoard has ended", board.process.problem() or "It gave no reason.")

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from service.auth.authentication import PageCaller, require_key_or_session
+from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.auth.session_cookie import session_token
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page
@@ -24,7 +24,7 @@ async def _selected_ids(request: Request, _caller: PageCaller) -> list[str]:
     return [one for one in form.getlist("ids") if isinstance(one, str)]
 
 
-@router.post("/ui/tensorboard", dependencies=[SameOriginForm])
+@router.post("/ui/tensorboard", dependencies=[SameOriginForm, SearchSlot])
 async def open_tensorboard(
     request: Request, app_state: AppStateDep, caller: PageCaller, ids: Annotated[list[str], Depends(_selected_ids)]
 ) -> Response:

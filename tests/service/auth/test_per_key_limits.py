@@ -17,6 +17,7 @@ from support.live_service import (
     wait_until,
 )
 
+from core.errors import ArtifactNotFound
 from core.jobs import queries
 from core.security import api_keys
 from core.settings import Settings
@@ -248,6 +249,30 @@ def test_many_searches_of_one_key_hold_up_nobody_else(client, other, monkeypatch
     assert len(refused) == 43
     for answer in refused:
         assert "searches at once for one key" in limited(answer, "SEARCHES", 2)
+
+
+@pytest.mark.parametrize("settings", [{"searches": 2, "wait_seconds": 0.2}], indirect=True)
+@pytest.mark.parametrize(("path", "body"), [("/tensorboards", "json"), ("/ui/tensorboard", "data")])
+def test_a_key_looks_for_the_files_of_few_tensorboards_at_once(live_server, client, monkeypatch, path, body):
+    go_on = threading.Event()
+
+    def slow(*_args):
+        assert go_on.wait(60)
+        raise ArtifactNotFound("none")
+
+    monkeypatch.setattr("service.tensorboard.routes.unavailable", lambda _settings: None)
+    monkeypatch.setattr("service.tensorboard.routes.find_runs", slow)
+
+    def post(_: int) -> httpx.Response:
+        return client.post(path, **{body: {"ids": ["j1"]}}, headers={"Origin": live_server.url})
+
+    with ThreadPoolExecutor(6) as pool:
+        sent = [pool.submit(post, number) for number in range(6)]
+        try:
+            wait_until(lambda: sum(one.done() for one in sent) == 4)
+        finally:
+            go_on.set()
+    assert sorted(one.result().status_code for one in sent) == [404, 404, 429, 429, 429, 429]
 
 
 def test_many_patterns_in_one_request_are_refused_before_a_file_is_compared(client, worker):

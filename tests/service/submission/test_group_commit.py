@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy import select
@@ -107,6 +108,31 @@ def test_a_coroutine_is_not_forgotten_when_a_thread_commits_its_item():
 
     asyncio.run(run())
     assert outcomes == [[-number - 1, number + 1] for number in range(200)]
+
+
+def test_a_thread_that_takes_what_the_writer_has_just_seen_does_not_silence_it():
+    group = GroupCommit()
+
+    class SeenOnce(deque):
+        """A queue with the item of a thread, which the thread takes right after the writer's look between commits."""
+
+        seen = True
+
+        def __bool__(self):
+            if not self.seen and not group._committing.locked():
+                self.seen = True
+                return True
+            return len(self) > 0
+
+    def commit(batch):
+        group._waiting.seen = False
+        return list(batch)
+
+    async def run():
+        return [await asyncio.wait_for(group.run_async(item, commit), 10) for item in (1, 2)]
+
+    group._waiting = SeenOnce()
+    assert asyncio.run(run()) == [1, 2]
 
 
 def test_submissions_that_share_a_commit_are_answered_each_by_itself(live_server, stores, database, monkeypatch):

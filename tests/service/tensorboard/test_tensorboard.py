@@ -1,7 +1,9 @@
 """The real TensorBoard behind the service: who may read it, what it reads, and when it ends."""
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -238,6 +240,39 @@ def test_a_new_one_takes_the_place_of_one_that_is_not_used(client, visitor, trai
     board = let_in(visitor, opened(client, first)["url"])
     wait_until(lambda: client.post("/tensorboards", json={"ids": [second]}).status_code == 201)
     assert visitor.get(board, headers=NAVIGATION).status_code == 404
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("tensorboard", [{"idle_seconds": 1.0}])
+def test_a_request_that_it_does_not_answer_before_its_end_is_told_so(client, visitor, trained):
+    board = let_in(visitor, opened(client, trained("a", [1.0]))["url"])
+    for pid in processes_of(os.getpid()):
+        psutil.Process(pid).suspend()
+    answer = visitor.get(board, headers=NAVIGATION)
+    assert answer.status_code == 404
+    assert "nobody used it" in answer.text
+
+
+@pytest.mark.integration
+def test_requests_that_no_browser_sends_are_answered(client, visitor, trained):
+    board = let_in(visitor, opened(client, trained("a", [1.0]))["url"])
+    assert visitor.get(board, headers=SAME | {"Accept": b"text/\xe9"}).status_code == 200
+    address = urlsplit(board)
+    with socket.create_connection((address.hostname, address.port), 10) as connection:
+        connection.sendall(f"GET nothing HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 404 ")
+
+
+@pytest.mark.parametrize("tensorboard", [{"sandbox": "off"}])
+def test_folders_that_were_deleted_meanwhile_are_said(client, server, trained):
+    job_id = trained("a", [1.0])
+    folder = server.app.state.app_state.artifacts.folder(job_id, 1)
+    assert folder is not None
+    shutil.rmtree(folder)
+    answer = client.post("/tensorboards", json={"ids": [job_id]})
+    assert answer.status_code == 501, answer.text
+    assert "No such file or directory" in answer.json()["error"]["message"]
+    assert str(folder) not in answer.text
 
 
 @pytest.mark.integration

@@ -1,6 +1,7 @@
 """Ports of the worker's host that lead to a job on its TPU VM."""
 
 import contextlib
+import errno
 import socket
 import threading
 
@@ -111,6 +112,45 @@ def test_connections_end_with_the_job_and_are_limited(echo, monkeypatch):
         client.settimeout(5.0)
         assert client.recv(1) == b""
         client.close()
+
+
+def test_nothing_waits_for_a_vm_that_is_gone(echo):
+    def forwarding():
+        return [one for one in threading.enumerate() if one.name == "port-forward"]
+
+    internal, held = echo  # it closes no connection, as a VM that was deleted
+    external = free_port(HERE)
+    forwarder = PortForwarder(HERE)
+    forwarder.serve({"name": "a", "address": "127.0.0.1", "ports": [[external, internal]]})
+    with socket.create_connection((HERE, external), 5.0):
+        wait_until(lambda: held and len(forwarding()) == 2, "both directions")
+        forwarder.close("a")
+        wait_until(lambda: not forwarding(), "both directions to end")
+
+
+def test_a_host_without_free_descriptors_is_not_kept_busy(monkeypatch):
+    forward = port_forwarder._Forward(socket.create_server((HERE, 0)), (HERE, 1))
+    pauses = []
+
+    class Full:
+        def accept(self):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        def close(self):
+            pass
+
+    def pause(seconds):
+        pauses.append(seconds)
+        forward.closed = len(pauses) == 2
+
+    forward._listener.close()
+    forward._listener = Full()
+    monkeypatch.setattr(port_forwarder.time, "sleep", pause)
+    thread = threading.Thread(target=forward.run, daemon=True)
+    thread.start()
+    thread.join(10)
+    forward.closed = True
+    assert len(pauses) == 2
 
 
 def test_a_port_that_no_worker_asks_for_is_closed(echo, monkeypatch):

@@ -78,21 +78,28 @@ class _Forward:
         self._target = target
         self._listener = listener
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
+        self._connections: dict[socket.socket, socket.socket | None] = {}
+        """The connections to the job, once there are any, by those to this port."""
         listener.settimeout(_POLL_SECONDS)
 
     def run(self) -> None:
         """Accept connections until it is closed, or nobody wants the port any more."""
         while not self.closed and time.monotonic() - self.wanted_at < _UNWANTED_SECONDS:
-            with contextlib.suppress(OSError):
+            try:
                 connection, _ = self._listener.accept()
-                with self._lock:
-                    full = len(self._connections) >= _MAX_CONNECTIONS
-                    self._connections |= set() if full else {connection}
-                if full:
-                    connection.close()
-                    continue
-                threading.Thread(target=self._connect, args=(connection,), name="port-forward", daemon=True).start()
+            except TimeoutError:
+                continue
+            except OSError:  # no descriptor is free, for example
+                time.sleep(_POLL_SECONDS)
+                continue
+            with self._lock:
+                full = len(self._connections) >= _MAX_CONNECTIONS
+                if not full:
+                    self._connections[connection] = None
+            if full:
+                connection.close()
+                continue
+            threading.Thread(target=self._connect, args=(connection,), name="port-forward", daemon=True).start()
         self.close()
 
     def close(self) -> None:
@@ -100,14 +107,19 @@ class _Forward:
         self.closed = True
         self._listener.close()
         with self._lock:
-            for connection in self._connections:
+            # Both ends: a VM that is gone says nothing more, and would be waited for.
+            for one in filter(None, (*self._connections, *self._connections.values())):
                 with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                    one.shutdown(socket.SHUT_RDWR)
 
     def _connect(self, connection: socket.socket) -> None:
         try:
             with connection, socket.create_connection(self._target, timeout=_CONNECT_SECONDS) as other:
                 other.settimeout(None)
+                with self._lock:
+                    self._connections[connection] = other
+                    if self.closed:
+                        return
                 back = threading.Thread(target=_copy, args=(other, connection), name="port-forward", daemon=True)
                 back.start()
                 _copy(connection, other)
@@ -116,7 +128,7 @@ class _Forward:
             logger.info("port_not_forwarded", extra={"target": self._target, "error": str(error)})
         finally:
             with self._lock:
-                self._connections.discard(connection)
+                self._connections.pop(connection, None)
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
