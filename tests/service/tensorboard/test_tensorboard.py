@@ -258,6 +258,8 @@ def test_jobs_without_event_files_are_refused_with_what_to_do(client, trained):
     assert answer.status_code == 404
     assert "no event files" in answer.json()["error"]["message"]
     assert "GRADIENT_ARTIFACTS_DIR" in answer.json()["error"]["message"]
+    several = client.post("/tensorboards", json={"ids": [job_id, trained("b", [])]})
+    assert several.json()["error"]["message"].startswith("None of these jobs has event files")
     assert client.post("/tensorboards", json={"ids": ["jx"]}).status_code == 404
     assert client.post("/tensorboards", json={"ids": []}).status_code == 422
 
