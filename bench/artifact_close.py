@@ -10,7 +10,6 @@ from bench import bounds
 from bench.measure import Result, Series, Size, ratio_goal
 from core.storage.artifacts.store import DirectoryStore
 
-LIMIT = bounds.ARTIFACT_CLOSE
 _MIB = 1024**2
 
 
@@ -39,7 +38,9 @@ def run(size: Size) -> Result:
             file = _write(file.parent, mib)
             flushed.add(mib / (_hash(file) + _on_disk(file)))
             file.unlink()
-    goal = ratio_goal(f"closing {mib} MiB, of the plain hashing rate", ours, floor, LIMIT, at_most=False)
+    goal = ratio_goal(
+        f"closing {mib} MiB, of the plain hashing rate", ours, floor, bounds.ARTIFACT_CLOSE, at_most=False
+    )
     return Result([ours, floor, just_written, flushed], [goal])
 
 

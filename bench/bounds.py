@@ -12,6 +12,26 @@ BIG_TABLE_START = 1.0
 """Start of the API with a million jobs, seconds."""
 BIG_TABLE_JOB = 1.1
 """A job with a million others, times an empty table."""
+BROWSER_LIST_MS = 200.0
+"""List of 50 jobs, to `load`."""
+BROWSER_LOG_MS = 300.0
+"""Page of a long log, to its first rows."""
+BROWSER_LOG_LINE_MS = 100.0
+"""To any line of it."""
+BROWSER_LOG_SEARCH_MS = 1000.0
+"""A search in it."""
+BROWSER_LOG_NODES = 300.0
+"""Nodes of the log."""
+BROWSER_LOG_BEHIND_MS = 1000.0
+"""End of a job that prints much, to its last line."""
+BROWSER_LOG_TASK_MS = 100.0
+"""Longest task while the log is followed."""
+BROWSER_CHARTS_MS = 150.0
+"""12 charts, drawn."""
+BROWSER_TAB_MS = 1000.0
+"""The last of many tabs, to its log."""
+BROWSER_SCRIPTS_KB = 60.0
+"""All scripts, gzipped."""
 CLI_HELP = 3.0
 """Times `python -c pass`."""
 CLI_LIST = 4.0
@@ -26,10 +46,22 @@ FIRST_LINE = 1.5
 """Times the same program run directly."""
 IDLE_MEMORY_MIB = 150.0
 """RSS."""
+JOBS_RATE = 0.15
+"""Jobs per second, of `bash -c true`, one after the other."""
+LINE_P50_MS = 20.0
+"""Line printed, read."""
+LINE_P99_MS = 150.0
+"""Line printed, read."""
 LOG_MB_PER_S = 200.0
 """Printed by a job and stored."""
+PREDICTION_ERROR = 0.15
+"""Error of a prediction, as a share."""
 REFUSAL_SHARE = 0.25
 """Of the interquartile range, between two refusals."""
+REUPLOAD_SECONDS = 1.0
+"""One file of 10,000 changed, submitted."""
+REUPLOAD_PERCENT = 1.0
+"""Bytes sent, of the folder."""
 START_SECONDS = 2.0
 """Start of the API."""
 START_CPU = 3.0
@@ -38,19 +70,7 @@ SUBMIT = 2.0
 """P50 of a submission, times the raw insert."""
 SUBMIT_RATE = 0.5
 """Submissions per second, of group commit behind the same stack."""
-TRAINER_PACE = 0.98
-"""Of the steps per second of `model.fit`."""
 SUBMIT_RATE_16 = 1000.0
 """Submissions per second with 16 clients."""
-REUPLOAD_SECONDS = 1.0
-"""One file of 10,000 changed, submitted."""
-REUPLOAD_PERCENT = 1.0
-"""Bytes sent, of the folder."""
-LINE_P50_MS = 20.0
-"""Line printed, read."""
-LINE_P99_MS = 150.0
-"""Line printed, read."""
-JOBS_RATE = 0.15
-"""Jobs per second, of `bash -c true`, one after the other."""
-PREDICTION_ERROR = 0.15
-"""Error of a prediction, as a share."""
+TRAINER_PACE = 0.98
+"""Of the steps per second of `model.fit`."""

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench import bounds
 from bench.engine import MissingRequirement
 from bench.filled_database import fill
 from bench.measure import Goal, Result, Series, Size
@@ -19,12 +20,10 @@ from bench.service import Service, run_server, submit_alone, wait_for
 if TYPE_CHECKING:
     from support.browser import Browser
 
-LIST_MS, FIRST_VIEW_MS, JUMP_MS, FIND_MS, NODES = 200, 300, 100, 1000, 300
-BEHIND_MS, TASK_MS, TABS, CHARTS_MS, SCRIPT_KB = 1000, 100, 20, 150, 60
 
 _ROOT = Path(__file__).parent.parent
 _STATIC = _ROOT / "service" / "dashboard" / "static"
-_CHARTS, _CURVES, _POINTS = 12, 3, 1000
+_CHARTS, _CURVES, _POINTS, _TABS = 12, 3, 1000, 20
 _SLOW_SECONDS = 120.0
 _ANSWERED = (
     "Math.max(...performance.getEntriesByType('resource').filter((one) => one.name.includes('/metrics'))"
@@ -78,7 +77,7 @@ def run_list(size: Size) -> Result:
                     raise ConnectionError(f"the list shows {rows} jobs")
                 if turn:  # the first one warms up
                     shown.add(_loaded_ms(browser))
-    return Result([shown], [Goal("list of 50 from all jobs, p50, ms", shown.p50, LIST_MS)])
+    return Result([shown], [Goal("list of 50 from all jobs, p50, ms", shown.p50, bounds.BROWSER_LIST_MS)])
 
 
 def run_log(size: Size) -> Result:
@@ -110,12 +109,12 @@ def run_log(size: Size) -> Result:
                 jump.add(_go_to(browser, lines // 7 * (turn + 1)))
                 find.add(_search(browser, f"step {lines - turn} of"))
     goals = [
-        Goal("first view of the log, p50, ms", first.p50, FIRST_VIEW_MS),
-        Goal("jump to any line, p50, ms", jump.p50, JUMP_MS),
-        Goal("search, p50, ms", find.p50, FIND_MS),
-        Goal("nodes of the log, most", max(nodes.samples), NODES),
-        Goal("end of a flood → at its tail, p50, ms", behind.p50, BEHIND_MS),
-        Goal("longest task while following, most, ms", max(task.samples), TASK_MS),
+        Goal("first view of the log, p50, ms", first.p50, bounds.BROWSER_LOG_MS),
+        Goal("jump to any line, p50, ms", jump.p50, bounds.BROWSER_LOG_LINE_MS),
+        Goal("search, p50, ms", find.p50, bounds.BROWSER_LOG_SEARCH_MS),
+        Goal("nodes of the log, most", max(nodes.samples), bounds.BROWSER_LOG_NODES),
+        Goal("end of a flood → at its tail, p50, ms", behind.p50, bounds.BROWSER_LOG_BEHIND_MS),
+        Goal("longest task while following, most, ms", max(task.samples), bounds.BROWSER_LOG_TASK_MS),
     ]
     return Result(series, goals)
 
@@ -141,7 +140,7 @@ def run_charts(size: Size) -> Result:
         tabs.begin_round()
         live = submit_alone(up, "while sleep 0.2; do echo tick; done")
         wait_for(lambda: up.job(live)["state"] == "Running" or None, "the job to run")
-        for _ in range(TABS):
+        for _ in range(_TABS):
             browser.open_tab()
             began = time.monotonic()
             browser.open(_address(up, f"/ui/jobs/{live}/log"))
@@ -151,9 +150,9 @@ def run_charts(size: Size) -> Result:
         with up.connect() as connection:
             connection.post(f"/jobs/{live}/stop?now=true", b"")
     goals = [
-        Goal(f"{_CHARTS} charts, p50, ms", drawn.p50, CHARTS_MS),
-        Goal(f"tab {TABS} shows the log, ms", tabs.p50, 1000),
-        Goal("all scripts, kB gzipped", scripts.p50, SCRIPT_KB),
+        Goal(f"{_CHARTS} charts, p50, ms", drawn.p50, bounds.BROWSER_CHARTS_MS),
+        Goal(f"tab {_TABS} shows the log, ms", tabs.p50, bounds.BROWSER_TAB_MS),
+        Goal("all scripts, kB gzipped", scripts.p50, bounds.BROWSER_SCRIPTS_KB),
     ]
     return Result([drawn, tabs, scripts], goals)
 

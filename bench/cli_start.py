@@ -8,8 +8,6 @@ from bench.floors.processes import run_to_end
 from bench.measure import Result, Series, Size, ratio_goal
 from bench.service import environment, run_server, submit
 
-HELP_LIMIT = bounds.CLI_HELP
-LIST_LIMIT = bounds.CLI_LIST
 _CLI = str(Path(sys.executable).with_name("gradient-cli"))
 
 
@@ -35,7 +33,7 @@ def run(size: Size) -> Result:
                 for series, command in commands:
                     series.add(run_to_end(command, env) * 1000)
     goals = [
-        ratio_goal("gradient-cli --help, p50, times python -c pass", shown, nothing, HELP_LIMIT),
-        ratio_goal("gradient-cli jobs list, p50, times python -c pass", listed, nothing, LIST_LIMIT),
+        ratio_goal("gradient-cli --help, p50, times python -c pass", shown, nothing, bounds.CLI_HELP),
+        ratio_goal("gradient-cli jobs list, p50, times python -c pass", listed, nothing, bounds.CLI_LIST),
     ]
     return Result([shown, listed, nothing], goals)

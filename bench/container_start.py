@@ -7,7 +7,6 @@ from bench.engine import engine
 from bench.measure import Result, Series, Size, ratio_goal
 from bench.service import Service, follow, run_server, submit_alone
 
-LIMIT = bounds.CONTAINER_FIRST_LINE
 _REST_SECONDS = 0.25  # the worker still cleans up after a job when its end is visible
 _COMMAND = "echo first; sleep 0.3; echo last"
 
@@ -28,7 +27,12 @@ def run(size: Size) -> Result:
                 _record(ours, _measure_job(service))
                 _record(sdk, found.run_by_sdk(client, _COMMAND))
                 _record(hand, found.run_by_hand(_COMMAND))
-    goal = ratio_goal("container: submit → first line, p50, times create and start by the SDK", ours[0], sdk[0], LIMIT)
+    goal = ratio_goal(
+        "container: submit → first line, p50, times create and start by the SDK",
+        ours[0],
+        sdk[0],
+        bounds.CONTAINER_FIRST_LINE,
+    )
     return Result([*ours, *sdk, *hand], [goal])
 
 

@@ -13,8 +13,6 @@ from bench.floors.processes import run_to_end
 from bench.measure import Result, Series, Size, ratio_goal
 from bench.service import INTERPRETER, Service, environment, free_port, run_server, submit_alone, wait_for
 
-SMALL_LIMIT = bounds.DOWNLOAD_SMALL
-LARGE_LIMIT = bounds.DOWNLOAD_LARGE
 _CLI = str(Path(sys.executable).with_name("gradient-cli"))
 _MIB = 1024**2
 _WRITE = """
@@ -52,8 +50,8 @@ def run(size: Size) -> Result:
                 served.add(mib / _serve(stored, target))
                 large.add(mib / _timed([*get, "large"], service, target))
     goals = [
-        ratio_goal("small files, of cp -r's rate", small, copied, SMALL_LIMIT, at_most=False),
-        ratio_goal("a large file, of a plain server's rate", large, served, LARGE_LIMIT, at_most=False),
+        ratio_goal("small files, of cp -r's rate", small, copied, bounds.DOWNLOAD_SMALL, at_most=False),
+        ratio_goal("a large file, of a plain server's rate", large, served, bounds.DOWNLOAD_LARGE, at_most=False),
     ]
     return Result([small, copied, large, served], goals)
 

@@ -9,7 +9,6 @@ from bench.floors.processes import run_and_read
 from bench.measure import Result, Series, Size, ratio_goal
 from bench.service import INTERPRETER, Connection, Service, follow, run_server, submit
 
-LIMIT = bounds.FIRST_LINE
 _WARM_UP = 3
 _REST_SECONDS = 0.25  # the worker still cleans up after a job when its end is visible
 _PROGRAM = "import time;print(time.time())"
@@ -38,7 +37,7 @@ def run(size: Size) -> Result:
                     one.add(value)
                 for one, seconds in zip(bare, run_and_read([sys.executable, "-c", _PROGRAM])[1:], strict=True):
                     one.add(seconds * 1000)
-    goal = ratio_goal("submit → first line read, p50, times a bare process", first, bare[0], LIMIT)
+    goal = ratio_goal("submit → first line read, p50, times a bare process", first, bare[0], bounds.FIRST_LINE)
     return Result([*ours, *bare], [goal])
 
 

@@ -8,8 +8,6 @@ from bench import bounds
 from bench.measure import Goal, Result, Series, Size
 from bench.service import Service, run_server, submit
 
-LIMIT_MIB = bounds.IDLE_MEMORY_MIB
-
 
 def run(size: Size) -> Result:
     """Measure API and worker in one process, which is new in every round."""
@@ -23,7 +21,9 @@ def run(size: Size) -> Result:
             _record(used, service.pid)
         _record_bare(bare)
     series = [*fresh, *used, *bare]
-    return Result(series, [Goal("idle memory of API and worker after jobs, RSS, MiB", used[0].p50, LIMIT_MIB)])
+    return Result(
+        series, [Goal("idle memory of API and worker after jobs, RSS, MiB", used[0].p50, bounds.IDLE_MEMORY_MIB)]
+    )
 
 
 def _run_jobs(service: Service, jobs: int) -> None:

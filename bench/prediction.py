@@ -18,7 +18,6 @@ from core.comparison.peaks import SINGLE, Peaks
 from core.comparison.prediction import predict_step
 from core.comparison.run_figures import RunFigures
 
-ERROR_LIMIT = bounds.PREDICTION_ERROR
 _PEAKS = str(Path(__file__).parent / "floors" / "peaks.py")
 _STEPS, _QUICK_STEPS, _WARM_UP = 24, 3, 6
 _MODELS = ("mnist-cnn", "resnet32-cifar10")
@@ -57,7 +56,9 @@ def _predict(model: str, cpus: list[int], size: Size) -> tuple[list[Series], Goa
     predicted.begin_round()
     predicted.add(1 / predict_step(fastest, one, two, bits=SINGLE).value)
     error = abs(predicted.samples[0] / max(paces[1].samples) - 1)
-    return [*paces, predicted], Goal(f"error of the prediction for two CPUs from one, {model}", error, ERROR_LIMIT)
+    return [*paces, predicted], Goal(
+        f"error of the prediction for two CPUs from one, {model}", error, bounds.PREDICTION_ERROR
+    )
 
 
 @contextmanager

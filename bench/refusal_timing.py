@@ -14,7 +14,6 @@ from core.db.database import Database
 from core.errors import Unauthorized
 from core.security import api_keys, users
 
-LIMIT_SHARE = bounds.REFUSAL_SHARE
 _EMAIL, _PASSWORD = "ann@example.org", "a password of hers"
 
 
@@ -52,7 +51,7 @@ def run(size: Size) -> Result:
             spread = statistics.quantiles(few.samples, n=4)
             share = abs(more.p50 - few.p50) / max(spread[2] - spread[0], 1e-9)
             series += [few, more]
-            goals.append(Goal(f"{what}: difference of medians, in interquartile ranges", share, LIMIT_SHARE))
+            goals.append(Goal(f"{what}: difference of medians, in interquartile ranges", share, bounds.REFUSAL_SHARE))
         database.close()
     return Result(series, goals)
 

@@ -16,8 +16,6 @@ from bench import bounds
 from bench.measure import Goal, Result, Series, Size, ratio_goal
 from bench.service import SERVER, create_tables, free_port, run_program, wait_for
 
-SECONDS_LIMIT = bounds.START_SECONDS
-FLOOR_LIMIT = bounds.START_CPU
 _READY = b"is ready"
 
 
@@ -43,9 +41,9 @@ def run(size: Size) -> Result:
     floor, api, worker = spent.values()
     least = min(wall["gradient-server api"].samples)
     goals = [
-        Goal("gradient-server api, least seconds until /health answers", least, SECONDS_LIMIT),
-        ratio_goal("gradient-server api, CPU until then, p50, times bare FastAPI", api, floor, FLOOR_LIMIT),
-        ratio_goal("gradient-server worker, CPU until then, p50, times bare FastAPI", worker, floor, FLOOR_LIMIT),
+        Goal("gradient-server api, least seconds until /health answers", least, bounds.START_SECONDS),
+        ratio_goal("gradient-server api, CPU until then, p50, times bare FastAPI", api, floor, bounds.START_CPU),
+        ratio_goal("gradient-server worker, CPU until then, p50, times bare FastAPI", worker, floor, bounds.START_CPU),
     ]
     return Result([*wall.values(), *spent.values()], goals)
 

@@ -12,7 +12,6 @@ from bench.floors.inserts import connect, insert
 from bench.measure import Goal, Result, Series, Size, ratio_goal
 from bench.service import NO_LIMITS, Service, create_tables, run_floor, run_server
 
-LIMIT = bounds.SUBMIT_RATE
 CLIENTS = (1, 8, 16)
 _BODY = json.dumps({"machineType": "CPU", "command": "python main.py"}).encode()
 
@@ -41,7 +40,7 @@ def run(size: Size) -> Result:
             f"POST /jobs a second, {n} clients, of group commit behind the same stack",
             series["POST /jobs", n],
             series["group commit, same stack", n],
-            LIMIT,
+            bounds.SUBMIT_RATE,
             at_most=False,
         )
         for n in CLIENTS

@@ -17,7 +17,6 @@ from bench import bounds
 from bench.engine import MissingRequirement
 from bench.measure import Goal, Result, Series, Size
 
-PACE_LIMIT = bounds.TRAINER_PACE
 _PLAIN_FIT = str(Path(__file__).parent / "floors" / "plain_fit.py")
 _STEPS, _QUICK_STEPS = 440, 44
 _BACKENDS = ("tensorflow", "jax")
@@ -54,7 +53,7 @@ def _compare(size: Size, backend: str) -> tuple[list[Series], list[Goal]]:
 def _goal(what: str, numerators: list[float], denominators: list[float]) -> Goal:
     """Build the goal of the median ratio of two series."""
     ratios = [one / other for one, other in zip(numerators, denominators, strict=True)]
-    return Goal(what, statistics.median(ratios), PACE_LIMIT, at_most=False, spread=(min(ratios), max(ratios)))
+    return Goal(what, statistics.median(ratios), bounds.TRAINER_PACE, at_most=False, spread=(min(ratios), max(ratios)))
 
 
 def _measure_plain(steps: int, backend: str) -> Measured:

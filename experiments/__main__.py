@@ -64,9 +64,8 @@ def find_data() -> Path | None:
 def train_mnist(data: Path, epochs: int, output: Path) -> tuple[str, bool]:
     """Train on MNIST; return the part of the report, and whether it reached its accuracy."""
     result = run_trainer(output / "mnist", data, ["--data", "mnist", "--epochs", str(epochs)], seed=1)
-    return REPORT.format(**result | {"epochs": epochs, "percent": 100 * result["test_accuracy"]}), bool(
-        result["test_accuracy"] >= MNIST_ACCURACY
-    )
+    accuracy = float(result["test_accuracy"])
+    return REPORT.format(**result | {"epochs": epochs, "percent": 100 * accuracy}), accuracy >= MNIST_ACCURACY
 
 
 if __name__ == "__main__":

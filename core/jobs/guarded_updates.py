@@ -26,7 +26,7 @@ JOBS = Base.metadata.tables[Job.__tablename__]
 _ATTEMPTS = Base.metadata.tables[Attempt.__tablename__]
 _JOB_ATTRIBUTES = tuple(Job.__mapper__.get_property_by_column(column).key for column in JOBS.c)
 _INSERT_EVENT = insert(Base.metadata.tables[Event.__tablename__]).values(at=NOW)
-_INSERT_OUTBOX = insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=now())
+_INSERT_OUTBOX = insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=NOW)
 
 
 def insert_ignore(dialect: str, table: type[Any] | FromClause) -> Any:  # noqa: ANN401 - the two dialects share no class
@@ -68,10 +68,9 @@ def update_job(
     expressions = any(isinstance(value, ClauseElement) and value is not NOW for value in values.values())
     if expressions or session.identity_map:  # its copies of rows have to be replaced
         return apply_update(session, job, guarded_update(job, sources).values(**values))
-    statement = _update_job(frozenset((name, value is NOW) for name, value in values.items()))
-    params = {f"new_{name}": value for name, value in values.items() if value is not NOW}
+    columns, params = _split_values(values)
     guard = {"of_id": job.id, "of_lease": job.lease, "of_states": list(sources)}
-    row = session.execute(statement, params | guard).one_or_none()
+    row = session.execute(_update_job(columns), params | guard).one_or_none()
     if row is None:
         raise _lease_lost(job)
     return job_of(row)
@@ -90,6 +89,12 @@ def _update_job(columns: frozenset[tuple[str, bool]]) -> Update:
         .values(_new_values(columns))
         .returning(*JOBS.c)
     )
+
+
+def _split_values(values: dict[str, Any]) -> tuple[frozenset[tuple[str, bool]], dict[str, Any]]:
+    """Return the columns of a cached statement, and its parameters."""
+    columns = frozenset((name, value is NOW) for name, value in values.items())
+    return columns, {f"new_{name}": value for name, value in values.items() if value is not NOW}
 
 
 def _new_values(columns: frozenset[tuple[str, bool]]) -> dict[str, Any]:
@@ -129,10 +134,8 @@ def returning_all(session: Session, statement: Update) -> list[Job]:
 
 def update_attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
     """Update the row of the job's current attempt."""
-    stored = {name: value for name, value in values.items() if value is not NOW}
-    statement = _update_attempt(frozenset((name, value is NOW) for name, value in values.items()))
-    of_attempt = {"of_job": job.id, "of_attempt": job.attempt}
-    session.execute(statement, of_attempt | {f"new_{name}": value for name, value in stored.items()})
+    columns, params = _split_values(values)
+    session.execute(_update_attempt(columns), params | {"of_job": job.id, "of_attempt": job.attempt})
 
 
 @cache

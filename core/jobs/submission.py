@@ -10,11 +10,10 @@ from sqlalchemy import Row, select
 from sqlalchemy.orm import Session, make_transient_to_detached
 
 from core.catalogue.machine_types import MachineType
-from core.db.database import Base, now
 from core.db.models.jobs import Job, Project
 from core.errors import IdempotencyMismatch
 from core.ids import new_id
-from core.jobs.guarded_updates import add_submitted_events, enqueue_wakes, insert_ignore
+from core.jobs.guarded_updates import JOBS, NOW, add_submitted_events, enqueue_wakes, insert_ignore
 from core.jobs.scheduling.port_allocations import count_dynamic_ports, request_ports
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
@@ -38,7 +37,6 @@ class NewJob:
 
 
 # Core, not ORM: these statements run for every submission, and the ORM took most of their time.
-_JOBS = Base.metadata.tables[Job.__tablename__]
 _DEFAULTS = {
     attribute.key: None if (default := attribute.columns[0].default) is None else default.arg
     for attribute in Job.__mapper__.column_attrs
@@ -48,7 +46,7 @@ _DEFAULTS = {
 
 @cache
 def _insert_job(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share no class
-    return insert_ignore(dialect, _JOBS).values(created_at=now()).returning(_JOBS.c.id, _JOBS.c.seq, _JOBS.c.created_at)
+    return insert_ignore(dialect, JOBS).values(created_at=NOW).returning(JOBS.c.id, JOBS.c.seq, JOBS.c.created_at)
 
 
 def _initial_values(new_job: NewJob) -> dict[str, Any]:
@@ -85,8 +83,9 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
 def _stored_job(new_job: NewJob, values: dict[str, Any], stored: Row[Any]) -> Job:
     """Build the object of a row that was just inserted, without reading the row; it belongs to no session."""
     job = Job()
-    job.__dict__.update(_DEFAULTS | values | {"seq": stored.seq, "created_at": stored.created_at})
-    job.__dict__["spec_json"] = job.__dict__.pop("spec")
+    attributes = _DEFAULTS | values | {"seq": stored.seq, "created_at": stored.created_at}
+    attributes["spec_json"] = attributes.pop("spec")
+    vars(job).update(attributes)
     make_transient_to_detached(job)
     job.keep_parsed(new_job.spec)
     return job
@@ -145,7 +144,7 @@ def find_submitted(session: Session, new_jobs: Sequence[NewJob]) -> dict[tuple[s
     found: dict[tuple[str, str] | None, Job] = {}
     for owner, given in wanted.items():
         of_owner = (Job.submitted_by == owner, Job.idempotency_key.in_(given))
-        if session.connection().scalar(select(_JOBS.c.seq).where(*of_owner).limit(1)) is not None:
+        if session.connection().scalar(select(JOBS.c.seq).where(*of_owner).limit(1)) is not None:
             query = select(Job).where(*of_owner)
             found |= {(owner, job.idempotency_key): job for job in session.scalars(query) if job.idempotency_key}
     return found

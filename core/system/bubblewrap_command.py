@@ -24,7 +24,6 @@ def begin_command(*, becomes_other_user: bool = True) -> list[str]:
     words = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--new-session"]
     words += ["--cap-drop", "ALL"]
     if os.geteuid() == 0:
-        # The first program inside drops them, together with root.
         return [*words, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if becomes_other_user else words
     return [*words, "--unshare-user"]
 

@@ -1,9 +1,9 @@
 """The pages of comparisons: a list, and the table and learning curves of one."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 from sqlalchemy.orm import Session
 
@@ -17,16 +17,15 @@ from service.dashboard.line_chart import Line, LineChart, draw_lines
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
 from service.presenters.comparisons import comparison_view
-from service.presenters.jobs import job_views
 from service.routes.comparisons import list_comparisons
-from service.routes.jobs import diff_jobs, predict_job
+from service.routes.jobs import predict_job
 from service.schemas.comparisons import BottleneckView, MachineRow
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
 _COLOURS = 8
 _SECONDS_PER_HOUR = 3600
-_HONOURS = {"fastest": "fastest", "cheapest": "cheapest", "most_accurate": "most accurate"}
+_RANKS = {"fastest": "fastest", "cheapest": "cheapest", "most_accurate": "most accurate"}
 
 
 @router.get("/ui/comparisons")
@@ -47,7 +46,7 @@ def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCa
         "comparison.html",
         caller=caller,
         found=found,
-        honours={kind: _honours(found.rows, simulated=kind) for kind in (False, True)},
+        ranks={kind: _shown_ranks(found.rows, simulated=kind) for kind in (False, True)},
         judgements=_judgements(found.rows),
         charts=_charts(session, comparison, comparisons.jobs_of(session, comparison.id)),
     )
@@ -68,10 +67,10 @@ def show_prediction(
     return render_page("prediction.html", caller=caller, found=found, name=name, precision=precision)
 
 
-def _honours(rows: Sequence[MachineRow], *, simulated: bool) -> dict[str, str]:
+def _shown_ranks(rows: Sequence[MachineRow], *, simulated: bool) -> dict[str, str]:
     """Return labels of first ranks by the row's field, without a rank that all machines of a kind share."""
     labels = {}
-    for field, label in _HONOURS.items():
+    for field, label in _RANKS.items():
         ranks = [getattr(row, field) for row in rows if row.simulated == simulated and getattr(row, field) is not None]
         if any(rank > 1 for rank in ranks):
             labels[field] = f"tied {label}" if ranks.count(1) > 1 else label
@@ -95,22 +94,6 @@ def _judgements(rows: Sequence[MachineRow]) -> list[tuple[BottleneckView, list[M
 def _format_cost(amount: float) -> str:
     """Format a mark of the cost's axis exactly; marks of short jobs are fractions of a cent."""
     return "$" + f"{amount:,.8f}".rstrip("0").rstrip(".")
-
-
-@router.get("/ui/jobs/{job_id}/diff", dependencies=[SearchSlot])
-def show_diff(
-    session: ReadSession,
-    app_state: AppStateDep,
-    caller: PageCaller,
-    job_id: str,
-    other: Annotated[str, Query(max_length=200)] = "",
-) -> Response:
-    """Show in which options and files two jobs differ."""
-    jobs = [queries.get(session, one) for one in (job_id, other or job_id)]
-    found = diff_jobs(session, app_state, job_id, jobs[1].id)
-    return render_page(
-        "job/diff.html", caller=caller, found=found, jobs=job_views(session, app_state, jobs), other=other
-    )
 
 
 def _charts(session: Session, comparison: Comparison, jobs: Sequence[Job]) -> list[LineChart]:

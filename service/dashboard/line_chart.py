@@ -8,6 +8,7 @@ WIDTH, HEIGHT = 480, 260
 """The drawing's size, in its own units."""
 LEFT, RIGHT, TOP, BOTTOM = 56, 34, 12, 30
 """Margins around the lines, for the labels of the axes."""
+_SPARK_WIDTH, _SPARK_HEIGHT = 120, 24
 _TICKS = 5
 _STEPS = (1, 2, 2.5, 5, 10)
 
@@ -102,3 +103,14 @@ def _marks(low: float, high: float) -> list[float]:
 
 def _interpolate(value: float, low: float, high: float, first: float, last: float) -> float:
     return first + (value - low) / (high - low) * (last - first)
+
+
+def draw_sparkline(values: Sequence[float]) -> str:
+    """Return the points of a curve, as `points` of an SVG polyline in a drawing 120 wide and 24 high."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    span = (high - low) or 1.0
+    step = _SPARK_WIDTH / max(1, len(values) - 1)
+    return " ".join(
+        f"{place * step:.1f},{_SPARK_HEIGHT - 2 - (value - low) / span * (_SPARK_HEIGHT - 4):.1f}"
+        for place, value in enumerate(values)
+    )

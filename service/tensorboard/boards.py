@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from core.errors import LimitReached
 from core.security.one_time_tokens import TTL_SECONDS
@@ -158,6 +159,6 @@ class Boards:
         board.process.close()
 
 
-def _keep_newest(entries: dict[str, object] | dict[str, Visitor] | dict[str, tuple[float, Visitor]]) -> None:
+def _keep_newest(entries: dict[str, Any]) -> None:
     while len(entries) > _MAX_VISITORS:
         del entries[next(iter(entries))]

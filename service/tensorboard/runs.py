@@ -32,9 +32,9 @@ def find_runs(session: Session, store: ArtifactStore, job_ids: Iterable[str]) ->
         if len(jobs) == 1:
             check_not_removed(session, jobs[0], OutputKind.ARTIFACTS)
         yet = "yet " if any(job.finished_at is None for job in jobs) else ""
-        who = "This job has" if len(jobs) == 1 else "None of these jobs has"
+        who = "This job has no" if len(jobs) == 1 else "None of these jobs has"
         raise ArtifactNotFound(
-            f"{who} no event files for TensorBoard among its artifacts {yet}(files with `tfevents` in their names). "
+            f"{who} event files for TensorBoard among its artifacts {yet}(files with `tfevents` in their names). "
             "Have the program write them below $GRADIENT_ARTIFACTS_DIR; those of a running job appear with the next "
             "copy of its artifacts."
         )
@@ -42,14 +42,13 @@ def find_runs(session: Session, store: ArtifactStore, job_ids: Iterable[str]) ->
 
 
 def _runs_of(store: ArtifactStore, job: Job) -> dict[str, Path]:
-    numbers = [number for number in range(1, job.attempt + 1) if _has_event_files(store, job.id, number)]
     name = f"{_NOT_IN_A_NAME.sub('_', job.shown_name)[:_MAX_NAME]}-{job.id}"
-    found = ((number, store.folder(job.id, number)) for number in numbers)
-    return {
-        name if len(numbers) == 1 else f"{name}-attempt-{number}": folder
-        for number, folder in found
-        if folder is not None
+    found = {
+        number: folder
+        for number in range(1, job.attempt + 1)
+        if _has_event_files(store, job.id, number) and (folder := store.folder(job.id, number))
     }
+    return {name if len(found) == 1 else f"{name}-attempt-{number}": folder for number, folder in found.items()}
 
 
 def _has_event_files(store: ArtifactStore, job_id: str, attempt: int) -> bool:

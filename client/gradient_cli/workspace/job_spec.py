@@ -375,7 +375,7 @@ _LISTS = {
     ),
     "dataDisks": (
         "NAME[:rw]",
-        ("persistent disk for a job on a TPU VM, which finds it at /disks/NAME; append :rw to write to it; repeatable"),
+        "persistent disk for a job on a TPU VM, which finds it at /disks/NAME; append :rw to write to it; repeatable",
     ),
     "tag": ("TAG", "label of the job; repeatable"),
 }

@@ -39,7 +39,7 @@ class FolderManifest:
         data: The manifest as JSON text; the same files give the same text.
         sha256: Its digest.
         contents: A file of each content, by digest.
-        read: Contents of small files that were read now, by digest; 32 MiB at most.
+        read: Contents of small files that were read, by digest; 32 MiB at most.
         base: Digest of the folder's manifest that was uploaded to this server last; None: none was.
 
     Raises:

@@ -1,16 +1,19 @@
-"""The pages of a job's configuration and of its events, for each attempt."""
+"""The pages of a job's configuration and events, for each attempt, and of its difference from another job."""
 
 from datetime import UTC, datetime
+from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
 from core.jobs import queries
-from service.auth.authentication import PageCaller, require_key_or_session
+from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.dashboard.job.attempts import attempt_rows
 from service.dashboard.job.header import read_header, render_job_page
 from service.dashboard.job.timeline import phase_spans
+from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
+from service.presenters.jobs import job_views
 from service.routes import jobs
 from service.routes.artifacts import AttemptNumber
 
@@ -45,3 +48,17 @@ def show_events(
         phase_spans=phase_spans(events, datetime.now(UTC), header.attempt),
         attempts=attempt_rows(session, app_state, header, events),
     )
+
+
+@router.get("/diff", dependencies=[SearchSlot])
+def show_diff(
+    session: ReadSession,
+    app_state: AppStateDep,
+    caller: PageCaller,
+    job_id: str,
+    other: Annotated[str, Query(max_length=200)] = "",
+) -> Response:
+    """Show in which options and files two jobs differ."""
+    found = jobs.diff_jobs(session, app_state, job_id, other or job_id)
+    compared = job_views(session, app_state, [queries.get(session, one) for one in (found.first, found.second)])
+    return render_page("job/diff.html", caller=caller, found=found, jobs=compared, other=other)

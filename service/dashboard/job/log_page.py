@@ -6,7 +6,6 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from core.storage.artifacts.text_lines import TextLines
 from core.storage.joblogs.reader import LogReader
 from core.storage.joblogs.search import FoundLines
 from service.auth.authentication import PageCaller, require_key_or_session
@@ -21,7 +20,8 @@ router = APIRouter(dependencies=[Depends(require_key_or_session)])
 LOG_BYTES_IN_TAB = 4 * 1024 * 1024
 """Largest log that a page links to as one text; a browser may not survive a larger one."""
 LINES_WITHOUT_SCRIPT = 500
-_FOUND_LINES = 100
+FOUND_LINES = 100
+"""Most lines that a search finds for browsers without scripts."""
 
 
 class LinesQuery(BaseModel):
@@ -68,10 +68,5 @@ def show_log(
 
 def _find(reader: LogReader, header: JobHeader, text: str) -> FoundLines:
     return reader.search(
-        text, after=0, limit=_FOUND_LINES, final=header.row.ended, match_case=False, seconds=logs.SEARCH_SECONDS
+        text, after=0, limit=FOUND_LINES, final=header.row.ended, match_case=False, seconds=logs.SEARCH_SECONDS
     )
-
-
-def find_in_text(text: TextLines, wanted: str) -> FoundLines:
-    """Find lines of a text artifact for a browser without scripts."""
-    return text.search(wanted, after=0, limit=_FOUND_LINES, match_case=False, seconds=logs.SEARCH_SECONDS)

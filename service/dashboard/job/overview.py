@@ -15,7 +15,7 @@ from service.auth.job_ownership import OwnerCheck
 from service.dashboard.job.attempts import attempt_rows
 from service.dashboard.job.header import JobHeader, read_header, render_job_page
 from service.dashboard.job.timeline import phase_spans
-from service.dashboard.lists.now_page import polyline
+from service.dashboard.line_chart import draw_sparkline
 from service.dashboard.login import HOME, SameOriginForm
 from service.dashboard.rendering import format_metric, format_number, format_percent, job_url, strip_colours
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
@@ -71,7 +71,7 @@ def show_job(
 ) -> Response:
     """Show one job, or one of its attempts."""
     for rest, names in (("/log", _LOG_QUERY), ("/metrics", _CHART_QUERY)):
-        if names & request.query_params.keys():  # an address from when the job had one page
+        if names & request.query_params.keys():  # parameters of that page
             return RedirectResponse(f"{job_url(job_id, rest)}?{request.url.query}", 307)
     header = read_header(session, app_state, caller, job_id, attempt)
     gone = {removed.what: removed for removed in header.job.removed}
@@ -133,7 +133,7 @@ def _tile(series: dict[str, Any]) -> Tile:
     heights = [point["value"] for point in series["points"] if point["value"] is not None]
     name, last = series["name"], series["last"]
     if series["source"] != "system" or last is None:
-        return Tile(name, format_number(last), polyline(heights))
+        return Tile(name, format_number(last), draw_sparkline(heights))
     words = re.sub(r"_(bytes|percent)$", "", name).replace("_", " ")
     shown = format_percent(last) if name.endswith("_percent") else format_metric(last, name)
-    return Tile(re.sub(r"\b(cpu|gpu|tpu)\b", lambda word: word[0].upper(), words), shown, polyline(heights))
+    return Tile(re.sub(r"\b(cpu|gpu|tpu)\b", lambda word: word[0].upper(), words), shown, draw_sparkline(heights))

@@ -16,6 +16,7 @@ from core.jobs.queries import JobFilter
 from core.jobs.scheduling.wait_status import median_durations
 from core.jobs.states import JobState
 from service.auth.authentication import PageCaller, require_key_or_session
+from service.dashboard.line_chart import draw_sparkline
 from service.dashboard.rendering import render_page
 from service.deps import AppState, AppStateDep, ReadSession
 from service.presenters.failure_line import failure_line
@@ -30,7 +31,6 @@ _FAILED_JOBS = 10
 _POINTS = 60
 _MAIN_METRICS = (r"(val|test|eval)\W?_?.*acc", r"acc", r"(val|test|eval).*loss", r"loss", r"")
 """Patterns of the metric that a row shows, the best first."""
-_WIDTH, _HEIGHT = 120, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +109,7 @@ def _spark(session: Session, app_state: AppState, job: Job, values: dict[str, fl
         for point in series["points"]
         if point["value"] is not None
     ]
-    return Spark(name, values[name], polyline(heights))
-
-
-def polyline(values: Sequence[float]) -> str:
-    """Return the points of a curve, as `points` of an SVG polyline has them."""
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    span = (high - low) or 1.0
-    step = _WIDTH / max(1, len(values) - 1)
-    return " ".join(
-        f"{place * step:.1f},{_HEIGHT - 2 - (value - low) / span * (_HEIGHT - 4):.1f}"
-        for place, value in enumerate(values)
-    )
+    return Spark(name, values[name], draw_sparkline(heights))
 
 
 def _cost_since(runs: Iterable[tuple[float, datetime, datetime | None]], since: datetime, current: datetime) -> float:

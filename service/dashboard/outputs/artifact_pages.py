@@ -18,7 +18,7 @@ from core.storage.joblogs.search import FoundLines
 from core.storage.retention import OutputKind
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.job.header import LIVE, JobHeader, read_header, render_job_page
-from service.dashboard.job.log_page import LINES_WITHOUT_SCRIPT, find_in_text
+from service.dashboard.job.log_page import FOUND_LINES, LINES_WITHOUT_SCRIPT
 from service.dashboard.outputs.folder_view import FolderEntry, Order, crumbs, list_entries, summarize_entries
 from service.dashboard.outputs.previews import TEXT_BYTES, Preview, TableOrder, is_event_file, is_image, read_preview
 from service.dashboard.outputs.previews.event_files import read_scalars
@@ -27,6 +27,7 @@ from service.deps import AppState, AppStateDep, ReadSession
 from service.presenters.downsample import series_view
 from service.presenters.removed import check_not_removed
 from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts, read_text_page
+from service.routes.logs import SEARCH_SECONDS
 from service.schemas.artifacts import ArtifactsPage, TextPage
 from service.schemas.jobs import MAX_LINE
 from service.schemas.metrics import Metrics
@@ -189,7 +190,9 @@ def _read_lines(
     """Return the lines for browsers without scripts, and those that have the text to find."""
     text = app_state.text_indexes.open(opened, header.row.id, header.number, shown.path)
     page = read_text_page(text, min(shown.line or 1, max(1, text.total)) - 1, LINES_WITHOUT_SCRIPT)
-    return page, find_in_text(text, shown.find) if shown.find.strip() else None
+    if not shown.find.strip():
+        return page, None
+    return page, text.search(shown.find, after=0, limit=FOUND_LINES, match_case=False, seconds=SEARCH_SECONDS)
 
 
 @router.get("/frame")

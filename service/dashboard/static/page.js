@@ -26,7 +26,7 @@ if (document.querySelector(".sections")) listenForKeys();
 const job = document.querySelector("[data-job-form]");
 if (job) checkWhileTyping(job, enliven);
 
-// A link to lines, from when the job had one page.
+// A link to lines leads on to the page of the log.
 const linesAt = document.querySelector("main").dataset.linesAt;
 if (linesAt && /^#L\d/.test(location.hash)) location.replace(linesAt + location.hash);
 

@@ -33,13 +33,13 @@ def open_page(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"id": job["id"], "url": link})
         return OK
-    print(link)
-    open_link(link)
+    show_link(link)
     return OK
 
 
-def open_link(link: str) -> None:
-    """Open a link in a browser, on a desktop."""
+def show_link(link: str) -> None:
+    """Print a link; on a desktop, open it in a browser, too."""
+    print(link)
     if _has_browser() and link.startswith(("http://", "https://")):
         import webbrowser
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradient_cli import terminal
-from gradient_cli.commands.jobs.open import open_link
+from gradient_cli.commands.jobs.open import show_link
 from gradient_cli.errors import OK
 from gradient_cli.formatting import print_json
 from gradient_cli.options import add_connection, add_job_ids, add_json, resolve_job_id
@@ -31,6 +31,5 @@ def open_tensorboard(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"url": link, "runs": opened["runs"]})
         return OK
-    print(link)
-    open_link(link)
+    show_link(link)
     return OK

@@ -18,7 +18,8 @@ def resource_names(spec: LaunchSpec, zone: str, settings: TpuSettings) -> list[s
     """Return the full names of an attempt's resources, in the order in which its node may delete them itself."""
     parent = f"projects/{settings.project}/locations/{zone}"
     queued = settings.provisioning_for(spec.machine_type) == "queued"
-    return [f"{parent}/{kind}/{node_id(spec)}" for kind in (["queuedResources"] if queued else []) + ["nodes"]]
+    kinds = ["queuedResources", "nodes"] if queued else ["nodes"]
+    return [f"{parent}/{kind}/{node_id(spec)}" for kind in kinds]
 
 
 def write_programs(*names: str) -> str:
