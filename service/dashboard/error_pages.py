@@ -18,6 +18,7 @@ _HEADINGS = {
     401: "Sign in to see this",
     403: "This was refused",
     404: "There is nothing here",
+    409: "This is not possible here",
     410: "This was removed",
     501: "This server is not set up for that",
     503: "Not available at this moment",

@@ -50,7 +50,7 @@ STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
     errors.ReleaseOutdated: 503,
     errors.LeaseLost: 409,
     errors.ExecDisabled: 403,
-    errors.TensorBoardUnavailable: 501,
+    errors.TensorBoardUnavailable: 409,
     errors.JobNotEnterable: 409,
 }
 """HTTP status of every class in `core.errors`; a missing class is a bug in this module."""

@@ -12,7 +12,7 @@ from core.errors import TensorBoardUnavailable
 from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppState, AppStateDep
 from service.http.json_body import json_body_schema, parse_json_body
-from service.schemas.base import RequestModel, View
+from service.schemas.base import ErrorView, RequestModel, View
 from service.tensorboard.availability import unavailable
 from service.tensorboard.boards import Visitor
 from service.tensorboard.runs import find_runs
@@ -38,6 +38,7 @@ class OpenedTensorBoard(View):
 @router.post(
     "",
     status_code=201,
+    responses={409: {"model": ErrorView, "description": "This server cannot open TensorBoard; the message says why."}},
     dependencies=[SearchSlot],
     openapi_extra=json_body_schema(OpenTensorBoard),
 )

@@ -271,7 +271,7 @@ def test_folders_that_were_deleted_meanwhile_are_said(client, server, trained):
     assert folder is not None
     shutil.rmtree(folder)
     answer = client.post("/tensorboards", json={"ids": [job_id]})
-    assert answer.status_code == 501, answer.text
+    assert answer.status_code == 409, answer.text
     assert "No such file or directory" in answer.json()["error"]["message"]
     assert str(folder) not in answer.text
 
@@ -306,7 +306,7 @@ def test_a_server_without_the_extra_says_so_on_the_page(client, trained, monkeyp
     job_id = trained("a", [1.0])
     monkeypatch.setattr(availability, "find_spec", lambda _name: None)
     refused = client.post("/tensorboards", json={"ids": [job_id]})
-    assert refused.status_code == 501
+    assert refused.status_code == 409
     assert "gradient-jobs[server,tensorboard]" in refused.json()["error"]["message"]
     page = client.get(f"/ui/jobs/{job_id}", headers=PAGE).text
     assert "TensorBoard is not installed on this server" in page
