@@ -137,9 +137,12 @@ def test_a_command_has_the_jobs_environment_and_its_own_streams(service, kind, j
 
 def test_a_session_is_recorded_with_its_key_its_command_and_its_end(service, job_id):
     assert cli(service, "exec", job_id, "--", "sh", "-c", "exit 5").returncode == 5
-    (opened, what), (closed, result) = wait_until(
-        lambda: [one for one in sessions(service, job_id) if "exit 5" in one[1]][-2:], "the events"
-    )
+
+    def both_events():
+        found = [one for one in sessions(service, job_id) if "exit 5" in one[1]]
+        return found if len(found) == 2 else None
+
+    (opened, what), (closed, result) = wait_until(both_events, "the events")
     key_id = service.cli_json["apiKey"].split("_")[1]
     assert (opened, closed) == (audit.OPENED, audit.CLOSED)
     assert "command sh -c 'exit 5', by API key" in what
