@@ -182,8 +182,15 @@ def test_progress_bars_binary_noise_and_a_line_without_end(service):
 
 
 def test_system_metrics_are_sampled(service):
-    job, _ = run(service, "python -c 'import time; t=time.time()\nwhile time.time()-t<3: pass'")
-    series = {one["name"]: one for one in service.request("GET", f"/jobs/{job['id']}/metrics").json()["series"]}
+    job_id = service.submit("python -c 'while True: pass'")
+
+    def sampled():
+        series = {one["name"]: one for one in service.request("GET", f"/jobs/{job_id}/metrics").json()["series"]}
+        return series if "cpu_percent" in series else None
+
+    series = wait_until(sampled, "a share of the CPU, which takes two samples")
+    service.request("POST", f"/jobs/{job_id}/stop?now=true")
+    service.wait_ended(job_id)
     assert series["memory_bytes"]["source"] == "system"
     assert series["memory_bytes"]["max"] > 1024**2
     assert series["cpu_percent"]["max"] > 10
