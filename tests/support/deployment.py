@@ -31,7 +31,7 @@ _LOCAL_EGRESS = {
 
 
 def wait_until(condition: Callable[[], Any], description: str, seconds: float = TIMEOUT_SECONDS) -> Any:
-    """The first true value of `look`; fails when there is none in time."""
+    """The first true value of `condition`; fails if there is none in time."""
     deadline = time.monotonic() + seconds
     pause = 0.01
     while True:
