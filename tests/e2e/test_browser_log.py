@@ -258,7 +258,7 @@ def test_new_lines_are_counted_while_older_ones_are_read(service, browser):
     assert not browser.evaluate("document.getElementById('follow').checked")
     browser.click("[data-log-new]")
     browser.wait_for("document.querySelector('#log .row:last-child').dataset.line === '1400'")
-    assert browser.evaluate("document.querySelector('[data-log-new]').hidden")
+    browser.wait_for("document.querySelector('[data-log-new]').hidden")
 
 
 @pytest.mark.usefixtures("size")
