@@ -133,8 +133,10 @@ class Log {
       }
     }
     this.#mark();
-    if (end) this.#keepAtEnd();
-    else this.rowOf(line)?.scrollIntoView({ block });
+    if (end) {
+      this.#follow.checked = true; // a scroll event may have unchecked it while the rows were read
+      this.#keepAtEnd();
+    } else this.rowOf(line)?.scrollIntoView({ block });
     this.#showPlace();
   }
 
