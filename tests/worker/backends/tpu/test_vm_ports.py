@@ -89,8 +89,11 @@ def echo():
             while True:
                 held.append(listener.accept()[0])
 
-    threading.Thread(target=serve, daemon=True).start()
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
     yield listener.getsockname()[1], held
+    listener.shutdown(socket.SHUT_RDWR)  # ends the wait for a connection
+    thread.join(10)
     listener.close()
     for connection in held:
         connection.close()

@@ -1,4 +1,4 @@
-"""Fixtures of all tests of backends."""
+"""Fixtures of all tests of workers."""
 
 import pytest
 
@@ -18,5 +18,6 @@ def _end_deletion_monitors(monkeypatch):
     monkeypatch.setattr(DeletionMonitor, "__init__", remember)
     yield
     for monitor in made:
+        monitor.add = lambda _entry: None  # an attempt's thread may still end a device
         with monitor._lock:
             monitor._entries.clear()
