@@ -148,7 +148,7 @@ def test_the_end_of_a_flood_is_shown_at_once(service, browser):
     job_id = service.submit(FLOOD, name="flood")
     browser.open(page_of(service, job_id))
     browser.wait_for("document.querySelector('.state .badge').innerText === 'Running'")
-    assert browser.text("[data-log-note]") == "Waiting for output…"
+    browser.wait_for("document.querySelector('[data-log-note]').innerText === 'Waiting for output…'")
     assert browser.evaluate("document.getElementById('log').offsetHeight") == 0, "no empty box"
     touch(service, job_id, "go")
     browser.wait_for("document.querySelector('#log .row:last-child')?.dataset.line === '300000'")
