@@ -171,7 +171,7 @@ def _signed_in(service: Service) -> Iterator["Browser"]:
         sys.path.remove(str(_ROOT / "tests"))
     if find_chromium() is None:
         raise MissingRequirement("no Chromium is installed (apt-get install chromium)")
-    with tempfile.TemporaryDirectory(prefix="gradient-bench-") as profile:
+    with tempfile.TemporaryDirectory(prefix="gradient-bench-", ignore_cleanup_errors=True) as profile:
         browser = Browser(Path(profile), size=(1440, 900))
         try:
             browser("Page.addScriptToEvaluateOnNewDocument", source=_OBSERVE)

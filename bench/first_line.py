@@ -1,7 +1,6 @@
 """Latency from a submission to the job's first line at a reader, and to its end, against a plain process."""
 
 import shlex
-import sys
 import time
 
 from bench import bounds
@@ -11,14 +10,12 @@ from bench.service import INTERPRETER, Connection, Service, follow, run_server, 
 
 _WARM_UP = 3
 _REST_SECONDS = 0.25  # the worker still cleans up after a job when its end is visible
-_PROGRAM = "import time;print(time.time())"
+_COMMAND = [INTERPRETER, "-S", "-c", "import time;print(time.time())"]
+"""The same for both: without what this machine adds to each start of its interpreter by files in site-packages."""
 
 
 def run(size: Size) -> Result:
-    """Run one job, then one process, in turn, on an idle service.
-
-    Both use the interpreter's full path: found by name it can be another one, or a slow shim.
-    """
+    """Run one job, then one process, in turn, on an idle service."""
     submitted = Series("submit", "ms")
     started = Series("submit → line printed", "ms")
     first = Series("submit → first line read", "ms")
@@ -35,7 +32,7 @@ def run(size: Size) -> Result:
                 time.sleep(_REST_SECONDS)
                 for one, value in zip(ours, _measure_job(service, connection), strict=True):
                     one.add(value)
-                for one, seconds in zip(bare, run_and_read([sys.executable, "-c", _PROGRAM])[1:], strict=True):
+                for one, seconds in zip(bare, run_and_read(_COMMAND)[1:], strict=True):
                     one.add(seconds * 1000)
     goal = ratio_goal("submit → first line read, p50, times a bare process", first, bare[0], bounds.FIRST_LINE)
     return Result([*ours, *bare], [goal])
@@ -44,7 +41,7 @@ def run(size: Size) -> Result:
 def _measure_job(service: Service, connection: Connection) -> tuple[float, float, float, float]:
     """Return the milliseconds from the submission to: its answer, the print, the line read, the end."""
     wall, began = time.time(), time.perf_counter()
-    job_id = submit(connection, shlex.join([INTERPRETER, "-c", _PROGRAM]))
+    job_id = submit(connection, shlex.join(_COMMAND))
     times = {"answer": time.perf_counter() - began}
     for name, data in follow(service, job_id):
         times.setdefault(name, time.perf_counter() - began)
