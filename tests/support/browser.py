@@ -37,6 +37,23 @@ os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
+# The middle of an element in the window; else the reason that a person cannot click it.
+_PLACE = """selector => {
+    const element = document.querySelector(selector);
+    if (!element) return 'there is none';
+    const seen = () => element.getClientRects()[0];
+    if (!seen()) return 'it is not shown';
+    const inWindow = box => box.top >= 0 && box.left >= 0 && box.bottom <= innerHeight && box.right <= innerWidth;
+    if (!inWindow(seen())) element.scrollIntoView({block: 'center', inline: 'nearest', behavior: 'instant'});
+    const box = seen();
+    const [x, y] = [box.left + box.width / 2, box.top + box.height / 2];
+    const top = document.elementFromPoint(x, y);
+    if (element.contains(top) || top?.closest('label')?.control === element) return [x, y];
+    return top ? `it is covered by ${top.outerHTML.slice(0, 200)}` : 'it is out of the window';
+}"""
+_CLICKABLE_SECONDS = 5.0
+
+
 def find_chromium() -> str | None:
     """The browser's program, if it is installed."""
     return next((found for name in _PROGRAM_NAMES if (found := shutil.which(name))), None)
@@ -123,8 +140,16 @@ class Browser:
         self("Input.insertText", text=text)
 
     def click(self, selector: str) -> None:
-        """Click an element."""
-        self.evaluate(f"document.querySelector({json.dumps(selector)}).click()")
+        """Click an element with the mouse, once it is shown at rest and nothing covers it."""
+        place = f"({_PLACE})({json.dumps(selector)})"
+        until, last = time.monotonic() + _CLICKABLE_SECONDS, None
+        while (found := self.evaluate(place)) != last or isinstance(found, str):
+            assert time.monotonic() < until, f"{selector} cannot be clicked: {found}"
+            last = found
+            time.sleep(0.02)
+        mouse = {"x": found[0], "y": found[1], "button": "left", "clickCount": 1}
+        self("Input.dispatchMouseEvent", type="mousePressed", **mouse)
+        self("Input.dispatchMouseEvent", type="mouseReleased", **mouse)
 
     def screenshot(self, path: Path) -> None:
         """Keep what is seen as a PNG."""
