@@ -170,7 +170,7 @@ def test_a_terminal_has_a_size_and_passes_keys_on(service, job_id, start_cli):
 
 def test_a_shell_runs_what_it_is_given(service, job_id):
     done = cli(service, "ssh", job_id, input=b"echo in $GRADIENT_JOB_ID\nexit 3\n")
-    assert (done.stdout.decode(), done.returncode) == (f"in {job_id}\n", 3)
+    assert (done.stdout.decode(), done.returncode) == (f"in {job_id}\n", 3), done.stderr
 
 
 def test_much_output_is_passed_on_as_fast_as_it_is_read(service, job_id, start_cli):

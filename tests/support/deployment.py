@@ -174,9 +174,18 @@ class Deployment:
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-        for process in self.find_job_processes():
+        for process in (*self.find_job_processes(), *self._find_sandboxes()):
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+    def _find_sandboxes(self) -> list[psutil.Process]:
+        """Find the sandboxes of this deployment's jobs, which outlive it; what runs inside ends with them."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.name() == "bwrap" and any(word.startswith(f"{self.home}/") for word in process.cmdline()):
+                    found.append(process)
+        return found
 
     def find_job_processes(self, job_id: str | None = None) -> list[psutil.Process]:
         """Find the running processes of this deployment's jobs, by their environment."""
