@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import median
 
+from core.comparison.front import find_front
 from core.comparison.measurement import Arrival, Goal, Pace
 from core.comparison.run_figures import RunFigures
 
@@ -73,11 +74,16 @@ class Row:
         memory_bytes: Largest peak memory of the processes.
         gpu_memory_bytes: Largest peak memory of a GPU.
         price_per_hour: US dollars.
+        cost: US dollars of the running time.
         cost_to_target: US dollars until the target was reached.
         cost_per_1000_steps: US dollars.
         fastest: Rank by the time to the target; without a target by the pace.
         cheapest: Rank by the cost of the same.
         most_accurate: Rank by the best value of the metric.
+        on_metric_time_front: True if no row that is ranked with it beats it in the metric and the running time; None
+            also if no other row has both figures.
+        on_metric_cost_front: The same of the metric and the cost of the running time.
+        on_time_cost_front: The same of time and cost, both to the target; without a target of the running time.
     """
 
     machine_type: str
@@ -90,12 +96,16 @@ class Row:
     memory_bytes: int | None
     gpu_memory_bytes: int | None
     price_per_hour: float
+    cost: float | None
     cost_to_target: float | None
     cost_per_1000_steps: float | None
     speedup: float | None = None
     fastest: int | None = None
     cheapest: int | None = None
     most_accurate: int | None = None
+    on_metric_time_front: bool | None = None
+    on_metric_cost_front: bool | None = None
+    on_time_cost_front: bool | None = None
 
 
 def build_table(members: Iterable[Member], goal: Goal, target: float | None, *, ranked: bool) -> list[Row]:
@@ -116,7 +126,10 @@ def build_table(members: Iterable[Member], goal: Goal, target: float | None, *, 
     if not ranked:
         return rows
     kinds = [list(kind) for _, kind in groupby(rows, key=lambda row: row.simulated)]
-    return [row for kind in kinds for row in _rank(kind, goal, by_target=target is not None)]
+    by_target = target is not None
+    return [
+        row for kind in kinds for row in _find_fronts(_rank(kind, goal, by_target=by_target), goal, by_target=by_target)
+    ]
 
 
 def _summarize(members: tuple[Member, ...]) -> Row:
@@ -127,20 +140,26 @@ def _summarize(members: tuple[Member, ...]) -> Row:
     pace = Spread(one.median, one.low, one.high) if one else _spread([each.median for each in paces])
     arrivals = [member.arrival.seconds for member in done if member.arrival is not None]
     to_target = _spread(arrivals) if len(arrivals) == len(done) else None
+    seconds = _spread([member.seconds for member in done])
     return Row(
         machine_type=members[0].machine_type,
         simulated=members[0].simulated,
         members=members,
         steps_per_second=pace,
         best=_spread([member.best for member in done if member.best is not None]),
-        seconds=_spread([member.seconds for member in done]),
+        seconds=seconds,
         seconds_to_target=to_target,
         memory_bytes=max((m.memory_bytes for m in done if m.memory_bytes is not None), default=None),
         gpu_memory_bytes=max((m.gpu_memory_bytes for m in done if m.gpu_memory_bytes is not None), default=None),
         price_per_hour=price,
-        cost_to_target=price * to_target.median / _SECONDS_PER_HOUR if to_target else None,
+        cost=_cost(price, seconds),
+        cost_to_target=_cost(price, to_target),
         cost_per_1000_steps=price * _STEPS / pace.median / _SECONDS_PER_HOUR if pace else None,
     )
+
+
+def _cost(price_per_hour: float, seconds: Spread | None) -> float | None:
+    return price_per_hour * seconds.median / _SECONDS_PER_HOUR if seconds else None
 
 
 def _spread(values: Sequence[float]) -> Spread | None:
@@ -164,6 +183,29 @@ def _rank(rows: Sequence[Row], goal: Goal, *, by_target: bool) -> list[Row]:
         )
         for number, (row, pace) in enumerate(zip(rows, paces, strict=True))
     ]
+
+
+def _find_fronts(rows: Sequence[Row], goal: Goal, *, by_target: bool) -> list[Row]:
+    sign = -1 if goal == "max" else 1
+    losses = [None if row.best is None else sign * row.best.median for row in rows]
+    seconds = [_median(row.seconds) for row in rows]
+    costs = [row.cost for row in rows]
+    time_cost = _pairs(seconds, costs)
+    if by_target:
+        time_cost = _pairs((_median(row.seconds_to_target) for row in rows), (row.cost_to_target for row in rows))
+    fronts = zip(*map(find_front, (_pairs(losses, seconds), _pairs(losses, costs), time_cost)), strict=True)
+    return [
+        replace(row, on_metric_time_front=of_time, on_metric_cost_front=of_cost, on_time_cost_front=of_both)
+        for row, (of_time, of_cost, of_both) in zip(rows, fronts, strict=True)
+    ]
+
+
+def _median(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.median
+
+
+def _pairs(first: Iterable[float | None], second: Iterable[float | None]) -> list[tuple[float, float] | None]:
+    return [None if x is None or y is None else (x, y) for x, y in zip(first, second, strict=True)]
 
 
 def _ranks(spreads: Sequence[Spread | None]) -> list[int | None]:

@@ -5,26 +5,20 @@ from typing import Literal
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
-from sqlalchemy.orm import Session
 
 from core.comparison import comparisons
-from core.db.models.comparisons import Comparison
-from core.db.models.jobs import Job
-from core.formatting import format_duration
 from core.jobs import queries
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
-from service.dashboard.line_chart import Line, LineChart, draw_lines
+from service.dashboard.comparison_charts import draw_charts
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
-from service.presenters.comparisons import comparison_view
+from service.presenters.comparisons import comparison_view, front_names
 from service.routes.comparisons import list_comparisons
 from service.routes.jobs import predict_job
 from service.schemas.comparisons import BottleneckView, MachineRow
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
-_COLOURS = 8
-_SECONDS_PER_HOUR = 3600
 _RANKS = {"fastest": "fastest", "cheapest": "cheapest", "most_accurate": "most accurate"}
 
 
@@ -47,8 +41,9 @@ def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCa
         caller=caller,
         found=found,
         ranks={kind: _shown_ranks(found.rows, simulated=kind) for kind in (False, True)},
+        fronts=front_names(found.metric),
         judgements=_judgements(found.rows),
-        charts=_charts(session, comparison, comparisons.jobs_of(session, comparison.id)),
+        charts=draw_charts(session, comparison, found),
     )
 
 
@@ -89,25 +84,3 @@ def _judgements(rows: Sequence[MachineRow]) -> list[tuple[BottleneckView, list[M
         else:
             same.append(row)
     return found
-
-
-def _format_cost(amount: float) -> str:
-    """Format a mark of the cost's axis exactly; marks of short jobs are fractions of a cent."""
-    return "$" + f"{amount:,.8f}".rstrip("0").rstrip(".")
-
-
-def _charts(session: Session, comparison: Comparison, jobs: Sequence[Job]) -> list[LineChart]:
-    """Draw the comparison's metric against time and against dollars, one line for each job."""
-    curves = comparisons.learning_curves(session, comparison, jobs)
-    types = {job.machine_type: number for number, job in enumerate({job.machine_type: job for job in jobs}.values())}
-    by_time, by_cost = [], []
-    for job in jobs:
-        if job.id in curves:
-            colour, price = types[job.machine_type] % _COLOURS, job.price_per_hour / _SECONDS_PER_HOUR
-            by_time.append(Line(job.machine_type, colour, curves[job.id]))
-            by_cost.append(Line(job.machine_type, colour, [(x * price, y) for x, y in curves[job.id]]))
-    drawn = [
-        draw_lines(f"{comparison.metric} by running time", by_time, format_duration),
-        draw_lines(f"{comparison.metric} by cost", by_cost, _format_cost),
-    ]
-    return [chart for chart in drawn if chart is not None]

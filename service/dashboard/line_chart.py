@@ -1,8 +1,9 @@
-"""Line charts, drawn on the server as SVG: axes with round ticks, one line for each series."""
+"""Charts drawn on the server as SVG: axes with round ticks, lines, and final points with their Pareto front."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 WIDTH, HEIGHT = 480, 260
 """The drawing's size, in its own units."""
@@ -29,6 +30,27 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class Dot:
+    """A final point.
+
+    Attributes:
+        label: Name shown for it.
+        colour: Number of its colour, from 0.
+        x: Its value on the horizontal axis; less is better.
+        y: Its value on the vertical axis.
+        text: Both values in words.
+        front: Name of the Pareto front that it is on, or None.
+    """
+
+    label: str
+    colour: int
+    x: float
+    y: float
+    text: str
+    front: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A mark on an axis: its position in the drawing, and its label."""
 
@@ -45,50 +67,82 @@ class LineChart:
         x_ticks: Marks of the horizontal axis.
         y_ticks: Marks of the vertical axis.
         paths: Label, number of the colour and SVG points of each line.
+        dots: The final points, with their places in the drawing.
+        fronts: SVG path of each Pareto front by its name.
     """
 
     title: str
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     paths: list[tuple[str, int, str]]
+    dots: list[tuple[Dot, float, float]]
+    fronts: dict[str, str]
 
     @property
     def legend(self) -> list[tuple[str, int]]:
         """Each label once, with the number of its colour."""
-        return list(dict.fromkeys((label, colour) for label, colour, _ in self.paths))
+        of_dots = [(dot.label, dot.colour) for dot, _, _ in self.dots]
+        return list(dict.fromkeys([*((label, colour) for label, colour, _ in self.paths), *of_dots]))
+
+    @property
+    def front_texts(self) -> dict[str, str]:
+        """The points of each front in words, from the left, by its name."""
+        dots = sorted((dot for dot, _, _ in self.dots), key=lambda dot: (dot.x, dot.y))
+        return {
+            front: ", ".join(f"{dot.label} ({dot.text})" for dot in dots if dot.front == front) for front in self.fronts
+        }
 
 
-def draw_lines(title: str, lines: Sequence[Line], format_x: Callable[[float], str]) -> LineChart | None:
-    """Lay out a chart; None if no line has a point.
+def draw_lines(
+    title: str,
+    lines: Sequence[Line],
+    format_x: Callable[[float], str],
+    *,
+    dots: Sequence[Dot] = (),
+    format_y: Callable[[float], str] = "{:.6g}".format,
+    rising: bool = True,
+) -> LineChart | None:
+    """Lay out a chart; None if it has no point.
 
     Args:
         title: Text above it.
         lines: The series.
         format_x: Formats the labels of the horizontal axis.
+        dots: The final points.
+        format_y: Formats the labels of the vertical axis.
+        rising: True if more is better on the vertical axis: the fronts of the final points rise.
     """
-    points = [point for line in lines for point in line.points]
+    points = [*(point for line in lines for point in line.points), *((dot.x, dot.y) for dot in dots)]
     if not points:
         return None
     x_marks = _marks(0.0, max(x for x, _ in points))
     y_marks = _marks(min(y for _, y in points), max(y for _, y in points))
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        return (
-            _interpolate(x, x_marks[0], x_marks[-1], LEFT, right),
-            _interpolate(y, y_marks[0], y_marks[-1], bottom, TOP),
-        )
-
+    place = partial(_place, x_marks, y_marks)
+    placed = [(dot, *place(dot.x, dot.y)) for dot in dots]
     return LineChart(
         title,
         [Tick(place(mark, y_marks[0])[0], format_x(mark)) for mark in x_marks],
-        [Tick(place(0, mark)[1], f"{mark:.6g}") for mark in y_marks],
+        [Tick(place(0, mark)[1], format_y(mark)) for mark in y_marks],
         [
             (line.label, line.colour, " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in line.points))
             for line in lines
             if line.points
         ],
+        placed,
+        _draw_fronts(placed, HEIGHT - BOTTOM if rising else TOP),
     )
+
+
+def _draw_fronts(dots: Sequence[tuple[Dot, float, float]], worst: float) -> dict[str, str]:
+    """Return the SVG path of each front: the best that is reached up to each place of the horizontal axis."""
+    fronts: dict[str, list[tuple[float, float]]] = {}
+    for dot, x, y in dots:
+        if dot.front is not None:
+            fronts.setdefault(dot.front, []).append((x, y))
+    return {
+        front: f"M{min(places)[0]:.1f},{worst}{''.join(f'H{x:.1f}V{y:.1f}' for x, y in sorted(places))}H{WIDTH - RIGHT}"
+        for front, places in fronts.items()
+    }
 
 
 def _marks(low: float, high: float) -> list[float]:
@@ -99,6 +153,14 @@ def _marks(low: float, high: float) -> list[float]:
     step = size * next(each for each in _STEPS if each * size >= rough)
     first, last = math.floor(low / step), math.ceil(high / step)
     return [number * step for number in range(first, max(last, first + 1) + 1)]
+
+
+def _place(x_marks: Sequence[float], y_marks: Sequence[float], x: float, y: float) -> tuple[float, float]:
+    """Return the place of a point in the drawing."""
+    return (
+        _interpolate(x, x_marks[0], x_marks[-1], LEFT, WIDTH - RIGHT),
+        _interpolate(y, y_marks[0], y_marks[-1], HEIGHT - BOTTOM, TOP),
+    )
 
 
 def _interpolate(value: float, low: float, high: float, first: float, last: float) -> float:

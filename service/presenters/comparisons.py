@@ -85,11 +85,15 @@ def _row_view(app_state: AppState, row: Row, jobs: dict[str, Job]) -> MachineRow
         peak_memory_bytes=row.memory_bytes,
         peak_gpu_memory_bytes=row.gpu_memory_bytes,
         price_per_hour=row.price_per_hour,
+        cost=row.cost,
         cost_to_target=row.cost_to_target,
         cost_per_1000_steps=row.cost_per_1000_steps,
         fastest=row.fastest,
         cheapest=row.cheapest,
         most_accurate=row.most_accurate,
+        on_metric_time_front=row.on_metric_time_front,
+        on_metric_cost_front=row.on_metric_cost_front,
+        on_time_cost_front=row.on_time_cost_front,
         bottleneck=_bottleneck(app_state, row),
         members=[_member_view(app_state, member, jobs[member.job_id]) for member in row.members],
     )
@@ -134,4 +138,28 @@ def _notes(comparison: Comparison, rows: Sequence[Row], *, ranked: bool) -> list
         missed = [row.machine_type for row in rows if row.seconds is not None and row.seconds_to_target is None]
         if missed:
             notes.append(f"Not every job reached the target: {', '.join(missed)}.")
-    return notes
+    return [*notes, *_left_out(comparison, rows)]
+
+
+def front_names(metric: str | None) -> dict[str, str]:
+    """Return the names of the Pareto fronts by the row's field."""
+    of_metric = {"on_metric_time_front": f"{metric} and time", "on_metric_cost_front": f"{metric} and cost"}
+    return {**(of_metric if metric else {}), "on_time_cost_front": "time and cost"}
+
+
+def _left_out(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
+    """Name the machine types that succeeded and lack a figure of a front, each set of them once."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for field, name in front_names(comparison.metric).items():
+        judged = {row.simulated for row in rows if getattr(row, field) is not None}
+        missing = tuple(
+            row.machine_type
+            for row in rows
+            if row.seconds is not None and row.simulated in judged and getattr(row, field) is None
+        )
+        if missing:
+            found.setdefault(missing, []).append(name)
+    return [
+        f"Left out of the Pareto front of {', and of '.join(names)}, for lack of a figure: {', '.join(missing)}."
+        for missing, names in found.items()
+    ]

@@ -89,11 +89,20 @@ class MachineRow(View):
     peak_memory_bytes: int | None
     peak_gpu_memory_bytes: int | None
     price_per_hour: float
+    cost: float | None = Field(description="US dollars of the running time")
     cost_to_target: float | None = Field(description="US dollars")
     cost_per_1000_steps: float | None = Field(alias="costPer1000Steps", description="US dollars")
     fastest: int | None = Field(description="rank by the time to the target; without a target by the pace")
     cheapest: int | None = Field(description="rank by the cost to the target; without a target of the steps")
     most_accurate: int | None = Field(description="rank by the best value of the metric")
+    on_metric_time_front: bool | None = Field(
+        description="whether it is on the Pareto front of the metric and the running time: no other machine type is as "
+        "good in both and better in one, by medians; null: not ranked, or without one of the figures"
+    )
+    on_metric_cost_front: bool | None = Field(description="the same of the metric and the cost of the running time")
+    on_time_cost_front: bool | None = Field(
+        description="the same of time and cost, both to the target; without a target of the running time"
+    )
     bottleneck: BottleneckView | None = Field(description="null: no job has succeeded")
     members: list[MemberView]
 

@@ -32,11 +32,15 @@ def machine_row(name, **fields):
         "peakMemoryBytes": 2_000_000_000,
         "peakGpuMemoryBytes": None,
         "pricePerHour": 3.06,
+        "cost": 0.0174,
         "costToTarget": 0.0765,
         "costPer1000Steps": 0.0415,
         "fastest": 1,
         "cheapest": 2,
         "mostAccurate": 1,
+        "onMetricTimeFront": True,
+        "onMetricCostFront": False,
+        "onTimeCostFront": None,
         "bottleneck": BOTTLENECK,
         "members": [],
     }
@@ -68,7 +72,8 @@ UNMEASURED = machine_row(
     failed=2,
     **dict.fromkeys(("stepsPerSecond", "speedup", "best", "seconds", "secondsToTarget", "peakMemoryBytes")),
     bottleneck=None,
-    **dict.fromkeys(("costToTarget", "costPer1000Steps", "fastest", "cheapest", "mostAccurate")),
+    **dict.fromkeys(("cost", "costToTarget", "costPer1000Steps", "fastest", "cheapest", "mostAccurate")),
+    **dict.fromkeys(("onMetricTimeFront", "onMetricCostFront")),
 )
 
 
@@ -98,6 +103,42 @@ def test_machines_that_cannot_be_told_apart_are_tied(cli, server):
     assert "tied fastest" in a100
     assert "tied fastest" in v100
     assert "fastest" not in k80
+
+
+def test_fronts_are_words_in_the_table_and_lines_below_it(cli, server):
+    low = {"median": 0.9, "low": 0.9, "high": 0.9}
+    cpu = machine_row("CPU", best=low, cost=0.001, onMetricTimeFront=False, onMetricCostFront=True)
+    v100 = machine_row("V100", onMetricCostFront=True, onTimeCostFront=True)
+    server.on("GET", "/comparisons/c1", comparison(v100, cpu, UNMEASURED, machine_row("TPU", simulated=True)))
+    shown = cli("compare", "show", "c1")
+    head, *rows = shown.stdout.splitlines()
+    assert [row[head.index("PARETO FRONT OF") :] for row in rows] == [
+        "acc|x and time; acc|x and cost; time and cost",
+        "acc|x and cost",
+        "",
+        "acc|x and time",
+    ]
+    assert [line for line in shown.stderr.splitlines() if "Pareto" in line] == [
+        "Pareto front of acc|x and time: V100 (0.95 in 20s)",
+        "Pareto front of acc|x and cost: CPU (0.9 for $0.0010), V100 (0.95 for $0.0174)",
+        "Pareto front of time and cost: V100 (1m 30s for $0.0765)",
+        "Pareto front of acc|x and time (simulated): TPU (0.95 in 20s)",
+    ]
+
+
+def test_without_metric_and_target_the_front_is_of_the_whole_run(cli, server):
+    row = machine_row("V100", onMetricTimeFront=None, onTimeCostFront=True)
+    server.on("GET", "/comparisons/c1", comparison(row, metric=None, target=None))
+    shown = cli("compare", "show", "c1")
+    assert "Pareto front of time and cost: V100 (20s for $0.0174)" in shown.stderr
+
+
+def test_a_server_of_before_the_fronts_is_understood(cli, server):
+    new = {"cost", "onMetricTimeFront", "onMetricCostFront", "onTimeCostFront"}
+    row = {name: value for name, value in machine_row("V100").items() if name not in new}
+    server.on("GET", "/comparisons/c1", comparison(row))
+    shown = cli("compare", "show", "c1")
+    assert (shown.returncode, "Pareto front of" in shown.stderr) == (0, False)
 
 
 def test_a_program_from_git_needs_no_upload(cli, server):
@@ -164,11 +205,13 @@ def test_a_comparison_is_exported(cli, server):
     rows = list(csv.DictReader(io.StringIO(cli("compare", "export", "c1", "--format", "csv").stdout)))
     assert [row["machineType"] for row in rows] == ["V100", "CPU"]
     assert (rows[0]["secondsToTarget"], rows[0]["secondsToTargetLow"], rows[1]["best"]) == ("90.0", "80.0", "")
+    assert [(row["onMetricTimeFront"], row["onMetricCostFront"]) for row in rows] == [("True", "False"), ("", "")]
     assert json.loads(cli("compare", "export", "c1", "--format", "json").stdout)["id"] == "c1"
     lines = cli("compare", "export", "c1").stdout.splitlines()
     assert "ACC\\|X" in lines[0]
     assert lines[1].count("---") == len(lines[0].replace("\\|", "").split("|")) - 2
     assert lines[-1] == "Be careful."
+    assert "Pareto front of acc\\|x and time: V100 (0.95 in 20s)" in lines
 
 
 def test_comparisons_are_listed_and_deleted(cli, server):

@@ -29,6 +29,47 @@ def test_a_comparison_is_shown_with_its_curves(signed_in_browser, client, train)
     assert "accuracy by cost" in page
 
 
+def test_pareto_fronts_are_drawn_and_said(signed_in_browser, client, train):
+    made = submit(client, metric="accuracy", target=0.8).json()
+    assert "front" not in signed_in_browser.get(f"/ui/comparisons/{made['id']}").text, "nothing is measured yet"
+    train(2, [0.5, 0.7, 0.8, 0.9])
+    train(1, [0.5, 0.7, 0.8, 0.95])
+    cpu, v100 = made["rows"]
+    page = signed_in_browser.get(f"/ui/comparisons/{made['id']}").text
+    figures = page.split("<figure>")[1:]
+    assert [figure.partition("</figcaption>")[0].rpartition(">")[2] for figure in figures] == [
+        "accuracy by running time",
+        "accuracy by cost",
+        "Cost to 0.8 by running time to 0.8",
+    ]
+    texts = [figure.rpartition("Pareto front of simulated machines: ")[2].partition("<")[0] for figure in figures]
+    assert texts == [
+        "V100 (0.95 in 4.0 s)",
+        f"CPU (0.9 for {dollars(cpu, 8)}), V100 (0.95 for {dollars(v100, 4)})",
+        f"V100 (3.0 s for {dollars(v100, 3)}), CPU (6.0 s for {dollars(cpu, 6)})",
+    ]
+    assert [figure.count("<circle") for figure in figures] == [2, 2, 2]
+    assert [figure.count("on-front") for figure in figures] == [1, 2, 2]
+    assert [figure.count('<path class="front"') for figure in figures] == [1, 1, 1]
+    assert [figure.count("Pareto front, its points filled") for figure in figures] == [1, 1, 1]
+    assert "On the Pareto front of accuracy and cost, of time and cost<" in page
+    assert "On the Pareto front of accuracy and time, of accuracy and cost, of time and cost<" in page
+
+
+def dollars(row, seconds):
+    return f"${row['pricePerHour'] * seconds / 3600:.4f}"
+
+
+def test_the_name_of_a_metric_is_text_on_the_page(signed_in_browser, client, train):
+    made = submit(client, metric="<b>").json()
+    for seconds in (2, 1):
+        train(seconds, [0.5, 0.7])
+    page = signed_in_browser.get(f"/ui/comparisons/{made['id']}").text
+    assert "On the Pareto front of time and cost" in page
+    assert "Left out" not in page, "nobody reported it"
+    assert "<b>" not in page
+
+
 def test_all_jobs_of_a_comparison_may_be_gone(signed_in_browser, client):
     made = submit(client).json()
     for row in made["rows"]:

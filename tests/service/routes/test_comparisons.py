@@ -96,6 +96,37 @@ def test_the_table_is_measured_from_metrics(client, train):
     assert any("Simulated machine types" in note for note in found["notes"])
 
 
+def fronts(found):
+    names = ("onMetricTimeFront", "onMetricCostFront", "onTimeCostFront")
+    return {row["machineType"]: tuple(row[name] for name in names) for row in found["rows"]}
+
+
+def test_the_fronts_and_who_is_left_out_of_them_are_told(client, train):
+    made = client.post(
+        "/comparisons", json=make_job_body(machineType="CPU,T4,V100", metric="accuracy", target=0.8)
+    ).json()
+    assert set(fronts(made).values()) == {(None, None, None)}
+    train(2, [0.5, 0.7, 0.8, 0.9])
+    train(1, [0.5, 0.6, 0.7, 0.75])
+    train(1, [0.5, 0.7, 0.8, 0.9])
+    found = client.get(f"/comparisons/{made['id']}").json()
+    assert fronts(found) == {"CPU": (False, True, True), "T4": (False, True, None), "V100": (True, False, True)}
+    cpu = found["rows"][0]
+    assert cpu["cost"] == pytest.approx(cpu["pricePerHour"] * 8 / 3600, rel=0.01)
+    assert "Left out of the Pareto front of time and cost, for lack of a figure: T4." in found["notes"]
+
+
+def test_unlike_jobs_are_on_no_front(client, train):
+    jobs = [make_job_body(machineType=each, envVars={"RATE": each}) for each in ("CPU", "V100")]
+    ids = [client.post("/jobs", json=job).json()["id"] for job in jobs]
+    made = client.post("/comparisons/from-jobs", json={"jobs": ids, "metric": "accuracy"}).json()
+    for seconds in (2, 1):
+        train(seconds, [0.5, 0.9])
+    found = client.get(f"/comparisons/{made['id']}").json()
+    assert set(fronts(found).values()) == {(None, None, None)}
+    assert not any("Pareto" in note for note in found["notes"])
+
+
 def test_a_failed_job_is_shown_and_not_measured(client, train):
     made = submit(client, metric="accuracy", target=0.8).json()
     train(1, [0.9], reason="exit_nonzero")

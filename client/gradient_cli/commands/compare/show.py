@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 2.0
 _RANKS = {"fastest": "fastest", "cheapest": "cheapest", "mostAccurate": "most accurate"}
+_FRONT = "PARETO FRONT OF"
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
@@ -93,12 +94,14 @@ def show(args: argparse.Namespace) -> int:
         print_json(found)
         return OK
     heads, rows = _table(found)
-    print_table(heads, rows, spare=("PEAK GPU", "PEAK MEMORY", "$/H", "$/1000 STEPS", "BOUND BY"))
+    print_table(heads, rows, spare=(_FRONT, "PEAK GPU", "PEAK MEMORY", "$/H", "$/1000 STEPS", "BOUND BY"))
     for each in found["differences"]:
         values = "; ".join(f"{value or 'none'} ({', '.join(ids)})" for value, ids in each["values"].items())
         terminal.print_message(f"differs: {terminal.sanitize(each['name'])}: {terminal.sanitize(values)}")
     for text in found["notes"]:
         terminal.print_message(f"note: {terminal.sanitize(text)}")
+    for line in _front_lines(found):
+        terminal.print_message(terminal.sanitize(line))
     for line in _judgements(found):
         terminal.print_message(line)
     return OK
@@ -145,7 +148,7 @@ def _table(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
     heads = ["MACHINE", "JOBS", "STEPS/S", "PACE"]
     heads += [metric.upper()] if metric else []
     heads += [f"TO {target:g}", f"$ TO {target:g}"] if target is not None else ["RAN"]
-    heads += ["$/1000 STEPS", "$/H", "PEAK MEMORY", "PEAK GPU", "BOUND BY", "RANKED"]
+    heads += ["$/1000 STEPS", "$/H", "PEAK MEMORY", "PEAK GPU", "BOUND BY", "RANKED", _FRONT]
     rows = found["rows"]
     labels = {simulated: _rank_labels(rows, simulated=simulated) for simulated in (False, True)}
     return tuple(heads), [_row(row, metric, target, labels[row["simulated"]]) for row in rows]
@@ -181,7 +184,40 @@ def _row(row: Mapping[str, Any], metric: str, target: float | None, rank_labels:
         "" if row["peakGpuMemoryBytes"] is None else format_size(row["peakGpuMemoryBytes"]),
         _bound(row),
         ", ".join(label for name, label in rank_labels.items() if row[name] == 1),
+        "; ".join(label for name, label in _front_names(metric).items() if row.get(name)),
     ]
+
+
+def _front_names(metric: str) -> dict[str, str]:
+    """Return the names of the Pareto fronts by their name in a row; servers before them do not send them."""
+    of_metric = {"onMetricTimeFront": f"{metric} and time", "onMetricCostFront": f"{metric} and cost"}
+    return {**(of_metric if metric else {}), "onTimeCostFront": "time and cost"}
+
+
+def _front_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return for each Pareto front its machine types with both figures, fastest or cheapest first."""
+    lines = []
+    for simulated in (False, True):
+        for name, label in _front_names(found["metric"] or "").items():
+            rows = [row for row in found["rows"] if row["simulated"] == simulated and row.get(name)]
+            points = sorted(_front_point(row, name, found["target"]) for row in rows)
+            if points:
+                kind = " (simulated)" if simulated else ""
+                lines.append(f"Pareto front of {label}{kind}: {', '.join(text for _, text in points)}")
+    return lines
+
+
+def _front_point(row: Mapping[str, Any], name: str, target: float | None) -> tuple[float, str]:
+    """Return the figure by which a front is sorted, and both figures in words."""
+    time, cost = row["seconds"], row["cost"]
+    if name == "onTimeCostFront":
+        if target is not None:
+            time, cost = row["secondsToTarget"], row["costToTarget"]
+        return time["median"], f"{row['machineType']} ({_median_duration(time)} for {format_money(cost)})"
+    best = f"{row['best']['median']:.4g}"
+    if name == "onMetricTimeFront":
+        return time["median"], f"{row['machineType']} ({best} in {_median_duration(time)})"
+    return cost, f"{row['machineType']} ({best} for {format_money(cost)})"
 
 
 def _bound(row: Mapping[str, Any]) -> str:
@@ -243,6 +279,8 @@ def _print_markdown(found: Mapping[str, Any]) -> None:
     for row in found["rows"]:
         if row.get("bottleneck"):
             print(f"\n{_escape(row['machineType'])}: {_escape(' '.join(_sentences(row['bottleneck'])))}")
+    for line in _front_lines(found):
+        print(f"\n{_escape(line)}")
     for text in found["notes"]:
         print(f"\n{terminal.sanitize(text)}")
 

@@ -1,0 +1,133 @@
+"""The Pareto front: of bare points, and of machines of known speeds, prices and accuracies."""
+
+from dataclasses import replace
+
+import pytest
+
+from core.comparison.front import find_front
+from core.comparison.measurement import Arrival, Pace
+from core.comparison.run_figures import RunFigures
+from core.comparison.table import Member, build_table
+
+
+@pytest.mark.parametrize(
+    ("points", "front"),
+    [
+        ([(1, 3), (2, 2), (3, 1)], [True, True, True]),
+        ([(1, 3), (2, 2), (3, 2.5)], [True, True, False]),
+        ([(1, 1), (2, 2)], [True, False]),
+        ([(1, 2), (1, 1)], [False, True]),
+        ([(1, 1), (2, 1)], [True, False]),
+        ([(1, 1), (1, 1), (2, 2)], [True, True, False]),
+        ([(0, 0), (1, 1), (1, 1)], [True, False, False]),
+        ([(1, 3), None, (2, 2)], [True, None, True]),
+        ([None, (1, 1)], [None, None]),
+        ([None, None], [None, None]),
+        ([], []),
+    ],
+)
+def test_a_point_is_on_the_front_unless_another_is_better_in_one_figure_and_as_good_in_the_other(points, front):
+    assert find_front(points) == front
+
+
+def member(machine_type, price, seconds, best, to_target, **fields):
+    """A job that succeeded after these seconds, and reached its target after others."""
+    made = Member(
+        job_id=f"j{machine_type}",
+        machine_type=machine_type,
+        simulated=False,
+        state="succeeded",
+        price_per_hour=price,
+        seconds=seconds,
+        pace=Pace(1, 1, 1),
+        best=best,
+        arrival=None if to_target is None else Arrival(to_target, 100),
+        memory_bytes=None,
+        gpu_memory_bytes=None,
+        figures=RunFigures(),
+    )
+    return replace(made, **fields)
+
+
+# Costs of the whole runs: CPU $1, T4 $0.50, V100 $1.50, A100 $2, K80 $3. Until the target: $0.80, $0.40, $0.30, ...
+CPU = member("CPU", price=0.5, seconds=7200, best=0.97, to_target=5760)
+T4 = member("T4", price=1.0, seconds=1800, best=0.92, to_target=1440)
+V100 = member("V100", price=3.0, seconds=1800, best=0.95, to_target=360)
+A100 = member("A100", price=8.0, seconds=900, best=0.95, to_target=300)
+K80 = member("K80", price=1.2, seconds=9000, best=0.91, to_target=7200)
+MACHINES = [CPU, T4, V100, A100, K80]
+NOWHERE = (None, None, None)
+
+
+def fronts(*members, goal="max", target=0.9, ranked=True):
+    """For each machine type: on the front of metric and time, of metric and cost, and of time and cost."""
+    return {
+        row.machine_type: (row.on_metric_time_front, row.on_metric_cost_front, row.on_time_cost_front)
+        for row in build_table(members, goal, target, ranked=ranked)
+    }
+
+
+def test_machines_of_known_speed_price_and_accuracy():
+    assert fronts(*MACHINES) == {
+        "CPU": (True, True, False),
+        "T4": (False, True, False),
+        "V100": (False, False, True),
+        "A100": (True, False, True),
+        "K80": (False, False, False),
+    }
+
+
+def test_the_figures_are_of_the_whole_run():
+    rows = {row.machine_type: row for row in build_table(MACHINES, "max", 0.9, ranked=True)}
+    assert {name: row.cost for name, row in rows.items()} == pytest.approx(
+        {"CPU": 1.0, "T4": 0.5, "V100": 1.5, "A100": 2.0, "K80": 3.0}
+    )
+
+
+def test_without_a_target_time_and_cost_are_of_the_whole_run():
+    whole = {name: of_both for name, (_, _, of_both) in fronts(*MACHINES, target=None).items()}
+    assert whole == {"CPU": False, "T4": True, "V100": False, "A100": True, "K80": False}
+
+
+def test_a_metric_that_should_fall_turns_the_front():
+    low = {name: of_cost for name, (_, of_cost, _) in fronts(*MACHINES, goal="min").items()}
+    assert low == {"CPU": False, "T4": True, "V100": False, "A100": False, "K80": True}
+
+
+def test_equal_machines_are_both_on_the_front():
+    twin = replace(CPU, machine_type="CPU2")
+    assert fronts(CPU, twin, K80)["CPU2"] == fronts(CPU, twin, K80)["CPU"] == (True, True, True)
+
+
+def test_repeats_count_by_their_median():
+    other = replace(T4, best=0.99)
+    found = fronts(T4, other, replace(T4, best=0.9), V100)
+    assert found["V100"] == (True, True, True), "the best of three repeats on T4 is 0.99, their median 0.92"
+
+
+def test_a_machine_without_a_figure_is_left_out_and_beats_nothing():
+    found = fronts(replace(T4, best=None), replace(V100, arrival=None), A100, CPU)
+    assert found == {
+        "T4": (None, None, True),
+        "V100": (False, False, None),
+        "A100": (True, False, True),
+        "CPU": (True, True, False),
+    }
+
+
+@pytest.mark.parametrize("state", ["failed", "unfinished"])
+def test_what_did_not_succeed_is_on_no_front_and_beats_nothing(state):
+    perfect = member("TPU", price=0.1, seconds=1, best=1.0, to_target=1, state=state)
+    assert fronts(perfect, *MACHINES) == {"TPU": NOWHERE, **fronts(*MACHINES)}
+
+
+def test_unlike_jobs_have_no_front():
+    assert set(fronts(*MACHINES, ranked=False).values()) == {NOWHERE}
+
+
+def test_simulated_machines_have_a_front_of_their_own():
+    stand_ins = [replace(T4, simulated=True, seconds=1), replace(K80, simulated=True, seconds=2)]
+    found = fronts(*stand_ins, CPU, V100)
+    assert {name: found[name] for name in ("CPU", "V100")} == fronts(CPU, V100)
+    assert (found["T4"][0], found["K80"][0]) == (True, False)
+    assert fronts(stand_ins[0], CPU, V100)["T4"] == NOWHERE, "compared with nothing"
