@@ -4,7 +4,7 @@ import pytest
 from support.browser import Browser
 from support.sample_dashboard import PAGES, SampleDashboard
 
-SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
+SIZES = {"wide": (1440, 900), "tablet": (768, 1024), "narrow": (390, 844)}
 FAULTS = """axe.run({resultTypes: ["violations"]}).then(({violations}) =>
     violations.map(({id, help, nodes}) => [id, help, nodes.slice(0, 3).map((node) => node.html)]))"""
 TOO_WIDE = """[document.documentElement, ...document.querySelectorAll("main section")]
@@ -20,7 +20,7 @@ def dashboard(tmp_path_factory):
     sample.deployment.stop()
 
 
-@pytest.fixture(params=SIZES)
+@pytest.fixture(params=["wide", "narrow"])
 def browser(request, dashboard, tmp_path):
     browser = Browser(tmp_path, size=SIZES[request.param])
     dashboard.sign_in(browser)
@@ -43,4 +43,13 @@ def test_every_page_serves_everybody(dashboard, browser, axe_core, theme):
     for page in sorted(PAGES):
         dashboard.open(browser, page)
         found[page] = faults(browser, axe_core)
+    assert {page: of_page for page, of_page in found.items() if of_page} == {}
+
+
+@pytest.mark.parametrize("browser", ["tablet"], indirect=True)
+def test_no_page_is_wider_than_a_tablet(dashboard, browser):
+    found = {}
+    for page in sorted(PAGES):
+        dashboard.open(browser, page)
+        found[page] = browser.evaluate(TOO_WIDE)
     assert {page: of_page for page, of_page in found.items() if of_page} == {}
