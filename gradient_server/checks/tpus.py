@@ -1,4 +1,4 @@
-"""Checks of Google Cloud for TPU jobs: credentials, permissions, zones and what they offer, network, packages, buckets."""
+"""Checks of Google Cloud for TPU jobs: credentials, permissions, what zones offer, network, packages, buckets."""
 
 from collections.abc import Iterator
 
