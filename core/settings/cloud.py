@@ -13,6 +13,7 @@ from core.settings.retention import MAX_DAYS
 _DISK_PLACE = r"^[a-z0-9-]+/[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
 _BUCKET_NAME = r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$"
 _BUCKET_URL = r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[^\r\n]{0,500})?"
+_PACKAGES_URL = r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._+=@-]+)+/?"
 
 
 class TpuSettings(SettingsGroup):
@@ -91,6 +92,11 @@ class TpuSettings(SettingsGroup):
         default="2.20.0",
         description="version of tensorflow-tpu that new nodes serve at port 8470; jobs need the same version",
     )
+    packages: str | None = Field(
+        default=None,
+        description="folder of wheels in Cloud Storage, gs://BUCKET/FOLDER, from which new nodes install TensorFlow "
+        "without the Internet; default: they install it from PyPI",
+    )
     runner: Literal["docker", "process"] = Field(
         default="docker",
         description="what runs a TPU job on the worker's host: docker, or process (no isolation at all)",
@@ -116,6 +122,16 @@ class TpuSettings(SettingsGroup):
     simulator_address: str | None = Field(
         default=None, description="HOST:PORT of `gradient-server tpu-simulator`, used instead of Google's API"
     )
+
+    @field_validator("packages")
+    @classmethod
+    def _is_folder(cls, packages: str | None) -> str | None:
+        if packages is not None and re.fullmatch(_PACKAGES_URL, packages) is None:
+            raise ValueError(
+                "must be gs://BUCKET/FOLDER: the bucket's name in lower case, then at least one folder of letters, "
+                "digits and ._+=@-"
+            )
+        return packages
 
     @property
     def backend(self) -> str | None:

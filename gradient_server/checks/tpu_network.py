@@ -49,6 +49,9 @@ class _Check:
         self._ingress = network.ingress()
         self._egress = network.egress()
         self._has_route = network.has_internet_route()
+        self._needs = "storage.googleapis.com and, for the start, " + (
+            "an image registry or pypi.org" if self._tpu.packages is None else "the registry of images on TPU VMs"
+        )
 
     def run(self, machines: Sequence[MachineType], api: TpuApi) -> Iterator[Finding]:
         zones = self._tpu.zones
@@ -131,14 +134,13 @@ class _Check:
                 "tpu-firewall",
                 f"{region}: rule {rule.name} denies nodes every address but those of {names}; whether these are enough "
                 "was not checked.",
-                "Nodes need storage.googleapis.com and, for their start, an image registry or pypi.org.",
+                f"Nodes need {self._needs}.",
             )
         else:
             yield problem(
                 "tpu-firewall",
                 f"{region}: rule {rule.name} denies nodes all connections to port {_HTTPS_PORT}: they fetch nothing.",
-                "Allow storage.googleapis.com and, for the start, an image registry or pypi.org, with a lower priority "
-                "number.",
+                f"Allow {self._needs}, with a lower priority number.",
             )
 
     def _route(
@@ -158,17 +160,23 @@ class _Check:
             how = "external addresses" if self._tpu.external_ips else "Cloud NAT"
             return ok("tpu-route", f"{region}: nodes reach the Internet by {how}.")
         without = f"{region}: nodes in {subnetwork.name} have no external address, and there is no Cloud NAT"
-        if remote:
-            return problem(
-                "tpu-route", f"{without}: those of {_names(remote)} cannot install TensorFlow from pypi.org.", nat
-            )
-        if not subnetwork.google_access:
+        if remote and self._tpu.packages is None:
             return problem(
                 "tpu-route",
-                f"{without} and no Private Google Access: the VMs of {_names(on_vm)} cannot fetch their job.",
+                f"{without}: those of {_names(remote)} cannot install TensorFlow from pypi.org.",
+                f"{nat} Or set GRADIENT_TPU__PACKAGES, and turn on Private Google Access.",
+            )
+        if not subnetwork.google_access:
+            lost = [f"the VMs of {_names(on_vm)} cannot fetch their job"] if on_vm else []
+            lost += [f"those of {_names(remote)} cannot fetch {self._tpu.packages}"] if remote else []
+            return problem(
+                "tpu-route",
+                f"{without} and no Private Google Access: {' and '.join(lost)}.",
                 f"gcloud compute networks subnets update {subnetwork.name} --region {region} "
                 "--enable-private-ip-google-access",
             )
+        if not on_vm:
+            return ok("tpu-route", f"{without}; they reach {self._tpu.packages} by Private Google Access.")
         return warning(
             "tpu-route",
             f"{without}: they reach the bucket, but images of Google's registries only.",

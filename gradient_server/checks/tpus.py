@@ -1,11 +1,11 @@
-"""Checks of Google Cloud for TPU jobs: credentials, permissions, zones with the wanted types, network, buckets."""
+"""Checks of Google Cloud for TPU jobs: credentials, permissions, what zones offer, network, packages, buckets."""
 
 from collections.abc import Iterator
 
 from core.catalogue.machine_types import Catalogue, MachineType
 from core.errors import GradientError
 from core.settings import Settings
-from gradient_server.checks import tpu_network
+from gradient_server.checks import tpu_network, tpu_packages
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from worker.backends.tpu import node_state
 from worker.backends.tpu.api import ApiError, ApiUnavailable, TpuApi
@@ -46,6 +46,7 @@ def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator
     yield from _zones(settings, api, wanted)
     if tpu.simulator_address is None:
         yield from tpu_network.check(settings, wanted, api)
+        yield from tpu_packages.check(settings, wanted)
     yield from _pool(settings, api)
     yield from _buckets(settings, open_bucket)
     yield ok(

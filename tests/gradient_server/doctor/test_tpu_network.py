@@ -85,6 +85,20 @@ def test_a_node_that_installs_tensorflow_needs_the_internet(findings, compute):
     assert (status, "cannot install TensorFlow from pypi.org" in words) == (Status.PROBLEM, True)
 
 
+def test_a_node_that_installs_from_a_bucket_needs_googles_apis_alone(findings, compute):
+    packages = {"packages": "gs://mirror/tpu"}
+    status, words = only(findings(REMOTE, **packages), "tpu-route")
+    assert (status, "and no Private Google Access: those of TPU" in words) == (Status.PROBLEM, True)
+    assert "cannot fetch gs://mirror/tpu." in words
+    assert "--region us-central1 --enable-private-ip-google-access" in words
+    compute.subnetworks[CENTRAL][0]["privateIpGoogleAccess"] = True
+    status, words = only(findings(REMOTE, **packages), "tpu-route")
+    assert (status, "they reach gs://mirror/tpu by Private Google Access" in words) == (Status.OK, True)
+    vm_too = {"placement_by_type": {"TPU v3-8": "vm"}}
+    status, words = only(findings(REMOTE, **packages, **vm_too), "tpu-route")
+    assert (status, "images of Google's registries only" in words) == (Status.WARNING, True)
+
+
 def test_a_network_without_a_default_route(findings, compute):
     compute.routes.clear()
     status, words = only(findings(ON_VMS, external_ips=True), "tpu-route")

@@ -1,6 +1,7 @@
 """Describes the node of a job, and checks that a job can reach it."""
 
 import json
+import shlex
 import socket
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ LABEL, LABEL_JOB, LABEL_ATTEMPT = "gradient-jobs", "gradient-job", "gradient-att
 """Labels of created resources: the installation, the job and the attempt."""
 
 _STARTUP = Path(__file__).with_name("tensorflow_server.sh")
+_PROGRAMS = ("__init__.py", "account.py", "deletion.py", "connection_watch.py", "wheels.py")
 _CONNECT_SECONDS = 5.0
 _RUNTIMES = {"v5litepod": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
 _DEFAULT_RUNTIME = "tpu-ubuntu2204-base"
@@ -60,14 +62,15 @@ def _serve_tensorflow(spec: LaunchSpec, settings: TpuSettings, zone: str) -> str
     """Return the start-up script of a node that serves its TPU to a job elsewhere."""
     watch = {
         "port": TPU_PORT,
-        "seconds": settings.vm_abandoned_seconds,
+        "seconds": max(settings.vm_abandoned_seconds, settings.probe_seconds),  # it also counts during installation
         "resources": resource_names(spec, zone, settings),
     }
     return (
         _STARTUP.read_text()
         .replace("@TENSORFLOW@", settings.tensorflow)
+        .replace("@PACKAGES@", shlex.quote(settings.packages or ""))
         .replace("@WATCH@", json.dumps(watch))
-        .replace("@AGENT@", write_programs("__init__.py", "account.py", "deletion.py", "connection_watch.py"))
+        .replace("@AGENT@", write_programs(*_PROGRAMS))
     )
 
 

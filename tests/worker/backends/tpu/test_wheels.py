@@ -1,0 +1,192 @@
+"""The installation of TensorFlow from wheels in Cloud Storage: a node's start-up script is run in a folder.
+
+Its programs reach nothing but Google's servers of the tests, by their real names and TLS.
+"""
+
+import ensurepip
+import os
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from support import google_storage_fake
+from support.deployment import wait_until
+from support.package_index import PackageIndex
+
+from core.settings import Settings
+
+pytestmark = pytest.mark.integration
+
+FOLDER = "gs://mirror/tpu/wheels"
+PREFIX = "tpu/wheels/"
+[PIP] = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
+
+
+@pytest.fixture
+def storage(google):
+    google.storage.buckets["mirror"] = {}
+    google.storage.prefixes["ya29.vm"] = ""  # of the VM's account
+    return google.storage
+
+
+@pytest.fixture
+def fill(storage, tmp_path):
+    """Puts small wheels of these names into the folder, with pip's own."""
+    index = PackageIndex(tmp_path / "index")
+
+    def fill(**requires):
+        for name, required in requires.items():
+            version = {"tensorflow_tpu": "2.20.0", "libtpu": "0.0.14"}.get(name, "1.0")
+            wheel = index.add_wheel(name, version, requires=required)
+            storage.put("mirror", f"{PREFIX}{wheel.name}", wheel.read_bytes())
+        storage.put("mirror", f"{PREFIX}{PIP.name}", PIP.read_bytes())
+
+    yield fill
+    index.close()
+
+
+class Vm:
+    """A new VM: a folder in which a start-up script runs, with no apt and no systemd."""
+
+    def __init__(self, folder: Path, script: str, environment: dict[str, str]) -> None:
+        self.place = folder / "place"
+        self.units = folder / "units"
+        self.units.mkdir(parents=True)
+        for name in ("systemctl", "apt-get"):
+            (folder / "bin").mkdir(exist_ok=True)
+            (folder / "bin" / name).write_text(f'#!/bin/sh\necho "{name} $*" >>{folder}/commands\n')
+            (folder / "bin" / name).chmod(0o755)
+        self._folder = folder
+        self._script = (
+            script.replace("/opt/gradient-tpu", str(self.place))
+            .replace("/etc/systemd/system", str(self.units))
+            .replace("sleep 30", "sleep 0.1")
+        )
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "GRADIENT_"))}
+        self._environment = inherited | environment | {"PATH": f"{folder}/bin:{os.environ['PATH']}"}
+
+    @contextmanager
+    def starting(self):
+        """Start it; it has ended its script when the block ends."""
+        with (self._folder / "serial").open("wb") as serial:
+            process = subprocess.Popen(
+                ["bash", "-s"], stdin=subprocess.PIPE, stdout=serial, stderr=serial, env=self._environment
+            )
+            try:
+                process.stdin.write(self._script.encode())
+                process.stdin.close()
+                yield
+                assert process.wait(60) == 0, self.serial_log()
+            finally:
+                process.kill()
+                process.wait()
+
+    def start(self) -> None:
+        with self.starting():
+            pass
+
+    def serial_log(self) -> str:
+        return (self._folder / "serial").read_text()
+
+    def commands(self) -> list[str]:
+        return (self._folder / "commands").read_text().splitlines()
+
+    def run_python(self, program: str) -> str:
+        python = self.place / "venv" / "bin" / "python"
+        return subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def vm(make_google_harness, google, tmp_path):
+    place = make_google_harness(packages=FOLDER)
+    place.running("echo up; sleep 600")
+    script = google.tpu.node().metadata["startup-script"]
+    return Vm(tmp_path / "vm", script, google.environment() | {"GCE_METADATA_HOST": google.vms.metadata_host})
+
+
+def of_wheels(storage):
+    return [one for one in storage.requests if "/b/mirror/" in one]
+
+
+def test_a_node_installs_from_the_folder_alone_and_once(vm, fill, storage, monkeypatch):
+    monkeypatch.setattr(google_storage_fake, "PAGE", 2)
+    fill(tensorflow_tpu=("small-dependency>=1",), libtpu=(), small_dependency=(), unneeded=())
+    storage.put("mirror", f"{PREFIX}README.txt", b"not a wheel")
+    storage.put("mirror", "tpu/wheels-old/libtpu-0.0.14-py3-none-any.whl", b"in another folder")
+    vm.start()
+    assert vm.run_python("import tensorflow_tpu, small_dependency; print(tensorflow_tpu.VERSION)") == "2.20.0\n"
+    assert (vm.units / "gradient-tpu.service").read_text().count(f"ExecStart={vm.place}/venv/bin/python") == 1
+    assert vm.commands() == [
+        "systemctl daemon-reload",
+        "systemctl enable --now gradient-watch.service",
+        "systemctl daemon-reload",
+        "systemctl enable --now gradient-tpu.service",
+    ]
+    assert not (vm.place / "wheels").exists()
+    before = of_wheels(storage)
+    assert sum("pageToken" in one for one in before) == 2
+    assert sum("alt=media" in one for one in before) == 5
+    vm.start()
+    assert of_wheels(storage) == before
+
+
+def test_an_empty_folder_is_reported_until_it_is_filled(vm, fill):
+    with vm.starting():
+        wait_until(lambda: vm.serial_log().count("the next attempt is in 30 seconds") >= 2, "two attempts")
+        assert f"{FOLDER}: no wheel of pip, tensorflow-tpu, libtpu in this folder" in vm.serial_log()
+        assert vm.commands()[1:] == ["systemctl enable --now gradient-watch.service"], "the node can delete itself"
+        fill(tensorflow_tpu=(), libtpu=())
+    assert vm.run_python("import tensorflow_tpu, libtpu") == ""
+
+
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        (("GET .*prefix=tpu%2Fwheels", 403), "HTTP 403"),
+        (("GET .*libtpu.*alt=media", 503), "HTTP 503"),
+    ],
+)
+def test_a_refused_request_is_reported_and_tried_again(vm, fill, storage, refused, message):
+    fill(tensorflow_tpu=(), libtpu=())
+    storage.refuse.append(refused)
+    vm.start()
+    assert vm.serial_log().count(message) == 1
+    assert "as the test wants it" in vm.serial_log()
+    assert vm.run_python("import tensorflow_tpu, libtpu") == ""
+
+
+@pytest.mark.parametrize(("wrong", "message"), [({"md5Hash": "AAAA"}, "another MD5"), ({"size": "7"}, "has 7 bytes")])
+def test_a_file_that_does_not_arrive_whole_is_not_installed(vm, fill, monkeypatch, wrong, message):
+    fill(tensorflow_tpu=(), libtpu=())
+    describe = google_storage_fake.GoogleHandler._resource
+    once = [wrong]
+
+    def describe_wrongly(self, bucket, name):
+        return describe(self, bucket, name) | (once.pop() if "libtpu" in name and once else {})
+
+    monkeypatch.setattr(google_storage_fake.GoogleHandler, "_resource", describe_wrongly)
+    vm.start()
+    assert message in vm.serial_log()
+    assert vm.run_python("import tensorflow_tpu, libtpu") == ""
+
+
+def test_a_missing_dependency_is_named(vm, fill):
+    with vm.starting():
+        fill(tensorflow_tpu=("small-dependency>=1",), libtpu=())
+        wait_until(
+            lambda: "the next attempt" in vm.serial_log() and "small-dependency" in vm.serial_log(), "pip's error"
+        )
+        fill(small_dependency=())
+    assert "No matching distribution found for small-dependency" in vm.serial_log()
+    assert vm.run_python("import small_dependency") == ""
+
+
+@pytest.mark.parametrize(
+    "packages", ["gs://mirror", "gs://mirror/", "mirror/tpu", "gs://Mirror/tpu", "gs://mirror/a'b"]
+)
+def test_a_setting_that_is_not_a_folder_is_refused(monkeypatch, packages):
+    monkeypatch.setenv("GRADIENT_TPU__PACKAGES", packages)
+    with pytest.raises(ValidationError, match="must be gs://BUCKET/FOLDER"):
+        Settings()

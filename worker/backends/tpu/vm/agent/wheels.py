@@ -1,0 +1,97 @@
+"""Downloads the wheels in a folder of Cloud Storage, with the VM's own account.
+
+Run as `python3 -m agent.wheels gs://BUCKET/FOLDER DESTINATION`.
+"""
+
+import base64
+import hashlib
+import http.client
+import json
+import os
+import re
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from . import CALL_SECONDS
+from .account import read_token
+
+_STORAGE = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
+_CHUNK_BYTES = 1024**2
+REQUIRED = ("pip", "tensorflow-tpu", "libtpu")
+"""Packages whose wheels a folder must have; pip names those of TensorFlow's dependencies that are missing."""
+
+
+def download(folder: str, destination: Path) -> None:
+    """Download all wheels below a folder to one new directory.
+
+    Raises:
+        OSError: Cloud Storage or the metadata server does not answer, or refuses the request.
+        ValueError: A required package has no wheel, or a file did not arrive whole.
+    """
+    bucket, prefix = split_url(folder)
+    objects = f"{_STORAGE}/storage/v1/b/{bucket}/o"
+    wheels = [one for one in _list(objects, prefix) if one["name"].endswith(".whl")]
+    if lacking := find_lacking((one["name"] for one in wheels), REQUIRED):
+        raise ValueError(f"no wheel of {', '.join(lacking)} in this folder; docs/tpu.md has the commands that fill it")
+    sys.stderr.write(f"downloading {len(wheels)} wheels from {folder}\n")
+    destination.mkdir()
+    for one in wheels:
+        _fetch(objects, one, destination / one["name"].rpartition("/")[2])
+
+
+def split_url(folder: str) -> tuple[str, str]:
+    """Return the bucket of a folder, and the prefix of the objects below it."""
+    bucket, _, path = folder.removeprefix("gs://").partition("/")
+    return bucket, path.rstrip("/") + "/"
+
+
+def find_lacking(names: Iterable[str], packages: Iterable[str]) -> list[str]:
+    """Return the packages of which no wheel is among these objects."""
+    files = [name.rpartition("/")[2] for name in names if name.endswith(".whl")]
+    found = {re.sub(r"[-_.]+", "-", file.partition("-")[0]).lower() for file in files}
+    return [package for package in packages if package not in found]
+
+
+def _list(objects: str, prefix: str) -> Iterator[dict[str, Any]]:
+    token = ""
+    while True:
+        query = urllib.parse.urlencode({"prefix": prefix} | ({"pageToken": token} if token else {}))
+        with _open(f"{objects}?{query}") as answer:
+            page = json.load(answer)
+        yield from page.get("items", ())
+        token = page.get("nextPageToken", "")
+        if not token:
+            return
+
+
+def _fetch(objects: str, one: dict[str, Any], target: Path) -> None:
+    md5, size = hashlib.md5(usedforsecurity=False), 0
+    with _open(f"{objects}/{urllib.parse.quote(one['name'], safe='')}?alt=media") as answer, target.open("wb") as file:
+        while chunk := answer.read(_CHUNK_BYTES):
+            file.write(chunk)
+            md5.update(chunk)
+            size += len(chunk)
+    if size != int(one["size"]):
+        raise ValueError(f"{one['name']} has {one['size']} bytes, but {size} arrived")
+    # A composite object, as parallel uploads make it, has no MD5. pip checks the CRC of each file in a wheel.
+    if "md5Hash" in one and base64.b64decode(one["md5Hash"]) != md5.digest():
+        raise ValueError(f"{one['name']} arrived with another MD5 than {one['md5Hash']}")
+
+
+def _open(url: str) -> Any:  # noqa: ANN401 - a response of urllib's, whose type it keeps to itself
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {read_token()}"})  # noqa: S310 - Google's, or a simulator's
+    return urllib.request.urlopen(request, timeout=CALL_SECONDS)  # noqa: S310 - the same
+
+
+if __name__ == "__main__":
+    try:
+        download(sys.argv[1], Path(sys.argv[2]))
+    except urllib.error.HTTPError as error:
+        sys.exit(f"{sys.argv[1]}: {error.url}: HTTP {error.code}: {error.read().decode(errors='replace')}")
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        sys.exit(f"{sys.argv[1]}: {error}")
