@@ -111,7 +111,7 @@ def test_counts_and_last_failures_do_not_read_every_job_of_a_state(client, datab
             if " FROM jobs" in " ".join(statement.split())
             for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
         ]
-    for index in ("ix_jobs_failed", "ix_jobs_project_id_kept", "ix_jobs_waiting_pool"):
+    for index in ("ix_jobs_failed", "ix_jobs_finished_at", "ix_jobs_project_id_kept", "ix_jobs_waiting_pool"):
         assert any(f"INDEX {index}" in step for step in plans), (index, plans)
 
 
