@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 
 from core.catalogue.images import ImageCatalogue
 from core.catalogue.machine_types import Catalogue, MachineType
+from core.monitoring.cost_today import CostToday
 from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
 from core.storage import stores
@@ -43,6 +44,7 @@ class AppState(stores.Stores):
         streams: The logs being followed now.
         limits: The limits per key.
         job_counts: Numbers of jobs by project.
+        cost_today: Cost of all jobs since midnight.
         storage_usage: Sizes of the projects' storage.
         submissions: Commits concurrent submissions together.
         metrics: Cached responses with jobs' metrics.
@@ -61,6 +63,7 @@ class AppState(stores.Stores):
     streams: StreamRegistry
     limits: Limits
     job_counts: JobCounts
+    cost_today: CostToday = field(default_factory=CostToday)
     text_indexes: LineIndexCache = field(default_factory=LineIndexCache)
     storage_usage: StorageUsage = field(init=False)
     boards: Boards = field(init=False)

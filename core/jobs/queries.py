@@ -97,14 +97,6 @@ def failed_since(session: Session, since: datetime, *, limit: int) -> list[Job]:
     return list(session.scalars(failed.order_by(Job.finished_at.desc()).limit(limit)))
 
 
-def run_since(session: Session, since: datetime) -> list[tuple[float, datetime, datetime | None]]:
-    """Return price per hour, start and end (None: it runs) of the jobs whose last attempt ran at `since` or later."""
-    columns = select(Job.price_per_hour, Job.started_at, func.coalesce(Job.ended_at, Job.finished_at))
-    ended, running = columns.where(Job.finished_at >= since), columns.where(Job.state.in_(OWNED))
-    rows = [row for query in (ended, running) for row in session.execute(query)]
-    return [(row[0], row[1], row[2]) for row in rows if row[1] is not None]
-
-
 def get_row(session: Session, job_id: str) -> Job | None:
     """Return the job's row, even of a deleted job; None if there is none."""
     return session.scalar(select(Job).where(Job.id == job_id))

@@ -1,7 +1,8 @@
 """A snapshot of jobs, queues and workers for monitoring.
 
-Everything is read from the database, at a cost that does not depend on the number of ended jobs: the others are found
-by the index on the state. Jobs that end are counted by `core.monitoring.job_event_totals`.
+Everything is read from the database, at a cost that does not depend on the number of ended jobs: those that workers
+hold are found by the index on the state, and waiting ones are counted in an index that has all columns of the count.
+Jobs that end are counted by `core.monitoring.job_event_totals`.
 """
 
 from collections import Counter
@@ -12,29 +13,28 @@ from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.jobs import GpuAllocation, Job, Outbox, RepairCount, Worker
+from core.db.models.jobs import IS_COUNTED_QUEUED, GpuAllocation, Job, Outbox, RepairCount, Worker
 from core.jobs.queries import WORKER_STALE_SECONDS
-from core.jobs.states import TERMINAL, JobState
+from core.jobs.states import OWNED, JobState
 
 WORKER_FORGOTTEN_SECONDS = 24 * 3600
 """A worker not seen for this long counts as removed; until then, as missing."""
 BROKER_SILENT_SECONDS = 180
 """A worker with a broker pings itself far more often, and restarts earlier if no ping arrives."""
 
-# Listed: with "NOT IN (ended states)" the index on the state would not be used.
-_LIVE = [state for state in JobState if state not in TERMINAL]
+_pool = (Job.machine_type, Job.backend)
 _waits_since = func.coalesce(Job.run_after, Job.created_at)
-_is_stale = (Job.state != JobState.QUEUED) & (Job.heartbeat_at < now(-WORKER_STALE_SECONDS))
-_of_one_kind = (Job.state, Job.backend, Job.machine_type, Job.worker)
-_JOBS = (
-    select(
-        *_of_one_kind,
-        func.count().label("jobs"),
-        func.min(_waits_since).label("since"),
-        func.sum(case((_is_stale, 1), else_=0)).label("silent"),
-    )
-    .where(Job.state.in_(_LIVE))
-    .group_by(*_of_one_kind)
+_WAITING = (
+    select(*_pool, func.count().label("jobs"), func.min(_waits_since).label("since"))
+    .where(IS_COUNTED_QUEUED)
+    .group_by(*_pool)
+)
+_is_stale = Job.heartbeat_at < now(-WORKER_STALE_SECONDS)
+_held_alike = (Job.state, *_pool, Job.worker)
+_HELD = (
+    select(*_held_alike, func.count().label("jobs"), func.sum(case((_is_stale, 1), else_=0)).label("silent"))
+    .where(Job.state.in_(OWNED))
+    .group_by(*_held_alike)
 )
 _WORKERS = select(Worker).where(Worker.seen_at >= now(-WORKER_FORGOTTEN_SECONDS)).order_by(Worker.name)
 _OUTBOX = select(now().label("at"), func.count(Outbox.id).label("messages"), func.min(Outbox.created_at).label("since"))
@@ -145,17 +145,18 @@ class ServiceSnapshot:
 
 
 def collect(session: Session) -> ServiceSnapshot:
-    """Take a snapshot, in five queries."""
+    """Take a snapshot, in six queries."""
     outbox = session.execute(_OUTBOX).one()
     snapshot = ServiceSnapshot(outbox=outbox.messages, oldest_message=_age(outbox.at, outbox.since))
     held: Counter[str] = Counter()
-    for row in session.execute(_JOBS):
+    for row in session.execute(_WAITING):
+        pool = (row.backend, row.machine_type)
+        snapshot.jobs[(JobState.QUEUED, *pool)] = row.jobs
+        snapshot.oldest_queued[pool] = _age(outbox.at, row.since)
+    for row in session.execute(_HELD):
         pool = (row.backend, row.machine_type)
         snapshot.jobs[(row.state, *pool)] += row.jobs
-        if row.state is JobState.QUEUED:
-            known = snapshot.oldest_queued.get(pool, 0.0)
-            snapshot.oldest_queued[pool] = max(known, _age(outbox.at, row.since))
-        elif row.worker is not None:
+        if row.worker is not None:
             held[row.worker] += row.jobs
             snapshot.stale_jobs[pool] += int(row.silent)
     for worker in session.scalars(_WORKERS):

@@ -1,10 +1,11 @@
 """Values of jobs that are computed from several columns, and the orders of lists."""
 
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Float, SQLColumnExpression, case, cast, func, select
+from sqlalchemy import ColumnElement, Float, SQLColumnExpression, case, cast, func, literal, select
 
-from core.db.database import now
+from core.db.database import UtcDateTime, now
 from core.db.models.jobs import Job, Project
 from core.db.models.metrics import LastMetric
 from core.errors import SpecInvalid
@@ -14,19 +15,30 @@ from core.search.ordering import Ordering
 METRIC_PREFIX = "metric."
 """Marks the name of a metric that is also a name of the language, as in `metric.cost>1`."""
 _STATE_ORDER = {state: place for place, state in enumerate(JobState)}
+_UNTIL = func.coalesce(Job.ended_at, Job.finished_at, now())
 
 
 def duration(dialect: str) -> ColumnElement[float]:
     """Return the running time of a job's last attempt, seconds; NULL before its start."""
-    until = func.coalesce(Job.ended_at, Job.finished_at, now())
+    return _seconds(dialect, Job.started_at)
+
+
+def _seconds(dialect: str, start: SQLColumnExpression[Any]) -> ColumnElement[float]:
     if dialect == "postgresql":
-        return cast(func.extract("epoch", until - Job.started_at), Float)
-    return (func.julianday(until) - func.julianday(Job.started_at)) * 86400.0
+        return cast(func.extract("epoch", _UNTIL - start), Float)
+    return (func.julianday(_UNTIL) - func.julianday(start)) * 86400.0
 
 
 def cost(dialect: str) -> ColumnElement[float]:
     """Return the price of a job's running time, US dollars; of a job that was billed otherwise, about that."""
     return duration(dialect) * Job.price_per_hour / 3600.0
+
+
+def cost_since(dialect: str, since: datetime) -> ColumnElement[float]:
+    """Return the price of the part of a job's running time after `since`, US dollars."""
+    start = case((Job.started_at < since, literal(since, UtcDateTime())), else_=Job.started_at)
+    seconds: ColumnElement[float] = case((start < _UNTIL, _seconds(dialect, start)), else_=0.0)
+    return seconds * Job.price_per_hour / 3600.0
 
 
 def parse_order(dialect: str, text: str) -> Ordering | None:

@@ -89,7 +89,7 @@ def test_a_new_migration_leaves_what_was_retired_alone(tmp_path, retires):
 
 
 HOSTILE = {
-    'batch.drop_column("run_after")': ["jobs.run_after is gone"],
+    'batch.drop_column("phase_detail")': ["jobs.phase_detail is gone"],
     'batch.alter_column("run_after", new_column_name="not_before")': ["jobs.run_after is gone"],
     'batch.add_column(sa.Column("pool", sa.String(64), nullable=False))': [
         "jobs.pool is required and has no default",

@@ -175,7 +175,15 @@ class Job(Base):
             postgresql_where=_QUEUED,
         ),
         # These three have all columns of a count, so that it reads no rows.
-        Index("ix_jobs_waiting", "machine_type", "created_at", sqlite_where=_COUNTED, postgresql_where=_COUNTED),
+        Index(
+            "ix_jobs_waiting_pool",
+            "machine_type",
+            "backend",
+            "run_after",
+            "created_at",
+            sqlite_where=_COUNTED,
+            postgresql_where=_COUNTED,
+        ),
         Index("ix_jobs_failed", "finished_at", sqlite_where=_FAILED, postgresql_where=_FAILED),
         Index("ix_jobs_project_id_kept", "project_id", sqlite_where=_NOT_DELETED, postgresql_where=_NOT_DELETED),
         Index("ix_jobs_key_queue", "submitted_by", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
@@ -244,7 +252,7 @@ class Job(Base):
 IS_QUEUED = Job.state == literal_column("'queued'")
 """True for a job that waits. With a literal, as in the partial indexes: they serve no condition on a parameter."""
 IS_COUNTED_QUEUED: ColumnElement[bool] = literal_column("jobs.state || '' = 'queued'")
-"""True for a job that waits, to count such jobs by machine type: served by an index that has all columns of a count."""
+"""True for a job that waits, to count such jobs by pool: served by an index that has all columns of a count."""
 IS_FAILED: ColumnElement[bool] = literal_column("jobs.state || '' = 'failed'")
 """True for a job that failed, to list the last ones: served by an index in the order of their ends."""
 IS_ACTIVE = Job.finished_at.is_(None)

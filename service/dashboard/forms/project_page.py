@@ -1,18 +1,19 @@
 """The page of one project: its jobs, the best of them by a metric, its spending, limits and secrets."""
 
 import time
-from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from core.db.database import now
 from core.db.models.jobs import Job, Project
 from core.errors import ProjectNotFound
 from core.jobs import projects, queries, storage_quota
 from core.jobs.queries import JobFilter
+from core.search import computed_columns
 from core.security import credentials
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.rendering import render_page
@@ -88,22 +89,9 @@ def _remaining(session: Session, app_state: AppState, project: Project) -> int |
 
 def _spent(session: Session, project_id: str) -> float:
     """Return the US dollars for the running time of the project's jobs that were submitted in the last days."""
-    current = datetime.now(UTC)
-    columns = select(Job.started_at, Job.ended_at, Job.finished_at, Job.price_per_hour)
-    rows = session.execute(
-        columns.where(
-            Job.project_id == project_id,
-            Job.started_at.is_not(None),
-            Job.created_at >= current - timedelta(days=SPENDING_DAYS),
-        )
-    )
-    costs = (
-        max(0.0, ((row.ended_at or row.finished_at or current) - row.started_at).total_seconds())
-        * row.price_per_hour
-        / 3600
-        for row in rows
-    )
-    return float(sum(costs))
+    cost = computed_columns.cost(session.get_bind().dialect.name)
+    lately = Job.created_at >= now(-SPENDING_DAYS * 86400)
+    return session.scalar(select(func.sum(cost)).where(Job.project_id == project_id, lately)) or 0.0
 
 
 def _rank(session: Session, app_state: AppState, found: list[tuple[Job, JobView]], metric: str, goal: str) -> Ranking:

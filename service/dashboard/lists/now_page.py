@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -63,7 +63,6 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -
     running = queries.page(session, JobFilter(states=[JobState.RUNNING, JobState.FINISHING]), limit=_RUNNING_JOBS)
     failed = queries.failed_since(session, current - timedelta(days=1), limit=_FAILED_JOBS)
     gpus = [gpu for worker in workers.list_workers(session).workers for gpu in worker.gpus or []]
-    midnight = current.replace(hour=0, minute=0, second=0, microsecond=0)
     return render_page(
         "lists/now.html",
         caller=caller,
@@ -74,7 +73,7 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -
         causes={job.id: failure_line(app_state.logs.reader(job.id)) for job in failed},
         gpus=len(gpus),
         busy_gpus=sum(bool(gpu.job_id or gpu.taken_by) for gpu in gpus),
-        spent=_cost_since(queries.run_since(session, midnight), midnight, current),
+        spent=app_state.cost_today.get(session),
         any_jobs=queries.last_seq(session) > 0,
         public_url=app_state.settings.public_url,
     )
@@ -110,10 +109,3 @@ def _spark(session: Session, app_state: AppState, job: Job, values: dict[str, fl
         if point["value"] is not None
     ]
     return Spark(name, values[name], draw_sparkline(heights))
-
-
-def _cost_since(runs: Iterable[tuple[float, datetime, datetime | None]], since: datetime, current: datetime) -> float:
-    """Sum the cost of the part of each run after `since`, US dollars."""
-    return sum(
-        price * max(0.0, ((end or current) - max(start, since)).total_seconds()) / 3600 for price, start, end in runs
-    )

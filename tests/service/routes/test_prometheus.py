@@ -249,7 +249,7 @@ def test_the_record_is_asked_a_fixed_number_of_times(client, database, figures):
     client.get("/metrics")
     event.remove(database.engine, "before_cursor_execute", note)
     selects = [statement for statement in statements if "api_keys" not in statement and statement != "BEGIN"]
-    assert len(selects) == 7
+    assert len(selects) == 8
     assert all(statement.startswith("SELECT") for statement in selects)
 
 

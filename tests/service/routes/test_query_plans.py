@@ -27,7 +27,7 @@ LIMITED = re.compile(r"ORDER BY jobs\.seq DESC LIMIT|FROM \(SELECT jobs\.seq AS 
 """Reads from one end on, until a page is full, or as many jobs as are counted at most."""
 IN_ORDER = ("SCAN jobs", "SCAN jobs USING INDEX ix_jobs_project_id_kept")
 """Steps of such reads; the index has all that a count needs."""
-OF_LIVE_JOBS = ("INDEX ix_jobs_active", "INDEX ix_jobs_queue", "INDEX ix_jobs_waiting")
+OF_LIVE_JOBS = ("INDEX ix_jobs_active", "INDEX ix_jobs_queue", "INDEX ix_jobs_waiting_pool")
 """Partial indexes as long as the queue, not as the past."""
 COUNTS_ALL = "SELECT jobs.project_id, count(*) AS jobs FROM jobs WHERE jobs.deleted_at IS NULL GROUP BY"
 """Numbers of jobs by project, which are kept for half a minute."""
@@ -111,7 +111,7 @@ def test_counts_and_last_failures_do_not_read_every_job_of_a_state(client, datab
             if " FROM jobs" in " ".join(statement.split())
             for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
         ]
-    for index in ("ix_jobs_failed", "ix_jobs_project_id_kept", "ix_jobs_waiting"):
+    for index in ("ix_jobs_failed", "ix_jobs_finished_at", "ix_jobs_project_id_kept", "ix_jobs_waiting_pool"):
         assert any(f"INDEX {index}" in step for step in plans), (index, plans)
 
 
@@ -119,4 +119,4 @@ def test_the_indexes_are_in_the_database(database):
     with database.engine.connect() as connection:
         names = set(connection.scalars(text("SELECT name FROM sqlite_master WHERE type = 'index'")))
     assert {"ix_jobs_active", "ix_jobs_machine_type_seq", "ix_jobs_name_seq"} <= names
-    assert {"ix_jobs_failed", "ix_jobs_project_id_kept", "ix_jobs_waiting"} <= names
+    assert {"ix_jobs_failed", "ix_jobs_project_id_kept", "ix_jobs_waiting_pool"} <= names

@@ -1,8 +1,12 @@
 """The page of one project, as a browser without scripts sees it."""
 
 import re
+from datetime import UTC, datetime, timedelta
 
+from sqlalchemy import update
 from support.live_service import make_job_body
+
+from core.db.models.jobs import Job
 
 
 def words(page):
@@ -29,6 +33,17 @@ def test_a_project_shows_its_jobs_limits_spending_and_secrets(signed_in_browser,
         assert text in shown
     assert "hush" not in page.text
     assert 'href="/ui/jobs/new?project=a%2Fb+%3Cc%3E"' in page.text
+
+
+def test_spending_is_the_cost_of_jobs_submitted_in_the_last_30_days(signed_in_browser, client, database):
+    start = datetime(2026, 3, 5, tzinfo=UTC)
+    run = {"started_at": start, "ended_at": start + timedelta(hours=2), "price_per_hour": 1.5}
+    for name, values in (("p", run), ("p", run | {"created_at": start - timedelta(days=400)}), ("other", run)):
+        made = client.post("/jobs", json=make_job_body(project=name)).json()["id"]
+        with database.write() as session:
+            session.execute(update(Job).where(Job.id == made).values(**values))
+    client.post("/jobs", json=make_job_body(project="p", name="waits"))
+    assert "Spent $3.00 for jobs of the last 30 days" in words(signed_in_browser.get("/ui/projects/p"))
 
 
 def test_the_best_jobs_by_a_metric_come_first(signed_in_browser, client, train):

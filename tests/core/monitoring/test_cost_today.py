@@ -1,0 +1,92 @@
+"""Cost since midnight: of each job the part since then, and a job that ended long ago is read only once."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import literal, update
+
+from core.db.database import UtcDateTime
+from core.db.models.jobs import Job
+from core.jobs.states import JobState
+from core.monitoring import cost_today
+from core.monitoring.cost_today import CostToday
+
+MIDNIGHT = datetime(2026, 3, 5, tzinfo=UTC)
+
+
+def after_midnight(hours):
+    return MIDNIGHT + timedelta(hours=hours)
+
+
+@pytest.fixture
+def cost_at(database, monkeypatch):
+    """A function that returns the cost at a time, in hours after midnight."""
+    cost = CostToday()
+
+    def get(hours):
+        monkeypatch.setattr(cost_today, "now", lambda: literal(after_midnight(hours), UtcDateTime()))
+        with database.read() as session:
+            return pytest.approx(cost.get(session), abs=1e-6)
+
+    return get
+
+
+@pytest.fixture
+def add_job(database, submit):
+    """A function that adds a job of one dollar an hour; times are in hours after midnight."""
+
+    def add(started=None, finished=None, *, ended=None, state=JobState.SUCCEEDED):
+        hours = {"started_at": started, "ended_at": ended, "finished_at": finished}
+        times = {name: None if value is None else after_midnight(value) for name, value in hours.items()}
+        job = submit()
+        with database.write() as session:
+            row = update(Job).where(Job.seq == job.seq)
+            session.execute(row.values(price_per_hour=1.0, state=state, **times))
+        return job
+
+    return add
+
+
+def test_the_part_of_each_run_since_midnight_costs(cost_at, add_job):
+    add_job(10, 11.5, ended=11)
+    add_job(-1, 0.25, ended=0.25)
+    add_job(9, 9.5)
+    assert cost_at(12) == 1.75
+    assert cost_at(24 + 9) == 0, "the next day"
+
+
+def test_a_job_that_ended_long_ago_is_read_once(database, cost_at, add_job):
+    add_job(8, 9)
+    assert cost_at(12) == 1
+    with database.write() as session:
+        session.execute(update(Job).values(price_per_hour=7.0))  # never changes; here it shows a second read
+    assert cost_at(12) == 1
+    assert cost_at(13) == 1
+
+
+@pytest.mark.parametrize(
+    ("started", "ended", "finished"), [(-3, -2, -2), (-3, -0.5, 0.5), (None, None, 11)], ids=["before", "late", "never"]
+)
+def test_a_job_that_did_not_run_today_costs_nothing(cost_at, add_job, started, ended, finished):
+    add_job(started, finished, ended=ended)
+    assert cost_at(12) == 0
+
+
+def test_jobs_that_end_between_two_calls_are_added(cost_at, add_job):
+    add_job(8, 9)
+    assert cost_at(12) == 1
+    add_job(11, 11.995)  # committed late
+    assert cost_at(12) == 1.995
+    add_job(12, 13)
+    assert cost_at(13) == 2.995
+    assert cost_at(14) == 2.995
+
+
+def test_a_running_job_costs_up_to_now(database, cost_at, add_job):
+    job = add_job(state=JobState.RUNNING)
+    with database.write() as session:
+        started = datetime.now(UTC) - timedelta(hours=2)
+        session.execute(update(Job).where(Job.seq == job.seq).values(started_at=started))
+    cost = cost_at(12).expected
+    assert 2 <= cost < 2.1
+    assert cost_at(12).expected > cost
