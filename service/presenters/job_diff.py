@@ -16,6 +16,12 @@ _COMPARED = (
 )
 
 
+_FROM_GIT = (
+    "Files that came from git are not kept, so they are not compared. The events of each job name its commit; git diff "
+    "with both shows the changes."
+)
+
+
 def job_diff(first: JobView, second: JobView, workspaces: WorkspaceStore) -> JobDiff:
     """Compare two jobs. A hidden value is not compared either: nobody finds it out by comparing guesses with it."""
     before, after = _options(first), _options(second)
@@ -27,7 +33,10 @@ def job_diff(first: JobView, second: JobView, workspaces: WorkspaceStore) -> Job
     }
     hidden = [name for name in names if before.get(name) == after.get(name) == REDACTED]
     uploaded = before["workspaceSha256"], after["workspaceSha256"]
-    files = None if uploaded[0] == uploaded[1] else compare_workspaces(workspaces, *uploaded)
+    if before["workspace"] or after["workspace"]:
+        files: WorkspaceDiff | None = WorkspaceDiff(left_out=_FROM_GIT)
+    else:
+        files = None if uploaded[0] == uploaded[1] else compare_workspaces(workspaces, *uploaded)
     return JobDiff(
         first=first.id,
         second=second.id,

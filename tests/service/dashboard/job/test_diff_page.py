@@ -69,3 +69,14 @@ def test_two_selected_jobs_lead_to_their_difference(signed_in_browser, jobs):
     assert (answer.status_code, answer.headers["location"]) == (303, f"/ui/jobs/{first}/diff?other={second}")
     alone = signed_in_browser.post("/ui/jobs/actions", data={"action": "diff", "ids": [first]})
     assert (alone.status_code, "tick two" in alone.text) == (400, True)
+
+
+def test_files_from_git_are_said_to_be_left_out(client, signed_in_browser):
+    body = make_job_body(workspace="https://git.example/team/model.git#main", command="python train.py")
+    first, second = (client.post("/jobs", json=body).json()["id"] for _ in range(2))
+    found = client.get(f"/jobs/{first}/diff", params={"other": second}).json()
+    assert list(found["differences"]) == ["name"]
+    assert "git diff" in found["workspace"]["leftOut"]
+    page = signed_in_browser.get(f"/ui/jobs/{first}/diff?other={second}").text
+    assert "The events of each job name its commit" in page
+    assert "Neither job has uploaded files" not in page
