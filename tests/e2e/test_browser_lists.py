@@ -132,7 +132,7 @@ def test_a_worker_is_drained_and_resumed(service, browser):
     browser.wait_for("document.getElementById('resume-1')")
     browser.wait_for("document.readyState === 'complete'")
     waiting = service.submit("true", name="waits-for-it")
-    browser.wait_for("document.querySelector('#queue-title ~ table')?.innerText.includes('waits-for-it')")
+    browser.wait_for("document.querySelector('#queue-title ~ .scroll table')?.innerText.includes('waits-for-it')")
     assert fits(browser)
     browser.click("#resume-1")
     browser.wait_for("document.getElementById('drain-1')")
