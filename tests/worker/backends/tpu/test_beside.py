@@ -1,5 +1,6 @@
 """Containers beside the device, and the creation and start-up script of a new node."""
 
+import re
 import subprocess
 import sys
 
@@ -63,7 +64,7 @@ def test_the_start_up_script_is_whole_and_valid(make_harness):
     )
     script = wish.startup("us-central1-b")
     assert "tensorflow-tpu==2.20.1" in script
-    assert "@" not in script
+    assert re.search("@[A-Z]+@", script) is None, "every placeholder is replaced"
     assert "TF_PLUGGABLE_DEVICE_LIBRARY_PATH=$libtpu" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
