@@ -190,8 +190,14 @@ class Database:
             raise _unavailable(error) from error
 
     def close(self) -> None:
-        """Close every pooled connection."""
+        """Close every connection; one that a thread still uses, or opens later, once it is returned."""
+        event.listen(self.engine.pool, "checkin", _close_connection)
         self.engine.dispose()
+
+
+def _close_connection(connection: DBAPIConnection | None, record: ConnectionPoolEntry) -> None:
+    del connection  # the record has it
+    record.invalidate()
 
 
 def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:

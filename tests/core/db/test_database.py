@@ -67,3 +67,15 @@ def test_a_connection_that_dies_while_an_error_is_told_is_an_unavailable_store(d
     BackendTerminator(database)
     with pytest.raises(StoreUnavailable):
         find_none()
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_connection_in_use_is_closed_after_its_database(database):
+    with database.read() as session:
+        used = session.connection().connection.driver_connection
+        database.close()
+        assert not used.closed
+    assert used.closed
+    with database.read() as session:
+        later = session.connection().connection.driver_connection
+    assert later.closed
