@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 64
 _KILLED = 128 + signal.SIGKILL
 _END_SECONDS = 2.0
+_LINGER_SECONDS = 10.0
+"""Longest wait for the API to close the connection of a session that has ended."""
 _REQUEST_SECONDS = 10.0
 _MAX_TERMINAL = 10_000
 
@@ -104,8 +106,11 @@ class ExecListener:
                 if session.ending.is_set():  # meanwhile, so that nobody closed it
                     stream.close()
             connection.sendall(channel.encode_control({"started": True}))
-            threading.Thread(target=_feed, args=(connection, session), name=f"feed-{session.id}", daemon=True).start()
+            feeder = threading.Thread(target=_feed, args=(connection, session), name=f"feed-{session.id}", daemon=True)
+            feeder.start()
             _drain(connection, session)
+        # Closed with input unread, or while more is sent, the connection would break before its last frame is read.
+        feeder.join(_LINGER_SECONDS)
 
     def _open(self, job: Job, session: Session, request: dict[str, Any]) -> JobStream | None:
         """Start the command, or connect to the port; None for a port session, which only allows connections."""
@@ -139,10 +144,13 @@ def _feed(connection: socket.socket, session: Session) -> None:
             kind, payload = frame
             if stream is None:
                 continue
-            if kind == channel.INPUT:
-                stream.write(payload)
-            else:
-                _control(stream, channel.decode_control(payload))
+            try:
+                if kind == channel.INPUT:
+                    stream.write(payload)
+                else:
+                    _control(stream, channel.decode_control(payload))
+            except OSError:  # the command has ended, or closed its input
+                stream = None
     except (OSError, channel.ChannelBroken, ValueError, TypeError, KeyError):
         logger.debug("exec_input_ended", exc_info=True)
     session.end("The client disconnected.")
@@ -172,6 +180,6 @@ def _drain(connection: socket.socket, session: Session) -> None:
                 session.ending.wait(_END_SECONDS)
         last = {"exit": code} if session.ended is None else {"ended": session.ended}
         connection.sendall(channel.encode_control(last))
-        connection.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_WR)
     except OSError:
         logger.debug("exec_output_ended", exc_info=True)
