@@ -1,4 +1,8 @@
-"""Error of a prediction: a training on one CPU of this machine predicts its pace on two, which is then measured."""
+"""Error of a prediction: a training on one CPU of this machine predicts its pace on two, which is then measured.
+
+Once as on an installation that has compared nothing, and once corrected by what the other models' runs measured, as
+the service does after a comparison.
+"""
 
 import json
 import os
@@ -7,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +20,7 @@ from bench import bounds
 from bench.engine import MissingRequirement
 from bench.measure import Goal, Result, Series, Size
 from core.comparison.peaks import SINGLE, Peaks
-from core.comparison.prediction import predict_step
+from core.comparison.prediction import Correction, Estimate, correct_step, predict_step
 from core.comparison.run_figures import RunFigures
 
 _PEAKS = str(Path(__file__).parent / "floors" / "peaks.py")
@@ -24,18 +29,51 @@ _MODELS = ("mnist-cnn", "resnet32-cifar10")
 _BATCH = "64"
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """One model on one and on two CPUs.
+
+    Attributes:
+        model: Its name.
+        paces: Series of its pace on one CPU, and on two.
+        step: Predicted seconds of a step on two.
+    """
+
+    model: str
+    paces: list[Series]
+    step: Estimate
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted time, of the fastest step."""
+        return 1 / max(self.paces[1].samples) / self.step.value
+
+
 def run(size: Size) -> Result:
     """Measure peaks and paces of one and of two CPUs in turn; judge the predicted against the measured speed-up."""
     cpus = sorted(os.sched_getaffinity(0))[:2]
     if find_spec("tensorflow") is None or len(cpus) < 2:  # noqa: PLR2004 - one and two CPUs
         raise MissingRequirement("it needs two CPUs and TensorFlow, which the extra `trainer` has")
-    results = [_predict(model, cpus, size) for model in _MODELS[: size.pick(len(_MODELS), 1)]]
-    return Result([one for series, _ in results for one in series], [goal for _, goal in results])
+    outcomes = [_measure(model, cpus, size) for model in _MODELS[: size.pick(len(_MODELS), 1)]]
+    series, goals = [], []
+    for outcome in outcomes:
+        series += outcome.paces
+        steps = {"": outcome.step}
+        if others := [other.ratio for other in outcomes if other is not outcome]:
+            steps[", corrected"] = correct_step(outcome.step, Correction.of(others))
+        for how, step in steps.items():
+            predicted = Series(f"{outcome.model}, predicted for 2 CPUs{how}", "steps/s")
+            predicted.begin_round()
+            predicted.add(1 / step.value)
+            series.append(predicted)
+            error = abs(predicted.samples[0] / max(outcome.paces[1].samples) - 1)
+            what = f"error of the prediction for two CPUs from one, {outcome.model}{how}"
+            goals.append(Goal(what, error, bounds.PREDICTION_ERROR))
+    return Result(series, goals)
 
 
-def _predict(model: str, cpus: list[int], size: Size) -> tuple[list[Series], Goal]:
+def _measure(model: str, cpus: list[int], size: Size) -> _Outcome:
     paces = [Series(f"{model}, {count} of 2 CPUs", "steps/s") for count in (1, 2)]
-    predicted = Series(f"{model}, predicted for 2 CPUs", "steps/s")
     peaks: list[list[Peaks]] = [[], []]
     alone: list[RunFigures] = []
     for _ in range(size.rounds):
@@ -53,12 +91,7 @@ def _predict(model: str, cpus: list[int], size: Size) -> tuple[list[Series], Goa
         for found in peaks
     )
     fastest = max(alone, key=lambda run: run.steps_per_second or 0.0)
-    predicted.begin_round()
-    predicted.add(1 / predict_step(fastest, one, two, bits=SINGLE).value)
-    error = abs(predicted.samples[0] / max(paces[1].samples) - 1)
-    return [*paces, predicted], Goal(
-        f"error of the prediction for two CPUs from one, {model}", error, bounds.PREDICTION_ERROR
-    )
+    return _Outcome(model, paces, predict_step(fastest, one, two, bits=SINGLE))
 
 
 @contextmanager

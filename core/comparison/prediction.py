@@ -124,7 +124,7 @@ def predict(
         return None
     step = predict_step(run, source, peaks, bits=wanted)
     if correction is not None:
-        step = _correct(step, correction)
+        step = correct_step(step, correction)
     pace = run.steps_per_second or 1.0
     seconds = step.scaled(pace * (run.seconds - run.before_steps), run.before_steps)
     memory = _memory(run, wanted)
@@ -161,15 +161,16 @@ def predict_step(run: RunFigures, source: Peaks | None, target: Peaks, *, bits: 
     return Estimate(*(max(floor, each) for each in (step.value, step.low, step.high)))
 
 
-def _byte_factor(run: RunFigures, bits: float) -> float:
-    return min(1.0, max(0.5, bits / (run.compute_bits or SINGLE)))
-
-
-def _correct(step: Estimate, correction: Correction) -> Estimate:
+def correct_step(step: Estimate, correction: Correction) -> Estimate:
+    """Scale the estimated time of a step by this installation's experience with the machine type."""
     value = step.value * correction.ratio
     if correction.count < _FOR_SPREAD:
         return step.scaled(correction.ratio)
     return Estimate(value, step.value * correction.low / _MARGIN, step.value * correction.high * _MARGIN)
+
+
+def _byte_factor(run: RunFigures, bits: float) -> float:
+    return min(1.0, max(0.5, bits / (run.compute_bits or SINGLE)))
 
 
 def _memory(run: RunFigures, bits: float) -> tuple[float, float] | None:
