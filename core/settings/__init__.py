@@ -107,7 +107,7 @@ class Settings(BaseSettings):
     def public_url(self) -> str:
         """URL of the service for users, without a trailing slash."""
         host = f"[{self.api.host}]" if ":" in self.api.host else self.api.host
-        return (self.api.public_url or f"http://{host}:{self.api.port}").rstrip("/")
+        return self.api.public_url or f"http://{host}:{self.api.port}"
 
     @property
     def dashboard_host(self) -> str | None:

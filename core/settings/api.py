@@ -5,7 +5,7 @@ from ipaddress import ip_network
 from pydantic import Field, field_validator
 
 from core.formatting import GIB
-from core.settings.group import SettingsGroup
+from core.settings.group import PublicUrl, SettingsGroup
 from core.settings.retention import MAX_DAYS
 
 
@@ -14,7 +14,7 @@ class ApiSettings(SettingsGroup):
 
     host: str = Field(default="127.0.0.1", description="address that the API listens on")
     port: int = Field(default=8780, description="port that the API listens on")
-    public_url: str | None = Field(
+    public_url: PublicUrl | None = Field(
         default=None, description="URL at which users reach the service; default: http://HOST:PORT"
     )
     max_upload_bytes: int = Field(default=10 * GIB, description="bytes of the largest workspace upload, as sent")

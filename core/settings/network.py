@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from core.settings.group import SettingsGroup
+from core.settings.group import PublicUrl, SettingsGroup
 
 
 class EgressSettings(SettingsGroup):
@@ -41,7 +41,7 @@ class TensorBoardSettings(SettingsGroup):
     """TensorBoard for jobs, which the API starts on demand at the address of jobs' ports (GRADIENT_PORTS__BIND)."""
 
     port: int = Field(default=0, ge=0, le=65_535, description="port that TensorBoard is opened at; 0: any free port")
-    url: str | None = Field(
+    url: PublicUrl | None = Field(
         default=None,
         description="URL at which users reach that port, if it is behind a proxy; must not have the dashboard's host "
         "name; default: http://, the host of links to jobs' ports, and the port",

@@ -47,8 +47,7 @@ class Listener:
             return
         listening = self._bind()
         host = f"[{self._settings.ports_host}]" if ":" in self._settings.ports_host else self._settings.ports_host
-        own = self._settings.tensorboard.url or f"http://{host}:{listening.getsockname()[1]}"
-        self.url = own.rstrip("/")
+        self.url = self._settings.tensorboard.url or f"http://{host}:{listening.getsockname()[1]}"
         api = self._settings.api.model_copy(update={"max_connections": _MAX_CONNECTIONS})
         config = uvicorn.Config(
             Gateway(self._boards, self.url, self._settings.public_url),

@@ -1,0 +1,25 @@
+import pytest
+from pydantic import ValidationError
+
+from core.settings.api import ApiSettings
+from core.settings.network import TensorBoardSettings
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("https://Jobs.Example.org:443/", "https://jobs.example.org"),
+        ("http://jobs.example.org:80", "http://jobs.example.org"),
+        ("https://jobs.example.org:8443", "https://jobs.example.org:8443"),
+        ("http://[::1]:8780/", "http://[::1]:8780"),
+    ],
+)
+def test_public_urls_are_as_a_browser_sends_them(given, used):
+    assert ApiSettings(public_url=given).public_url == used
+    assert TensorBoardSettings(url=given).url == used
+
+
+@pytest.mark.parametrize("given", ["jobs.example.org", "ftp://jobs.example.org", "https://"])
+def test_what_is_no_public_url_is_refused_with_an_example(given):
+    with pytest.raises(ValidationError, match=rf"'{given}' is not a URL such as https://jobs\.example\.org"):
+        ApiSettings(public_url=given)
