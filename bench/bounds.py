@@ -44,8 +44,10 @@ DOWNLOAD_LARGE = 0.8
 """Of the rate of a plain HTTP server."""
 FIRST_LINE = 1.5
 """Times the same program run directly."""
-IDLE_MEMORY_MIB = 150.0
+IDLE_MEMORY_MIB = 120.0
 """RSS."""
+BUSY_MEMORY_MIB = 250.0
+"""RSS with 500 running jobs."""
 JOBS_RATE = 0.15
 """Jobs per second, of `bash -c true`, one after the other."""
 LINE_P50_MS = 20.0

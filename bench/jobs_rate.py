@@ -1,6 +1,5 @@
 """Rate of trivial jobs from their submission to the end of the last one, against a loop of the same commands."""
 
-import json
 import sqlite3
 import subprocess
 import time
@@ -10,7 +9,7 @@ import psutil
 
 from bench import bounds
 from bench.measure import Result, Series, Size, ratio_goal
-from bench.service import NO_LIMITS, Connection, Service, run_server, wait_for
+from bench.service import NO_LIMITS, Connection, Service, run_server, submit_batch, wait_for
 
 _COMMAND = "true"
 _WARM_UP = 10
@@ -41,10 +40,7 @@ def run(size: Size) -> Result:
 def _measure(service: Service, connection: Connection, count: int) -> tuple[float, float]:
     """Return jobs per second, and the milliseconds of the server's own CPU time per job."""
     before, began = _cpu_seconds(service), time.perf_counter()
-    specs = [{"machineType": "CPU", "command": _COMMAND}] * count
-    status, answer = connection.post("/jobs:batch", json.dumps({"jobs": specs}).encode())
-    if status != 200 or answer.count(b'"status":201') != count:  # noqa: PLR2004 - OK
-        raise ConnectionError(f"POST /jobs:batch: {status} {answer[:1000]!r}")
+    submit_batch(connection, _COMMAND, count)
     # Not by requests, which would take CPU time of the server.
     with closing(sqlite3.connect(service.home / "gradient.db")) as database:
         wait_for(lambda: _all_ended(database), "the end of all jobs", _LONGEST_SECONDS)

@@ -137,6 +137,13 @@ class JobGroup:
             current, cache = "memory.current", "inactive_file"
         return max(0, _read_number(self.memory / current) - _read_table(self.memory / "memory.stat").get(cache, 0))
 
+    def pids(self) -> set[int]:
+        """Return the pids of its processes."""
+        try:
+            return set(map(int, (self.memory / _PROCESSES).read_text().split()))
+        except OSError:  # removed meanwhile
+            return set()
+
     def kill_all(self) -> None:
         """Kill its processes at once, where the kernel can."""
         if self.kill is not None:

@@ -193,9 +193,12 @@ class ProcessBackend(Backend):
 
     def sample(self, handle: Handle) -> dict[str, float]:
         """See `Backend.sample`."""
-        cpu_seconds, memory, count = self._processes(handle).usage()
+        members = self._processes(handle)
         if (group := self._group(handle)) is not None:
             cpu_seconds, memory = group.cpu_seconds(), group.memory_bytes()
+            count = len(group.pids() - members.sandbox_pids())
+        else:
+            cpu_seconds, memory, count = members.usage()
         now = time.monotonic()
         before = self._usage.get(handle["name"])
         self._usage[handle["name"]] = _Usage(now, cpu_seconds)

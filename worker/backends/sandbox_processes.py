@@ -100,6 +100,13 @@ class SandboxProcesses(JobProcesses):
                     found.append(psutil.Process(pid))
         return found
 
+    def sandbox_pids(self) -> set[int]:
+        """See `JobProcesses.sandbox_pids`: the sandbox's first process, and bubblewrap, which waits for it outside."""
+        try:
+            return {self.first, psutil.Process(self.first).ppid()}
+        except GONE:
+            return {self.first}
+
     def kill(self, *, spare_leader: bool) -> None:
         """Send SIGKILL until no process is left; with the sandbox's first process the kernel ends all others."""
         if spare_leader:

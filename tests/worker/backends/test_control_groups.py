@@ -6,6 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
@@ -76,6 +77,22 @@ def test_a_job_and_what_it_started_are_in_its_group_until_it_is_removed(place):
     assert place.backend.sample(handle)["memory_bytes"] > 0
     place.backend.destroy(handle)
     assert not any(folder.exists() for folder in group.folders)
+    place.backend.destroy(handle)
+
+
+@pytest.mark.integration
+def test_usage_is_read_without_a_look_at_every_process(place, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("all processes of the host were read")
+
+    _, handle = place.running("setsid sleep 600 & echo up; sleep 600 & wait")
+    members = place.backend._processes(handle)
+    wait_until(lambda: members.usage()[2] >= 4, "all processes")
+    with monkeypatch.context() as patched:
+        for name in ("pids", "process_iter", "_ppid_map"):
+            patched.setattr(psutil, name, refuse)
+        sample = place.backend.sample(handle)
+    assert sample["processes"] == members.usage()[2]
     place.backend.destroy(handle)
 
 

@@ -1,0 +1,94 @@
+"""Memory of `gradient-server up`: idle, before and after its first jobs, against Python doing nothing; and at work."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from bench import bounds
+from bench.measure import Goal, Result, Series, Size
+from bench.service import NO_LIMITS, Service, run_server, submit, submit_batch, wait_for
+
+_FOLLOWERS = 50
+_ALL_RUN_SECONDS = 600
+_STOPPED_AT_ONCE = 200
+
+
+def run(size: Size) -> Result:
+    """Measure API and worker in one process, which is new in every round."""
+    fresh = [Series("up, fresh: RSS", "MiB"), Series("up, fresh: PSS", "MiB")]
+    used = [Series("up, after jobs: RSS", "MiB"), Series("up, after jobs: PSS", "MiB")]
+    bare = [Series("python, idle: RSS", "MiB"), Series("python, idle: PSS", "MiB")]
+    for _ in range(size.rounds):
+        with run_server("up") as service:
+            _record(fresh, service.pid)
+            _run_jobs(service, size.pick(20, 2))
+            _record(used, service.pid)
+        _record_bare(bare)
+    count = size.pick(500, 5)
+    busy = [Series(f"up, {count} jobs running, {_FOLLOWERS} followers: {kind}", "MiB") for kind in ("RSS", "PSS")]
+    with run_server("up", GRADIENT_WORKER__SLOTS=str(count), **NO_LIMITS) as service, _running_jobs(service, count):
+        _record(busy, service.pid)
+    return Result(
+        [*fresh, *used, *bare, *busy],
+        [
+            Goal("idle memory of API and worker after jobs, RSS, MiB", used[0].p50, bounds.IDLE_MEMORY_MIB),
+            Goal(f"memory with {count} jobs running at once, RSS, MiB", busy[0].p50, bounds.BUSY_MEMORY_MIB),
+        ],
+    )
+
+
+@contextmanager
+def _running_jobs(service: Service, count: int) -> Iterator[None]:
+    """Have jobs that all run at once, and followers that have read the first line of one each."""
+    with ExitStack() as stack:
+        database = stack.enter_context(closing(sqlite3.connect(service.home / "gradient.db")))
+
+        def have(states: str) -> bool | None:
+            query = f"SELECT count(*) FROM jobs WHERE {states}"  # noqa: S608 - of this module
+            return database.execute(query).fetchone() == (count,) or None
+
+        with service.connect() as connection:
+            ids = submit_batch(connection, "echo running; exec sleep 3600", count)
+        try:
+            wait_for(lambda: have("state = 'running'"), f"{count} running jobs", _ALL_RUN_SECONDS)
+            for job_id in (ids * _FOLLOWERS)[:_FOLLOWERS]:
+                log = stack.enter_context(service.get(f"/jobs/{job_id}/logs", "text/event-stream"))
+                while b"running" not in log.readline():
+                    pass
+            yield
+        finally:
+            for first in range(0, count, _STOPPED_AT_ONCE):
+                stop = {"action": "stop", "ids": ids[first : first + _STOPPED_AT_ONCE], "now": True}
+                with service.connect() as connection:
+                    connection.post("/jobs/actions", json.dumps(stop).encode())
+            wait_for(lambda: have("finished_at IS NOT NULL"), "the end of all jobs", _ALL_RUN_SECONDS)
+
+
+def _run_jobs(service: Service, jobs: int) -> None:
+    with service.connect() as connection:
+        for job_id in [submit(connection, "echo done") for _ in range(jobs)]:
+            service.wait(job_id)
+
+
+def _record_bare(series: list[Series]) -> None:
+    program = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as idle:
+        assert idle.stdin is not None  # noqa: S101 - pipes were requested
+        assert idle.stdout is not None  # noqa: S101
+        idle.stdout.readline()  # the program has started once it prints
+        _record(series, idle.pid)
+        idle.stdin.write(b"\n")
+        idle.stdin.close()
+
+
+def _record(series: list[Series], pid: int) -> None:
+    """Add a process's resident and proportional set size to the series."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()[1:]
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    for one, name in zip(series, ("Rss", "Pss"), strict=True):
+        one.begin_round()
+        one.add(kib[name] / 1024)
