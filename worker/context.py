@@ -28,6 +28,7 @@ from core.storage.artifacts.factory import open_artifacts
 from core.storage.stores import Stores
 from core.system.filesystem import describe_shortage
 from worker.attempt.git_fetch import GitFetcher
+from worker.attempt.periodic import Schedule
 from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
 from worker.backends.base import Backend, ImageBackend
@@ -56,6 +57,8 @@ class WorkerContext(Stores):
     """Disk space of all attempts' folders here, as last measured."""
     sessions: JobSessions = field(default_factory=JobSessions)
     """Exec sessions in the jobs of this worker."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """The periodic steps of this worker's jobs."""
     _backends: dict[str, Backend] = field(default_factory=dict)
     _unavailable_reasons: dict[str, str | None] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from core.db.models.jobs import Job
 from core.formatting import MIB
-from worker.attempt.periodic import PeriodicThread
+from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
 from worker.backends.base import Handle, LaunchError, read_control, write_control_file
 from worker.context import WorkerContext
@@ -49,7 +49,7 @@ def measure_used_bytes(folders: Sequence[Path], ended: threading.Event) -> int |
     return 1024 * sum(int(line.split()[0]) for line in lines)
 
 
-class DiskQuota(PeriodicThread):
+class DiskQuota(PeriodicTask):
     """Measures the disk space of a running attempt and sets `over` once it exceeds the quota.
 
     Attributes:
@@ -58,7 +58,7 @@ class DiskQuota(PeriodicThread):
 
     def __init__(self, context: WorkerContext, job: Job, scratch: Scratch) -> None:
         self._interval = context.settings.disk.check_seconds
-        super().__init__("disk", job, self._interval)
+        super().__init__(job, self._interval)
         self._context = context
         self._scratch = scratch
         self._handle: Handle = job.handle or {}

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -22,7 +22,7 @@ from core.system.inotify import FileWatcher
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.outputs.log_shipper import BATCH_VALUES, LogShipper, MetricsReader, SourceFile, usage_row
-from worker.attempt.periodic import PeriodicThread
+from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import CONTACT_LOST_GRACE_SECONDS
 from worker.attempt.usage import UsageSampler, UsageTotals
@@ -199,11 +199,11 @@ class OutputRecorder:
         return self._log
 
 
-class MetricsSync(PeriodicThread):
-    """Stores a running attempt's metrics in its own thread: a database that hangs must not delay a stop."""
+class MetricsSync(PeriodicTask):
+    """Stores a running attempt's metrics: a database that hangs must not delay a stop."""
 
     def __init__(self, recorder: OutputRecorder, job: Job) -> None:
-        super().__init__("metrics", job, _FLUSH_SECONDS)
+        super().__init__(job, _FLUSH_SECONDS)
         self._recorder = recorder
 
     def step(self) -> float:
@@ -218,12 +218,12 @@ class MetricsSync(PeriodicThread):
         self.step()
 
 
-class ArtifactSync(PeriodicThread):
-    """Copies a running attempt's artifacts to the store in its own thread: a long copy must not delay the log."""
+class ArtifactSync(PeriodicTask):
+    """Copies a running attempt's artifacts to the store: a long copy must not delay the log."""
 
     def __init__(self, context: WorkerContext, job: Job, scratch: Scratch) -> None:
         self._interval = context.settings.worker.sync_seconds
-        super().__init__("sync", job, self._interval)
+        super().__init__(job, self._interval)
         self._artifacts = context.artifacts
         self._source = scratch.artifacts
 
@@ -247,7 +247,6 @@ class JobMonitor:
         control: Requests from the supervisor.
         recorder: Ships its output.
         quota: Its disk quota.
-        syncs: Threads to start when they are due: most jobs end earlier.
     """
 
     def __init__(
@@ -258,7 +257,6 @@ class JobMonitor:
         control: AttemptControl,
         recorder: OutputRecorder,
         quota: DiskQuota,
-        syncs: Sequence[PeriodicThread] = (),
     ) -> None:
         self._context = context
         self._quota = quota
@@ -269,7 +267,6 @@ class JobMonitor:
         self._backend: Backend = context.backend(job.backend)
         self._handle: Handle = job.handle or {}
         self._grace = job.spec.stop_grace
-        self._syncs = syncs
         with context.database.read() as session:
             ran = queries.running_seconds(session, job)
             totals = UsageTotals.of(queries.attempt(session, job.id, job.attempt))
@@ -303,8 +300,6 @@ class JobMonitor:
                         return self._with_reason(ended)
                     self._sample()
                     self._end_if_due()
-                    for sync in self._syncs:
-                        sync.start_if_due()
                     # Small writes are shipped together: a wake-up costs more than a line.
                     if shipped:
                         time.sleep(LONG_BATCH_SECONDS if busy > _BUSY_POLLS else SHORT_BATCH_SECONDS)

@@ -1,46 +1,100 @@
-"""Threads that repeat a step for a running job until they are ended."""
+"""Steps that are repeated for running jobs: one thread waits for those of all jobs, and a few run them."""
 
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from heapq import heappop, heappush
+from itertools import count
 
 from core.db.models.jobs import Job
 from core.monitoring.logging import bind
 
+logger = logging.getLogger(__name__)
 
-class PeriodicThread(threading.Thread, ABC):
-    """Repeats `step` at intervals, in its own thread: a slow step must not delay what else is done for the job.
+_MAX_AT_ONCE = 64
+"""Steps that run at once, such as long copies; further ones wait."""
+
+
+class PeriodicTask(ABC):
+    """Repeats `step` at intervals, beside the job's own thread: a slow step must not delay what else is done for it.
 
     Args:
-        name: The thread's name.
-        job: The job, bound to the thread's log lines.
+        job: The job, bound to the log lines of its steps.
         pause: Seconds until the first step.
     """
 
-    def __init__(self, name: str, job: Job, pause: float) -> None:
-        super().__init__(name=f"{name}-{job.id}", daemon=True)
+    def __init__(self, job: Job, pause: float) -> None:
         self._job = job
-        self._start_at = time.monotonic() + pause
+        self._pause = pause
         self._ended = threading.Event()
+        self._in_progress = threading.Lock()
 
     @abstractmethod
     def step(self) -> float:
         """Run the step once; return the seconds until the next one."""
 
-    def run(self) -> None:
-        """Repeat the step."""
-        bind(**self._job.log_context())
-        pause = max(0.0, self._start_at - time.monotonic())
-        while not self._ended.wait(pause):
-            pause = self.step()
+    def start(self, schedule: "Schedule") -> None:
+        """Have the steps run, the first one after the pause."""
+        schedule.add(self, time.monotonic() + self._pause)
 
-    def start_if_due(self) -> None:
-        """Start the thread once its first step is due, unless it was started or has ended."""
-        if self.ident is None and time.monotonic() >= self._start_at and not self._ended.is_set():
-            self.start()
+    def run_step(self) -> float | None:
+        """Run the step, unless the task has ended; return the seconds until the next one, or None."""
+        with self._in_progress:
+            if self._ended.is_set():
+                return None
+            bind(**self._job.log_context())
+            return self.step()
 
     def end(self) -> None:
         """Start no further step, and wait for one in progress."""
         self._ended.set()
-        if self.ident is not None:
-            self.join()
+        with self._in_progress:
+            pass
+
+
+class Schedule:
+    """Runs the steps of all tasks of a worker as they are due; its threads exist while there are tasks."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[float, int, PeriodicTask]] = []
+        self._numbers = count()
+        self._thread: threading.Thread | None = None
+        self._pool = ThreadPoolExecutor(_MAX_AT_ONCE, thread_name_prefix="periodic")
+
+    def add(self, task: PeriodicTask, due: float) -> None:
+        """Run a task's step at a time of the monotonic clock, and again after the pause that it returns."""
+        with self._changed:
+            heappush(self._waiting, (due, next(self._numbers), task))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="schedule", daemon=True)
+                self._thread.start()
+            elif self._waiting[0][0] == due:
+                self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                wait = self._waiting[0][0] - time.monotonic()
+                if wait > 0:
+                    self._changed.wait(wait)
+                    continue
+                task = heappop(self._waiting)[2]
+            try:
+                self._pool.submit(self._run_step, task)
+            except RuntimeError:  # this process ends
+                return
+
+    def _run_step(self, task: PeriodicTask) -> None:
+        try:
+            pause = task.run_step()
+        except Exception:
+            logger.exception("periodic_step_failed")
+            return
+        if pause is not None:
+            self.add(task, time.monotonic() + pause)

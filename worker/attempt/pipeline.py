@@ -185,16 +185,18 @@ class AttemptRun:
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             recorder.ship()  # at once: a user may be waiting for the first line of output
             quota = DiskQuota(self._context, self.job, self._scratch)
-            syncs = ArtifactSync(self._context, self.job, self._scratch), MetricsSync(recorder, self.job), quota
-            monitor = JobMonitor(self._context, self.job, self._scratch, self._requests, recorder, quota, syncs)
+            tasks = ArtifactSync(self._context, self.job, self._scratch), MetricsSync(recorder, self.job), quota
+            monitor = JobMonitor(self._context, self.job, self._scratch, self._requests, recorder, quota)
+            for task in tasks:
+                task.start(self._context.schedule)
             try:
                 end = monitor.run()
                 failpoint("exited")
                 self._mark_finishing(end)
                 self._backend.release(self.job.handle or {})  # a copy in progress may take long
             finally:
-                for sync in syncs:
-                    sync.end()
+                for task in tasks:
+                    task.end()
 
     def _mark_finishing(self, end: Exit) -> None:
         reason = end.reason or "process_lost"

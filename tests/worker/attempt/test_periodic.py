@@ -1,31 +1,109 @@
-"""Threads that repeat a step for a running job."""
+"""Steps that are repeated for running jobs."""
 
 import threading
 
-from worker.attempt.periodic import PeriodicThread
+import pytest
+from support.deployment import wait_until
+
+from worker.attempt.periodic import PeriodicTask, Schedule
 
 
-class _Steps(PeriodicThread):
-    def __init__(self, job, pause):
-        super().__init__("steps", job, pause)
-        self.stepped = threading.Event()
+class _Steps(PeriodicTask):
+    def __init__(self, job, first, pause=600.0):
+        super().__init__(job, first)
+        self.pause = pause
+        self.count = 0
+        self.threads = set()
 
     def step(self):
-        self.stepped.set()
-        return 600.0
+        self.count += 1
+        self.threads.add(threading.current_thread().name)
+        return self.pause
 
 
-def test_a_thread_starts_once_its_first_step_is_due_and_not_again(submit):
-    steps = _Steps(submit(), 0.0)
-    for _ in range(2):
-        steps.start_if_due()
-    assert steps.stepped.wait(30)
-    steps.end()
-    assert not steps.is_alive()
+@pytest.fixture
+def schedule():
+    schedule = Schedule()
+    yield schedule
+    with schedule._changed:
+        schedule._waiting.clear()
+        schedule._changed.notify()
+    wait_until(lambda: schedule._thread is None, "the end of the thread")
 
 
-def test_of_a_short_job_no_thread_starts(submit):
-    steps = _Steps(submit(), 600.0)
-    steps.start_if_due()
-    steps.end()
-    assert steps.ident is None
+def test_a_step_is_repeated_after_the_pause_that_it_returns(submit, schedule):
+    often, once = _Steps(submit(), 0.0, 0.001), _Steps(submit(), 0.0)
+    for task in (once, often):
+        task.start(schedule)
+    wait_until(lambda: often.count >= 5, "five steps")
+    often.end()
+    ended = often.count
+    assert once.count == 1
+    assert _after_a_step(submit, schedule) == 1
+    assert often.count == ended, "it was ended"
+
+
+def _after_a_step(submit, schedule):
+    """Count the steps of a task that is started now, after its first one."""
+    task = _Steps(submit(), 0.0)
+    task.start(schedule)
+    wait_until(lambda: task.count, "a step")
+    return task.count
+
+
+def test_a_task_that_is_due_earlier_does_not_wait_for_the_others(submit, schedule):
+    _Steps(submit(), 600.0).start(schedule)
+    assert _after_a_step(submit, schedule) == 1
+
+
+def test_hundred_tasks_share_a_few_threads(submit, schedule):
+    job = submit()
+    tasks = [_Steps(job, 0.0) for _ in range(100)]
+    before = threading.active_count()
+    for task in tasks:
+        task.start(schedule)
+    wait_until(lambda: all(task.count for task in tasks), "a step of each")
+    assert threading.active_count() - before < 66
+
+
+def test_an_end_waits_for_the_step_in_progress(submit, schedule):
+    began, may_end = threading.Event(), threading.Event()
+
+    class Slow(_Steps):
+        def step(self):
+            began.set()
+            may_end.wait(30)
+            return super().step()
+
+    slow = Slow(submit(), 0.0)
+    slow.start(schedule)
+    assert began.wait(30)
+    ender = threading.Thread(target=slow.end)
+    ender.start()
+    assert ender.is_alive()
+    assert slow.count == 0
+    assert _after_a_step(submit, schedule) == 1, "a slow step holds nobody up"
+    may_end.set()
+    ender.join(30)
+    assert slow.count == 1
+
+
+def test_a_step_that_fails_is_logged_and_ends_its_task_alone(submit, schedule, caplog):
+    class Broken(_Steps):
+        def step(self):
+            super().step()
+            raise ValueError("broken")
+
+    broken = Broken(submit(), 0.0, 0.0)
+    broken.start(schedule)
+    wait_until(lambda: "periodic_step_failed" in caplog.text, "the message")
+    assert _after_a_step(submit, schedule) == 1
+    assert broken.count == 1
+
+
+def test_of_a_short_job_no_step_runs_and_no_thread_stays(submit, schedule):
+    short = _Steps(submit(), 0.05)
+    short.start(schedule)
+    short.end()
+    wait_until(lambda: schedule._thread is None, "the end of the thread")
+    assert short.count == 0
