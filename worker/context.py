@@ -28,6 +28,7 @@ from core.storage.artifacts.factory import open_artifacts
 from core.storage.stores import Stores
 from core.system.filesystem import describe_shortage
 from worker.attempt.git_fetch import GitFetcher
+from worker.attempt.outputs.metrics_flush import MetricsFlush
 from worker.attempt.periodic import Schedule
 from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
@@ -62,6 +63,10 @@ class WorkerContext(Stores):
     _backends: dict[str, Backend] = field(default_factory=dict)
     _unavailable_reasons: dict[str, str | None] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.metrics_flush = MetricsFlush(self.database, self.schedule)
 
     @classmethod
     def open(cls, settings: Settings, database: Database, *, worker_name: str, hostname: str) -> "WorkerContext":

@@ -58,7 +58,8 @@ class DiskQuota(PeriodicTask):
 
     def __init__(self, context: WorkerContext, job: Job, scratch: Scratch) -> None:
         self._interval = context.settings.disk.check_seconds
-        super().__init__(job, self._interval)
+        super().__init__(self._interval, job.log_context())
+        self._job = job
         self._context = context
         self._scratch = scratch
         self._handle: Handle = job.handle or {}

@@ -2,26 +2,22 @@
 
 import contextlib
 import logging
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy.orm import Session
-
 from core.db.models.jobs import Job
-from core.errors import GradientError, StoreUnavailable
+from core.errors import GradientError
 from core.jobs import metrics, queries
-from core.jobs.guarded_updates import update_attempt
 from core.jobs.reasons import reason_of_exit
 from core.system.inotify import FileWatcher
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota
-from worker.attempt.outputs.log_shipper import BATCH_VALUES, LogShipper, MetricsReader, SourceFile, usage_row
+from worker.attempt.outputs.log_shipper import LogShipper, MetricsReader, SourceFile, usage_row
+from worker.attempt.outputs.metrics_flush import MetricsQueue
 from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import CONTACT_LOST_GRACE_SECONDS
@@ -36,13 +32,10 @@ POLL_SECONDS = 1.0
 SHORT_BATCH_SECONDS = 0.005
 LONG_BATCH_SECONDS = 0.025
 _BUSY_POLLS = 40
-_FLUSH_SECONDS = 1.0
 _SYNC_PAUSE_FACTOR = 10
 _KILL_AGAIN_SECONDS = 5.0
 _MIN_SAMPLE_SECONDS = 1.0
-_TOTALS_SECONDS = 30.0
 _SHORT_GRACE = frozenset({"lost_contact", "disk_quota"})
-_MAX_QUEUED_VALUES = 5 * BATCH_VALUES
 
 
 @contextlib.contextmanager
@@ -68,12 +61,6 @@ class OutputRecorder:
         self._context = context
         self._job = job
         self._scratch = scratch
-        self._rows: deque[dict[str, Any]] = deque()
-        self._queued_values = 0  # values in the rows that are not stored yet
-        self._reported: set[str] = set()
-        self._totals: dict[str, Any] = {}
-        self._totals_at = time.monotonic()
-        self._lock = threading.Lock()
         self._log_failed = False
         self._stack = ExitStack()
         self._log: LogShipper | None = None
@@ -87,17 +74,19 @@ class OutputRecorder:
                 stored = metrics.summarize_stored(session, self._job.id, self._job.attempt)
         settings = self._context.settings.metrics
         self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, settings, stored)
+        self._queue = MetricsQueue(self._job, self.metrics.left_out)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._context.metrics_flush.forget(self._queue)
         self._stack.__exit__(kind, error, trace)
 
     def ship(self) -> int:
         """Ship new output and metrics; return how much. Output that cannot be stored (full disk) is tried again."""
         # While the database is unavailable, or slower than the job, unread metrics wait in the job's file.
-        rows = self.metrics.read() if self._queued_values < _MAX_QUEUED_VALUES else []
+        rows = [] if self._queue.is_full else self.metrics.read()
         self._enqueue(rows)
         if self._log is None and not self._has_output():
             return len(rows)
@@ -111,61 +100,18 @@ class OutputRecorder:
         self._log_failed = False
         return shipped + len(rows)
 
-    def add(self, row: dict[str, Any] | None, totals: dict[str, Any]) -> None:
+    def add_usage(self, row: dict[str, Any] | None, totals: dict[str, Any]) -> None:
         """Queue one row of metrics, and the attempt's peaks; without a row, the peaks only at intervals."""
-        with self._lock:
-            if row is not None:
-                self._rows.append(row)
-                self._queued_values += len(row["values"])
-            if row is not None or time.monotonic() - self._totals_at >= _TOTALS_SECONDS:
-                self._totals, self._totals_at = totals, time.monotonic()
+        self._queue.set_totals(totals, at_once=row is not None)
+        self._enqueue([] if row is None else [row])
 
     def flush(self) -> None:
-        """Store the metrics read so far, one batch per transaction.
+        """Store the metrics read so far.
 
         Raises:
-            StoreUnavailable: The database does not answer; the rows stay queued.
+            StoreUnavailable: The database does not answer; the rest stays queued.
         """
-        while self._flush_batch():
-            pass
-
-    def _flush_batch(self) -> bool:
-        """Store one batch; return whether there were rows."""
-        with self._lock:
-            rows, values = self._take_batch()
-            totals, self._totals = self._totals, {}
-        unreported = {
-            reason: text for reason, text in dict(self.metrics.left_out).items() if reason not in self._reported
-        }
-        if not rows and not totals and not unreported:
-            return False
-
-        def store(session: Session) -> None:
-            metrics.add(session, rows)
-            if totals:
-                update_attempt(session, self._job, **totals)
-            for reason, text in unreported.items():
-                metrics.record_limit(session, self._job, reason, text)
-
-        try:
-            self._context.write(store)
-        except BaseException:
-            with self._lock:
-                self._rows.extendleft(reversed(rows))
-                self._totals = self._totals or totals
-            raise
-        self._reported |= unreported.keys()
-        with self._lock:
-            self._queued_values -= values
-        return bool(rows)
-
-    def _take_batch(self) -> tuple[list[dict[str, Any]], int]:
-        rows: list[dict[str, Any]] = []
-        values = 0
-        while self._rows and values < BATCH_VALUES:
-            rows.append(self._rows.popleft())
-            values += len(rows[-1]["values"])
-        return rows, values
+        self._context.metrics_flush.flush(self._queue)
 
     def finish(self) -> None:
         """Ship and store the rest, once nothing writes any more.
@@ -181,10 +127,10 @@ class OutputRecorder:
         if self._has_output() or self._context.logs.reader(self._job.id).size:
             self._log_shipper().finish()
 
-    def _enqueue(self, rows: list[dict[str, Any]]) -> None:
-        with self._lock:
-            self._rows += rows
-            self._queued_values += sum(len(row["values"]) for row in rows)
+    def _enqueue(self, rows: Sequence[dict[str, Any]]) -> None:
+        self._queue.add(rows)
+        if not self._queue.is_empty:
+            self._context.metrics_flush.request(self._queue)
 
     def _has_output(self) -> bool:
         try:
@@ -199,31 +145,13 @@ class OutputRecorder:
         return self._log
 
 
-class MetricsSync(PeriodicTask):
-    """Stores a running attempt's metrics: a database that hangs must not delay a stop."""
-
-    def __init__(self, recorder: OutputRecorder, job: Job) -> None:
-        super().__init__(job, _FLUSH_SECONDS)
-        self._recorder = recorder
-
-    def step(self) -> float:
-        """Store new metrics, if the database is up."""
-        with contextlib.suppress(StoreUnavailable):
-            self._recorder.flush()
-        return _FLUSH_SECONDS
-
-    def end(self) -> None:
-        """Stop, and store the rest if the database is up; the collection rereads the metrics that the job wrote."""
-        super().end()
-        self.step()
-
-
 class ArtifactSync(PeriodicTask):
     """Copies a running attempt's artifacts to the store: a long copy must not delay the log."""
 
     def __init__(self, context: WorkerContext, job: Job, scratch: Scratch) -> None:
         self._interval = context.settings.worker.sync_seconds
-        super().__init__(job, self._interval)
+        super().__init__(self._interval, job.log_context())
+        self._job = job
         self._artifacts = context.artifacts
         self._source = scratch.artifacts
 
@@ -356,4 +284,4 @@ class JobMonitor:
 
     def _record(self, elapsed: float, values: dict[str, float] | None) -> None:
         row = usage_row(self._job.id, self._job.attempt, elapsed, values) if values else None
-        self._recorder.add(row, self._usage_sampler.totals.columns())
+        self._recorder.add_usage(row, self._usage_sampler.totals.columns())

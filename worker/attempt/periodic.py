@@ -4,11 +4,12 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
 from itertools import count
+from types import MappingProxyType
 
-from core.db.models.jobs import Job
 from core.monitoring.logging import bind
 
 logger = logging.getLogger(__name__)
@@ -21,19 +22,20 @@ class PeriodicTask(ABC):
     """Repeats `step` at intervals, beside the job's own thread: a slow step must not delay what else is done for it.
 
     Args:
-        job: The job, bound to the log lines of its steps.
         pause: Seconds until the first step.
+        log_context: Bound to the log lines of its steps.
     """
 
-    def __init__(self, job: Job, pause: float) -> None:
-        self._job = job
+    def __init__(self, pause: float, log_context: Mapping[str, object] = MappingProxyType({})) -> None:
         self._pause = pause
+        self._log_context = log_context
         self._ended = threading.Event()
-        self._in_progress = threading.Lock()
+        self.in_progress = threading.Lock()
+        """Held while the step runs."""
 
     @abstractmethod
-    def step(self) -> float:
-        """Run the step once; return the seconds until the next one."""
+    def step(self) -> float | None:
+        """Run the step once; return the seconds until the next one, or None if it need not be repeated."""
 
     def start(self, schedule: "Schedule") -> None:
         """Have the steps run, the first one after the pause."""
@@ -41,16 +43,16 @@ class PeriodicTask(ABC):
 
     def run_step(self) -> float | None:
         """Run the step, unless the task has ended; return the seconds until the next one, or None."""
-        with self._in_progress:
+        with self.in_progress:
             if self._ended.is_set():
                 return None
-            bind(**self._job.log_context())
+            bind(**self._log_context)
             return self.step()
 
     def end(self) -> None:
         """Start no further step, and wait for one in progress."""
         self._ended.set()
-        with self._in_progress:
+        with self.in_progress:
             pass
 
 

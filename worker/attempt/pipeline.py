@@ -28,7 +28,7 @@ from core.system.failpoints import failpoint
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.launch_secrets import LaunchSecrets
-from worker.attempt.monitor import ArtifactSync, JobMonitor, MetricsSync, OutputRecorder, open_log_shipper
+from worker.attempt.monitor import ArtifactSync, JobMonitor, OutputRecorder, open_log_shipper
 from worker.attempt.outputs.build_log import build_log
 from worker.attempt.outputs.collection_limits import CollectionLimits
 from worker.attempt.outputs.missing_artifacts import read_missing
@@ -185,7 +185,7 @@ class AttemptRun:
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             recorder.ship()  # at once: a user may be waiting for the first line of output
             quota = DiskQuota(self._context, self.job, self._scratch)
-            tasks = ArtifactSync(self._context, self.job, self._scratch), MetricsSync(recorder, self.job), quota
+            tasks = ArtifactSync(self._context, self.job, self._scratch), quota
             monitor = JobMonitor(self._context, self.job, self._scratch, self._requests, recorder, quota)
             for task in tasks:
                 task.start(self._context.schedule)
@@ -197,6 +197,8 @@ class AttemptRun:
             finally:
                 for task in tasks:
                     task.end()
+                with suppress(StoreUnavailable):  # the collection reads again what the job wrote
+                    recorder.flush()
 
     def _mark_finishing(self, end: Exit) -> None:
         reason = end.reason or "process_lost"

@@ -10,7 +10,7 @@ from worker.attempt.periodic import PeriodicTask, Schedule
 
 class _Steps(PeriodicTask):
     def __init__(self, job, first, pause=600.0):
-        super().__init__(job, first)
+        super().__init__(first, job.log_context())
         self.pause = pause
         self.count = 0
         self.threads = set()

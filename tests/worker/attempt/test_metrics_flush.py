@@ -1,0 +1,109 @@
+"""Metrics of several running attempts, stored together."""
+
+import pytest
+from sqlalchemy import func, select
+from support.deployment import wait_until
+
+from core.db.models.metrics import Metric
+from core.errors import StoreUnavailable
+from worker.attempt.outputs import metrics_flush
+from worker.attempt.outputs.metrics_flush import MetricsFlush, MetricsQueue
+from worker.attempt.periodic import Schedule
+
+
+@pytest.fixture
+def flush(database, monkeypatch):
+    monkeypatch.setattr(metrics_flush, "_PAUSE_SECONDS", 0.01)
+    return MetricsFlush(database, Schedule())
+
+
+@pytest.fixture
+def queues(submit):
+    return [MetricsQueue(submit(), {}) for _ in range(3)]
+
+
+def row(queue, number):
+    made = {"job_id": queue.job.id, "attempt": 1, "source": "job", "offset": number, "step": None}
+    return made | {"at": queue.job.created_at, "values": {"loss": 1.0}}
+
+
+def stored(database):
+    with database.read() as session:
+        return session.scalar(select(func.count()).select_from(Metric))
+
+
+def count_writes(database, monkeypatch, failures=()):
+    """Count the transactions of a database; the first ones fail as given."""
+    write, left, begun = database.write, list(failures), []
+
+    def counted():
+        begun.append(1)
+        if left:
+            raise left.pop(0)
+        return write()
+
+    monkeypatch.setattr(database, "write", counted)
+    return begun
+
+
+def test_what_is_new_of_all_attempts_is_stored_in_one_transaction(database, flush, queues, monkeypatch):
+    begun = count_writes(database, monkeypatch)
+    with flush.in_progress:
+        for queue in queues:
+            queue.add([row(queue, 0), row(queue, 1)])
+            flush.request(queue)
+    wait_until(lambda: stored(database) == 6, "all rows")
+    assert len(begun) == 1
+    assert all(queue.is_empty for queue in queues)
+
+
+def test_a_database_that_does_not_answer_is_tried_again(database, flush, queues, monkeypatch):
+    begun = count_writes(database, monkeypatch, [StoreUnavailable("gone"), StoreUnavailable("gone")])
+    queues[0].add([row(queues[0], 0)])
+    flush.request(queues[0])
+    wait_until(lambda: stored(database) == 1, "the row")
+    assert len(begun) == 3
+
+
+def test_metrics_that_cannot_be_stored_keep_back_no_other_job_s(database, flush, queues, caplog):
+    broken, *others = queues
+    broken.add([row(broken, 0) | {"job_id": None}])
+    for queue in others:
+        queue.add([row(queue, 0)])
+    with flush.in_progress:
+        for queue in queues:
+            flush.request(queue)
+    wait_until(lambda: stored(database) == 2, "the rows of the others")
+    wait_until(lambda: caplog.text.count("metrics_not_stored") == 2, "the messages")
+    assert not broken.is_empty
+
+
+def test_of_a_forgotten_attempt_nothing_is_stored_until_it_is_flushed(database, flush, queues):
+    first, second, _ = queues
+    with flush.in_progress:
+        for queue in (first, second):
+            queue.add([row(queue, 0)])
+            flush.request(queue)
+        flush._queues.pop(first)
+    wait_until(lambda: stored(database) == 1, "the other's row")
+    assert not first.is_empty
+    flush.flush(first)
+    assert stored(database) == 2
+
+
+def test_an_end_is_told_that_the_database_does_not_answer(database, flush, queues, monkeypatch):
+    count_writes(database, monkeypatch, [StoreUnavailable("gone")])
+    queues[0].add([row(queues[0], 0)])
+    with pytest.raises(StoreUnavailable):
+        flush.flush(queues[0])
+    assert not queues[0].is_empty, "nothing is lost"
+
+
+def test_a_job_that_reports_faster_than_the_database_stores_has_to_wait(queues):
+    queue, lines = queues[0], 0
+    while not queue.is_full:
+        queue.add([row(queue, lines) | {"values": {f"m{n}": 1.0 for n in range(1000)}}])
+        lines += 1
+    assert lines * 1000 >= metrics_flush._MAX_QUEUED_VALUES
+    while not queue.is_empty:
+        assert queue.take().rows
