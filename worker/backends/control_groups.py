@@ -119,6 +119,16 @@ class JobGroup:
                 _write(self.cpu / "cpu.cfs_period_us", _PERIOD_MICROSECONDS)
                 _write(self.cpu / "cpu.cfs_quota_us", quota)
 
+    def move(self, pid: int) -> None:
+        """Move a process into the group; one that has ended is ignored.
+
+        Raises:
+            OSError: The kernel refused, or the group was removed.
+        """
+        for file in self.process_files:
+            with suppress(ProcessLookupError):
+                _write(Path(file), pid)
+
     def out_of_memory(self) -> bool:
         """Return whether the kernel has killed one of its processes for the memory limit."""
         file = "memory.events" if self.version == _UNIFIED else "memory.oom_control"

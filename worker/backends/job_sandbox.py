@@ -26,6 +26,10 @@ HOME = "/home/gradient"
 STARTED = b"gradient: the wrapper starts\n"
 """Printed to the worker, at the end of bubblewrap's own output, before the wrapper starts."""
 
+EXIT_REFUSED = 97
+"""Exit code of a wrapper that found the attempt already started, or its control folder deleted, and of a sandbox whose
+worker has ended."""
+
 _NO_CORES = "ulimit -c 0"
 _WRAPPER_INSIDE = "/.gradient/run.sh"
 _USER_NAME = "gradient"
@@ -186,7 +190,8 @@ class JobSandbox:
             inherited: The part of the worker's environment that jobs have.
             spec: The job, whose own variables are used in place of others.
         """
-        lines = [_NO_CORES, f"cd {shlex.quote(spec.working_dir or base.WORKSPACE)} || exit", "unset OLDPWD"]
+        lines = [f"read -r _ <&2 || exit {EXIT_REFUSED}"]  # the worker moves this process into the control group first
+        lines += [_NO_CORES, f"cd {shlex.quote(spec.working_dir or base.WORKSPACE)} || exit", "unset OLDPWD"]
         # With `command`, a shell that reserves a name, as bash does UID, goes on.
         lines += [f"command export {n}={shlex.quote(value)}" for n, value in self._environment(inherited, spec).items()]
         # Only now: a worker that ends meanwhile must not end the shell by SIGPIPE.

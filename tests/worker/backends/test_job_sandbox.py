@@ -13,7 +13,9 @@ from support.deployment import wait_until
 from core.formatting import MIB
 from core.settings.worker import ProcessSettings
 from worker.backends.base import LaunchError
+from worker.backends.job_sandbox import EXIT_REFUSED, JobSandbox
 from worker.backends.sandbox_processes import find_sandbox
+from worker.backends.sandbox_start import start_sandboxed
 
 pytestmark = [
     pytest.mark.integration,
@@ -47,6 +49,14 @@ def test_a_sandbox_that_cannot_be_made_fails_the_start(place):
     shutil.rmtree(spec.datasets)
     with pytest.raises(LaunchError, match="its sandbox could not be made: bwrap"):
         place.launch(spec)
+
+
+def test_a_sandbox_whose_worker_has_ended_starts_no_command(place):
+    spec = place.spec("true")
+    start = start_sandboxed(spec, JobSandbox(place.settings), {})
+    start.channel.close()
+    assert start.bubblewrap.wait() == EXIT_REFUSED
+    assert not (spec.control / "start.lock").exists()
 
 
 def test_shared_memory_has_the_size_that_the_job_asks_for(place):
