@@ -12,7 +12,7 @@ from typing import NamedTuple
 from core.system.bubblewrap_command import PATH
 from worker.backends.base import LaunchError, LaunchSpec
 from worker.backends.control_groups import JobGroup
-from worker.backends.job_sandbox import EXIT_REFUSED, STARTED, JobSandbox, open_configuration
+from worker.backends.job_sandbox import EXIT_REFUSED, STARTED, JobSandbox, open_copied
 from worker.backends.sandbox_processes import children_of
 
 _MAX_MESSAGE_BYTES = 4096
@@ -36,7 +36,7 @@ def start_sandboxed(spec: LaunchSpec, sandbox: JobSandbox, inherited: Mapping[st
     uid = sandbox.prepare(spec)
     names = {"GRADIENT_JOB_ID": spec.job_id, "GRADIENT_ATTEMPT": str(spec.attempt)}
     ours, theirs = socket.socketpair()
-    with theirs, open_configuration() as copied, os.fdopen(os.memfd_create("script"), "w+b") as script:
+    with theirs, open_copied(uid) as copied, os.fdopen(os.memfd_create("script"), "w+b") as script:
         script.write(sandbox.script(inherited, spec))
         script.seek(0)
         try:
