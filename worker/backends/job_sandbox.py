@@ -23,8 +23,8 @@ from worker.backends.docker.container.users import ContainerUser, chown_folders,
 HOME = "/home/gradient"
 """The job's home folder."""
 
-STARTED = b"gradient: the wrapper starts\n"
-"""Printed to the worker, at the end of bubblewrap's own output, before the wrapper starts."""
+READY = b"gradient: ready\n"
+"""Printed to the worker, at the end of bubblewrap's own output, by the shell that then waits for permission."""
 
 EXIT_REFUSED = 97
 """Exit code of a wrapper that found the attempt already started, or its control folder deleted, and of a sandbox whose
@@ -198,12 +198,12 @@ class JobSandbox:
             inherited: The part of the worker's environment that jobs have.
             spec: The job, whose own variables are used in place of others.
         """
-        lines = [f"read -r _ <&2 || exit {EXIT_REFUSED}"]  # the worker moves this process into the control group first
-        lines += [_NO_CORES, f"cd {shlex.quote(spec.working_dir or base.WORKSPACE)} || exit", "unset OLDPWD"]
+        lines = [_NO_CORES, f"cd {shlex.quote(spec.working_dir or base.WORKSPACE)} || exit", "unset OLDPWD"]
         # With `command`, a shell that reserves a name, as bash does UID, goes on.
         lines += [f"command export {n}={shlex.quote(value)}" for n, value in self._environment(inherited, spec).items()]
-        # Only now: a worker that ends meanwhile must not end the shell by SIGPIPE.
-        lines.append(f"trap '' PIPE; printf '%s\\n' '{STARTED.decode().rstrip()}' >&2; trap - PIPE")
+        # A worker that waits no longer must not end the shell by SIGPIPE.
+        lines.append(f"trap '' PIPE; printf '%s\\n' '{READY.decode().rstrip()}' >&2; trap - PIPE")
+        lines.append(f"read -r _ <&2 || exit {EXIT_REFUSED}")
         # bubblewrap's own errors go to the worker, the wrapper's to nobody.
         lines.append(f"exec {_WRAPPER_INSIDE} {base.CONTROL} </dev/null 2>/dev/null\n")
         return os.fsencode("\n".join(lines))

@@ -48,14 +48,13 @@ from worker.backends.base import (
 )
 from worker.backends.control_groups import JobGroup, control_group_support
 from worker.backends.job_exec import ExecRequest
-from worker.backends.job_processes import JobProcesses, boot_id
+from worker.backends.job_processes import JobProcesses, boot_id, find_attempts
 from worker.backends.job_sandbox import EXIT_REFUSED, JobSandbox, reason_without_sandbox, sandbox_support
 from worker.backends.port_check import check_ports_free
 from worker.backends.process_exec import ProcessStream, SocketStream, connect_to_processes, run_in_processes
 from worker.backends.sandbox_processes import (
     SandboxProcesses,
     find_sandbox,
-    find_sandbox_of,
     is_sandbox,
     kill_sandbox,
 )
@@ -246,15 +245,14 @@ class ProcessBackend(Backend):
 
     def list_owned(self) -> list[Handle]:
         """List attempts with a folder here and living processes; see `Backend.list_owned`."""
-        owned = []
-        for folder in sorted(self._attempts.iterdir()) if self._attempts.is_dir() else ():
-            job_id, _, attempt = folder.name.rpartition("-")
-            if not job_id or not attempt.isdecimal():
-                continue
-            handle = base_handle(job_id, int(attempt), folder / "control")
-            if any(self._processes(handle).all()):
-                owned.append(handle)
-        return owned
+        names = sorted(folder.name for folder in self._attempts.iterdir()) if self._attempts.is_dir() else []
+        alive = find_attempts() if names else set()
+        attempts = [(job_id, attempt) for job_id, _, attempt in (name.rpartition("-") for name in names)]
+        return [
+            base_handle(job_id, int(attempt), self._attempts / f"{job_id}-{attempt}" / "control")
+            for job_id, attempt in attempts
+            if (job_id, attempt) in alive
+        ]
 
     def _start(self, spec: LaunchSpec) -> None:
         allowed = os.sched_getaffinity(0)
@@ -278,8 +276,7 @@ class ProcessBackend(Backend):
             # After a second launch, the wrapper that was refused must not hide the one that runs.
             self._children.setdefault(spec.name, []).append(child)
         if start is not None:
-            finish_start(start, group, _NEVER_STARTED_SECONDS)
-            first = find_sandbox_of(child.pid, spec.job_id, spec.attempt)
+            first = finish_start(start, group, _NEVER_STARTED_SECONDS)
             if first is not None:
                 self._sandboxes[spec.name] = first
         failpoint("launched")

@@ -45,11 +45,6 @@ def is_sandbox(pid: int, job_id: str, attempt: int) -> bool:
         return False
 
 
-def find_sandbox_of(bubblewrap: int, job_id: str, attempt: int) -> int | None:
-    """Return the pid of the first process of the sandbox that this bubblewrap process made; None if there is none."""
-    return next((pid for pid in children_of(bubblewrap) if is_sandbox(pid, job_id, attempt)), None)
-
-
 def children_of(parent: int) -> list[int]:
     """Return the pids of the children of a process with one thread: from the kernel, as psutil reads all of /proc."""
     try:

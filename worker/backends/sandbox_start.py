@@ -1,4 +1,4 @@
-"""Starts bubblewrap for a job, moves it into the job's control group, and waits until the job's wrapper runs inside."""
+"""Starts bubblewrap for a job, moves it into the job's control group, and has it start the job's wrapper."""
 
 import os
 import select
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from core.system.bubblewrap_command import PATH
 from worker.backends.base import LaunchError, LaunchSpec
 from worker.backends.control_groups import JobGroup
-from worker.backends.job_sandbox import EXIT_REFUSED, STARTED, JobSandbox, open_copied
+from worker.backends.job_sandbox import READY, JobSandbox, open_copied
 from worker.backends.sandbox_processes import children_of
 
 _MAX_MESSAGE_BYTES = 4096
@@ -56,16 +56,19 @@ def start_sandboxed(spec: LaunchSpec, sandbox: JobSandbox, inherited: Mapping[st
     return SandboxStart(child, ours)
 
 
-def finish_start(start: SandboxStart, group: JobGroup | None, seconds: float) -> None:
-    """Move the sandbox into the job's control group, let it start the wrapper, and wait until it has.
+def finish_start(start: SandboxStart, group: JobGroup | None, seconds: float) -> int | None:
+    """Move the sandbox into the job's control group, wait until its shell is ready, and let that start the wrapper.
 
     It is moved while bubblewrap mounts: to move the first process, the kernel waits for all CPUs, about 10 ms. The
-    sandbox's shell waits for permission to go on; if this worker ends before, it ends, too.
+    shell goes on only with the worker's permission, and ends if the worker ends before.
 
     Args:
         start: The sandbox.
         group: The job's control group, if it has one.
-        seconds: Longest wait for the wrapper.
+        seconds: Longest wait for the shell; after that it may go on once it is ready.
+
+    Returns:
+        The pid of the sandbox's first process; None if the wait was too long.
 
     Raises:
         LaunchError: The sandbox could not be made.
@@ -77,11 +80,13 @@ def finish_start(start: SandboxStart, group: JobGroup | None, seconds: float) ->
                 _move(group, child.pid)
             except OSError as error:
                 raise LaunchError("launch_failed", f"its control group cannot be joined: {error}") from error
+        text = _read_messages(channel, time.monotonic() + seconds)
+        first = next(iter(children_of(child.pid)), None)
         with suppress(OSError):  # it has ended
             channel.send(b"\n")
-        text = _read_messages(channel, time.monotonic() + seconds)
-    if text is None or child.wait() == EXIT_REFUSED:
-        return
+    if text is None:
+        return first
+    child.wait()
     words = text.decode(errors="replace").split()
     raise LaunchError("launch_failed", f"its sandbox could not be made: {' '.join(words)[:300]}")
 
@@ -94,15 +99,12 @@ def _move(group: JobGroup, pid: int) -> None:
 
 
 def _read_messages(channel: socket.socket, deadline: float) -> bytes | None:
-    """Return what bubblewrap printed until it ended; None if the wrapper is started, or after the deadline."""
+    """Return what bubblewrap printed until it ended; None if the shell is ready, or after the deadline."""
     text = b""
     readable = select.poll()  # not select(): it refuses descriptors above 1023
     readable.register(channel, select.POLLIN)
-    while not text.endswith(STARTED) and readable.poll(1000 * max(0.0, deadline - time.monotonic())):
-        try:
-            block = channel.recv(_MAX_MESSAGE_BYTES)
-        except ConnectionResetError:  # it ended without having read what it was sent
-            return text
+    while not text.endswith(READY) and readable.poll(1000 * max(0.0, deadline - time.monotonic())):
+        block = channel.recv(_MAX_MESSAGE_BYTES)
         if not block:
             return text
         text = (text + block)[-_MAX_MESSAGE_BYTES:]
