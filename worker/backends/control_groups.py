@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,8 @@ class JobGroup:
 
     def to_handle(self) -> dict[str, Any]:
         """Return the group as JSON values: a later worker may be in another group itself."""
-        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        folders = {"memory": self.memory, "cpu": self.cpu, "usage": self.usage, "kill": self.kill}
+        return {"version": self.version} | {name: folder and str(folder) for name, folder in folders.items()}
 
     def exists(self) -> bool:
         """Return whether the attempt has this group."""

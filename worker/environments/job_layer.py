@@ -5,6 +5,7 @@ shared environment below it. Making it starts no process and takes a few millise
 """
 
 import shutil
+from functools import cache
 from pathlib import Path
 
 from worker.backends.base import JobPython
@@ -26,8 +27,7 @@ def create_layer(scratch: Path, shared: Path) -> JobPython:
     """
     folder = scratch / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
-    interpreter = (shared / "bin" / "python").resolve()
-    below = site_packages(shared)
+    interpreter, below = _resolve(shared)
     version = below.parent.name
     programs, packages = folder / "bin", folder / "lib" / version / "site-packages"
     programs.mkdir(parents=True)
@@ -43,3 +43,9 @@ def create_layer(scratch: Path, shared: Path) -> JobPython:
     (packages / "gradient_packages.pth").write_text(_PTH.format(str(below)), encoding="utf-8")
     add_sdk(packages)
     return JobPython(folder, shared, interpreter)
+
+
+@cache
+def _resolve(shared: Path) -> tuple[Path, Path]:
+    """Return interpreter and packages of a shared environment: one with its name never changes."""
+    return (shared / "bin" / "python").resolve(), site_packages(shared)
