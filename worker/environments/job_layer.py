@@ -40,8 +40,8 @@ def create_layer(scratch: Path, shared: Path) -> JobPython:
     for name in ("python", "pip"):
         (programs / f"{name}3").symlink_to(name)
         (programs / version.replace("python", name)).symlink_to(name)
-    (packages / "gradient_packages.pth").write_text(_PTH.format(str(below)), encoding="utf-8")
-    add_sdk(packages)
+    # The SDK after the packages below, whose own gradient_jobs takes precedence.
+    (packages / "gradient.pth").write_text(f"{_PTH.format(str(below))}{add_sdk(packages)}\n", encoding="utf-8")
     return JobPython(folder, shared, interpreter)
 
 
