@@ -250,7 +250,7 @@ class JobMonitor:
         fresh: This worker has just started it; else its running time and usage are read from the database.
     """
 
-    def __init__(  # noqa: PLR0913 - all that it follows
+    def __init__(
         self,
         context: WorkerContext,
         job: Job,
