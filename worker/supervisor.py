@@ -78,7 +78,7 @@ class Supervisor:
         self._statsd = Listener(context)
         self._exec = ExecListener(context)
         self._heartbeat_at = self._adopt_at = self._reported_at = 0.0
-        self._registered = self._claimed = False
+        self._registered = self._expects_job = False
         self._busy_gpus: dict[str, str] = {}
         self._disk_shortage: str | None = None
 
@@ -136,6 +136,8 @@ class Supervisor:
         if not self._registered:
             self._register()
         self._forget_ended()
+        # A wake-up means that there is likely a job; on SQLite, of one host, a claim for nothing disturbs nobody.
+        self._expects_job = self._expects_job or (notified and self._context.database.is_sqlite)
         # Waiting jobs come first: a heartbeat is a commit of its own.
         while self._has_free_slot() and not self._stopping.is_set():
             if not self._claim():
@@ -194,8 +196,8 @@ class Supervisor:
             self._start_attempt(job)
 
     def _claim(self) -> bool:
-        # After a claim there are likely more jobs: the check without the lock would be made for nothing.
-        claimable, self._claimed = self._claimed or self._has_claimable_job(self._offer), False
+        # After a claim there are likely more jobs, too: the check without the lock would be made for nothing.
+        claimable, self._expects_job = self._expects_job or self._has_claimable_job(self._offer), False
         if not claimable or self._is_disk_low():
             return False
         offer = self._offer_without_taken_gpus()
@@ -204,7 +206,7 @@ class Supervisor:
         job = self._context.write(lambda session: claims.claim(session, offer))
         if job is not None:
             self._start_attempt(job)
-            self._claimed = True
+            self._expects_job = True
         return job is not None
 
     def _is_disk_low(self) -> bool:

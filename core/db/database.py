@@ -135,6 +135,7 @@ class Database:
     def __init__(self, url: str, *, pool_size: int = 5, read_only: bool = False) -> None:
         self.url = _with_driver(url)
         self.engine = _reading_engine(self.url) if read_only else _engine(self.url, pool_size)
+        self._writing_engine = self.engine.execution_options(gradient_write=True)
         # SQLite polls for its write lock with sleeps; within one process this lock orders the threads instead.
         self._write_lock: AbstractContextManager[object] = threading.Lock() if self.is_sqlite else nullcontext()
 
@@ -163,9 +164,8 @@ class Database:
         Raises:
             StoreUnavailable: The database does not answer; nothing was committed, as far as it can be known.
         """
-        engine = self.engine.execution_options(gradient_write=True)
         try:
-            with self._write_lock, Session(engine, expire_on_commit=False) as session:
+            with self._write_lock, Session(self._writing_engine, expire_on_commit=False) as session:
                 yield session
                 session.commit()
                 callbacks: list[Callable[[], None]] = session.info.pop(_ON_COMMIT, [])

@@ -6,10 +6,11 @@ session commits (`Database.write`); nothing here does.
 """
 
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Any
 
+from sqlalchemy import Select, bindparam, or_, select, update
 from sqlalchemy import delete as delete_rows
-from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import now
@@ -80,8 +81,14 @@ def confirm(session: Session, job: Job) -> Job:
 
 def is_held(session: Session, job: Job, seconds: float) -> bool:
     """Return whether the caller holds the starting job under its lease, with a heartbeat of the last seconds."""
-    held = JOBS.c.id == job.id, JOBS.c.lease == job.lease, JOBS.c.state == JobState.STARTING
-    return session.execute(select(JOBS.c.id).where(*held, JOBS.c.heartbeat_at > now(-seconds))).first() is not None
+    params = {"of_id": job.id, "of_lease": job.lease}
+    return session.execute(_select_held(seconds), params).first() is not None
+
+
+@cache
+def _select_held(seconds: float) -> Select[tuple[str]]:
+    held = JOBS.c.id == bindparam("of_id"), JOBS.c.lease == bindparam("of_lease"), JOBS.c.state == JobState.STARTING
+    return select(JOBS.c.id).where(*held, JOBS.c.heartbeat_at > now(-seconds))
 
 
 def set_phase(session: Session, job: Job, phase: str, detail: str | None = None) -> Job:

@@ -175,6 +175,7 @@ class JobMonitor:
         control: Requests from the supervisor.
         recorder: Ships its output.
         quota: Its disk quota.
+        fresh: This worker has just started it; else its running time and usage are read from the database.
     """
 
     def __init__(
@@ -185,6 +186,8 @@ class JobMonitor:
         control: AttemptControl,
         recorder: OutputRecorder,
         quota: DiskQuota,
+        *,
+        fresh: bool = False,
     ) -> None:
         self._context = context
         self._quota = quota
@@ -195,9 +198,11 @@ class JobMonitor:
         self._backend: Backend = context.backend(job.backend)
         self._handle: Handle = job.handle or {}
         self._grace = job.spec.stop_grace
-        with context.database.read() as session:
-            ran = queries.running_seconds(session, job)
-            totals = UsageTotals.of(queries.attempt(session, job.id, job.attempt))
+        ran, totals = 0.0, UsageTotals()
+        if not fresh:
+            with context.database.read() as session:
+                ran = queries.running_seconds(session, job)
+                totals = UsageTotals.of(queries.attempt(session, job.id, job.attempt))
         self._began = time.monotonic() - ran
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None

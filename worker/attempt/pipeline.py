@@ -84,10 +84,11 @@ class AttemptRun:
             Detached: The worker must release the job, which keeps running.
         """
         self._context.logs.notify_followers(self.job.id)
-        if self.job.state is JobState.STARTING:
+        starts = self.job.state is JobState.STARTING
+        if starts:
             self._start()
         if self.job.state is JobState.RUNNING:
-            self._monitor()
+            self._monitor(fresh=starts)
         if self.job.state is JobState.FINISHING:
             failpoint("finishing")
             with self._spans.step("tear down"):
@@ -181,12 +182,12 @@ class AttemptRun:
         self._check()
         self._set_phase(phase, detail)
 
-    def _monitor(self) -> None:
+    def _monitor(self, *, fresh: bool = False) -> None:
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             recorder.ship()  # at once: a user may be waiting for the first line of output
             quota = DiskQuota(self._context, self.job, self._scratch)
             tasks = ArtifactSync(self._context, self.job, self._scratch), quota
-            monitor = JobMonitor(self._context, self.job, self._scratch, self._requests, recorder, quota)
+            monitor = JobMonitor(self._context, self.job, self._scratch, self._requests, recorder, quota, fresh=fresh)
             for task in tasks:
                 task.start(self._context.schedule)
             try:

@@ -18,7 +18,8 @@ from worker.attempt.outputs.workspace_files import WorkspaceFiles
 from worker.backends.base import RESERVED_FILES, LaunchError
 
 _COPY_BYTES = 1024**2
-_BLOCK_BYTES = 4096
+_RESERVED_BYTES = 64
+"""More than is written there; shells read the rest one byte at a time."""
 _FOLDER_NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
 
 
@@ -83,7 +84,7 @@ class Scratch:
         shutil.rmtree(filling, ignore_errors=True)
         filling.mkdir(parents=True, mode=0o700)
         for name in RESERVED_FILES:
-            (filling / name).write_bytes(b" " * _BLOCK_BYTES)
+            (filling / name).write_bytes(b" " * _RESERVED_BYTES)
         filling.rename(self.control)
 
     def _earlier_artifacts(self, store: ArtifactStore) -> Iterator[tuple[int, ArtifactFile]]:

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,8 @@ class JobGroup:
 
     def to_handle(self) -> dict[str, Any]:
         """Return the group as JSON values: a later worker may be in another group itself."""
-        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        folders = {"memory": self.memory, "cpu": self.cpu, "usage": self.usage, "kill": self.kill}
+        return {"version": self.version} | {name: folder and str(folder) for name, folder in folders.items()}
 
     def exists(self) -> bool:
         """Return whether the attempt has this group."""
@@ -118,6 +119,16 @@ class JobGroup:
             else:
                 _write(self.cpu / "cpu.cfs_period_us", _PERIOD_MICROSECONDS)
                 _write(self.cpu / "cpu.cfs_quota_us", quota)
+
+    def move(self, pid: int) -> None:
+        """Move a process into the group; one that has ended is ignored.
+
+        Raises:
+            OSError: The kernel refused, or the group was removed.
+        """
+        for file in self.process_files:
+            with suppress(ProcessLookupError):
+                _write(Path(file), pid)
 
     def out_of_memory(self) -> bool:
         """Return whether the kernel has killed one of its processes for the memory limit."""

@@ -101,6 +101,17 @@ def has_job_environment(process: psutil.Process, job_id: str, attempt: int) -> b
     return env.get("GRADIENT_JOB_ID") == job_id and env.get("GRADIENT_ATTEMPT") == str(attempt)
 
 
+def find_attempts() -> set[tuple[str, str]]:
+    """Return job id and attempt number of all living processes that have the environment of an attempt."""
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(*GONE):
+            env = process.environ()
+            if "GRADIENT_JOB_ID" in env and process.status() != psutil.STATUS_ZOMBIE:
+                found.add((env["GRADIENT_JOB_ID"], env.get("GRADIENT_ATTEMPT", "")))
+    return found
+
+
 @cache
 def boot_id() -> str:
     """Return the kernel's boot ID, which changes with every start of this machine."""

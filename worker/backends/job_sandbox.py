@@ -23,13 +23,17 @@ from worker.backends.docker.container.users import ContainerUser, chown_folders,
 HOME = "/home/gradient"
 """The job's home folder."""
 
-STARTED = b"gradient: the wrapper starts\n"
-"""Printed to the worker, at the end of bubblewrap's own output, before the wrapper starts."""
+READY = b"gradient: ready\n"
+"""Printed to the worker, at the end of bubblewrap's own output, by the shell that then waits for permission."""
+
+EXIT_REFUSED = 97
+"""Exit code of a wrapper that found the attempt already started, or its control folder deleted, and of a sandbox whose
+worker has ended."""
 
 _NO_CORES = "ulimit -c 0"
 _WRAPPER_INSIDE = "/.gradient/run.sh"
 _USER_NAME = "gradient"
-_ACCOUNTS = Path("/etc/passwd")
+_ACCOUNTS = "/etc/passwd"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount point
 _TEMPORARY = "/tmp"  # noqa: S108 - a mount point
 # Not all of /etc, which may have passwords that the worker's user may read, such as the service's settings.
@@ -98,11 +102,14 @@ def readable_paths(settings: Settings, python: JobPython | None) -> list[str]:
 
 
 @contextmanager
-def open_configuration() -> Iterator[dict[str, int]]:
-    """Open the files of /etc that everybody may read, for bubblewrap to copy: a mount of each takes ten times as long.
+def open_copied(uid: int) -> Iterator[dict[str, int]]:
+    """Open the files that bubblewrap copies, because a mount of each takes ten times as long.
+
+    They are the wrapper, the files of /etc that everybody may read, and, for a job with a user of its own, the host's
+    accounts with this user: shells and programs ask for its name.
 
     Yields:
-        Descriptors by path.
+        Descriptors by path in the sandbox.
     """
     with ExitStack() as stack:
         found = {}
@@ -113,6 +120,14 @@ def open_configuration() -> Iterator[dict[str, int]]:
                 mode = os.fstat(descriptor).st_mode
                 if stat.S_ISREG(mode) and mode & stat.S_IROTH:
                     found[path] = descriptor
+        found[_WRAPPER_INSIDE] = os.open(WRAPPER, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, found[_WRAPPER_INSIDE])
+        if uid >= 0:
+            known = Path(_ACCOUNTS).read_bytes() if _ACCOUNTS in found else b""
+            accounts = stack.enter_context(os.fdopen(os.memfd_create("accounts"), "w+b"))
+            accounts.write(f"{_USER_NAME}:x:{uid}:{uid}::{HOME}:/bin/bash\n".encode() + known)
+            accounts.seek(0)
+            found[_ACCOUNTS] = accounts.fileno()
         yield found
 
 
@@ -137,7 +152,6 @@ class JobSandbox:
         chown_folders(spec, ContainerUser(*own, own))
         for folder in private:
             os.chown(folder, *own)
-        _write_accounts(spec, own[0])
         return own[0]
 
     def command(self, spec: LaunchSpec, uid: int, copied: Mapping[str, int]) -> list[str]:
@@ -146,7 +160,7 @@ class JobSandbox:
         Args:
             spec: The job.
             uid: The user that `prepare` returned.
-            copied: The files of `open_configuration`, which the command inherits.
+            copied: The files of `open_copied`, which the command inherits.
         """
         home, temporary = _private_folders(spec)
         readable = tuple(path for path in readable_paths(self.settings, spec.python) if path not in copied)
@@ -154,10 +168,8 @@ class JobSandbox:
         words = [*begin_command(), "--bind", str(temporary), _TEMPORARY]
         words += bind_system(readable, os.path.realpath(self.settings.root))
         for path, descriptor in copied.items():
-            words += ["--perms", "0644", "--file", str(descriptor), path]
+            words += ["--perms", "0755" if path == _WRAPPER_INSIDE else "0644", "--file", str(descriptor), path]
         words += [*(_machine_files() if sandbox_support(self.settings).limitation else _own_proc()), "--dev", "/dev"]
-        if uid >= 0:
-            words += ["--ro-bind", str(_accounts(spec)), str(_ACCOUNTS)]
         if spec.shared_mem_bytes is not None:
             words += ["--size", str(spec.shared_mem_bytes)]
         words += ["--perms", "1777", "--tmpfs", _SHARED_MEMORY]
@@ -173,7 +185,7 @@ class JobSandbox:
             *([(spec.python.folder, spec.python.folder)] if spec.python else []),
         ):
             words += ["--bind", str(source), str(target)]
-        words += ["--ro-bind", str(spec.datasets), base.DATASETS, "--ro-bind", str(WRAPPER), _WRAPPER_INSIDE]
+        words += ["--ro-bind", str(spec.datasets), base.DATASETS]
         return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--", *_shell(uid)]
 
     def script(self, inherited: Mapping[str, str], spec: LaunchSpec) -> bytes:
@@ -189,8 +201,9 @@ class JobSandbox:
         lines = [_NO_CORES, f"cd {shlex.quote(spec.working_dir or base.WORKSPACE)} || exit", "unset OLDPWD"]
         # With `command`, a shell that reserves a name, as bash does UID, goes on.
         lines += [f"command export {n}={shlex.quote(value)}" for n, value in self._environment(inherited, spec).items()]
-        # Only now: a worker that ends meanwhile must not end the shell by SIGPIPE.
-        lines.append(f"trap '' PIPE; printf '%s\\n' '{STARTED.decode().rstrip()}' >&2; trap - PIPE")
+        # A worker that waits no longer must not end the shell by SIGPIPE.
+        lines.append(f"trap '' PIPE; printf '%s\\n' '{READY.decode().rstrip()}' >&2; trap - PIPE")
+        lines.append(f"read -r _ <&2 || exit {EXIT_REFUSED}")
         # bubblewrap's own errors go to the worker, the wrapper's to nobody.
         lines.append(f"exec {_WRAPPER_INSIDE} {base.CONTROL} </dev/null 2>/dev/null\n")
         return os.fsencode("\n".join(lines))
@@ -214,16 +227,6 @@ def _shell(uid: int) -> list[str]:
 def _private_folders(spec: LaunchSpec) -> tuple[Path, Path]:
     """Return the folders behind the job's home and /tmp: on disk, within the attempt's quota, deleted with it."""
     return spec.control.parent / "home", spec.control.parent / "tmp"
-
-
-def _accounts(spec: LaunchSpec) -> Path:
-    return spec.control.parent / _ACCOUNTS.name
-
-
-def _write_accounts(spec: LaunchSpec, uid: int) -> None:
-    """Write the host's accounts with the job's user, which has no name there: shells and programs ask for one."""
-    known = _ACCOUNTS.read_text() if _ACCOUNTS.exists() else ""
-    _accounts(spec).write_text(f"{_USER_NAME}:x:{uid}:{uid}::{HOME}:/bin/bash\n{known}")
 
 
 def _own_proc() -> list[str]:

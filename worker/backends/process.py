@@ -48,18 +48,17 @@ from worker.backends.base import (
 )
 from worker.backends.control_groups import JobGroup, control_group_support
 from worker.backends.job_exec import ExecRequest
-from worker.backends.job_processes import JobProcesses, boot_id
-from worker.backends.job_sandbox import JobSandbox, reason_without_sandbox, sandbox_support
+from worker.backends.job_processes import JobProcesses, boot_id, find_attempts
+from worker.backends.job_sandbox import EXIT_REFUSED, JobSandbox, reason_without_sandbox, sandbox_support
 from worker.backends.port_check import check_ports_free
 from worker.backends.process_exec import ProcessStream, SocketStream, connect_to_processes, run_in_processes
 from worker.backends.sandbox_processes import (
     SandboxProcesses,
     find_sandbox,
-    find_sandbox_of,
     is_sandbox,
     kill_sandbox,
 )
-from worker.backends.sandbox_start import EXIT_REFUSED, start_sandboxed, wait_for_wrapper
+from worker.backends.sandbox_start import finish_start, start_sandboxed
 
 logger = logging.getLogger(__name__)
 
@@ -237,7 +236,7 @@ class ProcessBackend(Backend):
     def run_in_job(self, handle: Handle, request: ExecRequest) -> ProcessStream:
         """See `ExecBackend.run_in_job`."""
         group = self._group(handle)
-        return run_in_processes(self._processes(handle), request, _join_words(group) if group else [])
+        return run_in_processes(self._processes(handle), request, _join_words(group))
 
     def connect_to_job(self, handle: Handle, port: int, session_id: str) -> SocketStream:
         """See `ExecBackend.connect_to_job`."""
@@ -246,28 +245,29 @@ class ProcessBackend(Backend):
 
     def list_owned(self) -> list[Handle]:
         """List attempts with a folder here and living processes; see `Backend.list_owned`."""
-        owned = []
-        for folder in sorted(self._attempts.iterdir()) if self._attempts.is_dir() else ():
-            job_id, _, attempt = folder.name.rpartition("-")
-            if not job_id or not attempt.isdecimal():
-                continue
-            handle = base_handle(job_id, int(attempt), folder / "control")
-            if any(self._processes(handle).all()):
-                owned.append(handle)
-        return owned
+        names = sorted(folder.name for folder in self._attempts.iterdir()) if self._attempts.is_dir() else []
+        alive = find_attempts() if names else set()
+        attempts = [(job_id, attempt) for job_id, _, attempt in (name.rpartition("-") for name in names)]
+        return [
+            base_handle(job_id, int(attempt), self._attempts / f"{job_id}-{attempt}" / "control")
+            for job_id, attempt in attempts
+            if (job_id, attempt) in alive
+        ]
 
     def _start(self, spec: LaunchSpec) -> None:
         allowed = os.sched_getaffinity(0)
         if spec.job_spec.cpus is not None:
             # Affects this thread only; the child inherits it before it can run anything.
             os.sched_setaffinity(0, self._cpus(spec.job_spec.cpus))
+        start = None
         try:
-            join = self._make_group(spec)
+            group = self._make_group(spec)
             inherited = _inherited_environment(spec.python)
             if self._sandbox is None:
-                child = _start_plain(spec, join, inherited)
+                child = _start_plain(spec, _join_words(group), inherited)
             else:
-                child = start_sandboxed(spec, self._sandbox, join, inherited)
+                start = start_sandboxed(spec, self._sandbox, inherited)
+                child = start.bubblewrap
         except OSError as error:
             raise LaunchError("launch_failed", str(error)) from error
         finally:
@@ -275,20 +275,19 @@ class ProcessBackend(Backend):
         with self._lock:
             # After a second launch, the wrapper that was refused must not hide the one that runs.
             self._children.setdefault(spec.name, []).append(child)
-        if child.stderr is not None:
-            wait_for_wrapper(child, _NEVER_STARTED_SECONDS)
-            first = find_sandbox_of(child.pid, spec.job_id, spec.attempt)
+        if start is not None:
+            first = finish_start(start, group, _NEVER_STARTED_SECONDS)
             if first is not None:
                 self._sandboxes[spec.name] = first
         failpoint("launched")
 
-    def _make_group(self, spec: LaunchSpec) -> list[str]:
-        """Create the job's control group; return the words before a command that starts it in there."""
+    def _make_group(self, spec: LaunchSpec) -> JobGroup | None:
+        """Create the job's control group, if jobs have one here."""
         if self._groups is None:
-            return []
+            return None
         group = self._groups.group(spec.name)
         group.create(spec.memory_bytes, spec.job_spec.cpus)
-        return _join_words(group)
+        return group
 
     def _group(self, handle: Handle) -> JobGroup | None:
         """Return the job's control group; None if it was started without one."""
@@ -377,8 +376,10 @@ def _make_sandbox(settings: Settings) -> JobSandbox | None:
     return None
 
 
-def _join_words(group: JobGroup) -> list[str]:
-    """Return the words before a command that start it in a control group."""
+def _join_words(group: JobGroup | None) -> list[str]:
+    """Return the words before a command that start it in a control group; none without a group."""
+    if group is None:
+        return []
     return ["/bin/sh", "-c", _JOIN, "/bin/sh", str(len(group.folders)), *group.process_files]
 
 

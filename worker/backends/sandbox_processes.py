@@ -45,9 +45,14 @@ def is_sandbox(pid: int, job_id: str, attempt: int) -> bool:
         return False
 
 
-def find_sandbox_of(bubblewrap: int, job_id: str, attempt: int) -> int | None:
-    """Return the pid of the first process of the sandbox that this bubblewrap process made; None if there is none."""
-    return next((pid for pid in _children(bubblewrap) if is_sandbox(pid, job_id, attempt)), None)
+def children_of(parent: int) -> list[int]:
+    """Return the pids of the children of a process with one thread: from the kernel, as psutil reads all of /proc."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    except OSError:  # it has ended, or the kernel was built without this file
+        with contextlib.suppress(*GONE):
+            return [child.pid for child in psutil.Process(parent).children()]
+    return []
 
 
 def kill_sandbox(first: int, job_id: str, attempt: int) -> None:
@@ -122,17 +127,7 @@ class SandboxProcesses(JobProcesses):
 
 
 def _find_wrapper(first: int) -> int | None:
-    return next((pid for pid in _children(first) if _pid_inside(pid) == _WRAPPER), None)
-
-
-def _children(parent: int) -> list[int]:
-    """Return the pids of the children of a process with one thread: from the kernel, as psutil reads all of /proc."""
-    try:
-        return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-    except OSError:  # it has ended, or the kernel was built without this file
-        with contextlib.suppress(*GONE):
-            return [child.pid for child in psutil.Process(parent).children()]
-    return []
+    return next((pid for pid in children_of(first) if _pid_inside(pid) == _WRAPPER), None)
 
 
 def _process_table(pid: int) -> str | None:

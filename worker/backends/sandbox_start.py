@@ -1,68 +1,111 @@
-"""Starts bubblewrap for a job, and waits until the job's wrapper runs inside."""
+"""Starts bubblewrap for a job, moves it into the job's control group, and has it start the job's wrapper."""
 
 import os
 import select
+import socket
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
 
 from core.system.bubblewrap_command import PATH
 from worker.backends.base import LaunchError, LaunchSpec
-from worker.backends.job_sandbox import STARTED, JobSandbox, open_configuration
-
-EXIT_REFUSED = 97
-"""Exit code of a wrapper that found the attempt already started, or its control folder deleted."""
+from worker.backends.control_groups import JobGroup
+from worker.backends.job_sandbox import READY, JobSandbox, open_copied
+from worker.backends.sandbox_processes import children_of
 
 _MAX_MESSAGE_BYTES = 4096
 
 
-def start_sandboxed(
-    spec: LaunchSpec, sandbox: JobSandbox, join: list[str], inherited: Mapping[str, str]
-) -> "subprocess.Popen[bytes]":
+class SandboxStart(NamedTuple):
+    """A sandbox that is being started: bubblewrap, and the worker's end of the socket that is its standard error."""
+
+    bubblewrap: "subprocess.Popen[bytes]"
+    channel: socket.socket
+
+
+def start_sandboxed(spec: LaunchSpec, sandbox: JobSandbox, inherited: Mapping[str, str]) -> SandboxStart:
     """Start bubblewrap, whose own environment only names the attempt; the job's is in a script in memory.
 
     Args:
         spec: The job.
         sandbox: Its sandbox.
-        join: The words before the command, which join the job's control group.
         inherited: The part of the worker's environment that jobs have.
     """
     uid = sandbox.prepare(spec)
     names = {"GRADIENT_JOB_ID": spec.job_id, "GRADIENT_ATTEMPT": str(spec.attempt)}
-    with open_configuration() as copied, os.fdopen(os.memfd_create("script"), "w+b") as script:
+    ours, theirs = socket.socketpair()
+    with theirs, open_copied(uid) as copied, os.fdopen(os.memfd_create("script"), "w+b") as script:
         script.write(sandbox.script(inherited, spec))
         script.seek(0)
-        return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-            [*join, *sandbox.command(spec, uid, copied)],
-            cwd="/",
-            env={"PATH": PATH} | names,
-            stdin=script,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            pass_fds=tuple(copied.values()),
-            start_new_session=True,
-        )
+        try:
+            child = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
+                sandbox.command(spec, uid, copied),
+                cwd="/",
+                env={"PATH": PATH} | names,
+                stdin=script,
+                stdout=subprocess.DEVNULL,
+                stderr=theirs.fileno(),
+                pass_fds=tuple(copied.values()),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return SandboxStart(child, ours)
 
 
-def wait_for_wrapper(child: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """Wait until the wrapper is started in its sandbox, or until some seconds have passed.
+def finish_start(start: SandboxStart, group: JobGroup | None, seconds: float) -> int | None:
+    """Move the sandbox into the job's control group, wait until its shell is ready, and let that start the wrapper.
+
+    It is moved while bubblewrap mounts: to move the first process, the kernel waits for all CPUs, about 10 ms. The
+    shell goes on only with the worker's permission, and ends if the worker ends before.
+
+    Args:
+        start: The sandbox.
+        group: The job's control group, if it has one.
+        seconds: Longest wait for the shell; after that it may go on once it is ready.
+
+    Returns:
+        The pid of the sandbox's first process; None if the wait was too long.
 
     Raises:
         LaunchError: The sandbox could not be made.
     """
-    assert child.stderr is not None  # noqa: S101 - `start_sandboxed` asked for it
-    deadline, text = time.monotonic() + seconds, b""
-    with child.stderr as errors:
-        readable = select.poll()  # not select(): it refuses descriptors above 1023
-        readable.register(errors, select.POLLIN)
-        while not text.endswith(STARTED) and readable.poll(1000 * max(0.0, deadline - time.monotonic())):
-            block = os.read(errors.fileno(), _MAX_MESSAGE_BYTES)
-            if not block:
-                break
-            text = (text + block)[-_MAX_MESSAGE_BYTES:]
-        else:
-            return
-    if child.wait() == EXIT_REFUSED:
-        return
+    child, channel = start
+    with channel:
+        if group is not None:
+            try:
+                _move(group, child.pid)
+            except OSError as error:
+                raise LaunchError("launch_failed", f"its control group cannot be joined: {error}") from error
+        text = _read_messages(channel, time.monotonic() + seconds)
+        first = next(iter(children_of(child.pid)), None)
+        with suppress(OSError):  # it has ended
+            channel.send(b"\n")
+    if text is None:
+        return first
+    child.wait()
     words = text.decode(errors="replace").split()
     raise LaunchError("launch_failed", f"its sandbox could not be made: {' '.join(words)[:300]}")
+
+
+def _move(group: JobGroup, pid: int) -> None:
+    """Move a process and its descendants. After its move they are all listed, or were born in the group."""
+    group.move(pid)
+    for child in children_of(pid):
+        _move(group, child)
+
+
+def _read_messages(channel: socket.socket, deadline: float) -> bytes | None:
+    """Return what bubblewrap printed until it ended; None if the shell is ready, or after the deadline."""
+    text = b""
+    readable = select.poll()  # not select(): it refuses descriptors above 1023
+    readable.register(channel, select.POLLIN)
+    while not text.endswith(READY) and readable.poll(1000 * max(0.0, deadline - time.monotonic())):
+        block = channel.recv(_MAX_MESSAGE_BYTES)
+        if not block:
+            return text
+        text = (text + block)[-_MAX_MESSAGE_BYTES:]
+    return None

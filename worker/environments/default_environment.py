@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 import time
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -134,6 +135,7 @@ class DefaultEnvironment:
             raise _Stopped
 
 
+@cache
 def service_python() -> Path:
     """Return the interpreter of the service, which is that of jobs by default."""
     return Path(sys.executable).resolve()

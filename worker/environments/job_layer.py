@@ -5,6 +5,7 @@ shared environment below it. Making it starts no process and takes a few millise
 """
 
 import shutil
+from functools import cache
 from pathlib import Path
 
 from worker.backends.base import JobPython
@@ -26,8 +27,7 @@ def create_layer(scratch: Path, shared: Path) -> JobPython:
     """
     folder = scratch / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
-    interpreter = (shared / "bin" / "python").resolve()
-    below = site_packages(shared)
+    interpreter, below = _resolve(shared)
     version = below.parent.name
     programs, packages = folder / "bin", folder / "lib" / version / "site-packages"
     programs.mkdir(parents=True)
@@ -40,6 +40,12 @@ def create_layer(scratch: Path, shared: Path) -> JobPython:
     for name in ("python", "pip"):
         (programs / f"{name}3").symlink_to(name)
         (programs / version.replace("python", name)).symlink_to(name)
-    (packages / "gradient_packages.pth").write_text(_PTH.format(str(below)), encoding="utf-8")
-    add_sdk(packages)
+    # The SDK after the packages below, whose own gradient_jobs takes precedence.
+    (packages / "gradient.pth").write_text(f"{_PTH.format(str(below))}{add_sdk(packages)}\n", encoding="utf-8")
     return JobPython(folder, shared, interpreter)
+
+
+@cache
+def _resolve(shared: Path) -> tuple[Path, Path]:
+    """Return interpreter and packages of a shared environment: one with its name never changes."""
+    return (shared / "bin" / "python").resolve(), site_packages(shared)

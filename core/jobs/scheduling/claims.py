@@ -39,7 +39,8 @@ _HOST_USAGE = select(func.sum(JOBS.c.cpus).label("cpus"), func.sum(JOBS.c.memory
     JOBS.c.host == bindparam("on_host"), JOBS.c.state.in_(OWNED), JOBS.c.phase.is_distinct_from(WAITING_PHASE)
 )
 _GPUS = select(GpuAllocation.gpu).where(GpuAllocation.host == bindparam("on_host"))
-_MARK_SERVED = update(Project).where(Project.id == bindparam("served")).values(last_claimed_at=now())
+_PROJECTS = Base.metadata.tables[Project.__tablename__]
+_MARK_SERVED = update(_PROJECTS).where(_PROJECTS.c.id == bindparam("served")).values(last_claimed_at=now())
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +175,9 @@ def _next_job_seq(session: Session, offer: WorkerOffer, free: _FreeCapacity) -> 
         wait = 0.0
     if wait > 0:
         params["on_host"] = offer.host
-    seq: int | None = session.scalar(
-        _next_job_query(some_types=offer.machine_types is not None, image_wait=wait), params
-    )
+    query = _next_job_query(some_types=offer.machine_types is not None, image_wait=wait)
+    # Not by the session, which prepares to load objects.
+    seq: int | None = session.connection().scalar(query, params)
     return seq
 
 

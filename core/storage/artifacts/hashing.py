@@ -43,6 +43,8 @@ def hash_files(folder: int, stored: FolderScan, skips: SkipList, stopped: Stoppe
         The files that did not change while they were read, sorted by public path.
     """
     found: list[ArtifactFile] = []
+    if not stored.files:  # a flush of the whole file system is not needed
+        return found
     block = bytearray(_BLOCK)
     with ThreadPoolExecutor(1, thread_name_prefix="flush") as pool:
         flushed = pool.submit(_flush, folder)

@@ -191,11 +191,12 @@ class DirectoryStore:
         if manifest := self._manifest(job_id, attempt):
             return manifest
         directory = self._directory(job_id, attempt)
-        stored, skips = mirror_folder(directory, source, self._limits.capped(max_bytes), final=True, stopped=stopped)
-        for path, why in lost:
-            skips.add(path, why, lost=True)
-        with opened_folder(directory / "files") as folder:
-            files = hash_files(folder, stored, skips, stopped)
+        files: list[ArtifactFile] = []
+        if not lost and not directory.exists() and _is_empty(source):  # most jobs leave none
+            directory.mkdir(parents=True)
+            skips = SkipList()
+        else:
+            skips, files = _store(directory, source, lost, self._limits.capped(max_bytes), stopped)
         manifest = _summary("partial" if skips.lost else "complete", files, skips)
         write_manifest(directory / "manifest.jsonl", manifest, files, durable=True)
         (directory / "listing.jsonl").unlink(missing_ok=True)
@@ -329,6 +330,26 @@ class DirectoryStore:
                 return closed.manifest
         except FileNotFoundError:
             return None
+
+
+def _store(
+    directory: Path, source: Path, lost: Sequence[Skipped], limits: ArtifactLimits, stopped: Stopped
+) -> tuple[SkipList, list[ArtifactFile]]:
+    """Mirror a job's folder a last time, and hash its files."""
+    stored, skips = mirror_folder(directory, source, limits, final=True, stopped=stopped)
+    for path, why in lost:
+        skips.add(path, why, lost=True)
+    with opened_folder(directory / "files") as folder:
+        return skips, hash_files(folder, stored, skips, stopped)
+
+
+def _is_empty(source: Path) -> bool:
+    """Return whether a job's folder is there and has nothing in it."""
+    try:
+        with opened_folder(source) as folder, os.scandir(folder) as entries:
+            return not any(entries)
+    except OSError:
+        return False
 
 
 def read_page(opened: ManifestReader, prefix: str, after: str | None, limit: int) -> ArtifactPage:

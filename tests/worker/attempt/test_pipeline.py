@@ -338,8 +338,10 @@ class TestOverPostgresql:
         monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
         monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
         job = claim("echo done")
+        started = AttemptRun(host, job, AttemptControl())
+        started._start()
         backends = BackendTerminator(database, 8)
-        run_attempt(host, job, AttemptControl())
+        run_attempt(host, started.job, AttemptControl())
         assert (ended(host, job).state, backends.remaining) == (JobState.SUCCEEDED, 0)
         assert "attempt_failed" not in caplog.text
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from gradient_server.checks.host import limits
 from worker.backends import control_groups as groups
 from worker.backends.base import LaunchError
 from worker.backends.control_groups import JobGroup, NoControlGroups, find_control_groups
+from worker.backends.sandbox_start import start_sandboxed
 
 PYTHON = Path(sys.executable).resolve()
 HOG = f"{PYTHON} -c 'import time; x = bytearray(400 * 1024**2); time.sleep(600)'"
@@ -94,6 +96,26 @@ def test_usage_is_read_without_a_look_at_every_process(place, monkeypatch):
         sample = place.backend.sample(handle)
     assert sample["processes"] == members.usage()[2]
     place.backend.destroy(handle)
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("bubblewrap", "control_groups")
+@pytest.mark.parametrize("delay", [0, 0.2])
+def test_a_sandbox_is_in_its_group_before_its_command_runs(tmp_path, monkeypatch, delay):
+    """However far bubblewrap is: all of its processes are listed by then, or were born in the group."""
+    started, move = [], JobGroup.move
+    monkeypatch.setattr(JobGroup, "move", lambda group, pid: (time.sleep(delay), move(group, pid)))
+    monkeypatch.setattr(
+        "worker.backends.process.start_sandboxed", lambda *args: started.append(start_sandboxed(*args)) or started[0]
+    )
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="require", cgroups="require"))
+    _, handle = place.running("echo up; sleep 600")
+    bubblewrap = psutil.Process(started[0].bubblewrap.pid)
+    processes = {str(process.pid) for process in (bubblewrap, *bubblewrap.children(recursive=True))}
+    assert len(processes) >= 3
+    for folder in group_of(handle).folders:
+        assert processes <= set((folder / "cgroup.procs").read_text().split())
+    place.clear()
 
 
 @pytest.mark.integration

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -12,8 +13,11 @@ from support.deployment import wait_until
 
 from core.formatting import MIB
 from core.settings.worker import ProcessSettings
+from worker.backends import sandbox_start
 from worker.backends.base import LaunchError
+from worker.backends.job_sandbox import EXIT_REFUSED, JobSandbox
 from worker.backends.sandbox_processes import find_sandbox
+from worker.backends.sandbox_start import start_sandboxed
 
 pytestmark = [
     pytest.mark.integration,
@@ -47,6 +51,14 @@ def test_a_sandbox_that_cannot_be_made_fails_the_start(place):
     shutil.rmtree(spec.datasets)
     with pytest.raises(LaunchError, match="its sandbox could not be made: bwrap"):
         place.launch(spec)
+
+
+def test_a_sandbox_whose_worker_has_ended_starts_no_command(place):
+    spec = place.spec("true")
+    start = start_sandboxed(spec, JobSandbox(place.settings), {})
+    start.channel.close()
+    assert start.bubblewrap.wait() == EXIT_REFUSED
+    assert not (spec.control / "start.lock").exists()
 
 
 def test_shared_memory_has_the_size_that_the_job_asks_for(place):
@@ -85,3 +97,12 @@ def test_a_job_of_this_worker_is_found_and_ended_without_a_look_at_every_process
         assert place.backend.poll(handle) is None
         place.backend.destroy(handle)
     assert find_sandbox(handle["job_id"], handle["attempt"]) is None
+
+
+def test_a_sandbox_is_known_however_soon_its_command_ends(place, monkeypatch):
+    """It is found before its shell may go on; else the end of the job would look for it among all processes."""
+    wait_for_shell = sandbox_start._read_messages
+    monkeypatch.setattr(sandbox_start, "_read_messages", lambda *args: (wait_for_shell(*args), time.sleep(0.2))[0])
+    handle = place.launch(place.spec("true"))
+    assert place.backend._sandboxes[handle["name"]] > 0
+    assert place.wait(handle).code == 0

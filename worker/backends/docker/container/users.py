@@ -104,8 +104,8 @@ def _owner(folder: Path) -> tuple[int, int]:
     return found.st_uid, found.st_gid
 
 
-def _walk(*roots: Path) -> Iterator[Path]:
-    for root in roots:
+def _walk(*roots: Path) -> Iterator[str]:
+    for root in map(str, roots):
+        yield root
         for folder, folders, files in os.walk(root):
-            yield Path(folder)
-            yield from (Path(folder, name) for name in (*folders, *files))
+            yield from (f"{folder}/{name}" for name in (*folders, *files))
