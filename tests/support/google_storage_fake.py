@@ -83,6 +83,10 @@ class GoogleHandler(BaseHTTPRequestHandler):
                 return
         if host == "storage.googleapis.com":
             self._storage(url.path)
+        elif host == "tpu.googleapis.com" and self.headers.get("Authorization", "") in ("", "Bearer "):
+            self._fail(401, "Request had invalid authentication credentials.")
+        elif host == "tpu.googleapis.com" and self.command == "POST":
+            self._json(*self.server.cloud.tpu.create_by_rest(url.path, self.query, self.body))
         elif host == "tpu.googleapis.com":
             self._json(200 if self.server.cloud.tpu.delete_by_rest(url.path) else 404, {})
         elif host == "compute.googleapis.com":
