@@ -49,6 +49,9 @@ class MachineType(CatalogueEntry):
     )
     price_per_hour: float = Field(gt=0, description="US dollars for the whole machine")
     spot_price_per_hour: float | None = Field(None, gt=0, description="US dollars as spot capacity, if it is known")
+    flex_start_price_per_hour: float | None = Field(
+        None, gt=0, description="US dollars as flex-start capacity, if it is known"
+    )
     price_source: str = Field(min_length=1, description="whose list price, and when")
     spec_source: str = Field(min_length=1, description="where the other figures come from")
     docker: ContainerPolicy = Field(ContainerPolicy(), description="what its containers may beyond the default")

@@ -83,12 +83,7 @@ _ALL = (
         "The project runs {detail} that it may run at once. The job can start when one of them has ended, or when an "
         "administrator has raised the limit.",
     ),
-    Reason(
-        "waiting_for_gpus",
-        None,
-        FaultOwner.NOBODY,
-        "The job needs {detail}. It starts when enough GPUs are free.",
-    ),
+    Reason("waiting_for_gpus", None, FaultOwner.NOBODY, "The job needs {detail}. It starts when enough GPUs are free."),
     Reason(
         "waiting_for_port",
         None,
@@ -144,11 +139,7 @@ _ALL = (
         retry=True,
     ),
     Reason(
-        "signalled",
-        S.FAILED,
-        FaultOwner.USER,
-        "The command was ended by {detail}. See the end of its log.",
-        retry=True,
+        "signalled", S.FAILED, FaultOwner.USER, "The command was ended by {detail}. See the end of its log.", retry=True
     ),
     # Ended from outside.
     Reason("stopped_by_user", S.CANCELLED, FaultOwner.USER, "Ended by a stop request."),
@@ -338,6 +329,13 @@ _ALL = (
         "The TPU was stopped or deleted from outside while the job used it: {detail}. With --maxAttempts above 1 the "
         "job is tried again.",
         retry=True,
+    ),
+    Reason(
+        "tpu_expired",
+        S.FAILED,
+        FaultOwner.BUDGET,
+        "The run duration of the job's flex-start TPU was over, and Google deleted it: {detail}. Outputs so far are "
+        "kept; a longer --timeLimit makes it longer.",
     ),
     Reason("tpu_host_failed", S.FAILED, FaultOwner.USER, "The job was ended on all hosts: {detail}", retry=True),
     Reason("data_missing", S.FAILED, FaultOwner.USER, "The data set that TPU_STAGE names does not exist: {detail}"),

@@ -14,7 +14,7 @@ try:
     import torch_xla
     from torch_xla import runtime
     from torch_xla.core import xla_model
-except ImportError:
+except ModuleNotFoundError:  # one that cannot be loaded is an error
     torch_xla = None
 
 OUTPUT = Path(os.environ.get("GRADIENT_ARTIFACTS_DIR", "."))

@@ -139,6 +139,8 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
     backend = app_state.backend_for(machine)
     if spec.capacity is not None and machine.kind != "tpu":
         raise SpecInvalid(f"{machine.name} is not a TPU. Leave capacity out.", field="capacity")
+    if spec.capacity == "flex-start" and app_state.settings.tpu.simulator_address is not None:
+        raise SpecInvalid("The simulated cloud has no flex-start capacity. Use standard or spot.", field="capacity")
     if spec.data_disks:
         _check_data_disks(app_state, spec, machine, backend)
     if spec.outputs and not capabilities_of(backend).local_workspace:

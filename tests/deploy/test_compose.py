@@ -107,6 +107,15 @@ def test_what_is_built_from_leaves_secrets_and_history_out():
     assert set(packages["packages"]) <= allowed
 
 
+@pytest.mark.parametrize("name", ["tpu", "tpu-jax", "tpu-torch"])
+def test_what_the_images_for_tpus_are_built_from_is_let_in(name):
+    text = (ROOT / "images" / name / "Dockerfile").read_text()
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copied = re.findall(r"^COPY (?!--from)(\S+) \S+$", text, re.MULTILINE)
+    assert copied
+    assert [source for source in copied if not f"{source}/".startswith(tuple(allowed))] == []
+
+
 def test_compose_itself_accepts_the_file(compose_program, tmp_path):
     done = run_config(compose_program, tmp_path, SECRETS)
     assert done.returncode == 0, done.stderr

@@ -78,15 +78,11 @@ def test_every_option_is_in_requests_and_responses():
         assert all(model.model_fields[name].description or model is not SubmitJob for name in JobSpec.__slots__)
 
 
-NO_FLEX_START = "not supported: version 2 of Google's TPU API has no field for it"
-
-
 @pytest.mark.parametrize(
     ("machine_type", "capacity", "words"),
     [
         ("CPU", "spot", "CPU is not a TPU. Leave capacity out."),
-        ("TPU", "cheap", "'cheap' is not a kind of capacity. Use standard, spot, reserved."),
-        ("TPU v6e", "flex-start", f"'flex-start' is {NO_FLEX_START}. Use standard, spot, reserved."),
+        ("TPU", "cheap", "'cheap' is not a kind of capacity. Use standard, spot, flex-start, reserved."),
     ],
 )
 def test_a_capacity_that_a_machine_does_not_have_is_refused(client, machine_type, capacity, words):
@@ -98,6 +94,29 @@ def test_a_capacity_that_a_machine_does_not_have_is_refused(client, machine_type
 def test_the_capacity_of_a_tpu_is_kept(client):
     job = client.post("/jobs", json={"machineType": "TPU v4", "command": "true", "capacity": "spot"}).json()
     assert (job["machineType"], job["capacity"]) == ("TPU v4-8", "spot")
+
+
+@pytest.mark.parametrize("limit", [None, 604_801])
+def test_flex_start_capacity_needs_a_time_limit_that_google_grants(client, limit):
+    job = {"machineType": "TPU v6e", "command": "true", "capacity": "flex-start"}
+    refused = client.post("/jobs", json=job | {"timeLimit": limit})
+    words = "Flex-start capacity is given for a limited time. Set a time limit of at most 7 days (604,800 seconds)."
+    error = refused.json()["error"]
+    assert (refused.status_code, error["field"], error["message"]) == (400, "timeLimit", words)
+    accepted = client.post("/jobs", json=job | {"timeLimit": 604_800}).json()
+    assert (accepted["capacity"], accepted["timeLimit"]) == ("flex-start", 604_800)
+
+
+def test_the_simulated_cloud_has_no_flex_start_capacity(settings, database, api_key):
+    tpu = TpuSettings(simulator_address="127.0.0.1:1", zones=["us-west4-a"])
+    app = create_app(settings.model_copy(update={"tpu": tpu}), database=database, wake=lambda: None)
+    job = {"machineType": "TPU v6e", "command": "true", "capacity": "flex-start", "timeLimit": 60}
+    server = LiveServer(app, api_key)
+    with server.client() as client:
+        refused = client.post("/jobs", json=job)
+    server.stop()
+    words = "The simulated cloud has no flex-start capacity. Use standard or spot."
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, words)
 
 
 @pytest.fixture

@@ -10,12 +10,38 @@ import urllib.parse
 from datetime import UTC, datetime
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler
+from typing import BinaryIO
 
 from google_crc32c import Checksum
 
 PAGE = 1000
+UPLOAD_BLOCK = 1024**2
 BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 _BOUNDARY = re.compile(r"objects/([^']+)'")
+
+
+class LargeUpload:
+    """Content of one object that is counted and summed as it arrives, and not kept.
+
+    Args:
+        name: A part of the object's name.
+        seconds: Time in which it arrives at least.
+    """
+
+    def __init__(self, name: str, seconds: float = 0.0) -> None:
+        self.name = name
+        self.size = 0
+        self.checksum = Checksum()
+        self.uploads = 0
+        self._seconds = seconds
+
+    def read(self, file: BinaryIO, size: int) -> None:
+        began, self.size, self.checksum = time.monotonic(), 0, Checksum()
+        while self.size < size and (block := file.read(min(UPLOAD_BLOCK, size - self.size))):
+            self.size += len(block)
+            self.checksum.update(block)
+            time.sleep(max(0.0, began + self._seconds * self.size / size - time.monotonic()))
+        self.uploads += self.size == size
 
 
 class StorageState:
@@ -31,6 +57,7 @@ class StorageState:
         self.refuse: list[tuple[str, int]] = []
         self.prefixes: dict[str, str] = {}
         self.sessions: dict[str, tuple[str, str, bytes]] = {}
+        self.large: LargeUpload | None = None
         self._generation = int(time.time() * 1e6)
 
     def put(self, bucket: str, name: str, content: bytes) -> int:
@@ -67,7 +94,7 @@ class GoogleHandler(BaseHTTPRequestHandler):
 
     def _handle(self) -> None:
         self.state: StorageState = self.server.cloud.storage
-        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.body = self._read_body()
         url = urllib.parse.urlsplit(self.path)
         self.query = dict(urllib.parse.parse_qsl(url.query))
         host = self.headers["Host"].partition(":")[0]
@@ -83,6 +110,10 @@ class GoogleHandler(BaseHTTPRequestHandler):
                 return
         if host == "storage.googleapis.com":
             self._storage(url.path)
+        elif host == "tpu.googleapis.com" and self.headers.get("Authorization", "") in ("", "Bearer "):
+            self._fail(401, "Request had invalid authentication credentials.")
+        elif host == "tpu.googleapis.com" and self.command == "POST":
+            self._json(*self.server.cloud.tpu.create_by_rest(url.path, self.query, self.body))
         elif host == "tpu.googleapis.com":
             self._json(200 if self.server.cloud.tpu.delete_by_rest(url.path) else 404, {})
         elif host == "compute.googleapis.com":
@@ -90,6 +121,13 @@ class GoogleHandler(BaseHTTPRequestHandler):
             self._json(*(self.server.cloud.compute.answer(self.command, url.path, self.query) if known else (401, {})))
         else:
             self._tokens(host, url.path)
+
+    def _read_body(self) -> bytes:
+        length, large = int(self.headers.get("Content-Length") or 0), self.state.large
+        if large is None or large.name not in self.path or length <= UPLOAD_BLOCK:
+            return self.rfile.read(length)
+        large.read(self.rfile, length)
+        return b""  # the object is there, and empty
 
     def _tokens(self, host: str, path: str) -> None:
         if host == "oauth2.googleapis.com":

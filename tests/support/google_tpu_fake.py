@@ -1,6 +1,12 @@
-"""Google's TPU API, version 2, as its documentation and its clients' trackers describe it; no code of the simulator."""
+"""Google's TPU API, version 2, as its documentation and its clients' trackers describe it; no code of the simulator.
+
+Flex-start capacity is requested with version 2alpha1, as its discovery document (revision 20261001) and gcloud have it:
+`provisioningModel` and `runDuration.maxRunDuration`, of at most seven days. After that the node is deleted, and its
+queued resource is SUSPENDED (cloud.google.com/tpu/docs/request-using-flex-start).
+"""
 
 import itertools
+import json
 import os
 import re
 import signal
@@ -15,9 +21,9 @@ from pathlib import Path
 
 import grpc
 import psutil
-from google.cloud import tpu_v2
+from google.cloud import tpu_v2, tpu_v2alpha1
 from google.longrunning import operations_pb2
-from google.protobuf import any_pb2, empty_pb2
+from google.protobuf import any_pb2, duration_pb2, empty_pb2, json_format
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
@@ -31,6 +37,10 @@ GENERATIONS = {
     "us-east5-a": ["v5p-8"],
 }
 """Types by zone: no zone offers all generations."""
+
+
+MAX_RUN_SECONDS = 7 * 24 * 3600
+HTTP_STATUS = {"INVALID_ARGUMENT": 400, "PERMISSION_DENIED": 403, "ALREADY_EXISTS": 409, "RESOURCE_EXHAUSTED": 429}
 
 
 class Refusal(Exception):
@@ -64,6 +74,7 @@ class TpuService:
         self.delete_seconds = 0.0
         self.late: list[tuple[str, float]] = []
         self.billed: dict[str, list[float]] = {}
+        self.run_seconds: dict[str, float] = {}
         self._operations: dict[str, operations_pb2.Operation] = {}
         self._numbers = itertools.count(1)
         self._run_vm, self._end_vm = run_vm, end_vm
@@ -116,9 +127,7 @@ class TpuService:
                     context.abort_with_status(
                         rpc_status.to_status(status_pb2.Status(code=error.code.value[0], message=str(error)))
                     )
-            for method, seconds in self.late:
-                if re.fullmatch(method, name):
-                    time.sleep(seconds)  # it is done, and the answer comes late
+            self._answer_late(name)
             return made
 
         return grpc.unary_unary_rpc_method_handler(
@@ -126,6 +135,12 @@ class TpuService:
             kind.deserialize,
             lambda made: made.SerializeToString() if hasattr(made, "SerializeToString") else type(made).serialize(made),
         )
+
+    def _answer_late(self, name: str) -> None:
+        """Delay the response to a request that is carried out."""
+        for method, seconds in self.late:
+            if re.fullmatch(method, name):
+                time.sleep(seconds)
 
     def _operation(self, message: object) -> operations_pb2.Operation:
         packed = any_pb2.Any()
@@ -152,6 +167,17 @@ class TpuService:
             self.billed[node_id] = [time.time()]
         self._run_vm(node_id, node.metadata.get("startup-script", ""))
         return node
+
+    def end_run(self) -> None:
+        """Delete the only node: the run duration of its queued resource is over."""
+        with self.lock:
+            name, node = self.nodes.popitem()
+            initiator = tpu_v2.QueuedResourceState.StateInitiator.SERVICE
+            self.queued[node.queued_resource].state = tpu_v2.QueuedResourceState(
+                state=Queued.SUSPENDED, state_initiator=initiator
+            )
+            self.end_billing(name.rpartition("/")[2])
+        self._end_vm(name.rpartition("/")[2])
 
     def _create_node(self, request: tpu_v2.CreateNodeRequest) -> operations_pb2.Operation:
         self._check_type(request.parent, request.node)
@@ -261,6 +287,44 @@ class TpuService:
                 self._delete_node(tpu_v2.DeleteNodeRequest(name=name))
             return True
         return False
+
+    def create_by_rest(self, path: str, query: dict[str, str], body: bytes) -> tuple[int, dict]:
+        """`POST /v2alpha1/…/queuedResources`: status and content of the response."""
+        parent, _, kind = path.removeprefix("/v2alpha1/").rpartition("/")
+        if not path.startswith("/v2alpha1/") or kind != "queuedResources":
+            return 404, {"error": {"code": 404, "message": path, "status": "NOT_FOUND"}}
+        self.requests.append(f"CreateQueuedResource {parent.partition('/locations/')[2]}")
+        with self.lock:
+            try:
+                for index, (method, error) in enumerate(self.faults):
+                    if re.fullmatch(method, "CreateQueuedResource"):
+                        del self.faults[index]
+                        raise error
+                made = self._create_flex_start(parent, query["queuedResourceId"], json.loads(body))
+            except Refusal as error:
+                code = HTTP_STATUS[error.code.name]
+                return code, {"error": {"code": code, "message": str(error), "status": error.code.name}}
+        self._answer_late("CreateQueuedResource")
+        return 200, {"name": made.name, "done": made.done}
+
+    def _create_flex_start(self, parent: str, queued_id: str, content: dict) -> operations_pb2.Operation:
+        model, run_duration = content.pop("provisioningModel", "STANDARD"), duration_pb2.Duration()
+        try:
+            run_duration.FromJsonString(content.pop("runDuration", {}).get("maxRunDuration", "0s"))
+            # Of the fields of v2alpha1 the library lacks only those two.
+            json_format.ParseDict(content, tpu_v2alpha1.QueuedResource.pb(tpu_v2alpha1.QueuedResource()))
+        except (ValueError, json_format.ParseError) as error:
+            raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"Invalid JSON payload received. {error}") from error
+        seconds = run_duration.ToTimedelta().total_seconds()
+        if model != "FLEX_START" or not 0 < seconds <= MAX_RUN_SECONDS:
+            raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"{model} for {seconds:.0f} s is not possible")
+        wanted = tpu_v2.QueuedResource()
+        json_format.ParseDict(content, tpu_v2.QueuedResource.pb(wanted))
+        self.run_seconds[wanted.tpu.node_spec[0].node_id] = seconds
+        request = tpu_v2.CreateQueuedResourceRequest(
+            parent=parent, queued_resource_id=queued_id, queued_resource=wanted
+        )
+        return self._create_queued_resource(request)
 
     def serve_queue(self) -> None:
         """Give every waiting request its node."""

@@ -44,16 +44,21 @@ def container_settings(engine):
     return {"GRADIENT_DOCKER__URL": engine.url, "GRADIENT_TPU__RUNNER": "docker"}
 
 
-@contextlib.contextmanager
-def served(simulator, storage, tmp_path, **settings):
+def cloud_settings(simulator, storage, placement="vm"):
+    """Settings of a service whose TPU jobs have a simulated cloud."""
     patient = {"timeout_seconds": 30.0, "probe_seconds": 60.0, "unhealthy_seconds": 20.0}
-    made = tpu_settings(simulator, placement="vm", vm_poll_seconds=0.1, **patient)
+    made = tpu_settings(simulator, placement=placement, vm_poll_seconds=0.1, **patient)
     tpu = {
         f"GRADIENT_TPU__{name}".upper(): value if isinstance(value, str) else json.dumps(value)
         for name, value in made.items()
     }
     gcs = {"GRADIENT_GCS__ENDPOINT": storage.url, "GRADIENT_GCS__CA": str(storage.ca)}
-    deployment = Deployment(tmp_path / "home", **{"GRADIENT_WORKER__SWEEP_SECONDS": "0.5", **tpu, **gcs, **settings})
+    return {"GRADIENT_WORKER__SWEEP_SECONDS": "0.5", **tpu, **gcs}
+
+
+@contextlib.contextmanager
+def served(simulator, storage, tmp_path, **settings):
+    deployment = Deployment(tmp_path / "home", **{**cloud_settings(simulator, storage), **settings})
     try:
         deployment.start_up()
         yield deployment

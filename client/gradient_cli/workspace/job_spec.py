@@ -424,7 +424,7 @@ _FIELDS = {
         "N",
         "limit of attempts: above 1, failures that may not recur are retried (default: 1)",
     ),
-    "capacity": (_text, "KIND", "capacity of a TPU: standard, spot or reserved (default: the server's settings)"),
+    "capacity": (_text, "KIND", "TPU capacity: standard, spot, flex-start, reserved (default: the server's settings)"),
     "priority": (_integer, "0-100", "jobs with higher priority start first (default: 50)"),
     "registryUsername": (_text, "NAME", "username to log in to the registry of --container with, for this job only"),
     "cpus": (_float, "N", "limit of CPU cores, if the machine type leaves a choice"),

@@ -30,8 +30,9 @@ MAX_PRIORITY = 100
 MAX_TIME_LIMIT = 10 * 365 * 24 * 3600
 MAX_CPUS = 4096
 MAX_MEMORY_MB = 64 * 1024**2
-CAPACITIES = ("standard", "spot", "reserved")
-_REFUSED_CAPACITIES = {"flex-start": "not supported: version 2 of Google's TPU API has no field for it"}
+CAPACITIES = ("standard", "spot", "flex-start", "reserved")
+MAX_FLEX_START_SECONDS = 7 * 24 * 3600
+"""Google's limit on the run duration of flex-start capacity."""
 GIT_SCHEMES = ("https", "http")
 REDACTED = "••••••"
 
@@ -85,7 +86,9 @@ class JobSpec:
     python: Annotated[
         str | None, "version of Python, such as 3.12, where jobs run without containers; default: the service's"
     ] = None
-    capacity: Annotated[str | None, "of a TPU: standard, spot or reserved; default: the service's settings"] = None
+    capacity: Annotated[
+        str | None, "of a TPU: standard, spot, flex-start or reserved; default: the service's settings"
+    ] = None
     data_disks: Annotated[
         tuple[str, ...],
         "persistent disks of the service's settings that a job on a TPU VM finds at /disks/NAME: `NAME`, or `NAME:rw` "
@@ -127,7 +130,7 @@ class JobSpec:
         if self.user is not None:
             check_user(self.user)
         _check_python(self.python)
-        _check_capacity(self.capacity)
+        _check_capacity(self.capacity, self.time_limit)
         parse_data_disks(self.data_disks)
         check_tags(self.tags)
         check_outputs(self.outputs)
@@ -272,10 +275,16 @@ def _check_python(version: str | None) -> None:
         raise SpecInvalid(f"{quoted(version)} is not a version of Python. Give it as 3.12 or 3.12.4.", field="python")
 
 
-def _check_capacity(capacity: str | None) -> None:
+def _check_capacity(capacity: str | None, time_limit: int | None) -> None:
     if capacity is not None and capacity not in CAPACITIES:
-        why = _REFUSED_CAPACITIES.get(capacity, "not a kind of capacity")
-        raise SpecInvalid(f"{quoted(capacity)} is {why}. Use {', '.join(CAPACITIES)}.", field="capacity")
+        raise SpecInvalid(
+            f"{quoted(capacity)} is not a kind of capacity. Use {', '.join(CAPACITIES)}.", field="capacity"
+        )
+    if capacity == "flex-start" and (time_limit is None or time_limit > MAX_FLEX_START_SECONDS):
+        raise SpecInvalid(
+            "Flex-start capacity is given for a limited time. Set a time limit of at most 7 days (604,800 seconds).",
+            field="timeLimit",
+        )
 
 
 def _check_encodable(text: str, where: str) -> None:

@@ -19,9 +19,11 @@ from google.auth.exceptions import GoogleAuthError
 from google.cloud import tpu_v1, tpu_v2
 from google.longrunning import operations_pb2
 from google.rpc import code_pb2, status_pb2
+from requests import RequestException
 
 from core.jobs.spec.data_disks import DataDisk
 from core.settings.cloud import TpuSettings
+from worker.backends.tpu.flex_start import create_flex_start
 
 T = TypeVar("T")
 
@@ -36,6 +38,7 @@ _UNAVAILABLE = (
     exceptions.Aborted,
     exceptions.Cancelled,
     GoogleAuthError,  # the account's server did not answer
+    RequestException,
 )
 _CAPACITY_CODES = frozenset({code_pb2.RESOURCE_EXHAUSTED, code_pb2.DEADLINE_EXCEEDED})
 _DENIED_CODES = frozenset(
@@ -113,6 +116,10 @@ class NodeRequest:
     hosts: int
     """Its virtual machines, as far as the catalogue knows."""
     spot: bool
+    run_seconds: int | None
+    """Time after which Google deletes a node of flex-start capacity; None: it has another capacity."""
+    price: float | None
+    """US dollars per hour of its capacity; None: the machine type's."""
     reservation: str | None
     """Reservation that it is to be taken from, ZONE/NAME."""
     disks: tuple[DataDisk, ...] = ()
@@ -168,7 +175,7 @@ class TpuApi:
         request = tpu_v2.CreateNodeRequest(
             parent=self._zone(zone), node_id=request.id, node=self._node_message(zone, request)
         )
-        return self._create(lambda: self._v2.create_node(request, timeout=self._timeout))
+        return self._create(lambda: self._v2.create_node(request, timeout=self._timeout).operation.name)
 
     def delete_node(self, zone: str, node_id: str) -> bool:
         """Delete a node; return False if there is none."""
@@ -202,10 +209,14 @@ class TpuApi:
         if request.reservation is not None:
             wanted.guaranteed = tpu_v2.QueuedResource.Guaranteed()
             wanted.reservation_name = f"{parent}/reservations/{request.reservation.partition('/')[2]}"
-        request = tpu_v2.CreateQueuedResourceRequest(
+        message = tpu_v2.CreateQueuedResourceRequest(
             parent=parent, queued_resource_id=request.id, queued_resource=wanted
         )
-        return self._create(lambda: self._v2.create_queued_resource(request, timeout=self._timeout))
+        run_seconds = request.run_seconds
+        if run_seconds is not None:
+            endpoint = self._v2.api_endpoint
+            return self._create(lambda: create_flex_start(endpoint, message, run_seconds, self._timeout))
+        return self._create(lambda: self._v2.create_queued_resource(message, timeout=self._timeout).operation.name)
 
     def delete_queued(self, zone: str, queued_id: str) -> bool:
         """Delete a queued resource and its node; return False if there is none."""
@@ -292,9 +303,9 @@ class TpuApi:
             node.scheduling_config = tpu_v2.SchedulingConfig(reserved=True)
         return node
 
-    def _create(self, action: Callable[[], Any]) -> str | None:
+    def _create(self, action: Callable[[], str]) -> str | None:
         try:
-            return str(self._call(action, creates=True).operation.name)
+            return self._call(action, creates=True)
         except exceptions.AlreadyExists:
             return None
         except exceptions.NotFound as error:  # for example, the network, or the zone

@@ -357,7 +357,7 @@ class TpuBackend(CloudBackend):
 
 
 _SLICE_NEEDS_VM = "{name} is a slice of {count} hosts, whose jobs run on its hosts: GRADIENT_TPU__PLACEMENT must be vm"
-_FAILURE_REASONS = frozenset({"preempted", "tpu_suspended", "tpu_unhealthy", "tpu_lost"})
+_FAILURE_REASONS = frozenset({"preempted", "tpu_expired", "tpu_suspended", "tpu_unhealthy", "tpu_lost"})
 
 
 def _read_failure(handle: Handle) -> NodeFailure | None:

@@ -14,6 +14,8 @@ UNBILLED_STATES = frozenset({"PREEMPTED", "STOPPED", "TERMINATED"})
 """States in which a device that was READY is no longer billed."""
 QUEUED_STATES = frozenset({"UNSPECIFIED", "CREATING", "ACCEPTED", "PROVISIONING", "WAITING_FOR_RESOURCES"})
 """States of a queued resource that lead to ACTIVE by themselves."""
+CAPACITY_LABEL, FLEX_START = "gradient-capacity", "flex-start"
+"""Label, and its value, of nodes that Google deletes after their run duration: the API's version 2 does not show it."""
 _HEALTHY = frozenset({"UNSPECIFIED", "HEALTHY"})
 
 
@@ -57,7 +59,10 @@ def suspension(queued: QueuedResource) -> NodeFailure | None:
     where = f"queued resource {queued.zone}/{queued.id} is {queued.state}"
     if queued.by_user:
         return NodeFailure("tpu_suspended", f"{where}, by a user's wish")
-    return NodeFailure("preempted", where) if queued.spot else NodeFailure("tpu_suspended", f"{where}, by Google")
+    if queued.spot:
+        return NodeFailure("preempted", where)
+    flex_start = queued.labels.get(CAPACITY_LABEL) == FLEX_START
+    return NodeFailure("tpu_expired", where) if flex_start else NodeFailure("tpu_suspended", f"{where}, by Google")
 
 
 def deleted_node(where: str) -> NodeFailure:

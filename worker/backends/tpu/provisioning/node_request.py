@@ -1,6 +1,7 @@
 """Describes the node of a job, and checks that a job can reach it."""
 
 import json
+import math
 import shlex
 import socket
 import time
@@ -11,10 +12,12 @@ from pathlib import Path
 from core.catalogue.machine_types import MachineType
 from core.errors import SpecInvalid
 from core.jobs.spec.data_disks import DataDisk, parse_data_disks, zones_of_disks
+from core.jobs.spec.job_spec import MAX_FLEX_START_SECONDS
 from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchError, LaunchSpec
 from worker.backends.tpu.api import TPU_PORT, Node, NodeRequest
 from worker.backends.tpu.cancellation import Check, pause, run_cancellably
+from worker.backends.tpu.node_state import CAPACITY_LABEL, FLEX_START
 from worker.backends.tpu.provisioning.startup_parts import node_id, resource_names, write_programs
 
 LABEL, LABEL_JOB, LABEL_ATTEMPT = "gradient-jobs", "gradient-job", "gradient-attempt"
@@ -41,6 +44,8 @@ def build_request(spec: LaunchSpec, machine: MachineType, settings: TpuSettings,
     if spec.job_spec.capacity is not None and settings.provisioning_for(machine.name) == "pool":
         raise LaunchError("tpu_denied", f"nodes of the pool for {machine.name} have their capacity; leave capacity out")
     reservation = _reservation(machine, settings) if capacity == "reserved" else None
+    flex_start = capacity == FLEX_START
+    prices = {"spot": machine.spot_price_per_hour, FLEX_START: machine.flex_start_price_per_hour}
     disks, zones = _data_disks(spec, machine, settings)
     if reservation is not None and zones is not None and reservation.partition("/")[0] not in zones:
         raise LaunchError("option_refused", f"reservation {reservation} is in no zone with its disks")
@@ -48,9 +53,12 @@ def build_request(spec: LaunchSpec, machine: MachineType, settings: TpuSettings,
         id=node_id(spec),
         accelerator_type=machine.tpu_type,
         runtime=runtime_for(machine, settings),
-        labels={LABEL: installation, LABEL_JOB: spec.job_id, LABEL_ATTEMPT: str(spec.attempt)},
+        labels={LABEL: installation, LABEL_JOB: spec.job_id, LABEL_ATTEMPT: str(spec.attempt)}
+        | ({CAPACITY_LABEL: FLEX_START} if flex_start else {}),
         hosts=machine.hosts,
         spot=capacity == "spot",
+        run_seconds=_run_seconds(spec, machine, settings) if flex_start else None,
+        price=prices.get(capacity),
         reservation=reservation,
         disks=disks,
         zones=zones,
@@ -106,6 +114,22 @@ def _reservation(machine: MachineType, settings: TpuSettings) -> str:
     else:
         return name
     raise LaunchError("tpu_denied", f"no reserved capacity: {why}")
+
+
+def _run_seconds(spec: LaunchSpec, machine: MachineType, settings: TpuSettings) -> int:
+    """Return the run duration of flex-start capacity: the longest that the job can need it, at most Google's limit."""
+    if settings.simulator_address is not None:
+        raise LaunchError("tpu_denied", "the simulated cloud has no flex-start capacity")
+    provisioning = settings.provisioning_for(machine.name)
+    if provisioning != "queued":
+        why = f"flex-start needs queued resources, and GRADIENT_TPU__PROVISIONING is {provisioning}"
+        raise LaunchError("tpu_denied", why)
+    limit = spec.job_spec.time_limit or MAX_FLEX_START_SECONDS
+    start, end = (
+        settings.probe_seconds + settings.vm_start_seconds,
+        spec.job_spec.stop_grace + settings.vm_collect_seconds,
+    )
+    return min(MAX_FLEX_START_SECONDS, math.ceil(start + limit + end))
 
 
 def runtime_for(machine: MachineType, settings: TpuSettings) -> str:

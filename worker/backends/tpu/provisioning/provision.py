@@ -92,7 +92,7 @@ class Provisioner:
         settings: The TPU settings.
         prepare_zone: Checks that a job can use a device in a zone, before one is requested; raises LaunchError.
         deleter: Releases devices that cannot be used.
-        spot_price: US dollars per hour of spot capacity; None: not known.
+        spot_price: US dollars per hour of spot capacity, for nodes of a pool; None: not known.
     """
 
     def __init__(
@@ -143,9 +143,8 @@ class Provisioner:
             search = _ZoneSearch(
                 self._deleter, self._resource_inventory, self._settings, mode, _with_history(report, tried)
             )
-            price = self._spot_price if request.spot else None
             try:
-                return search.run(spec, request, zone, share, price)
+                return search.run(spec, request, zone, share)
             except _NextZone as error:
                 tried.append((zone, error))
         reasons = {error.reason for _, error in tried}
@@ -189,13 +188,11 @@ class _ZoneSearch:
         self._not_ready_at = 0.0
         self._unhealthy_since: float | None = None
 
-    def run(
-        self, spec: LaunchSpec, request: NodeRequest, zone: str, seconds: float, price: float | None
-    ) -> ReservedTpu:
+    def run(self, spec: LaunchSpec, request: NodeRequest, zone: str, seconds: float) -> ReservedTpu:
         until = time.monotonic() + seconds
         name = f"{zone}/{request.id}"
         entry = self._resource_inventory.record_intent(
-            self._mode.kind, name, job_id=spec.job_id, attempt=spec.attempt, price=price
+            self._mode.kind, name, job_id=spec.job_id, attempt=spec.attempt, price=request.price
         )
         if entry is None:
             raise LaunchError("internal_error", f"{name} is another attempt's")
