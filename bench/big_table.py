@@ -22,6 +22,7 @@ _PAGES = (
     "/ui",
     "/ui/jobs",
     "/ui/jobs?state=Pending",
+    "/ui/machines",
     "/ui/jobs/{job_id}",
     "/jobs?state=Pending",
     "/jobs?state=Failed",

@@ -37,7 +37,7 @@ def format_duration(seconds: float) -> str:
 
 def iso_time(at: datetime) -> str:
     """Format a time in UTC with milliseconds, for example `2026-01-31T09:05:00.250Z`."""
-    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
 def iso_time_ms(unix_ms: int) -> str:

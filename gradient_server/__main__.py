@@ -2,11 +2,14 @@
 
 import sys
 
+from core.system import garbage_collection
+
 
 def main() -> int:
     """Run one command and return the exit code."""
     try:
-        from gradient_server import main as commands
+        with garbage_collection.paused():
+            from gradient_server import main as commands
     except ModuleNotFoundError as error:
         print(
             f"error: gradient-server needs {error.name}, which is not installed.\n"

@@ -22,6 +22,7 @@ from core.security import one_time_tokens
 from core.security.one_time_tokens import Purpose
 from core.settings import Settings
 from core.settings.api import ApiSettings
+from core.system import garbage_collection
 from core.system.canonical_host import canonical_host
 from core.system.filesystem import make_private
 from gradient_server import simulator
@@ -182,8 +183,9 @@ def _open_database_when_ready(settings: Settings, *, migrate: bool = False) -> D
 
 
 def _create_supervisor(settings: Settings, database: Database, name: str | None) -> "tuple[WorkerContext, Supervisor]":
-    from worker.context import WorkerContext
-    from worker.supervisor import Supervisor
+    with garbage_collection.paused():
+        from worker.context import WorkerContext
+        from worker.supervisor import Supervisor
 
     hostname = socket.gethostname()
     # With SQLite there is only one machine, so a fixed name is used: a laptop's name changes with its network.
@@ -208,14 +210,15 @@ def _broker_publisher(settings: Settings) -> Callable[[Sequence[WakeMessage]], N
 
 def _serve(listening: _Listening, database: Database, machines: str = "") -> None:
     """Serve the API until a signal; `machines` are lines about this host's, to print when it is ready."""
-    from core.notify.outbox_dispatcher import Dispatcher
-    from service.http.server import Server
-    from service.main import create_app
-
     settings = _with_administrator(listening.settings, listening.key_id)
-    dispatcher = Dispatcher(database, _local_notifier(settings).notify, _broker_publisher(settings))
-    dispatcher.start()
-    app = create_app(settings, database=database, wake=dispatcher.wake)
+    with garbage_collection.paused():
+        from core.notify.outbox_dispatcher import Dispatcher
+        from service.http.server import Server
+        from service.main import create_app
+
+        dispatcher = Dispatcher(database, _local_notifier(settings).notify, _broker_publisher(settings))
+        dispatcher.start()
+        app = create_app(settings, database=database, wake=dispatcher.wake)
     app.state.run_checks = lambda: _run_checks(settings)
     server = Server(app)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -237,7 +240,8 @@ def _listen(settings: Settings, database: Database) -> _Listening:
     The file with the key for this machine's clients is written before the port accepts connections: a client that
     connects at once must find it.
     """
-    from service.http.connections import BACKLOG
+    with garbage_collection.paused():
+        from service.http.connections import BACKLOG
 
     host, port = settings.api.host, settings.api.port
     _check_secure(settings.api)

@@ -147,10 +147,10 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     )
     app_state = app.state.app_state = create_app_state(settings, database, wake=wake)
     errors.install_error_handlers(app)
-    # First those that many clients wait for: routes are tried in this order.
+    # First those that many clients wait for, in the order in which they are tried, and first built: /health at a start.
     app.router.routes.append(jobs.PlainSubmissionRoute())
-    _include(app, jobs)
     app.include_router(health.router, responses=errors.PUBLIC_RESPONSES)
+    _include(app, jobs)
     for module in ROUTE_MODULES:
         if module is not jobs:
             _include(app, module)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Select, and_, exists, func, literal, or_, select
+from sqlalchemy import ColumnElement, Select, and_, exists, func, literal, or_, select, text
 from sqlalchemy.orm import Session
 
 from core.db.database import now
@@ -17,6 +17,7 @@ WORKER_STALE_SECONDS = 60
 _SPEC_FIELDS = ("container", "command", "workspace")
 """Filter fields that are stored only in the spec's JSON."""
 _LAST_ID_CHARACTERS = "z" * 13
+_FEW_JOBS = 10_000
 SORTED_JOBS = 10_000
 """Jobs that a sorted list looks at: the newest that match."""
 
@@ -77,8 +78,11 @@ def by_ids(session: Session, ids: Sequence[str]) -> list[Job]:
 
 def queued(session: Session, *, limit: int) -> list[Job]:
     """Return the first waiting jobs, by priority and age."""
-    waiting = select(Job).where(Job.state == JobState.QUEUED).order_by(Job.priority.desc(), Job.seq)
-    return list(session.scalars(waiting.limit(limit)))
+    # SQLite has no statistics: it takes the index of states to be short, and would sort all that wait.
+    hint = "" if session.get_bind().dialect.name == "postgresql" else "INDEXED BY ix_jobs_queue"
+    first = f"SELECT seq FROM jobs {hint} WHERE state = 'queued' ORDER BY priority DESC, seq LIMIT :first"  # noqa: S608 - constants
+    seqs = session.scalars(text(first), {"first": limit}).all()
+    return list(session.scalars(select(Job).where(Job.seq.in_(seqs)).order_by(Job.priority.desc(), Job.seq)))
 
 
 def queue_sizes(session: Session) -> list[tuple[str, int, datetime]]:
@@ -162,6 +166,8 @@ def count(session: Session, wanted: JobFilter, *, most: int) -> int:
 
 def _matching(session: Session, wanted: JobFilter) -> Select[Job]:
     query = _filtered(select(Job).where(Job.deleted_at.is_(None)), wanted).where(*wanted.conditions)
+    if wanted.machine_type:
+        query = query.where(machine_condition(session, wanted.machine_type, in_one_state=len(wanted.states) == 1))
     return query.where(has_any_tag(session, wanted.tags)) if wanted.tags else query
 
 
@@ -180,8 +186,6 @@ def _filtered(query: Select[Job], wanted: JobFilter) -> Select[Job]:
     if wanted.project:
         named = select(Project.id).where(Project.name == wanted.project).scalar_subquery()
         query = query.where(Job.project_id == named)
-    if wanted.machine_type:
-        query = query.where(Job.machine_type == wanted.machine_type)
     if wanted.name:
         query = query.where(Job.name == wanted.name)
     requested = {name: value for name in _SPEC_FIELDS if (value := getattr(wanted, name))}
@@ -205,6 +209,23 @@ def _searched(query: Select[Job], wanted: JobFilter) -> Select[Job]:
 def id_condition(prefix: str) -> ColumnElement[bool]:
     """Build the condition that a job's id begins so: a range, which the index serves under every collation."""
     return and_(Job.id >= prefix, Job.id <= prefix + _LAST_ID_CHARACTERS)
+
+
+def machine_condition(session: Session, machine_type: str, *, in_one_state: bool) -> ColumnElement[bool]:
+    """Build the condition that a job is for this machine type.
+
+    Args:
+        session: Reads.
+        machine_type: The name.
+        in_one_state: Whether only jobs in one state are wanted. SQLite would read those of the machine type, newest
+            first, among them all that wait; unless they are few, it has to use the index of states.
+    """
+    found = Job.machine_type == machine_type
+    if not in_one_state or session.get_bind().dialect.name == "postgresql":
+        return found
+    some = select(Job.seq).where(found).limit(_FEW_JOBS).subquery()
+    is_few = (session.scalar(select(func.count()).select_from(some)) or 0) < _FEW_JOBS
+    return found if is_few else Job.machine_type.concat("") == machine_type
 
 
 def has_any_tag(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:

@@ -86,6 +86,11 @@ def trace_parent() -> str | None:
     return headers.get(TRACE_PARENT)
 
 
+def is_enabled() -> bool:
+    """Return whether the SDK is set up; else no span is recorded, and only clients' traces are passed on."""
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+
+
 def use_span(entered: Span) -> AbstractContextManager[Span]:
     """Make this span current and end it afterwards; exceptions are not recorded."""
     return trace.use_span(entered, end_on_exit=True, record_exception=False, set_status_on_exception=False)
@@ -96,6 +101,9 @@ def span(
     name: str, context: Context | None = None, attributes: Mapping[str, str | int] | None = None
 ) -> Iterator[Span]:
     """Start a span and make it current; an exception is recorded by its type, without its message."""
+    if context is None and not is_enabled():
+        yield trace.get_current_span()
+        return
     with TRACER.start_as_current_span(
         name, context, attributes=attributes, record_exception=False, set_status_on_exception=False
     ) as entered:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Row, delete, select
 
-from core.db.database import Database
+from core.db.database import Base, Database
 from core.db.models.jobs import Job, Outbox
 from core.errors import StoreUnavailable
 from core.jobs.states import OWNED, JobState
@@ -26,8 +26,8 @@ _POLL_SECONDS = 5.0
 """Workers also write to the outbox, and those on other hosts cannot wake this thread."""
 _BATCH = 1000
 
-_OUTBOX = select(Outbox.id).order_by(Outbox.id).limit(_BATCH)
-_OUTBOX_WITH_JOBS = (
+_DELETE_ALL = delete(Base.metadata.tables[Outbox.__tablename__])
+_OUTBOX = (
     select(Outbox.id, Outbox.job_id, Job.state, Job.machine_type, Job.worker, Job.request_id)
     .outerjoin(Job, Job.id == Outbox.job_id)
     .order_by(Outbox.id)
@@ -76,18 +76,22 @@ class Dispatcher:
         self._thread.join()
 
     def send(self) -> int:
-        """Send one batch of rows; returns their number."""
-        with self._database.read() as session:
-            rows = session.execute(_OUTBOX if self._publish is None else _OUTBOX_WITH_JOBS).all()
-        if not rows:
-            return 0
+        """Send a batch of rows, or without a broker all of them; returns their number."""
         if self._publish is None:
-            self._notify_local()
-        else:
+            return self._send_locally()
+        with self._database.read() as session:
+            rows: Sequence[Row[*tuple[Any, ...]]] = session.execute(_OUTBOX).all()
+        if rows:
             self._publish(_wake_messages(rows))
-        with self._database.write() as session:
-            session.execute(delete(Outbox).where(Outbox.id.in_([row.id for row in rows])))
+            with self._database.write() as session:
+                session.execute(delete(Outbox).where(Outbox.id.in_([row.id for row in rows])))
         return len(rows)
+
+    def _send_locally(self) -> int:
+        with self._database.write() as session:
+            deleted: int = session.connection().execute(_DELETE_ALL).rowcount
+            self._notify_local()  # after the commits of these rows, and before they are gone
+        return deleted
 
     def _run(self) -> None:
         dispatch = self._dispatch_locally if self._publish is None else self._dispatch_to_broker
@@ -114,9 +118,8 @@ class Dispatcher:
         if woken and (due is None or time.monotonic() < due):
             self._scheduled = True
             return due or time.monotonic() + _LINGER_SECONDS
-        self._scheduled = False  # before the rows are read: the next commit wakes the thread again
-        while self.send():
-            pass
+        self._scheduled = False  # before the rows are deleted: the next commit wakes the thread again
+        self.send()
         return None
 
     def _dispatch_to_broker(self, due: float | None, *, woken: bool) -> float | None:
@@ -130,7 +133,7 @@ class Dispatcher:
         return time.monotonic() + _POLL_SECONDS
 
 
-def _wake_messages(rows: Sequence[Row[Any]]) -> list[WakeMessage]:
+def _wake_messages(rows: Sequence[Row[*tuple[Any, ...]]]) -> list[WakeMessage]:
     """Build one message for each queue that the rows' jobs concern; none for jobs that have ended meanwhile."""
     messages: dict[str, WakeMessage] = {}
     for row in rows:

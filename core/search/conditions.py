@@ -15,7 +15,7 @@ from core.catalogue.machine_types import Catalogue
 from core.db.models.jobs import Job, Project
 from core.db.models.metrics import LastMetric
 from core.errors import SpecInvalid
-from core.jobs.queries import has_any_tag, id_condition
+from core.jobs.queries import has_any_tag, id_condition, machine_condition
 from core.jobs.states import JobState
 from core.search.computed_columns import METRIC_PREFIX, cost, duration
 from core.search.query_text import Term, parse_terms, query_error
@@ -52,14 +52,22 @@ def build_conditions(session: Session, catalogue: Catalogue, text: str) -> list[
     Raises:
         SpecInvalid: A term is wrong; the message names it and its place.
     """
-    return [_Builder(session, catalogue).build(term) for term in parse_terms(text)]
+    terms = parse_terms(text)
+    builder = _Builder(session, catalogue, in_one_state=any(_is_one_state(term) for term in terms))
+    return [builder.build(term) for term in terms]
+
+
+def _is_one_state(term: Term) -> bool:
+    wanted = [STATES.get(value.lower(), ()) for value in term.values]
+    return term.field == "state" and term.operator == ":" and not term.negated and len(sum(wanted, ())) == 1
 
 
 class _Builder:
     """Builds the conditions of terms."""
 
-    def __init__(self, session: Session, catalogue: Catalogue) -> None:
+    def __init__(self, session: Session, catalogue: Catalogue, *, in_one_state: bool) -> None:
         self._session = session
+        self._in_one_state = in_one_state
         self._dialect = session.get_bind().dialect.name
         self._catalogue = catalogue
         self._fields: dict[str, Build] = {
@@ -125,9 +133,10 @@ class _Builder:
 
     def _machine(self, term: Term, value: str) -> ColumnElement[bool]:
         try:
-            return Job.machine_type == self._catalogue.get(value).name
+            name = self._catalogue.get(value).name
         except SpecInvalid as error:
             raise query_error(term, error.message) from None
+        return machine_condition(self._session, name, in_one_state=self._in_one_state)
 
     def _time(self, term: Term, value: str) -> ColumnElement[bool]:
         column = Job.created_at if term.field == "created" else Job.finished_at

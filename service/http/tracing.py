@@ -37,6 +37,9 @@ class TracingMiddleware:
         sent = {name: given[name] for name in (TRACE_PARENT, TRACE_STATE) if name in given}
         if sent and not await self._has_valid_key(given):
             sent = {}
+        if not sent and not tracing.is_enabled():
+            await self._app(scope, receive, send)
+            return
         method = scope["method"] if scope["method"] in METHODS else "_OTHER"
         span = TRACER.start_span(method, tracing.extract_context(sent), SpanKind.SERVER)
 

@@ -22,24 +22,31 @@ from core.jobs.states import OWNED
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _OF_TYPES = Job.machine_type.in_(bindparam("types", expanding=True))
-_GROUPS = (
-    select(
-        Job.machine_type,
-        Job.backend,
-        Job.project_id,
-        Job.priority,
-        func.count().label("jobs"),
-        func.min(Job.seq).label("first_seq"),
-        func.max(Job.seq).label("last_seq"),
-    )
+_pool_counts = (
+    select(Job.machine_type, Job.backend, Job.project_id, Job.priority, func.count().label("jobs"))
     .where(IS_QUEUED, _OF_TYPES)
     .group_by(Job.machine_type, Job.backend, Job.project_id, Job.priority)
+    .subquery()
 )
 _other = aliased(Job)
+_IS_OTHER_QUEUED = _other.state == literal_column("'queued'")
+_OF_GROUP = (
+    _IS_OTHER_QUEUED,
+    _other.machine_type == _pool_counts.c.machine_type,
+    _other.backend == _pool_counts.c.backend,
+    _other.project_id == _pool_counts.c.project_id,
+    _other.priority == _pool_counts.c.priority,
+)
+# The ends of each group are looked up in its index: as aggregates, they take as long as the count.
+_GROUPS = select(
+    *_pool_counts.c,
+    select(func.min(_other.seq)).where(*_OF_GROUP).scalar_subquery().label("first_seq"),
+    select(func.max(_other.seq)).where(*_OF_GROUP).scalar_subquery().label("last_seq"),
+)
 _OTHERS = (
     select(func.count())
     .where(
-        _other.state == literal_column("'queued'"),
+        _IS_OTHER_QUEUED,
         _other.machine_type == Job.machine_type,
         _other.backend == Job.backend,
         _other.project_id == Job.project_id,
@@ -115,11 +122,6 @@ class _GroupRow:
     within_quota: int
     last_claimed_at: datetime
 
-    def count(self, below: int, *, over: bool) -> int:
-        """Count its jobs that are taken at a turn lower than `below`: past the quota (`over`) or within it."""
-        first, last = self.turn_range(over=over)
-        return max(0, min(below, last) - first)
-
     def turn_range(self, *, over: bool) -> tuple[int, int]:
         """Return the range of turns of its jobs past the quota (`over`) or within it; the end is exclusive."""
         quota = self.turn + self.within_quota
@@ -171,8 +173,8 @@ class QueuePool:
         rows = self._rows[priority]
         own = next((row for row in rows if row.group.project_id == project_id), None)
         for row in rows:
-            ahead += row.count(turn, over=over)
             first, last = row.turn_range(over=over)
+            ahead += max(0, min(turn, last) - first)
             if own is not None and row is not own and first <= turn < last:
                 ahead += row.tiebreak_key(turn) < own.tiebreak_key(turn)
         return QueuePosition(ahead + 1, rank, usage)

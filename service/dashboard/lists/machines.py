@@ -18,7 +18,7 @@ from service.schemas.jobs import JobView
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
-_QUEUED_JOBS = 100
+_QUEUED_JOBS = 50
 
 
 @router.get("/ui/machines")

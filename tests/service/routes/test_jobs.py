@@ -77,11 +77,11 @@ def test_a_submission_takes_at_most_two_database_sessions(client, database, monk
 
 
 def test_a_commit_that_fails_gives_503_and_no_201(client, database, monkeypatch):
-    def fail(_session):
+    def fail(*_args):
         raise StoreUnavailable("The database does not answer right now. Try again in a moment.")
 
     project = client.post("/projects", json={"name": "there"}).json()
-    monkeypatch.setattr("sqlalchemy.orm.Session.commit", fail)
+    monkeypatch.setattr("sqlalchemy.engine.default.DefaultDialect.do_commit", fail)
     for path, body in (("/jobs", make_job_body()), ("/projects", {"name": "new"})):
         answer = client.post(path, json=body)
         assert answer.status_code == 503

@@ -115,6 +115,41 @@ def test_counts_and_last_failures_do_not_read_every_job_of_a_state(client, datab
         assert any(f"INDEX {index}" in step for step in plans), (index, plans)
 
 
+@pytest.mark.parametrize(
+    "wanted", [{"q": "state:failed machine:CPU"}, {"state": "failed", "machineType": "CPU"}], ids=str
+)
+@pytest.mark.usefixtures("job_id")
+def test_failed_jobs_of_a_common_machine_type_are_found_among_failed_jobs(client, database, monkeypatch, wanted):
+    monkeypatch.setattr("core.jobs.queries._FEW_JOBS", 1)
+    with record_statements(database) as statements:
+        assert client.get("/jobs", params=wanted).status_code == 200
+    assert "INDEX ix_jobs_state_seq (state=?)" in plans(database, statements, "ORDER BY jobs.seq DESC")
+    monkeypatch.undo()
+    with record_statements(database) as statements:
+        client.get("/jobs", params=wanted)
+    assert "INDEX ix_jobs_machine_type_seq (machine_type=?)" in plans(database, statements, "ORDER BY jobs.seq DESC")
+
+
+@pytest.mark.usefixtures("job_id")
+def test_the_queue_is_shown_without_sorting_all_that_wait(client, database):
+    with record_statements(database) as statements:
+        assert client.get("/ui/machines").status_code == 200
+    plan = plans(database, statements, "INDEXED BY")
+    assert "ix_jobs_queue" in plan
+    assert "TEMP B-TREE" not in plan
+
+
+def plans(database, statements, part):
+    """Return the plans of the statements that contain `part`."""
+    with database.engine.connect() as connection:
+        return " ".join(
+            row.detail
+            for statement, parameters in statements
+            if part in " ".join(statement.split())
+            for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        )
+
+
 def test_the_indexes_are_in_the_database(database):
     with database.engine.connect() as connection:
         names = set(connection.scalars(text("SELECT name FROM sqlite_master WHERE type = 'index'")))

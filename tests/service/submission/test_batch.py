@@ -238,10 +238,10 @@ def test_a_login_that_cannot_be_stored_refuses_its_job_alone(client, database, m
 
 
 def test_a_commit_that_fails_creates_nothing(client, database, monkeypatch, wake_calls):
-    def fail(_session):
+    def fail(*_args):
         raise StoreUnavailable("The database does not answer right now. Try again in a moment.")
 
-    monkeypatch.setattr("sqlalchemy.orm.Session.commit", fail)
+    monkeypatch.setattr("sqlalchemy.engine.default.DefaultDialect.do_commit", fail)
     answer = client.post("/jobs:batch", json={"jobs": [make_job_body()] * 3})
     assert (answer.status_code, answer.json()["error"]["name"]) == (503, "StoreUnavailable")
     monkeypatch.undo()

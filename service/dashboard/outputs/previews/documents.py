@@ -3,13 +3,16 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from service.dashboard.rendering import show_reordering
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
 
 _NODES = 4000
 _DEPTH = 20
@@ -72,10 +75,13 @@ def _node(label: str, value: Any, depth: int, numbers: Iterator[int]) -> Node:  
 
 def read_markdown(text: str) -> Markup:
     """Render Markdown. HTML in it is shown as text, images are not loaded, and only web links are links."""
-    return Markup(_markdown.render(str(show_reordering(text))))  # noqa: S704 - the renderer escapes, with HTML off
+    return Markup(_create_renderer().render(str(show_reordering(text))))  # noqa: S704 - the renderer escapes, with HTML off
 
 
-def _create_renderer() -> MarkdownIt:
+@cache
+def _create_renderer() -> "MarkdownIt":
+    from markdown_it import MarkdownIt  # noqa: PLC0415 - 60 modules that no start of the service needs
+
     renderer = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
     renderer.validateLink = lambda url: url.lower().startswith(_ALLOWED_LINKS)  # type: ignore[method-assign]
 
@@ -93,6 +99,3 @@ def _create_renderer() -> MarkdownIt:
     for cell in ("th_open", "td_open"):
         renderer.add_render_rule(cell, align_cell)
     return renderer
-
-
-_markdown = _create_renderer()

@@ -1,0 +1,20 @@
+"""The garbage collector during a start."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Collect nothing during the block, and never visit what it leaves behind.
+
+    For the start of a process: imports create hundreds of thousands of objects that stay. To visit them again and again
+    takes a sixth of the start, and a full collection later would stop the service for 0.2 s.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
