@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from core.db.models.jobs import Job
-from core.errors import GradientError
+from core.errors import GradientError, StoreUnavailable
 from core.jobs import metrics, queries
 from core.jobs.reasons import reason_of_exit
 from core.system.inotify import FileWatcher
@@ -80,7 +80,8 @@ class OutputRecorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._context.metrics_flush.forget(self._queue)
+        with contextlib.suppress(StoreUnavailable):  # the collection reads again what the job wrote
+            self.flush()
         self._stack.__exit__(kind, error, trace)
 
     def ship(self) -> int:

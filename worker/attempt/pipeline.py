@@ -198,8 +198,6 @@ class AttemptRun:
             finally:
                 for task in tasks:
                     task.end()
-                with suppress(StoreUnavailable):  # the collection reads again what the job wrote
-                    recorder.flush()
 
     def _mark_finishing(self, end: Exit) -> None:
         reason = end.reason or "process_lost"

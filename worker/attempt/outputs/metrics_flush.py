@@ -60,12 +60,12 @@ class MetricsQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether unread metrics should wait in the job's file, because the database is slower than the job."""
+        """True if unread metrics should wait in the job's file, because the database is slower than the job."""
         return self._values >= _MAX_QUEUED_VALUES
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to store."""
+        """True if there is nothing to store."""
         return not self._rows and not self._totals and len(self._left_out) == len(self._reported)
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
