@@ -6,7 +6,7 @@ They are identified by the environment that every descendant inherits, or by the
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -73,16 +73,9 @@ class JobProcesses:
     def usage(self) -> tuple[float, int, int]:
         """Return the CPU seconds used so far, the resident bytes now, and the number of processes.
 
-        It reads all of /proc, or of the sandbox: a control group tells the same in a few reads.
+        A control group tells the same in a few reads.
         """
-        cpu, memory, count = 0.0, 0, 0
-        for process in self.all():
-            with contextlib.suppress(*GONE), process.oneshot():
-                times = process.cpu_times()
-                cpu += times.user + times.system + times.children_user + times.children_system
-                memory += process.memory_info().rss
-                count += 1
-        return cpu, memory, count
+        return measure_usage(self.all())
 
     def _is_own(self, process: psutil.Process, session: int | None) -> bool:
         try:
@@ -93,6 +86,18 @@ class JobProcesses:
             )
         except GONE:
             return False
+
+
+def measure_usage(processes: Iterable[psutil.Process]) -> tuple[float, int, int]:
+    """Return the CPU seconds that processes have used so far, their resident bytes now, and their number."""
+    cpu, memory, count = 0.0, 0, 0
+    for process in processes:
+        with contextlib.suppress(*GONE), process.oneshot():
+            times = process.cpu_times()
+            cpu += times.user + times.system + times.children_user + times.children_system
+            memory += process.memory_info().rss
+            count += 1
+    return cpu, memory, count
 
 
 def has_job_environment(process: psutil.Process, job_id: str, attempt: int) -> bool:

@@ -9,13 +9,15 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import psutil
+from cachetools import TTLCache, cached
 
-from worker.backends.job_processes import GONE, JobProcesses, has_job_environment
+from worker.backends.job_processes import GONE, JobProcesses, has_job_environment, measure_usage
 
 _FIRST, _WRAPPER = 1, 2
 """Pids inside the sandbox: bubblewrap's process that reaps orphans, and the wrapper."""
@@ -23,6 +25,7 @@ _DIRECT_LEVELS = 2
 """Process tables that a sandbox's processes are in: the worker's and their own. A job's own sandboxes are deeper."""
 _KILL_ROUNDS = 50
 _KILL_PAUSE_SECONDS = 0.01
+_SNAPSHOT_SECONDS = 1.0
 
 
 def find_sandbox(job_id: str, attempt: int) -> int | None:
@@ -105,6 +108,10 @@ class SandboxProcesses(JobProcesses):
                     found.append(psutil.Process(pid))
         return found
 
+    def usage(self) -> tuple[float, int, int]:
+        """See `JobProcesses.usage`; a process that is younger than a second may be missing."""
+        return measure_usage(_open(_members(self.first)))
+
     def sandbox_pids(self) -> set[int]:
         """See `JobProcesses.sandbox_pids`: the sandbox's first process, and bubblewrap, which waits for it outside."""
         try:
@@ -128,6 +135,40 @@ class SandboxProcesses(JobProcesses):
 
 def _find_wrapper(first: int) -> int | None:
     return next((pid for pid in children_of(first) if _pid_inside(pid) == _WRAPPER), None)
+
+
+def _members(first: int) -> set[int]:
+    """Return the pids of a sandbox's processes except the first: of its process table, and all their descendants."""
+    hosts, table = _host_processes(), _process_table(first)
+    members = {pid for pid, (_, own) in hosts.items() if own == table} if table is not None else set()
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in hosts.items():
+        children.setdefault(parent, []).append(pid)
+    waiting = list(members)
+    while waiting:
+        found = set(children.get(waiting.pop(), ())) - members
+        members |= found
+        waiting += found
+    return members - {first}
+
+
+@cached(TTLCache(1, _SNAPSHOT_SECONDS), lock=Lock())
+def _host_processes() -> dict[int, tuple[int, str | None]]:
+    """Return parent and process table of all processes of the host, by pid; read once a second for all jobs."""
+    found = {}
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+            found[pid] = int(stat.rpartition(b")")[2].split()[1]), _process_table(pid)
+    return found
+
+
+def _open(pids: Iterable[int]) -> Iterator[psutil.Process]:
+    for pid in pids:
+        with contextlib.suppress(*GONE):
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                yield process
 
 
 def _process_table(pid: int) -> str | None:

@@ -40,6 +40,21 @@ def test_a_process_that_forgets_its_environment_and_session_ends_with_the_job(pl
     assert place.output(spec) == b"up\n"
 
 
+def test_without_control_groups_the_processes_of_the_host_are_read_once_for_all_jobs(tmp_path, monkeypatch):
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="require", cgroups="off"))
+    handles = [place.running(f"setsid sleep 600 & echo up; sleep 60{n} & wait")[1] for n in range(3)]
+    for handle in handles:
+        wait_until(lambda handle=handle: place.backend.sample(handle)["processes"] == 4, "all of its processes")
+    looks, pids = [], psutil.pids
+    monkeypatch.setattr(psutil, "pids", lambda: looks.append(1) or pids())
+    began = time.monotonic()
+    samples = [place.backend.sample(handle) for _ in range(5) for handle in handles]
+    assert len(looks) <= 1 + (time.monotonic() - began)
+    assert {sample["processes"] for sample in samples} == {4}
+    assert all(sample["memory_bytes"] > 0 for sample in samples)
+    place.clear()
+
+
 def test_a_job_over_its_memory_is_ended_although_it_hides(place):
     hog = f"{Path(sys.executable).resolve()} -c \"import time; x = b'x' * 200_000_000; time.sleep(600)\""
     handle = place.launch(place.spec(f"env -i PATH=$PATH setsid {hog}", memory_mb=100))
