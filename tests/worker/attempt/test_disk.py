@@ -63,7 +63,7 @@ def row(host, job) -> Job:
         return queries.get_row(session, job.id)
 
 
-FULL = 'cd "$GRADIENT_{}_DIR"; echo small >a; head -c 8M /dev/urandom >big; echo up; sleep 600'
+FULL = 'cd "$GRADIENT_{}_DIR"; echo small >a; fallocate --length 8M big; echo up; sleep 600'
 
 
 @pytest.mark.parametrize("folder", ["WORKSPACE", "ARTIFACTS"])
