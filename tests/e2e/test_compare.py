@@ -98,7 +98,7 @@ def test_machines_of_known_speed_give_the_expected_table(service, shell):
     assert "Pareto front of accuracy and cost (simulated): " in shown.stderr
     page = service.request("GET", f"/ui/comparisons/{comparison}", headers={"accept": "text/html"}).text
     assert page.count("<polyline") == 8
-    assert (page.count("<circle"), page.count('<path class="front"')) == (6, 3)
+    assert (page.count("<circle"), page.count('<path class="front ')) == (6, 3)
 
 
 def test_jobs_of_different_folders_are_not_compared(shell):
