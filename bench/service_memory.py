@@ -14,7 +14,7 @@ from bench.service import NO_LIMITS, Service, run_server, submit, submit_batch, 
 
 _FOLLOWERS = 50
 _ALL_RUN_SECONDS = 600
-_STOPPED_AT_ONCE = 200
+_STOPPED_AT_ONCE = 20
 
 
 def run(size: Size) -> Result:

@@ -160,11 +160,16 @@ class ProcessBackend(Backend):
                 return self._exit_without_file(handle, returned, began=began)
         if code is None:
             return Exit(None, "host_restarted")
-        if read_control(control, STOPPING_FILE) is not None and any(self._processes(handle).all()):
+        if read_control(control, STOPPING_FILE) is not None and self._any_left(handle):
             return None  # the shell ends at once; the training may still be saving, until its grace period is over
         if code != 0:
             self._mark_out_of_memory(handle)
         return Exit(code, *_marked(control))
+
+    def _any_left(self, handle: Handle) -> bool:
+        """Return whether a process of a job that has ended is left; none of a sandbox can leave its control group."""
+        group = self._group(handle) if handle["sandboxed"] else None
+        return any(self._processes(handle).all()) if group is None else bool(group.pids())
 
     def _exit_without_file(self, handle: Handle, returned: int | None, *, began: bool) -> Exit | None:
         """Handle a missing wrapper without exit file: the disk was full, all was killed, or it has not begun yet."""
@@ -313,7 +318,7 @@ class ProcessBackend(Backend):
                 first = find_sandbox(job_id, attempt)
             if first is not None:
                 self._sandboxes[handle["name"]] = first
-                return SandboxProcesses.of(job_id, attempt, first)
+                return SandboxProcesses.of(job_id, attempt, first, self._group(handle))
         leader = read_control(Path(handle["control"]), "started")
         return JobProcesses(job_id, attempt, int(leader) if leader and leader.isdecimal() else None)
 

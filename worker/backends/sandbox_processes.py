@@ -17,6 +17,7 @@ from threading import Lock
 import psutil
 from cachetools import TTLCache, cached
 
+from worker.backends.control_groups import JobGroup
 from worker.backends.job_processes import GONE, JobProcesses, has_job_environment, measure_usage
 
 _FIRST, _WRAPPER = 1, 2
@@ -75,17 +76,22 @@ class SandboxProcesses(JobProcesses):
 
     Attributes:
         first: Pid of the sandbox's first process.
+        group: The job's control group, which has all of them; None: it has none.
     """
 
     first: int
+    group: JobGroup | None = None
 
     @classmethod
-    def of(cls, job_id: str, attempt: int, first: int) -> "SandboxProcesses":
+    def of(cls, job_id: str, attempt: int, first: int, group: JobGroup | None = None) -> "SandboxProcesses":
         """Return the processes of the sandbox with this first process, of which the wrapper is a child."""
-        return cls(job_id, attempt, _find_wrapper(first), first)
+        return cls(job_id, attempt, _find_wrapper(first), first, group)
 
     def all(self) -> Iterator[psutil.Process]:
-        """Yield every living process of the sandbox except the first."""
+        """Yield every living process but the sandbox's first; without a group, this reads all of /proc twice."""
+        if self.group is not None:
+            yield from _open(self.group.pids() - self.sandbox_pids())
+            return
         try:
             members = {process.pid: process for process in psutil.Process(self.first).children(recursive=True)}
         except GONE:
@@ -109,7 +115,9 @@ class SandboxProcesses(JobProcesses):
         return found
 
     def usage(self) -> tuple[float, int, int]:
-        """See `JobProcesses.usage`; a process that is younger than a second may be missing."""
+        """See `JobProcesses.usage`; without a group, a process that is younger than a second may be missing."""
+        if self.group is not None:
+            return JobProcesses.usage(self)
         return measure_usage(_open(_members(self.first)))
 
     def sandbox_pids(self) -> set[int]:
