@@ -1,6 +1,5 @@
 """Memory of `gradient-server up`: idle, before and after its first jobs, against Python doing nothing; and at work."""
 
-import json
 import sqlite3
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from bench.service import NO_LIMITS, Service, run_server, submit, submit_batch, 
 
 _FOLLOWERS = 50
 _ALL_RUN_SECONDS = 600
-_STOPPED_AT_ONCE = 20
 
 
 def run(size: Size) -> Result:
@@ -30,7 +28,10 @@ def run(size: Size) -> Result:
         _record_bare(bare)
     count = size.pick(500, 5)
     busy = [Series(f"up, {count} jobs running, {_FOLLOWERS} followers: {kind}", "MiB") for kind in ("RSS", "PSS")]
-    with run_server("up", GRADIENT_WORKER__SLOTS=str(count), **NO_LIMITS) as service, _running_jobs(service, count):
+    with (
+        run_server("up", GRADIENT_WORKER__SLOTS=str(count), **NO_LIMITS) as service,
+        _running_jobs(service, count, size.pick(180, 10)),
+    ):
         _record(busy, service.pid)
     return Result(
         [*fresh, *used, *bare, *busy],
@@ -42,8 +43,8 @@ def run(size: Size) -> Result:
 
 
 @contextmanager
-def _running_jobs(service: Service, count: int) -> Iterator[None]:
-    """Have jobs that all run at once, and followers that have read the first line of one each."""
+def _running_jobs(service: Service, count: int, seconds: int) -> Iterator[None]:
+    """Have jobs of some seconds that all run at once, and followers that have read the first line of one each."""
     with ExitStack() as stack:
         database = stack.enter_context(closing(sqlite3.connect(service.home / "gradient.db")))
 
@@ -52,7 +53,7 @@ def _running_jobs(service: Service, count: int) -> Iterator[None]:
             return database.execute(query).fetchone() == (count,) or None
 
         with service.connect() as connection:
-            ids = submit_batch(connection, "echo running; exec sleep 3600", count)
+            ids = submit_batch(connection, f"echo running; exec sleep {seconds}", count)
         try:
             wait_for(lambda: have("state = 'running'"), f"{count} running jobs", _ALL_RUN_SECONDS)
             for job_id in (ids * _FOLLOWERS)[:_FOLLOWERS]:
@@ -61,10 +62,6 @@ def _running_jobs(service: Service, count: int) -> Iterator[None]:
                     pass
             yield
         finally:
-            for first in range(0, count, _STOPPED_AT_ONCE):
-                stop = {"action": "stop", "ids": ids[first : first + _STOPPED_AT_ONCE], "now": True}
-                with service.connect() as connection:
-                    connection.post("/jobs/actions", json.dumps(stop).encode())
             wait_for(lambda: have("finished_at IS NOT NULL"), "the end of all jobs", _ALL_RUN_SECONDS)
 
 
