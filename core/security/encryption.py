@@ -5,9 +5,10 @@ An encrypted value names its key and is bound to its purpose: it cannot be decry
 
 import base64
 import hashlib
+import os
 from contextlib import suppress
-
-from cryptography.fernet import Fernet, InvalidToken
+from importlib import import_module
+from typing import Any
 
 from core.errors import SecretUnreadable
 from core.settings import Settings
@@ -15,6 +16,7 @@ from core.system.filesystem import write_atomically
 
 KEY_FILE = "secrets.key"
 _ACCESS_BY_OTHERS = 0o007
+_KEY_BYTES = 32
 _MAX_OLD_KEYS = 2
 """After a rotation, processes that read the file just before may still encrypt with the previous key."""
 
@@ -47,7 +49,8 @@ class Vault:
             SecretUnreadable: The keys cannot be read.
         """
         key = (self._keys() or self._first())[0]
-        return f"{key_id(key)}:{Fernet(key).encrypt(_bind_purpose(purpose, text)).decode()}"
+        token: bytes = _fernet().Fernet(key).encrypt(_bind_purpose(purpose, text))
+        return f"{key_id(key)}:{token.decode()}"
 
     def decrypt(self, purpose: str, sealed: str) -> str:
         """Decrypt a text that was encrypted for this purpose.
@@ -63,9 +66,10 @@ class Vault:
                 f"The value was encrypted with key {wanted[:8]!r}, but {self.key_location} {here}. Put that key back "
                 "there, or set the value again."
             )
+        fernet = _fernet()
         try:
-            bound = Fernet(keys[wanted]).decrypt(token)
-        except InvalidToken:
+            bound: bytes = fernet.Fernet(keys[wanted]).decrypt(token)
+        except fernet.InvalidToken:
             bound = b""
         start = _bind_purpose(purpose, "")
         if not bound.startswith(start):
@@ -82,7 +86,7 @@ class Vault:
 
     def add_key(self) -> None:
         """Add a new key at the start of the file."""
-        self._write([Fernet.generate_key().decode(), *self._keys()])
+        self._write([_new_key(), *self._keys()])
 
     def drop_old_keys(self) -> None:
         """Keep only the first key of the file and the previous one; no value may be encrypted with another."""
@@ -111,7 +115,7 @@ class Vault:
 
     def _first(self) -> list[str]:
         with suppress(FileExistsError):  # another process was first; its key is used
-            self._write([Fernet.generate_key().decode()], replace=False)
+            self._write([_new_key()], replace=False)
         return self._keys()
 
     def _write(self, keys: list[str], *, replace: bool = True) -> None:
@@ -124,9 +128,18 @@ def key_id(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
+def _new_key() -> str:
+    return base64.urlsafe_b64encode(os.urandom(_KEY_BYTES)).decode()
+
+
+def _fernet() -> Any:  # noqa: ANN401 - a module
+    # It takes 7 MiB, and most servers have no secrets.
+    return import_module("cryptography.fernet")
+
+
 def _is_key(text: str) -> bool:
     try:
-        return len(base64.b64decode(text, altchars="-_", validate=True)) == 32  # noqa: PLR2004 - Fernet's
+        return len(base64.b64decode(text, altchars="-_", validate=True)) == _KEY_BYTES
     except ValueError:
         return False
 

@@ -9,6 +9,8 @@ from typing import Any
 from .errors import OptionsError
 from .recipes import AUGMENTATIONS, NO_AUGMENTATION, OPTIMIZERS, RECIPES, SCHEDULES, Recipe, check_span
 
+REMOTE_STEPS_PER_EXECUTION = 10
+"""A step on another machine would wait for the network longer than a TPU computes."""
 MAX_SEED = 2**32 - 1
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "auto")
 BACKENDS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
@@ -91,8 +93,14 @@ class TrainOptions:
             DECODE,
         ),
     )
-    steps_per_execution: int = field(
-        default=1, metadata=_flag("how", "N", "steps between two returns to Python: more is faster for short steps")
+    steps_per_execution: int | None = field(
+        default=None,
+        metadata=_flag(
+            "how",
+            "N",
+            f"steps between two returns to Python: more is faster for short steps (1; {REMOTE_STEPS_PER_EXECUTION} on "
+            "the TPU of $TPU_GRPC_URL)",
+        ),
     )
     validation_split: float = field(
         default=0.05,

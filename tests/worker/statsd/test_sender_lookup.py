@@ -8,9 +8,9 @@ from support.backend_harness import BackendHarness
 
 from core.settings import Settings
 from worker.backends.docker.engine.client import EngineUnavailable
-from worker.statsd import sender_lookup
+from worker.statsd import container_sender_lookup
+from worker.statsd.container_sender_lookup import ContainerSenderLookup
 from worker.statsd.metrics_writer import Sender
-from worker.statsd.sender_lookup import ContainerSenderLookup
 
 ADDRESS = ("172.18.0.2", 40000)
 
@@ -65,7 +65,7 @@ def test_what_a_container_sent_last_is_still_its_own_until_another_has_the_addre
     assert asked() == Sender("jtwo", 1)
     network.clear()
     later = time.monotonic() + 60
-    monkeypatch.setattr(sender_lookup.time, "monotonic", lambda: later)
+    monkeypatch.setattr(container_sender_lookup.time, "monotonic", lambda: later)
     assert asked() is None
 
 

@@ -16,7 +16,7 @@ from gradient_trainer.errors import DivergedError, OtherTrainingError, TrainingS
 from gradient_trainer.measurement.cost import measure_cost
 from gradient_trainer.measurement.pace import Pace, format_pace, peak_shares
 from gradient_trainer.measurement.summary import Summary, peak_host_memory
-from gradient_trainer.options import TrainOptions
+from gradient_trainer.options import REMOTE_STEPS_PER_EXECUTION, TrainOptions
 from gradient_trainer.outputs.checkpoints import Checkpoint, CheckpointFolder
 from gradient_trainer.outputs.gcs_sync import GcsSync
 from gradient_trainer.outputs.metrics_writer import MetricsWriter
@@ -71,6 +71,9 @@ class Training:
         self._total_steps = self._count_steps()
         self._schedule = make_schedule(self._recipe, self._batches.per_epoch, self._total_steps)
         self._examples = Examples(data.x_train, data.y_train, remote=self._devices.remote)
+        self._steps_per_execution = options.steps_per_execution or (
+            REMOTE_STEPS_PER_EXECUTION if self._devices.remote else 1
+        )
         self._learner = self._make_learner()
         self._sync.download("checkpoints")
         self._checkpoints = CheckpointFolder(output / "checkpoints")
@@ -91,7 +94,7 @@ class Training:
         options, data = self._options, self._data
         build = functools.partial(build_model, options.model, MODELS.get(options.model), data.image_shape, data.classes)
         learner = Learner(build, self._devices)
-        learner.compile(self._recipe, self._schedule, xla=options.xla, steps_per_execution=options.steps_per_execution)
+        learner.compile(self._recipe, self._schedule, xla=options.xla, steps_per_execution=self._steps_per_execution)
         return learner
 
     def run(self, began: float) -> TrainResult:
@@ -324,7 +327,7 @@ class Training:
         # Before the measurements below, which need memory, too.
         memory = {"host_bytes": peak_host_memory(), "device_bytes": self._devices.peak_memory()}
         waiting = measure_input_wait(
-            self._learner, self._examples, self._batches, pace, options.steps_per_execution, recipe.augmentations
+            self._learner, self._examples, self._batches, pace, self._steps_per_execution, recipe.augmentations
         )
         batch = next(iter(training_batches(self._examples, self._batches, 0, 1, ())))
         cost = measure_cost(self._learner.model, tuple(part.numpy() for part in batch), recipe.batch_size)

@@ -1,0 +1,70 @@
+"""Identifies the container that sent a datagram, by asking the engine.
+
+A container is found by the address that the engine gave it, which it cannot forge: it has no right to raw sockets. The
+network is inspected, not the list of containers: that has a container only when its start is complete, which on a busy
+machine is seconds after its first process has begun to send.
+"""
+
+import re
+import time
+from collections.abc import Collection
+from typing import Any
+
+from core.settings import Settings
+from worker.backends.docker.container.config import container_name
+from worker.backends.docker.engine.client import Engine, EngineError
+from worker.statsd.metrics_writer import Sender
+from worker.statsd.sender_lookup import CLOSED_SECONDS, Address
+
+_CACHE_SECONDS = 0.2
+"""Shorter than any container's start, so that a reused address is not taken for its previous owner's."""
+_CONTAINER = re.compile(re.escape(container_name("")) + r"(.+)-(\d+)\Z")
+
+
+class ContainerSenderLookup:
+    """Jobs that are containers on this host's engine."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._engine = Engine(settings.docker, timeout=min(5.0, settings.docker.timeout_seconds))
+        self._network = settings.docker.network
+        self._seen: dict[str, tuple[float, Sender]] = {}
+        self._trusted_until = 0.0
+
+    def listen_address(self) -> str | None:
+        """See `SenderLookup.listen_address`: the gateway of the jobs' network, which is created with the first job."""
+        try:
+            network = self._inspect()
+        except EngineError:
+            return None
+        configs = network["IPAM"]["Config"] or [{}]
+        gateway: str | None = configs[0].get("Gateway")
+        return gateway
+
+    def find_senders(self, addresses: Collection[Address]) -> dict[Address, Sender]:
+        """See `SenderLookup.find_senders`; the port is ignored, since the address is the container's own."""
+        if time.monotonic() >= self._trusted_until or not self._seen.keys() >= {one for one, _ in addresses}:
+            self._refresh()
+        return {address: self._seen[address[0]][1] for address in addresses if address[0] in self._seen}
+
+    def is_sending_to(self, target: Address) -> bool:  # noqa: ARG002 - containers have sockets of their own
+        """See `SenderLookup.is_sending_to`: whether there are containers, as their sockets cannot be seen from here."""
+        try:
+            return bool(self._inspect()["Containers"])
+        except EngineError:
+            return False
+
+    def _refresh(self) -> None:
+        try:
+            found = self._inspect()["Containers"] or {}
+        except EngineError:
+            return  # meanwhile the engine reassigns no addresses
+        now = time.monotonic()
+        self._seen = {address: seen for address, seen in self._seen.items() if seen[0] > now - CLOSED_SECONDS}
+        for one in found.values():
+            if attempt := _CONTAINER.match(one["Name"]):
+                self._seen[one["IPv4Address"].partition("/")[0]] = (now, Sender(attempt[1], int(attempt[2])))
+        self._trusted_until = now + _CACHE_SECONDS
+
+    def _inspect(self) -> dict[str, Any]:
+        network: dict[str, Any] = self._engine.call(lambda api: api.inspect_network(self._network))
+        return network
