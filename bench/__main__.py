@@ -29,6 +29,7 @@ from bench import (
     service_memory,
     submit_latency,
     submit_rate,
+    trainer_link,
     trainer_pace,
     worker_memory,
 )
@@ -54,6 +55,7 @@ BENCHES: dict[str, Callable[[Size], Result]] = {
     "key-check": refusal_timing.run,
     "abuse": abuse_latency.run,
     "trainer": trainer_pace.run,
+    "trainer-link": trainer_link.run,
     "prediction": prediction.run,
     "browser-list": browser_pages.run_list,
     "browser-log": browser_pages.run_log,

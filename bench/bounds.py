@@ -74,5 +74,7 @@ SUBMIT_RATE = 0.5
 """Submissions per second, of group commit behind the same stack."""
 SUBMIT_RATE_16 = 1000.0
 """Submissions per second with 16 clients."""
+TRAINER_LINK = 5.0
+"""Pace behind a slow network, times that with a step for each message."""
 TRAINER_PACE = 0.98
 """Of the steps per second of `model.fit`."""

@@ -1,5 +1,6 @@
 """A TPU job without a TPU: TensorFlow's own gRPC and gs:// clients, with the simulator's device and bucket."""
 
+import json
 import os
 import signal
 import subprocess
@@ -51,6 +52,18 @@ def test_a_program_of_tensorflow_1_runs_on_the_device(device, bucket, tmp_path):
     assert "[[5. 5. 5.]" in ended.stdout
     bucket.complete(JOB, tmp_path / "model")
     assert (tmp_path / "model" / "result.txt").read_text() == f"{[[5.0] * 3] * 3}\n"
+
+
+def test_the_trainer_does_several_steps_between_two_messages(device, tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    environ = {"TPU_NAME": "t", "TPU_GRPC_URL": device.url, "GRADIENT_METRICS_FILE": str(metrics)}
+    words = "-m gradient_trainer --data digits --batch-size 64 --steps 30 --output"
+    ended = run([*words.split(), str(tmp_path)], tmp_path, **environ)
+    assert ended.returncode == 0, ended.stderr
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    # The first is reported as soon as it is done.
+    assert next(line["step"] for line in lines if "loss" in line) == 10
+    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 30
 
 
 def test_a_device_whose_starter_is_killed_ends(tmp_path):
