@@ -2,7 +2,9 @@
 
 Usage: `ZIP EPOCHS BATCH RATE WARM-UP SEED LOG-STEPS`.
 
-Model, data and validation split are the trainer's; loop, optimizer, schedule and order of the examples are Keras'.
+Model, data and validation split are the trainer's; loop, optimizer and schedule are Keras', and the order of the
+examples is TensorFlow's: Keras' own is the same in every epoch once a seed is set, which costs 1.5 points of accuracy
+in four epochs.
 Prints a line of JSON: training loss and validation accuracy by step, and the test accuracy.
 """
 
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from gradient_trainer.datasets._files import load_files
 from gradient_trainer.options import TrainOptions
@@ -80,12 +83,13 @@ def main() -> None:
         jit_compile=False,
     )
     images, labels = np.asarray(data.x_train), np.asarray(data.y_train)
+    examples = tf.data.Dataset.from_tensor_slices((images[chosen], labels[chosen]))
     losses = Losses(log_steps, per_epoch)
     history = model.fit(
-        *(images[chosen], labels[chosen]),
-        batch_size=batch,
+        examples.shuffle(len(chosen), seed).batch(batch).prefetch(tf.data.AUTOTUNE),
         epochs=epochs,
         validation_data=(images[kept], labels[kept]),
+        validation_batch_size=batch,
         verbose=0,
         callbacks=[losses],
     )
