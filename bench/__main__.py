@@ -8,61 +8,58 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import (
-    abuse_latency,
-    artifact_close,
-    batch_rate,
-    big_table,
-    browser_pages,
-    cli_start,
-    container_outputs,
-    container_start,
-    download,
-    first_line,
-    jobs_rate,
-    line_latency,
-    log_shipping,
-    prediction,
-    refusal_timing,
-    reupload,
-    server_start,
-    service_memory,
-    submit_latency,
-    submit_rate,
-    trainer_link,
-    trainer_pace,
-    worker_memory,
-)
-from bench.engine import MissingRequirement
+import bench.browser_pages
+import bench.cli_start
+import bench.containers.outputs
+import bench.containers.start
+import bench.containers.worker_memory
+import bench.files.artifact_close
+import bench.files.download
+import bench.files.reupload
+import bench.jobs.first_line
+import bench.jobs.line_latency
+import bench.jobs.log_shipping
+import bench.jobs.rate
+import bench.server.abuse_latency
+import bench.server.big_table
+import bench.server.memory
+import bench.server.refusal_timing
+import bench.server.start
+import bench.submissions.batch_rate
+import bench.submissions.latency
+import bench.submissions.rate
+import bench.trainer.link
+import bench.trainer.pace
+import bench.trainer.prediction
 from bench.machine import facts
-from bench.measure import Goal, Result, Size
+from bench.measure import Goal, MissingRequirement, Result, Size
 
 BENCHES: dict[str, Callable[[Size], Result]] = {
-    "submit": submit_latency.run,
-    "first-line": first_line.run,
-    "jobs-rate": jobs_rate.run,
-    "submit-rate": submit_rate.run,
-    "submit-batch": batch_rate.run,
-    "line": line_latency.run,
-    "big-table": big_table.run,
-    "cli": cli_start.run,
-    "start": server_start.run,
-    "memory": service_memory.run,
-    "log": log_shipping.run,
-    "artifact": artifact_close.run,
-    "reupload": reupload.run,
-    "download": download.run,
-    "key-check": refusal_timing.run,
-    "abuse": abuse_latency.run,
-    "trainer": trainer_pace.run,
-    "trainer-link": trainer_link.run,
-    "prediction": prediction.run,
-    "browser-list": browser_pages.run_list,
-    "browser-log": browser_pages.run_log,
-    "browser-charts": browser_pages.run_charts,
-    "container": container_start.run,
-    "container-outputs": container_outputs.run,
-    "container-memory": worker_memory.run,
+    "submit": bench.submissions.latency.run,
+    "first-line": bench.jobs.first_line.run,
+    "jobs-rate": bench.jobs.rate.run,
+    "submit-rate": bench.submissions.rate.run,
+    "submit-batch": bench.submissions.batch_rate.run,
+    "line": bench.jobs.line_latency.run,
+    "big-table": bench.server.big_table.run,
+    "cli": bench.cli_start.run,
+    "start": bench.server.start.run,
+    "memory": bench.server.memory.run,
+    "log": bench.jobs.log_shipping.run,
+    "artifact": bench.files.artifact_close.run,
+    "reupload": bench.files.reupload.run,
+    "download": bench.files.download.run,
+    "key-check": bench.server.refusal_timing.run,
+    "abuse": bench.server.abuse_latency.run,
+    "trainer": bench.trainer.pace.run,
+    "trainer-link": bench.trainer.link.run,
+    "prediction": bench.trainer.prediction.run,
+    "browser-list": bench.browser_pages.run_list,
+    "browser-log": bench.browser_pages.run_log,
+    "browser-charts": bench.browser_pages.run_charts,
+    "container": bench.containers.start.run,
+    "container-outputs": bench.containers.outputs.run,
+    "container-memory": bench.containers.worker_memory.run,
 }
 _ROUNDS = 3
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import bounds
-from bench.engine import MissingRequirement
-from bench.filled_database import fill
-from bench.measure import Goal, Result, Series, Size
+from bench.measure import Goal, MissingRequirement, Result, Series, Size
+from bench.server.filled_database import fill
 from bench.service import Service, run_server, submit_alone, wait_for
 
 if TYPE_CHECKING:

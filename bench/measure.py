@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+class MissingRequirement(Exception):
+    """This machine lacks something that a measurement needs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """Size of a measurement.

@@ -11,14 +11,11 @@ from pathlib import Path
 from docker.api.client import APIClient
 from docker.errors import DockerException, ImageNotFound
 
+from bench.measure import MissingRequirement
 from core.settings import Settings
 from core.settings.docker import DockerSettings
 
 _SHELL = "/bin/sh"
-
-
-class MissingRequirement(Exception):
-    """This machine lacks something that a measurement needs."""
 
 
 @dataclass(frozen=True, slots=True)

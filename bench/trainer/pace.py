@@ -14,10 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bench import bounds
-from bench.engine import MissingRequirement
-from bench.measure import Goal, Result, Series, Size
+from bench.measure import Goal, MissingRequirement, Result, Series, Size
 
-_PLAIN_FIT = str(Path(__file__).parent / "floors" / "plain_fit.py")
+_PLAIN_FIT = str(Path(__file__).parents[1] / "floors" / "plain_fit.py")
 _STEPS, _QUICK_STEPS = 440, 44
 _BACKENDS = ("tensorflow", "jax")
 Measured = tuple[float, float]

@@ -18,8 +18,7 @@ from queue import SimpleQueue
 from statistics import median
 
 from bench import bounds
-from bench.engine import MissingRequirement
-from bench.measure import Goal, Result, Series, Size
+from bench.measure import Goal, MissingRequirement, Result, Series, Size
 from gradient_server.simulator.tpu.device_server import DeviceServer
 
 _DELAY_SECONDS = 0.005

@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.engine import Engine, engine
+from bench.containers.engine import Engine, engine
 from bench.measure import Result, Series, Size
 from bench.service import Service, follow, run_server, submit_alone
 

@@ -3,7 +3,7 @@
 import time
 
 from bench import bounds
-from bench.engine import engine
+from bench.containers.engine import engine
 from bench.measure import Result, Series, Size, ratio_goal
 from bench.service import Service, follow, run_server, submit_alone
 

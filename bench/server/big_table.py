@@ -12,9 +12,9 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from bench import bounds
-from bench.filled_database import fill
 from bench.measure import Goal, Result, Series, Size, ratio_goal
-from bench.server_start import start_api
+from bench.server.filled_database import fill
+from bench.server.start import start_api
 from bench.service import Service, follow, run_server, submit_alone
 
 ENDED, QUEUED = 1_000_000, 100_000

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from bench.engine import engine
+from bench.containers.engine import engine
 from bench.measure import Result, Series, Size
 from bench.service import Service, run_server, run_worker, submit, submit_alone, wait_for
 

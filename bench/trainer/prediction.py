@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from bench import bounds
-from bench.engine import MissingRequirement
-from bench.measure import Goal, Result, Series, Size
+from bench.measure import Goal, MissingRequirement, Result, Series, Size
 from core.comparison.peaks import SINGLE, Peaks
 from core.comparison.prediction import Correction, Estimate, correct_step, predict_step
 from core.comparison.run_figures import RunFigures
 
-_PEAKS = str(Path(__file__).parent / "floors" / "peaks.py")
+_PEAKS = str(Path(__file__).parents[1] / "floors" / "peaks.py")
 _STEPS, _QUICK_STEPS, _WARM_UP = 24, 3, 6
 _MODELS = ("mnist-cnn", "resnet32-cifar10")
 _BATCH = "64"
