@@ -1,4 +1,4 @@
-"""`experiments list`, `show` and `run`; tests/e2e/test_experiments.py runs them on a real service."""
+"""`experiments list`, `show` and `run`; tests/e2e/training/test_experiments.py runs them on a real service."""
 
 import json
 import xml.etree.ElementTree as ET
