@@ -15,12 +15,12 @@ from support.browser import find_chromium
 from support.deployment import PLAIN_JOBS, Deployment
 from support.faults import fault_report
 from support.faults.proxy import Proxy
-from support.gcs_simulator import GcsHarness
+from support.google.gcs_simulator import GcsHarness
 from support.job_packages import EXAMPLES, has_default_packages, has_packages_of
-from support.otlp_collector import OtlpCollector
-from support.postgres import PostgresServer, find_binaries
-from support.private_docker_engine import PrivateDockerEngine, missing_docker_requirements, running_engine
-from support.redis_server import RedisServer, find_redis
+from support.servers.otlp_collector import OtlpCollector
+from support.servers.postgres import PostgresServer, find_binaries
+from support.servers.private_docker_engine import PrivateDockerEngine, missing_docker_requirements, running_engine
+from support.servers.redis_server import RedisServer, find_redis
 from support.small_disk import SmallDisk, find_mount
 
 from core.catalogue.machine_types import Catalogue

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.private_docker_engine import SHELL_IMAGE
+from support.servers.private_docker_engine import SHELL_IMAGE
 
 pytestmark = pytest.mark.timeout(400)
 

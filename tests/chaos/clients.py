@@ -16,7 +16,7 @@ import httpx
 from chaos.stack import DOCKER_TYPE, Stack, new_idempotency_key
 from chaos.workload import JOB_KINDS, AcceptedJob, draw_job
 from sqlalchemy.exc import DatabaseError
-from support.private_docker_engine import SHELL_IMAGE
+from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.errors import StoreUnavailable
 

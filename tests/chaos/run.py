@@ -18,9 +18,9 @@ from chaos.faults import FAULTS, FaultKind
 from chaos.nemesis import Nemesis
 from chaos.stack import running_stack
 from support.faults.container_jobs_deployment import list_engine_objects
-from support.postgres import find_binaries
-from support.private_docker_engine import missing_docker_requirements
-from support.redis_server import find_redis
+from support.servers.postgres import find_binaries
+from support.servers.private_docker_engine import missing_docker_requirements
+from support.servers.redis_server import find_redis
 from support.small_disk import find_mount
 
 _FOLLOWERS_SECONDS = 120

@@ -19,9 +19,9 @@ from sqlalchemy import select
 from support.deployment import TIMEOUT_SECONDS, Process, wait_until
 from support.faults.container_jobs_deployment import ContainerDeployment
 from support.faults.proxy import Proxy
-from support.postgres import PostgresServer
-from support.private_docker_engine import PrivateDockerEngine, running_engine
-from support.redis_server import RedisServer
+from support.servers.postgres import PostgresServer
+from support.servers.private_docker_engine import PrivateDockerEngine, running_engine
+from support.servers.redis_server import RedisServer
 from support.small_disk import SmallDisk
 
 from core.db.models.jobs import Job

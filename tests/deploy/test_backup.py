@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from support.deployment import Deployment
-from support.postgres import find_binaries
+from support.servers.postgres import find_binaries
 
 pytestmark = pytest.mark.timeout(240)
 

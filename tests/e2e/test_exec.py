@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 import psutil
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
-from support.private_docker_engine import SHELL_IMAGE
+from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.jobs.exec import audit
 

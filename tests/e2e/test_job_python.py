@@ -9,7 +9,7 @@ import time
 
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
-from support.package_index import PackageIndex
+from support.servers.package_index import PackageIndex
 
 MAIN = "import tiny, sys\nprint('tiny', tiny.VERSION)\n"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.faults.container_jobs_deployment import ENGINE_INTERNALS, ContainerDeployment, list_engine_objects
 from support.faults.observed_deployment import ObservedDeployment
-from support.postgres import PostgresServer
-from support.private_docker_engine import PrivateDockerEngine, running_engine
-from support.redis_server import RedisServer
+from support.servers.postgres import PostgresServer
+from support.servers.private_docker_engine import PrivateDockerEngine, running_engine
+from support.servers.redis_server import RedisServer
 
 SHORT_TIMERS = {
     "GRADIENT_WORKER__LEASE_SECONDS": "2",

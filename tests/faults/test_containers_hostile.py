@@ -10,8 +10,8 @@ from support.faults.container_jobs_deployment import recorded_in_container as re
 from support.faults.control_folder_attacks import run_control_folder_attacks
 from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import gate_command
-from support.outside_host import FETCH_COMMAND, METADATA_ADDRESS, PUBLIC_ADDRESS, OutsideHost
-from support.private_docker_engine import BARE_IMAGE
+from support.servers.outside_host import FETCH_COMMAND, METADATA_ADDRESS, PUBLIC_ADDRESS, OutsideHost
+from support.servers.private_docker_engine import BARE_IMAGE
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL_RUN else 300)]
 

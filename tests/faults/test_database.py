@@ -9,7 +9,7 @@ import pytest
 from support.deployment import wait_until
 from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import gate_command, recorded_command
-from support.postgres import PostgresServer
+from support.servers.postgres import PostgresServer
 
 from core.db.models.jobs import Event
 

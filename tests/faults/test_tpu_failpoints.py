@@ -5,7 +5,7 @@ import signal
 import pytest
 from support.deployment import Deployment, wait_until
 from support.faults.fault_report import FULL_RUN
-from support.tpu_vm_deployment import cloud_settings, nothing_left, vms
+from support.google.tpu_vm_deployment import cloud_settings, nothing_left, vms
 
 from core.system.failpoints import FAILPOINTS
 from gradient_server.simulator.gcs.server import GcsSimulator

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 from support.deployment import Deployment, wait_until
-from support.postgres import PostgresServer
+from support.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.integration
 

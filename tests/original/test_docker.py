@@ -4,7 +4,7 @@ import re
 
 import pytest
 from support.deployment import Deployment
-from support.private_docker_engine import SHELL_IMAGE
+from support.servers.private_docker_engine import SHELL_IMAGE
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from support.deployment import wait_until
 from support.faults.container_jobs_deployment import ContainerDeployment
-from support.postgres import PostgresServer
-from support.private_docker_engine import running_engine
-from support.redis_server import RedisServer
+from support.servers.postgres import PostgresServer
+from support.servers.private_docker_engine import running_engine
+from support.servers.redis_server import RedisServer
 
 SLOTS = 8
 

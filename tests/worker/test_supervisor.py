@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from support.deployment import wait_until
-from support.postgres import BackendTerminator
+from support.servers.postgres import BackendTerminator
 
 from core.db.models.jobs import Worker
 from core.errors import StoreUnavailable

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import DataError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from support.postgres import BackendTerminator
+from support.servers.postgres import BackendTerminator
 
 from core.db.models.jobs import Job
 from core.errors import JobNotFound, StoreUnavailable

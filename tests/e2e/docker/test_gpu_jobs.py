@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
 from support.nvidia_driver import MIB, FakeDriverEnvironment, install_toolkit, list_hooked_containers
-from support.private_docker_engine import SHELL_IMAGE, running_engine
+from support.servers.private_docker_engine import SHELL_IMAGE, running_engine
 
 GPU = "P4000"
 HOLD = """

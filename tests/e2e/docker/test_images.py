@@ -7,8 +7,8 @@ import zipfile
 
 import pytest
 from support.deployment import CLI_PROGRAM, SERVER_PROGRAM, Deployment, wait_until
-from support.image_registry import Registry
-from support.private_docker_engine import SHELL_IMAGE, build_layer
+from support.servers.image_registry import Registry
+from support.servers.private_docker_engine import SHELL_IMAGE, build_layer
 
 DOCKERFILE = f"FROM {SHELL_IMAGE}\nCOPY data.txt /data.txt\nRUN echo a step of the build; cat /data.txt\n"
 

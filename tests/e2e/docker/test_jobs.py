@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
-from support.private_docker_engine import SHELL_IMAGE
+from support.servers.private_docker_engine import SHELL_IMAGE
 
 MAIN = """
 echo training in "$PWD" as "$(id -u)"

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import support.private_registry
 from sqlalchemy import func, select
 from support.deployment import Deployment, wait_until
-from support.private_docker_engine import SHELL_IMAGE
-from support.private_registry import IMAGE_NAME, IMAGE_TAG
+from support.servers import private_registry
+from support.servers.private_docker_engine import SHELL_IMAGE
+from support.servers.private_registry import IMAGE_NAME, IMAGE_TAG
 
 from core.db.database import Database
 from core.db.models.credentials import JobRegistryPassword
@@ -32,7 +32,7 @@ def registry(docker_server, password, tmp_path_factory):
         container = client.create_container(SHELL_IMAGE, ["true"])["Id"]
         layer.write_bytes(b"".join(client.export(container)))
         client.remove_container(container)
-    program = [*docker_server.network, sys.executable, support.private_registry.__file__, "127.0.0.1"]
+    program = [*docker_server.network, sys.executable, private_registry.__file__, "127.0.0.1"]
     started = [
         subprocess.Popen([*program, str(port), f"alice:{password}", scheme, str(layer)], stderr=subprocess.DEVNULL)
         for port, scheme in ((BASIC, "basic"), (TOKEN, "token"))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from support.deployment import Deployment, wait_until
-from support.tpu_simulator import running_simulator, tpu_settings
+from support.google.tpu_simulator import running_simulator, tpu_settings
 
 WRITE = """
 import os

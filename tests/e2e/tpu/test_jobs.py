@@ -8,7 +8,7 @@ import time
 import grpc
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
-from support.tpu_simulator import NO_RESOURCES, ZONES, running_simulator, tpu_settings
+from support.google.tpu_simulator import NO_RESOURCES, ZONES, running_simulator, tpu_settings
 
 from gradient_server.simulator.tpu.faults import HANG, TpuFault
 

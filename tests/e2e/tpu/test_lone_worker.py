@@ -4,7 +4,7 @@ import json
 
 import pytest
 from support.deployment import Deployment, wait_until
-from support.google_cloud_fake import PROJECT, running_google
+from support.google.cloud_fake import PROJECT, running_google
 
 SAVE = 'trap "echo saved >\\"$GRADIENT_ARTIFACTS_DIR/model\\"; exit 0" TERM; echo up; while :; do sleep 0.05; done'
 

@@ -8,7 +8,7 @@ import textwrap
 import psutil
 import pytest
 from support.deployment import wait_until
-from support.tpu_vm_deployment import nothing_left, served, vms
+from support.google.tpu_vm_deployment import nothing_left, served, vms
 
 SLICE = "TPU v5e-16"
 ALL_REDUCE = textwrap.dedent(

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.google.tpu_simulator import NO_RESOURCES
 from support.job_packages import share_environments
-from support.tpu_simulator import NO_RESOURCES
 
 from gradient_server.simulator.cloud import SimulatedCloud
 

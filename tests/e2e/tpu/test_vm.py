@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 from support.deployment import wait_until
-from support.private_docker_engine import SHELL_IMAGE
-from support.tpu_simulator import running_simulator
-from support.tpu_vm_deployment import container_settings, container_vms, nothing_left, served, vms
+from support.google.tpu_simulator import running_simulator
+from support.google.tpu_vm_deployment import container_settings, container_vms, nothing_left, served, vms
+from support.servers.private_docker_engine import SHELL_IMAGE
 
 from gradient_server.simulator.tpu.vms import SimulatedVms
 

@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
-import support.private_registry
 from support.deployment import wait_until
-from support.private_docker_engine import SHELL_IMAGE
-from support.private_registry import IMAGE_NAME, IMAGE_TAG
-from support.tpu_vm_deployment import container_settings, container_vms, nothing_left, served
+from support.google.tpu_vm_deployment import container_settings, container_vms, nothing_left, served
+from support.servers import private_registry
+from support.servers.private_docker_engine import SHELL_IMAGE
+from support.servers.private_registry import IMAGE_NAME, IMAGE_TAG
 
 pytestmark = pytest.mark.skipif(shutil.which("docker") is None, reason="the client of the engine is not installed")
 
@@ -29,7 +29,15 @@ def registry(engine, folder, login):
         container = client.create_container(SHELL_IMAGE, ["true"])["Id"]
         layer.write_bytes(b"".join(client.export(container)))
         client.remove_container(container)
-    program = [sys.executable, support.private_registry.__file__, "127.0.0.1", str(PORT), login, "token", str(layer)]
+    program = [
+        sys.executable,
+        private_registry.__file__,
+        "127.0.0.1",
+        str(PORT),
+        login,
+        "token",
+        str(layer),
+    ]
     started = subprocess.Popen([*engine.network, *program], stderr=subprocess.DEVNULL)
     look = [sys.executable, "-c", f"import socket; socket.create_connection(('127.0.0.1', {PORT}), 1)"]
     wait_until(

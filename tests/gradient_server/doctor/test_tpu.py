@@ -4,7 +4,7 @@ import json
 
 import grpc
 import pytest
-from support.tpu_simulator import ZONES, running_simulator, tpu_settings
+from support.google.tpu_simulator import ZONES, running_simulator, tpu_settings
 
 from core.errors import GradientError
 from core.settings import Settings

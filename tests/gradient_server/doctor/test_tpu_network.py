@@ -3,7 +3,7 @@
 from ipaddress import IPv4Network
 
 import pytest
-from support.google_cloud_fake import PROJECT, running_google
+from support.google.cloud_fake import PROJECT, running_google
 
 from core.settings import Settings
 from gradient_server.checks import tpu_network, tpus

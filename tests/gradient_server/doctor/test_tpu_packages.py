@@ -1,7 +1,7 @@
 """The doctor's findings about the folder of wheels for TPU nodes."""
 
 import pytest
-from support.google_cloud_fake import PROJECT, running_google
+from support.google.cloud_fake import PROJECT, running_google
 
 from core.settings import Settings
 from gradient_server.checks import tpus

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support.private_docker_engine import PrivateDockerEngine, build_layer, list_busybox_commands, read_busybox
+from support.servers.private_docker_engine import PrivateDockerEngine, build_layer, list_busybox_commands, read_busybox
 
 ROOT = Path(__file__).parent.parent.parent.parent
 TRAINER = ROOT / "images" / "trainer"

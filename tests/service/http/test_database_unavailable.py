@@ -1,7 +1,7 @@
 """A PostgreSQL server that ends connections under the API."""
 
 import pytest
-from support.postgres import BackendTerminator
+from support.servers.postgres import BackendTerminator
 
 from core.db import migrations
 from core.db.database import Database

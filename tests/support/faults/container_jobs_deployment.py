@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 from support.faults.job_journal import recorded_command
 from support.faults.observed_deployment import ObservedDeployment
-from support.private_docker_engine import SHELL_IMAGE, PrivateDockerEngine
+from support.servers.private_docker_engine import SHELL_IMAGE, PrivateDockerEngine
 
 from worker.backends.docker.container.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB
 

@@ -10,7 +10,7 @@ import httpx
 import psutil
 from sqlalchemy import func, inspect, select
 from support.deployment import TIMEOUT_SECONDS, Deployment, Process, wait_until
-from support.redis_server import RedisServer
+from support.servers.redis_server import RedisServer
 
 from core.db.database import Base, Database
 from core.db.models.jobs import Job

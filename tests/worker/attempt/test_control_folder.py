@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from support.deployment import TIMEOUT_SECONDS, wait_until
-from support.private_docker_engine import SHELL_IMAGE
+from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database

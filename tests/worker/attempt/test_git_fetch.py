@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from support.git_server import GitServer, commit_files, run_git
+from support.servers.git_server import GitServer, commit_files, run_git
 
 from core.settings import Settings
 from worker.attempt.git_fetch import GitFetcher

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from support.forbidden_host_spellings import FORBIDDEN_HOSTS, fake_resolver
-from support.git_server import GitServer, commit_files, commit_tree
+from support.servers.git_server import GitServer, commit_files, commit_tree
 
 from core.settings import Settings
 from core.system import egress

@@ -7,7 +7,7 @@ import threading
 import pytest
 from sqlalchemy import update
 from support.deployment import wait_until
-from support.postgres import BackendTerminator
+from support.servers.postgres import BackendTerminator
 
 from core.db import migrations
 from core.db.database import Database

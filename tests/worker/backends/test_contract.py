@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
-from support.tpu_simulator import MemoryResourceInventory, running_simulator, tpu_settings
+from support.google.tpu_simulator import MemoryResourceInventory, running_simulator, tpu_settings
 
 from core.catalogue.backends import BACKENDS
 from core.settings.worker import ProcessSettings

@@ -1,7 +1,7 @@
 """A package index and an empty cache of environments."""
 
 import pytest
-from support.package_index import PackageIndex
+from support.servers.package_index import PackageIndex
 
 from core.settings import Settings
 from worker.environments.cache import EnvironmentCache

@@ -2,7 +2,7 @@
 
 import pytest
 from sqlalchemy import update
-from support.tpu_simulator import running_simulator, tpu_settings
+from support.google.tpu_simulator import running_simulator, tpu_settings
 
 from core.db.database import now
 from core.db.models.jobs import LeaderLease

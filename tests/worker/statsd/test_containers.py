@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.deployment import SERVER_PROGRAM, Deployment, wait_until
-from support.private_docker_engine import SHELL_IMAGE, build_layer, list_busybox_commands, read_busybox
+from support.servers.private_docker_engine import SHELL_IMAGE, build_layer, list_busybox_commands, read_busybox
 
 pytestmark = pytest.mark.integration
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.image_registry import Registry
-from support.private_docker_engine import build_layer, running_engine
+from support.servers.image_registry import Registry
+from support.servers.private_docker_engine import build_layer, running_engine
 
 from core.settings import Settings
 from core.settings.docker import ImageSettings

@@ -3,7 +3,7 @@
 import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
-from support.private_docker_engine import SHELL_IMAGE
+from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database

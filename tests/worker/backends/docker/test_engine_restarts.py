@@ -5,7 +5,7 @@ import signal
 import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
-from support.private_docker_engine import running_engine
+from support.servers.private_docker_engine import running_engine
 
 from worker.backends.base import Exit, read_control
 from worker.backends.docker.engine.client import Engine

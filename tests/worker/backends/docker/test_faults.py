@@ -7,7 +7,7 @@ import requests
 from docker.api.client import APIClient
 from docker.errors import APIError
 from support.deployment import wait_until
-from support.private_docker_engine import BARE_IMAGE
+from support.servers.private_docker_engine import BARE_IMAGE
 
 from worker.attempt.scratch import Scratch
 from worker.backends.base import ARTIFACTS, Exit, LaunchError, read_control

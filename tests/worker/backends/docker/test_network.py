@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 from support.deployment import wait_until
-from support.outside_host import FETCH_COMMAND, METADATA_ADDRESS, PRIVATE_ADDRESS, PUBLIC_ADDRESS, OutsideHost
-from support.private_docker_engine import SHELL_IMAGE
+from support.servers.outside_host import FETCH_COMMAND, METADATA_ADDRESS, PRIVATE_ADDRESS, PUBLIC_ADDRESS, OutsideHost
+from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.settings import Settings
 from core.settings.api import ApiSettings

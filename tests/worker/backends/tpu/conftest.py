@@ -2,9 +2,15 @@
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.google_cloud_fake import PROJECT, running_google
-from support.google_tpu_fake import GENERATIONS
-from support.tpu_simulator import NO_RESOURCES, SHORT_TIMES, MemoryResourceInventory, running_simulator, tpu_settings
+from support.google.cloud_fake import PROJECT, running_google
+from support.google.tpu_fake import GENERATIONS
+from support.google.tpu_simulator import (
+    NO_RESOURCES,
+    SHORT_TIMES,
+    MemoryResourceInventory,
+    running_simulator,
+    tpu_settings,
+)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.tpu_simulator import NO_RESOURCES, MemoryResourceInventory, tpu_settings
+from support.google.tpu_simulator import NO_RESOURCES, MemoryResourceInventory, tpu_settings
 
 from core.catalogue.backends import enabled_backends
 from core.catalogue.machine_types import Catalogue

@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 from google.cloud import tpu_v2
-from support.google_cloud_fake import PROJECT
+from support.google.cloud_fake import PROJECT
+from support.google.tpu_simulator import expect_launch_error
 from support.small_disk import find_mount
-from support.tpu_simulator import expect_launch_error
 
 pytestmark = pytest.mark.integration
 

@@ -7,7 +7,7 @@ import time
 import grpc
 import pytest
 from support.deployment import wait_until
-from support.tpu_simulator import NO_RESOURCES, ZONES, expect_launch_error, no_job_ended
+from support.google.tpu_simulator import NO_RESOURCES, ZONES, expect_launch_error, no_job_ended
 
 from gradient_server.simulator.tpu.faults import HANG, TpuFault
 from gradient_server.simulator.tpu.state import DENIED, Health, NodeState

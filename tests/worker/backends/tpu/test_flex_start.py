@@ -3,9 +3,9 @@
 import grpc
 import pytest
 from support.deployment import wait_until
-from support.google_cloud_fake import PROJECT
-from support.google_tpu_fake import MAX_RUN_SECONDS, Refusal
-from support.tpu_simulator import expect_launch_error, tpu_settings
+from support.google.cloud_fake import PROJECT
+from support.google.tpu_fake import MAX_RUN_SECONDS, Refusal
+from support.google.tpu_simulator import expect_launch_error, tpu_settings
 
 from core.jobs.reasons import REASONS
 from worker.backends.tpu.node_state import CAPACITY_LABEL

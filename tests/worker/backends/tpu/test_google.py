@@ -5,9 +5,9 @@ import socket
 import grpc
 import pytest
 from support.deployment import wait_until
-from support.google_cloud_fake import PROJECT
-from support.google_tpu_fake import Refusal, State
-from support.tpu_simulator import expect_launch_error
+from support.google.cloud_fake import PROJECT
+from support.google.tpu_fake import Refusal, State
+from support.google.tpu_simulator import expect_launch_error
 
 from core.jobs.reasons import REASONS
 from worker.backends.base import read_exit_code

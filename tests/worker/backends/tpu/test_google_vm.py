@@ -7,9 +7,9 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.google_cloud_fake import PROJECT
-from support.google_tpu_fake import GENERATIONS
-from support.tpu_simulator import expect_launch_error
+from support.google.cloud_fake import PROJECT
+from support.google.tpu_fake import GENERATIONS
+from support.google.tpu_simulator import expect_launch_error
 
 from core.catalogue.machine_types import Catalogue
 from worker.attempt.outputs.missing_artifacts import read_missing

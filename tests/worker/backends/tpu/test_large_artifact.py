@@ -9,7 +9,7 @@ import pytest
 from google_crc32c import Checksum
 from support.deployment import wait_until
 from support.faults.fault_report import FULL_RUN
-from support.google_storage_fake import LargeUpload
+from support.google.storage_fake import LargeUpload
 
 GIB, MIB = 1024**3, 1024**2
 SIZE, SILENCE, SECONDS = (40 * GIB, 20.0, 60.0) if FULL_RUN else (64 * MIB, 2.0, 6.0)

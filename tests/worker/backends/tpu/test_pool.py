@@ -5,7 +5,7 @@ import threading
 import grpc
 import pytest
 from support.backend_harness import BackendHarness
-from support.tpu_simulator import ZONES, expect_launch_error, no_job_ended
+from support.google.tpu_simulator import ZONES, expect_launch_error, no_job_ended
 
 from gradient_server.simulator.tpu.faults import TpuFault
 from gradient_server.simulator.tpu.state import Health, NodeState

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.tpu_simulator import MemoryResourceInventory, expect_launch_error, tpu_settings
+from support.google.tpu_simulator import MemoryResourceInventory, expect_launch_error, tpu_settings
 
 from core.errors import StoreUnavailable
 from core.settings import Settings

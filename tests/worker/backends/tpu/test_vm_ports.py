@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from support.deployment import wait_until
-from support.tpu_simulator import expect_launch_error
+from support.google.tpu_simulator import expect_launch_error
 
 from worker.backends.base import PortForward
 from worker.backends.tpu.vm import port_forwarder

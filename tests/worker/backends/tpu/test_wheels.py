@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from support import google_storage_fake
 from support.deployment import wait_until
-from support.package_index import PackageIndex
+from support.google import storage_fake
+from support.servers.package_index import PackageIndex
 
 from core.settings import Settings
 
@@ -111,7 +111,7 @@ def of_wheels(storage):
 
 
 def test_a_node_installs_from_the_folder_alone_and_once(vm, fill, storage, monkeypatch):
-    monkeypatch.setattr(google_storage_fake, "PAGE", 2)
+    monkeypatch.setattr(storage_fake, "PAGE", 2)
     fill(tensorflow_tpu=("small-dependency>=1",), libtpu=(), small_dependency=(), unneeded=())
     storage.put("mirror", f"{PREFIX}README.txt", b"not a wheel")
     storage.put("mirror", "tpu/wheels-old/libtpu-0.0.14-py3-none-any.whl", b"in another folder")
@@ -160,13 +160,13 @@ def test_a_refused_request_is_reported_and_tried_again(vm, fill, storage, refuse
 @pytest.mark.parametrize(("wrong", "message"), [({"md5Hash": "AAAA"}, "another MD5"), ({"size": "7"}, "has 7 bytes")])
 def test_a_file_that_does_not_arrive_whole_is_not_installed(vm, fill, monkeypatch, wrong, message):
     fill(tensorflow_tpu=(), libtpu=())
-    describe = google_storage_fake.GoogleHandler._resource
+    describe = storage_fake.GoogleHandler._resource
     once = [wrong]
 
     def describe_wrongly(self, bucket, name):
         return describe(self, bucket, name) | (once.pop() if "libtpu" in name and once else {})
 
-    monkeypatch.setattr(google_storage_fake.GoogleHandler, "_resource", describe_wrongly)
+    monkeypatch.setattr(storage_fake.GoogleHandler, "_resource", describe_wrongly)
     vm.start()
     assert message in vm.serial_log()
     assert vm.run_python("import tensorflow_tpu, libtpu") == ""

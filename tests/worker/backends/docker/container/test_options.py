@@ -7,7 +7,7 @@ import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
 from support.nvidia_driver import MIB, FakeDriver
-from support.private_docker_engine import SHELL_IMAGE
+from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.catalogue.container_privileges import ContainerPolicy
 from core.errors import SpecInvalid

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.private_docker_engine import SHELL_IMAGE
+from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.settings.docker import DockerSettings
 from core.storage.artifacts.store import DirectoryStore

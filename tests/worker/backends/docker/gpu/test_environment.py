@@ -5,7 +5,7 @@ import os
 import pytest
 from support.backend_harness import BackendHarness
 from support.nvidia_driver import FakeDriver, install_toolkit
-from support.private_docker_engine import SHELL_IMAGE, running_engine
+from support.servers.private_docker_engine import SHELL_IMAGE, running_engine
 
 from worker.backends.base import LaunchError
 

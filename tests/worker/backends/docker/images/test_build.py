@@ -5,7 +5,7 @@ import threading
 import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
-from support.private_docker_engine import BARE_IMAGE, SHELL_IMAGE, build_layer
+from support.servers.private_docker_engine import BARE_IMAGE, SHELL_IMAGE, build_layer
 
 from core.settings.docker import ImageSettings
 from worker.backends.base import ImageBuild, LaunchError

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.private_docker_engine import SHELL_IMAGE
+from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.settings.docker import ImageSettings
 from worker.backends.docker.images.cache import ImageCache, disk_percent

@@ -4,7 +4,7 @@ import base64
 import os
 
 import pytest
-from support.private_docker_engine import build_layer
+from support.servers.private_docker_engine import build_layer
 
 from worker.backends.base import LaunchError
 

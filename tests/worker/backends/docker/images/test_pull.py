@@ -6,7 +6,7 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.private_docker_engine import SHELL_IMAGE
+from support.servers.private_docker_engine import SHELL_IMAGE
 
 from worker.backends.base import LaunchError
 from worker.backends.docker.images import pull

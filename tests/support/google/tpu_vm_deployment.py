@@ -6,7 +6,7 @@ import os
 import shutil
 
 from support.deployment import Deployment, wait_until
-from support.tpu_simulator import NO_RESOURCES, running_simulator, tpu_settings
+from support.google.tpu_simulator import NO_RESOURCES, running_simulator, tpu_settings
 
 from gradient_server.simulator.tpu.vms import SimulatedVms
 

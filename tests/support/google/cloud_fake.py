@@ -23,10 +23,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
-from support.google_compute_fake import ComputeService
-from support.google_storage_fake import GoogleHandler, StorageState
-from support.google_tpu_fake import TpuService, Vms
-from support.tpu_simulator import FakeDevice
+from support.google.compute_fake import ComputeService
+from support.google.storage_fake import GoogleHandler, StorageState
+from support.google.tpu_fake import TpuService, Vms
+from support.google.tpu_simulator import FakeDevice
 
 HOSTS = [f"{name}.googleapis.com" for name in ("tpu", "storage", "compute", "oauth2", "sts", "iamcredentials", "www")]
 PROJECT = "proj"

@@ -6,7 +6,7 @@ import sys
 
 import psutil
 from support.deployment import wait_until
-from support.private_docker_engine import PrivateDockerEngine
+from support.servers.private_docker_engine import PrivateDockerEngine
 
 PUBLIC_ADDRESS, METADATA_ADDRESS, PRIVATE_ADDRESS = "10.99.0.2", "169.254.169.254", "10.98.0.1"
 """Addresses of the neighbour."""
