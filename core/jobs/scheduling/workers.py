@@ -1,10 +1,10 @@
 """Worker rows: registration, heartbeats, drained flag and current jobs."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Row, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import now
@@ -64,30 +64,37 @@ def _as_list(names: tuple[str, ...] | None) -> list[str] | None:
 def heartbeat(session: Session, worker: str, host: str) -> dict[str, HeartbeatResult]:
     """Send one heartbeat for all of a worker's jobs; returns their leases and stop requests, by job id."""
     session.execute(update(Worker).where(Worker.name == worker).values(seen_at=now()))
+    held = _held_by(worker, host)
     statement = (
         update(Job)
-        .where(Job.worker == worker, Job.host == host, Job.state.in_(OWNED))
+        .where(*held)
         .values(heartbeat_at=now())
         .returning(Job.id, Job.lease, Job.stop_requested_at)
         .execution_options(synchronize_session=False)
     )
-    return _results_by_job(session, session.execute(statement))
+    return _results_by_job(session, held, session.execute(statement).all())
 
 
 def current_leases(session: Session, worker: str, host: str) -> dict[str, HeartbeatResult]:
     """Return the same as `heartbeat`, without a write."""
-    held = Job.worker == worker, Job.host == host, Job.state.in_(OWNED)
-    return _results_by_job(session, session.execute(select(Job.id, Job.lease, Job.stop_requested_at).where(*held)))
+    held = _held_by(worker, host)
+    found = session.execute(select(Job.id, Job.lease, Job.stop_requested_at).where(*held)).all()
+    return _results_by_job(session, held, found)
+
+
+def _held_by(worker: str, host: str) -> tuple[ColumnElement[bool], ...]:
+    return Job.worker == worker, Job.host == host, Job.state.in_(OWNED)
 
 
 def _results_by_job(
-    session: Session, found: Iterable[Row[tuple[str, int, datetime | None]]]
+    session: Session, held: tuple[ColumnElement[bool], ...], rows: Sequence[Row[str, int, datetime | None]]
 ) -> dict[str, HeartbeatResult]:
-    rows = list(found)
-    stopping = [row.id for row in rows if row.stop_requested_at is not None]
-    at_once = Event.job_id.in_(stopping), Event.kind == STOP_REQUESTED, Event.detail == AT_ONCE
-    hurried = set(session.scalars(select(Event.job_id).where(*at_once))) if stopping else set()
-    return {row.id: HeartbeatResult(row.lease, row.id in stopping, row.id in hurried) for row in rows}
+    hurried: set[str] = set()
+    if any(row.stop_requested_at is not None for row in rows):
+        at_once = Event.kind == STOP_REQUESTED, Event.detail == AT_ONCE
+        of_held = select(Event.job_id).join(Job, Job.id == Event.job_id).where(*held, *at_once)
+        hurried = set(session.scalars(of_held.where(Job.stop_requested_at.is_not(None))))
+    return {row.id: HeartbeatResult(row.lease, row.stop_requested_at is not None, row.id in hurried) for row in rows}
 
 
 def set_drained(session: Session, name: str, *, drained: bool) -> None:

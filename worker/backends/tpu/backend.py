@@ -68,7 +68,6 @@ class TpuBackend(CloudBackend):
     """
 
     def __init__(self, settings: Settings, resource_inventory: ResourceInventory) -> None:
-        self._all_settings = settings
         self._settings = settings.tpu
         self._open_bucket = open_bucket = make_bucket_opener(settings)
         self._output_collector = OutputCollector(open_bucket, settings)
