@@ -3,8 +3,8 @@
 Usage: `ZIP EPOCHS BATCH RATE WARM-UP SEED LOG-STEPS`.
 
 Model, data and validation split are the trainer's; loop, optimizer and schedule are Keras', and the order of the
-examples is TensorFlow's: Keras' own is the same in every epoch once a seed is set, which costs 1.5 points of accuracy
-in four epochs.
+examples is TensorFlow's: Keras' own is the same in every epoch once a seed is set, which cost about one point of
+accuracy in four epochs.
 Prints a line of JSON: training loss and validation accuracy by step, and the test accuracy.
 """
 
