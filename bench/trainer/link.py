@@ -21,9 +21,10 @@ from bench import bounds
 from bench.measure import Goal, MissingRequirement, Result, Series, Size
 from gradient_server.simulator.tpu.device_server import DeviceServer
 
+_MODEL = str(Path(__file__).with_name("dense_model.py"))
 _DELAY_SECONDS = 0.005
 _REPLICAS, _BATCH = 2, 8
-_STEPS, _QUICK_STEPS = 340, 40
+_STEPS, _QUICK_STEPS = 1000, 50
 _START_SECONDS = 400
 _READ_BYTES = 1 << 20
 
@@ -60,8 +61,8 @@ def _train(steps: int, flags: list[str]) -> float:
     try:
         with slow_proxy(device.port) as port, tempfile.TemporaryDirectory() as output:
             env = os.environ | {"TPU_NAME": "bench", "TPU_GRPC_URL": f"grpc://127.0.0.1:{port}"}
-            words = ["--data", "digits", "--batch-size", str(_BATCH), "--steps", str(steps), "--output", output]
-            command = [sys.executable, "-m", "gradient_trainer", *words, *flags]
+            words = f"--model {_MODEL} --data digits --batch-size {_BATCH} --steps {steps} --output".split()
+            command = [sys.executable, "-m", "gradient_trainer", *words, output, *flags]
             subprocess.run(command, env=env | {"KERAS_BACKEND": "tensorflow"}, capture_output=True, check=True)
             return float(json.loads((Path(output) / "result.json").read_text())["steps_per_second"])
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 from .errors import OptionsError
 from .recipes import AUGMENTATIONS, NO_AUGMENTATION, OPTIMIZERS, RECIPES, SCHEDULES, Recipe, check_span
 
-REMOTE_STEPS_PER_EXECUTION = 10
+REMOTE_STEPS_PER_EXECUTION = 25
 """A step on another machine would wait for the network longer than a TPU computes."""
 MAX_SEED = 2**32 - 1
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "auto")

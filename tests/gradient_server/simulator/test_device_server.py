@@ -57,12 +57,12 @@ def test_a_program_of_tensorflow_1_runs_on_the_device(device, bucket, tmp_path):
 def test_the_trainer_does_several_steps_between_two_messages(device, tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     environ = {"TPU_NAME": "t", "TPU_GRPC_URL": device.url, "GRADIENT_METRICS_FILE": str(metrics)}
-    words = "-m gradient_trainer --data digits --batch-size 64 --steps 30 --output"
+    words = "-m gradient_trainer --data digits --batch-size 32 --steps 30 --output"
     ended = run([*words.split(), str(tmp_path)], tmp_path, **environ)
     assert ended.returncode == 0, ended.stderr
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     # The first is reported as soon as it is done.
-    assert next(line["step"] for line in lines if "loss" in line) == 10
+    assert next(line["step"] for line in lines if "loss" in line) == 25
     assert json.loads((tmp_path / "result.json").read_text())["steps"] == 30
 
 
