@@ -75,6 +75,6 @@ SUBMIT_RATE = 0.5
 SUBMIT_RATE_16 = 1000.0
 """Submissions per second with 16 clients."""
 TRAINER_LINK = 5.0
-"""Pace behind a slow network, times that with a step for each message."""
+"""Pace behind a slow network, times that with a message for each step."""
 TRAINER_PACE = 0.98
 """Of the steps per second of `model.fit`."""

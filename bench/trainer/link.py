@@ -1,4 +1,4 @@
-"""Pace of the trainer on a TPU behind a slow network, against one step for each message, as without the trainer's way.
+"""Pace of the trainer on a TPU behind a slow network, against one message to it for each step.
 
 The TPU is the simulator's: TensorFlow's server on this machine's CPU, behind a proxy that delays every byte.
 """
@@ -35,7 +35,7 @@ def run(size: Size) -> Result:
         raise MissingRequirement("TensorFlow is not installed; the extra `trainer` has it")
     steps = size.pick(_STEPS, _QUICK_STEPS)
     usual = Series("gradient_trainer, as it is", "steps/s")
-    single = Series("gradient_trainer, a step for each message", "steps/s")
+    single = Series("gradient_trainer, a message for each step", "steps/s")
     for _ in range(size.rounds):
         for series, flags in ((usual, []), (single, ["--steps-per-execution", "1"])):
             series.begin_round()
@@ -45,7 +45,7 @@ def run(size: Size) -> Result:
         [usual, single],
         [
             Goal(
-                f"pace of the trainer with {_DELAY_SECONDS * 1000:g} ms to its TPU, times a step for each message",
+                f"pace of the trainer with {_DELAY_SECONDS * 1000:g} ms to its TPU, times a message for each step",
                 median(ratios),
                 bounds.TRAINER_LINK,
                 at_most=False,
