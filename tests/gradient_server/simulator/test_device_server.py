@@ -63,7 +63,8 @@ def test_the_trainer_does_several_steps_between_two_messages(device, tmp_path):
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     # The first is reported as soon as it is done.
     assert next(line["step"] for line in lines if "loss" in line) == 25
-    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 30
+    result, summary = (json.loads((tmp_path / name).read_text()) for name in ("result.json", "summary.json"))
+    assert (result["steps"], summary["device"]["steps_per_execution"]) == (30, 25)
 
 
 def test_a_device_whose_starter_is_killed_ends(tmp_path):

@@ -338,6 +338,7 @@ class Training:
                 "kind": self._devices.kind,
                 "replicas": self._devices.replicas,
                 "backend": keras.backend.backend(),
+                "steps_per_execution": self._steps_per_execution,
             },
             hyperparameters=asdict(recipe) | {"precision": self._precision},
             seconds={
