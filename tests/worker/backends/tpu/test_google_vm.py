@@ -13,7 +13,8 @@ from support.google.tpu_simulator import expect_launch_error
 
 from core.catalogue.machine_types import Catalogue
 from worker.attempt.outputs.missing_artifacts import read_missing
-from worker.backends.base import JobPython, LaunchError
+from worker.backends.base import WRAPPER, JobPython, LaunchError
+from worker.backends.tpu.vm import agent_client
 
 pytestmark = pytest.mark.integration
 
@@ -37,6 +38,19 @@ def ended(place, handle):
 def artifact(spec, name):
     found = spec.artifacts / name
     return found.read_text() if found.exists() else None
+
+
+def test_a_command_that_begins_slowly_on_its_vm_is_not_lost(make_vm_harness, tmp_path, monkeypatch):
+    """On a busy machine the wrapper's file can stay empty for a while before its pid is in it."""
+    slow = tmp_path / "run.sh"
+    write = 'echo $$ 1<>"$control/started"'
+    assert write in WRAPPER.read_text()
+    slow.write_text(WRAPPER.read_text().replace(write, '{ sleep 1 && echo $$; } 1<>"$control/started"'))
+    monkeypatch.setattr(agent_client, "WRAPPER", slow)
+    place = make_vm_harness()
+    spec = place.spec("echo it ran; exit 3")
+    assert ended(place, place.launch(spec)).code == 3
+    assert place.output(spec) == b"it ran\n"
 
 
 @pytest.mark.parametrize("way", ["queued", "node"])
