@@ -38,6 +38,9 @@ from worker.sandbox.program_sandbox import unavailable
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 
+LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+"""The pid of the newest process; the next one gets the next free number."""
+
 
 @functools.cache
 def find_compose() -> list[str] | None:
@@ -55,6 +58,15 @@ def find_faketime() -> str | None:
     """The library that moves a process's clock; None if it is not installed."""
     found = sorted(str(path) for path in Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
     return found[0] if found else None
+
+
+def can_choose_pids() -> bool:
+    """Return whether this user may set the pid that the next process gets."""
+    try:
+        LAST_PID.write_text(LAST_PID.read_text())
+    except OSError:
+        return False
+    return True
 
 
 @functools.cache
@@ -91,6 +103,7 @@ REQUIREMENTS = {
         lambda: control_group_support("auto")[0] is not None,
         f"no control groups: {control_group_support('auto')[1]} (run the tests as root, or in a delegated group)",
     ),
+    "last_pid": (can_choose_pids, f"{LAST_PID} cannot be written here (run the tests as root)"),
     "browser": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
     "axe_core": (find_axe_core, "axe-core is not installed (apt-get install nodejs npm, then .ci/axe-core)"),
     "original_clients": (
@@ -106,7 +119,7 @@ for _example in EXAMPLES:
         f"no package index has the requirements of examples/{_example}, or only with CUDA (see UV_FIND_LINKS)",
     )
 
-NEEDS_PRIVILEGES = {"docker_server", "small_disk", "bubblewrap", "control_groups"}
+NEEDS_PRIVILEGES = {"docker_server", "small_disk", "bubblewrap", "control_groups", "last_pid"}
 """Requirements that need rights on the machine: a missing one is reported everywhere, and is never an error."""
 _NEEDS_INDEX = {"trainer_packages", *(f"{name}_packages" for name in EXAMPLES)}
 """Requirements that need a package index: likewise."""
@@ -181,6 +194,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for words in sorted(set(_not_run.values())):
         count = list(_not_run.values()).count(words)
         terminalreporter.write_sep("=", f"NOT RUN: {count} tests: {words}", yellow=True)
+
+
+@pytest.fixture
+def last_pid() -> Path:
+    """The file by which a test chooses the pid of the next process."""
+    return LAST_PID
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,8 @@ import httpx
 import psutil
 from support.fork_server import ForkServer
 
+from core.system.processes import running_processes
+
 SERVER_PROGRAM = Path(sys.executable).parent / "gradient-server"
 CLI_PROGRAM = Path(sys.executable).parent / "gradient-cli"
 ENDED_STATES = {"Stopped", "Failed", "Error", "Cancelled"}
@@ -181,7 +183,7 @@ class Deployment:
     def _find_sandboxes(self) -> list[psutil.Process]:
         """Find the sandboxes of this deployment's jobs, which outlive it; what runs inside ends with them."""
         found = []
-        for process in psutil.process_iter():
+        for process in running_processes():
             with contextlib.suppress(psutil.Error):
                 if process.name() == "bwrap" and any(word.startswith(f"{self.home}/") for word in process.cmdline()):
                     found.append(process)
@@ -191,7 +193,7 @@ class Deployment:
         """Find the running processes of this deployment's jobs, by their environment."""
         found = []
         storage = os.path.realpath(self.home / "storage")
-        for process in psutil.process_iter():
+        for process in running_processes():
             with contextlib.suppress(psutil.Error):
                 env = process.environ()
                 # A worker with a home of its own reaches the same storage by another name.

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from core.system.processes import running_processes
+
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, ProcessLookupError, PermissionError)
 """Errors of psutil and the kernel about a process that has ended, or that is not ours."""
 _KILL_ROUNDS = 50
@@ -35,7 +37,7 @@ class JobProcesses:
     def all(self) -> Iterator[psutil.Process]:
         """Yield every living process of the attempt, the wrapper included."""
         session = self.leader if self.leader_alive() else None
-        for process in psutil.process_iter():
+        for process in running_processes():
             if self._is_own(process, session):
                 yield process
 
@@ -109,7 +111,7 @@ def has_job_environment(process: psutil.Process, job_id: str, attempt: int) -> b
 def find_attempts() -> set[tuple[str, str]]:
     """Return job id and attempt number of all living processes that have the environment of an attempt."""
     found = set()
-    for process in psutil.process_iter():
+    for process in running_processes():
         with contextlib.suppress(*GONE):
             env = process.environ()
             if "GRADIENT_JOB_ID" in env and process.status() != psutil.STATUS_ZOMBIE:

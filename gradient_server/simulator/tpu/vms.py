@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from core.system.processes import running_processes
+
 MARKER_VARIABLE = "GRADIENT_VM_PLACE"
 """The variable with the folder that a startup script must stay in; a script that does not mention it is not run."""
 _TOKEN_SECONDS = 3600
@@ -87,7 +89,7 @@ class SimulatedVms:
         if process is None:
             return
         place = str(self._place(name, rank) / "disk")
-        for member in psutil.process_iter():
+        for member in running_processes():
             with suppress(psutil.Error):
                 if member.environ().get(MARKER_VARIABLE) == place:
                     member.send_signal(signal.SIGKILL)

@@ -10,6 +10,8 @@ import pytest
 from support.deployment import wait_until
 from support.google.tpu_vm_deployment import nothing_left, served, vms
 
+from core.system.processes import running_processes
+
 SLICE = "TPU v5e-16"
 ALL_REDUCE = textwrap.dedent(
     """
@@ -56,7 +58,7 @@ def wait_until_up(service, job_id):
 def processes(job_id, rank):
     """Return the Python programs of one host of a job."""
     found = []
-    for process in psutil.process_iter():
+    for process in running_processes():
         try:
             own = process.environ()
             if (own.get("GRADIENT_JOB_ID"), own.get("TPU_WORKER_ID")) == (job_id, str(rank)):

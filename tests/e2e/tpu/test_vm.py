@@ -131,7 +131,8 @@ def test_an_agent_that_dies_is_begun_again_and_its_job_runs_on(service, simulato
     job_id = service.submit(COUNT, machineType="TPU")
     printed(service, job_id)
     agents = [one for one in psutil.process_iter(["cmdline"]) if f"{job_id}-1" in " ".join(one.info["cmdline"] or ())]
-    (agent,) = [one for one in agents if "-m agent" in " ".join(one.info["cmdline"])]
+    (pid,) = [one.pid for one in agents if "-m agent" in " ".join(one.info["cmdline"])]
+    agent = psutil.Process(pid)
     port = int(Path(agent.cwd(), "metadata-port").read_text())
     agent.kill()
     with contextlib.ExitStack() as other:

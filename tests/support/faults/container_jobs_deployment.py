@@ -11,6 +11,7 @@ from support.faults.job_journal import recorded_command
 from support.faults.observed_deployment import ObservedDeployment
 from support.servers.private_docker_engine import SHELL_IMAGE, PrivateDockerEngine
 
+from core.system.processes import running_processes
 from worker.backends.docker.container.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB
 
 # Pids are of each container's own counting: whether another run of the job lives is told by a pipe instead, which
@@ -62,7 +63,7 @@ class ContainerDeployment(ObservedDeployment):
         """Find the running processes of the jobs in the kernel, whatever the engine remembers."""
         ours = {job_id} if job_id else {accepted for accepted, _ in self.accepted}
         found = []
-        for process in psutil.process_iter():
+        for process in running_processes():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("GRADIENT_JOB_ID") in ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
@@ -93,7 +94,7 @@ def list_engine_objects(server: PrivateDockerEngine) -> Counter[tuple[str, str]]
 def find_shims(server: PrivateDockerEngine) -> list[psutil.Process]:
     """The engine's own helpers, one of which is beside each living container."""
     found = []
-    for process in psutil.process_iter():
+    for process in running_processes():
         with contextlib.suppress(psutil.Error):
             if "containerd-shim" in process.name() and str(server.folder) in " ".join(process.cmdline()):
                 found.append(process)

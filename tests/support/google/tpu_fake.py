@@ -27,6 +27,8 @@ from google.protobuf import any_pb2, duration_pb2, empty_pb2, json_format
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
+from core.system.processes import running_processes
+
 State, Health = tpu_v2.Node.State, tpu_v2.Node.Health
 Queued = tpu_v2.QueuedResourceState.State
 GENERATIONS = {
@@ -409,7 +411,7 @@ class Vms:
         if started is None:
             return
         place, members = str(self.root / node_id / "disk"), []
-        for process in psutil.process_iter():
+        for process in running_processes():
             with suppress(psutil.Error):
                 if process.environ().get("GRADIENT_VM_PLACE") == place:
                     members.append(process)

@@ -21,6 +21,7 @@ from docker.errors import DockerException
 from support.deployment import wait_until
 
 from core.settings.docker import DockerSettings
+from core.system.processes import running_processes
 
 SHELL_IMAGE, BARE_IMAGE = "gradient-test:shell", "gradient-test:bare"
 """Images: a few programs and a shell; one program and no shell."""
@@ -118,7 +119,7 @@ class PrivateDockerEngine:
 
     def kill_containerd(self) -> None:
         """End what starts and watches the containers; the engine starts it again."""
-        for process in psutil.process_iter():
+        for process in running_processes():
             with contextlib.suppress(psutil.Error):
                 if process.name() == "containerd" and str(self.folder) in " ".join(process.cmdline()):
                     process.kill()

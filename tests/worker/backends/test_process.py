@@ -1,7 +1,10 @@
 """Processes of the worker's host, at moments when a job starts or ends."""
 
+import os
 import signal
+import subprocess
 
+import psutil
 import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
@@ -29,6 +32,28 @@ def test_a_wrapper_that_starts_while_it_is_looked_for_is_not_lost(tmp_path, monk
     assert place.backend.poll(handle) is None
     place.clear()
     assert place.backend.poll(handle).reason == "process_lost"
+
+
+def test_a_process_whose_pid_was_another_process_s_before_is_killed(last_pid, tmp_path):
+    """psutil remembers the process that it saw first, and refuses to signal the other one."""
+    earlier = subprocess.Popen(["sleep", "600"])
+    assert earlier.pid in {one.pid for one in psutil.process_iter()}
+    earlier.kill()
+    earlier.wait()
+
+    def start_with_its_pid():
+        last_pid.write_text(str(earlier.pid - 1))
+        own = {"GRADIENT_JOB_ID": tmp_path.name, "GRADIENT_ATTEMPT": "1"}
+        started = subprocess.Popen(["sleep", "600"], env=os.environ | own)
+        if started.pid == earlier.pid:
+            return started
+        started.kill()  # another program was faster
+        started.wait()
+        return None
+
+    later = wait_until(start_with_its_pid, "a process with the same pid")
+    JobProcesses(tmp_path.name, 1, leader=None).kill(spare_leader=False)
+    assert later.wait(30) == -signal.SIGKILL
 
 
 def test_a_wrapper_that_a_signal_ends_before_it_starts_is_not_waited_for(tmp_path, monkeypatch):

@@ -180,12 +180,12 @@ class Agent:
         (self._control / "command").write_text(job["command"] + "\n")
         self._runner.start(job)
         until = time.monotonic() + CALL_SECONDS
-        while not self._has_begun():
+        while not self._has_pid():
             if time.monotonic() >= until:
                 raise JobFailed("launch_failed", "the command did not begin")
             time.sleep(0.05)
 
-    def _has_begun(self) -> bool:
+    def _has_pid(self) -> bool:
         """Return whether the wrapper has written its pid: its file is there, but empty, a moment before."""
         with contextlib.suppress(FileNotFoundError):
             return b"\n" in (self._control / "started").read_bytes()
