@@ -5,6 +5,8 @@ SHELL := /usr/bin/env bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
+# Without bytecode on disk every process, of which the tests start thousands, would compile its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 LOCKED := pyproject.toml client/pyproject.toml uv.lock .ci/environment
