@@ -198,7 +198,7 @@ class Deployment:
                 env = process.environ()
                 # A worker with a home of its own reaches the same storage by another name.
                 is_own = os.path.realpath(env.get("GRADIENT_STORAGE_DIR", "/")).startswith(f"{storage}/")
-                if is_own and process.status() != psutil.STATUS_ZOMBIE and job_id in (None, env["GRADIENT_JOB_ID"]):
+                if is_own and job_id in (None, env["GRADIENT_JOB_ID"]):
                     found.append(process)
         return found
 

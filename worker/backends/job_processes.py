@@ -81,8 +81,6 @@ class JobProcesses:
 
     def _is_own(self, process: psutil.Process, session: int | None) -> bool:
         try:
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return False
             return has_job_environment(process, self.job_id, self.attempt) or (
                 session is not None and os.getsid(process.pid) == session
             )
@@ -114,7 +112,7 @@ def find_attempts() -> set[tuple[str, str]]:
     for process in running_processes():
         with contextlib.suppress(*GONE):
             env = process.environ()
-            if "GRADIENT_JOB_ID" in env and process.status() != psutil.STATUS_ZOMBIE:
+            if "GRADIENT_JOB_ID" in env:
                 found.add((env["GRADIENT_JOB_ID"], env.get("GRADIENT_ATTEMPT", "")))
     return found
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -17,6 +17,7 @@ from threading import Lock
 import psutil
 from cachetools import TTLCache, cached
 
+from core.system.processes import running_processes
 from worker.backends.control_groups import JobGroup
 from worker.backends.job_processes import GONE, JobProcesses, has_job_environment, measure_usage
 
@@ -90,7 +91,7 @@ class SandboxProcesses(JobProcesses):
     def all(self) -> Iterator[psutil.Process]:
         """Yield every living process but the sandbox's first; without a group, this reads all of /proc twice."""
         if self.group is not None:
-            yield from _open(self.group.pids() - self.sandbox_pids())
+            yield from running_processes(self.group.pids() - self.sandbox_pids())
             return
         try:
             members = {process.pid: process for process in psutil.Process(self.first).children(recursive=True)}
@@ -118,7 +119,7 @@ class SandboxProcesses(JobProcesses):
         """See `JobProcesses.usage`; without a group, a process that is younger than a second may be missing."""
         if self.group is not None:
             return JobProcesses.usage(self)
-        return measure_usage(_open(_members(self.first)))
+        return measure_usage(running_processes(_members(self.first)))
 
     def sandbox_pids(self) -> set[int]:
         """See `JobProcesses.sandbox_pids`: the sandbox's first process, and bubblewrap, which waits for it outside."""
@@ -169,14 +170,6 @@ def _host_processes() -> dict[int, tuple[int, str | None]]:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
             found[pid] = int(stat.rpartition(b")")[2].split()[1]), _process_table(pid)
     return found
-
-
-def _open(pids: Iterable[int]) -> Iterator[psutil.Process]:
-    for pid in pids:
-        with contextlib.suppress(*GONE):
-            process = psutil.Process(pid)
-            if process.status() != psutil.STATUS_ZOMBIE:
-                yield process
 
 
 def _process_table(pid: int) -> str | None:

@@ -65,7 +65,7 @@ class ContainerDeployment(ObservedDeployment):
         found = []
         for process in running_processes():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("GRADIENT_JOB_ID") in ours and process.status() != psutil.STATUS_ZOMBIE:
+                if process.environ().get("GRADIENT_JOB_ID") in ours:
                     found.append(process)
         return found
 
