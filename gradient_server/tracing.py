@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from opentelemetry import trace
 
 from core.errors import GradientError
 from core.monitoring.tracing import fixed_ids
+from core.release import release_version
 from core.settings import TracingSettings
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _create_provider() -> "TracerProvider":
             chosen = fixed_ids()
             return super().generate_trace_id() if chosen is None else chosen.trace_id
 
-    ours = Resource({"service.name": "gradient-jobs", "service.version": version("gradient-jobs")})
+    ours = Resource({"service.name": "gradient-jobs", "service.version": release_version()})
     # The operator's own variables take precedence.
     resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource, id_generator=Generator(), shutdown_on_exit=False)

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from importlib.metadata import version
 from types import ModuleType
 
 from fastapi import Depends, FastAPI
@@ -15,6 +14,7 @@ from core.catalogue.images import ImageCatalogue
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
 from core.errors import MachineTypeUnknown, SpecInvalid, StoreUnavailable
+from core.release import release_version
 from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
 from core.settings import Settings
@@ -135,7 +135,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     """
     app = FastAPI(
         title="Gradient Jobs",
-        version=version("gradient-jobs"),
+        version=release_version(),
         description=_DESCRIPTION,
         redirect_slashes=False,
         docs_url=None,

@@ -1,6 +1,7 @@
 """Shared fixtures: databases and service processes; tests whose requirements the machine lacks are deselected."""
 
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from support.faults import fault_report
 from support.faults.proxy import Proxy
 from support.google.gcs_simulator import GcsHarness
 from support.job_packages import EXAMPLES, has_default_packages, has_packages_of
+from support.light_database import use_light_databases
 from support.servers.otlp_collector import OtlpCollector
 from support.servers.postgres import PostgresServer, find_binaries
 from support.servers.private_docker_engine import PrivateDockerEngine, missing_docker_requirements, running_engine
@@ -141,6 +143,9 @@ def _missing_requirements(wanted: Collection[str]) -> dict[str, str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(PLAIN_JOBS)  # for workers within the test process
+    patch = pytest.MonkeyPatch()
+    use_light_databases(patch)
+    config.add_cleanup(patch.undo)
     config.pluginmanager.register(fault_report, "fault-report")
 
 
@@ -162,6 +167,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in wanting]
     config.hook.pytest_deselected(items=list(wanting))
     _not_run.update({item.nodeid: words for item, words in wanting.items()})
+
+
+def pytest_collection_finish() -> None:
+    # Modules and collected tests stay to the end: without this, each full garbage collection goes through them all.
+    gc.collect()
+    gc.freeze()
 
 
 def _level(item: pytest.Item) -> str:

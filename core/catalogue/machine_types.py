@@ -6,6 +6,7 @@ or adds some.
 
 import difflib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Literal, Self
 
@@ -104,17 +105,22 @@ class Catalogue:
         self._by_name = _LIST.by_name(types)
 
     @classmethod
-    def load(cls, path: Path = PACKAGED, override_path: Path | None = None) -> "Catalogue":
+    @cache
+    def packaged(cls) -> "Catalogue":
+        """Return the packaged list, which a process parses once."""
+        return cls(_LIST.read(PACKAGED, None))
+
+    @classmethod
+    def load(cls, override_path: Path | None = None) -> "Catalogue":
         """Read the list, and an administrator's changes on top of it.
 
         Args:
-            path: The full list.
             override_path: Tables that change single values of a type of the same name, or add types.
 
         Raises:
             SpecInvalid: A file is missing, is not TOML or has an invalid value; the message names the place.
         """
-        return cls(_LIST.read(path, override_path))
+        return cls.packaged() if override_path is None else cls(_LIST.read(PACKAGED, override_path))
 
     def get(self, name: str) -> MachineType:
         """Return the type with this name or alias, ignoring case.

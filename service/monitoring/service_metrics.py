@@ -8,7 +8,6 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -26,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.monitoring import snapshot
 from core.monitoring.job_event_totals import EventCounter
+from core.release import release_version
 from service.http.asgi_scope import METHODS, route_pattern
 from service.log_stream.registry import StreamRegistry
 from service.monitoring.snapshot_metrics import SnapshotCollector
@@ -83,7 +83,7 @@ class ServiceMetrics:
         following = Gauge("gradient_log_streams", "Logs being followed now.", registry=registry)
         following.set_function(lambda: streams.active)
         build = Info("gradient_build", "This release.", registry=registry)
-        build.info({"version": version("gradient-jobs"), "python": platform.python_version()})
+        build.info({"version": release_version(), "python": platform.python_version()})
         ProcessCollector(registry=registry)
 
     @contextmanager

@@ -100,8 +100,7 @@ def test_what_a_served_release_inserts_is_taken(empty_database, old):
     migrations.upgrade(empty_database, old)
     tables = reflect_tables(empty_database)
     migrations.upgrade(empty_database)
-    for table in tables:
-        insert_two_rows(empty_database, table)
+    insert_two_rows(empty_database, *tables)
     with empty_database.read() as session:
         for model in models():
             count = session.scalar(select(func.count()).select_from(model))

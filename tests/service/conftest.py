@@ -27,16 +27,21 @@ from service.deps import AppState
 from service.main import create_app
 
 
-@pytest.fixture
-def settings(tmp_path: Path, migrated_sqlite: Path) -> Settings:
-    home = tmp_path / "home"
-    home.mkdir()
-    shutil.copy(migrated_sqlite, home / "gradient.db")
+@pytest.fixture(scope="session")
+def common_settings() -> Settings:
+    """Settings to copy: reading the environment for all of them costs more than most requests."""
     return Settings(
-        home=home,
         api=ApiSettings(max_upload_bytes=20 * 1024**2, max_unpacked_bytes=40 * 1024**2),
         environments=EnvironmentSettings(default="trainer"),
     )
+
+
+@pytest.fixture
+def settings(tmp_path: Path, migrated_sqlite: Path, common_settings: Settings) -> Settings:
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copy(migrated_sqlite, home / "gradient.db")
+    return common_settings.model_copy(update={"home": home}, deep=True)
 
 
 @pytest.fixture

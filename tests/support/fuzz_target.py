@@ -5,6 +5,8 @@ import os
 import re
 import zlib
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -13,6 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from schemathesis import Case, GenerationMode, Response
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.parameters import ParameterLocation
+from schemathesis.python.asgi import ASGIClient, get_client
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_headers_conformance,
@@ -101,6 +104,7 @@ class FuzzTarget:
         sign_in = SignInSettings(administrators=[key.id])
         configured = Settings(home=home, sign_in=sign_in, api=ApiSettings(public_url="http://testserver", **limits))
         self.app = create_app(configured, database=database, wake=lambda: None)
+        self._client = get_client(self.app)
         self._stores = self.app.state.app_state
         self._worker = FakeWorker(self._stores)
         self._database = database
@@ -122,9 +126,18 @@ class FuzzTarget:
     def call(self, case: Case, *, key: bool = True) -> Response:
         """Send a request; three of four that name something name something that is there."""
         self._use_existing(case)
-        answer = case.call(app=self.app, headers={"x-api-key": self.api_key} if key else None, timeout=_ANSWER_SECONDS)
+        headers = {"x-api-key": self.api_key} if key else None
+        with self.client() as client:
+            answer = case.call(app=self.app, headers=headers, timeout=_ANSWER_SECONDS, session=client)
         self.response_counts[case.operation.label, answer.status_code] += 1
         return answer
+
+    @contextmanager
+    def client(self) -> Iterator[ASGIClient]:
+        """Lend the one client of all requests, without the cookies of earlier ones: a new one costs as much again."""
+        self._client.cookies.clear()
+        with self._client:
+            yield self._client
 
     def _use_existing(self, case: Case) -> None:
         negated = {where for where, part in case.meta.components.items() if part.mode == GenerationMode.NEGATIVE}

@@ -1,6 +1,8 @@
 """Shared helpers for tests of the service: a live server, a worker's transitions, and requests to send."""
 
+import asyncio
 import io
+import itertools
 import json
 import threading
 import time
@@ -67,11 +69,21 @@ class FakeWorker:
             return queries.get(session, job_id)
 
 
+class _PromptServer(Server):
+    """Looks every 10 ms whether to stop; uvicorn does every 100 ms."""
+
+    async def main_loop(self) -> None:
+        for tick in itertools.count():
+            if await self.on_tick(tick):
+                return
+            await asyncio.sleep(0.01)
+
+
 class LiveServer:
     """The application behind a real uvicorn, in a thread."""
 
     def __init__(self, app: FastAPI, secret: str) -> None:
-        self.server = Server(app, port=0)
+        self.server = _PromptServer(app, port=0)
         self.api_key = secret
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()

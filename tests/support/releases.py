@@ -77,23 +77,23 @@ COMPATIBLE_STEP = ReleaseStep(
 
 def insert_rows(database):
     """Two rows in every table that is there, by plain SQL."""
-    for table in reflect_tables(database):
-        insert_two_rows(database, table)
+    insert_two_rows(database, *reflect_tables(database))
 
 
-def insert_two_rows(database, table):
-    """A row with all columns of `table`, and one with no more than it must have."""
-    _insert(database, table, 1, [column for column in table.columns if not _is_autoincrement(column)])
-    _insert(database, table, 2, [column for column in table.columns if _is_required(column)])
+def insert_two_rows(database, *tables):
+    """For each table a row with all its columns, and one with no more than it must have; in one transaction."""
+    with database.engine.execution_options(gradient_write=True).begin() as connection:
+        for table in tables:
+            _insert(database, connection, table, 1, [it for it in table.columns if not _is_autoincrement(it)])
+            _insert(database, connection, table, 2, [it for it in table.columns if _is_required(it)])
 
 
-def _insert(database, table, number, columns):
+def _insert(database, connection, table, number, columns):
     names = [column.name for column in columns]
     into = ", ".join(f'"{name}"' for name in names)
     values = ", ".join(f":{name}" for name in names)
     statement = text(f'INSERT INTO "{table.name}" ({into}) VALUES ({values})')  # noqa: S608 - our own names
-    with database.engine.execution_options(gradient_write=True).begin() as connection:
-        connection.execute(statement, {column.name: _sample_value(database, column, number) for column in columns})
+    connection.execute(statement, {column.name: _sample_value(database, column, number) for column in columns})
 
 
 def read_rows(database, tables):
@@ -145,22 +145,30 @@ def _sample_value(database, column, number):
 def describe_schema(database):
     """Every table but those about the schema itself: its columns, its key, what restricts its rows."""
     inspector = inspect(database.engine)
+    keys, uniques, indexes, checks, references, columns = (  # of all tables at once: few queries
+        {table: found for (_schema, table), found in read().items()}
+        for read in (
+            inspector.get_multi_pk_constraint,
+            inspector.get_multi_unique_constraints,
+            inspector.get_multi_indexes,
+            inspector.get_multi_check_constraints,
+            inspector.get_multi_foreign_keys,
+            inspector.get_multi_columns,
+        )
+    )
     found = {}
-    for table in sorted(set(inspector.get_table_names()) - _SCHEMA_TABLES):
-        key = inspector.get_pk_constraint(table)["constrained_columns"]
+    for table in sorted(columns.keys() - _SCHEMA_TABLES):
+        key = keys[table]["constrained_columns"]
         restrictions = {("key", tuple(key))}
-        restrictions |= {("unique", tuple(it["column_names"])) for it in inspector.get_unique_constraints(table)}
-        restrictions |= {("unique", tuple(it["column_names"])) for it in inspector.get_indexes(table) if it["unique"]}
-        restrictions |= {("check", it["sqltext"]) for it in inspector.get_check_constraints(table)}
-        restrictions |= {
-            ("reference", (*it["constrained_columns"], it["referred_table"]))
-            for it in inspector.get_foreign_keys(table)
-        }
-        columns = {
+        restrictions |= {("unique", tuple(it["column_names"])) for it in uniques[table]}
+        restrictions |= {("unique", tuple(it["column_names"])) for it in indexes[table] if it["unique"]}
+        restrictions |= {("check", it["sqltext"]) for it in checks[table]}
+        restrictions |= {("reference", (*it["constrained_columns"], it["referred_table"])) for it in references[table]}
+        described = {
             column["name"]: (str(column["type"]), column["nullable"], column["default"] is not None)
-            for column in inspector.get_columns(table)
+            for column in columns[table]
         }
-        found[table] = {"columns": columns, "key": key, "restrictions": restrictions}
+        found[table] = {"columns": described, "key": key, "restrictions": restrictions}
     return found
 
 

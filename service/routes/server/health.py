@@ -2,11 +2,11 @@
 
 import logging
 import os
-from importlib.metadata import version
 
 from fastapi import APIRouter, Response
 
 from core.errors import StoreUnavailable
+from core.release import release_version
 from service.deps import AppState, AppStateDep
 from service.schemas.base import Health, Readiness
 
@@ -20,7 +20,7 @@ _OK = "ok"
 @router.get("/health")
 async def health() -> Health:
     """Report that the process is alive."""
-    return Health(status=_OK, version=version("gradient-jobs"))
+    return Health(status=_OK, version=release_version())
 
 
 @router.get("/readiness", responses={503: {"model": Readiness, "description": "Requests would fail."}})

@@ -6,7 +6,6 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schemathesis.python.asgi import get_client
 from starlette.routing import Route
 from support.fuzz_target import fuzz_settings
 
@@ -96,7 +95,7 @@ def test_nothing_makes_the_service_fail(fuzz_target, method, path):
         text = "&".join(f"{name}={value}" for name, value in query.items())
         sent = {"Accept": "text/html"} if path.startswith("/ui") else {}
         sent |= {"x-api-key": fuzz_target.api_key, "Sec-Fetch-Site": "same-origin", **headers}
-        with get_client(fuzz_target.app) as client:
+        with fuzz_target.client() as client:
             answer = client.request(
                 method,
                 f"http://testserver{where}?{text}",

@@ -5,9 +5,12 @@ import pwd
 import shutil
 import subprocess
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import psycopg
+from psycopg import sql
 from sqlalchemy import Connection, NullPool, create_engine, event, func, literal_column, select, table
 from support.deployment import wait_until
 
@@ -50,7 +53,9 @@ class PostgresServer:
     def new_database(self, template: str = "template1") -> str:
         """URL of a new database, empty or a copy of the one of this name, which nobody is connected to."""
         name = f"t{uuid.uuid4().hex[:12]}"
-        self._run("createdb", "-h", str(self._folder), "-U", "gradient", "-T", template, name)
+        with psycopg.connect(dbname="postgres", host=str(self._folder), user="gradient", autocommit=True) as connection:
+            created = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+            connection.execute(created)
         return f"postgresql://gradient@/{name}?host={self._folder}"
 
     def crash(self) -> None:
@@ -79,7 +84,8 @@ class PostgresServer:
     def thaw(self) -> None:
         """Let the server go on where it was."""
         for process in self.processes():
-            process.resume()
+            with suppress(psutil.NoSuchProcess):  # of a connection that was just closed
+                process.resume()
 
     def stop(self) -> None:
         """End it, whatever state it is in; nothing of it stays."""
