@@ -21,8 +21,8 @@ def dashboard(tmp_path_factory):
 
 
 @pytest.fixture(params=["wide", "narrow"])
-def browser(request, dashboard, tmp_path):
-    browser = Browser(tmp_path, size=SIZES[request.param])
+def browser(request, chromium, dashboard):
+    browser = Browser(chromium, size=SIZES[request.param])
     dashboard.sign_in(browser)
     yield browser
     browser.close()
