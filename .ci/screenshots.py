@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from support.browser import Browser, find_chromium  # noqa: E402
+from support.browser import Browser, Chromium, find_chromium  # noqa: E402
 from support.sample_dashboard import SampleDashboard  # noqa: E402
 
 FOLDER = ROOT / "docs" / "screenshots"
@@ -26,8 +26,9 @@ def main() -> int:
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         dashboard = SampleDashboard(Path(temporary))
-        browser = Browser(Path(temporary) / "profile", size=SIZE)
+        chromium = Chromium(Path(temporary) / "profile")
         try:
+            browser = Browser(chromium, size=SIZE)
             browser(
                 "Emulation.setDeviceMetricsOverride", width=SIZE[0], height=SIZE[1], deviceScaleFactor=1, mobile=False
             )
@@ -37,7 +38,7 @@ def main() -> int:
                 browser.screenshot(FOLDER / f"{page}.png")
                 print(f"docs/screenshots/{page}.png")
         finally:
-            browser.close()
+            chromium.close()
             dashboard.deployment.stop()
     return 0
 

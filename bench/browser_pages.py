@@ -165,22 +165,20 @@ def _signed_in(service: Service) -> Iterator["Browser"]:
     """
     sys.path.append(str(_ROOT / "tests"))
     try:
-        from support.browser import Browser, find_chromium  # noqa: PLC0415 - the tests are no package of ours
+        from support.browser import Browser, Chromium, find_chromium  # noqa: PLC0415 - the tests are no package of ours
     finally:
         sys.path.remove(str(_ROOT / "tests"))
     if find_chromium() is None:
         raise MissingRequirement("no Chromium is installed (apt-get install chromium)")
     with tempfile.TemporaryDirectory(prefix="gradient-bench-", ignore_cleanup_errors=True) as profile:
-        browser = Browser(Path(profile), size=(1440, 900))
+        chromium = Chromium(Path(profile))
         try:
+            browser = Browser(chromium, size=(1440, 900))
             browser("Page.addScriptToEvaluateOnNewDocument", source=_OBSERVE)
-            browser.open(_address(service, "/ui/login"))
-            browser.fill("#key", service.headers["x-api-key"])
-            browser.click("form.sign-in button")
-            browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+            browser.sign_in(_address(service, ""), service.headers["x-api-key"])
             yield browser
         finally:
-            browser.close()
+            chromium.close()
 
 
 def _address(service: Service, path: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from sqlalchemy import make_url
-from support.browser import find_chromium
+from support.browser import Chromium, find_chromium
 from support.deployment import PLAIN_JOBS, Deployment
 from support.faults import fault_report
 from support.faults.proxy import Proxy
@@ -106,7 +106,7 @@ REQUIREMENTS = {
         f"no control groups: {control_group_support('auto')[1]} (run the tests as root, or in a delegated group)",
     ),
     "last_pid": (can_choose_pids, f"{LAST_PID} cannot be written here (run the tests as root)"),
-    "browser": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
+    "chromium": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
     "axe_core": (find_axe_core, "axe-core is not installed (apt-get install nodejs npm, then .ci/axe-core)"),
     "original_clients": (
         find_original_clients,
@@ -282,6 +282,14 @@ def proxy(postgres: PostgresServer) -> Iterator[Proxy]:
     made = Proxy(postgres.socket)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    """One Chromium a test process; each test opens a browser of its own in it."""
+    started = Chromium(tmp_path_factory.mktemp("chromium"))
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="session")

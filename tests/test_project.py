@@ -16,6 +16,8 @@ from core.jobs.reasons import REASONS
 from core.jobs.states import JobState
 from core.settings import Settings
 from core.system.failpoints import FAILPOINTS
+from gradient_cli.main import main as client_main
+from gradient_server.main import main as server_main
 
 pytestmark = pytest.mark.integration
 
@@ -57,6 +59,14 @@ def python_files(*folders):
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
+def statements(tree):
+    """All statements of a module, at any depth; most nodes of a tree are expressions, which need not be walked."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            yield node
+            yield from statements(node)
+
+
 def relative(path):
     return str(path.relative_to(ROOT))
 
@@ -73,7 +83,7 @@ def test_no_file_passes_the_ceiling():
 def test_no_function_passes_the_ceiling():
     long = {}
     for path in python_files(*PACKAGES, "examples", "experiments"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in statements(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = node.end_lineno - node.lineno + 1
                 if lines > MAX_FUNCTION_LINES and path.parent.name != "versions":
@@ -82,26 +92,27 @@ def test_no_function_passes_the_ceiling():
 
 
 def test_every_test_asserts():
-    functions = [
-        (f"{relative(path)}:{node.name}", node)
+    functions = {
+        f"{relative(path)}:{node.lineno}:{node.name}": (node.name, has_assert(node), called_names(node))
         for path in python_files("tests")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in statements(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef)
-    ]
-    asserting = {"raises", "run_state_machine_as_test"}
-    while more := {node.name for _, node in functions if asserts(node, asserting)} - asserting:
+    }
+    asserting = {"raises", "run_state_machine_as_test"}  # directly, or through a function that is known to
+    while more := {name for name, own, called in functions.values() if own or called & asserting} - asserting:
         asserting |= more
     assert len(asserting) > 100
-    assert [place for place, node in functions if node.name.startswith("test_") and node.name not in asserting] == []
+    tests = {place: name for place, (name, _, _) in functions.items() if name.startswith("test_")}
+    assert [place for place, name in tests.items() if name not in asserting] == []
 
 
-def asserts(function, asserting):
-    """Return whether a function asserts anything, itself or through one that is known to."""
-    return any(
-        isinstance(node, ast.Assert)
-        or (isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in asserting)
-        for node in ast.walk(function)
-    )
+def has_assert(function):
+    return any(isinstance(node, ast.Assert) for node in ast.walk(function))
+
+
+def called_names(function):
+    """Names of the functions and methods that a function calls."""
+    return {ast.unparse(node.func).rpartition(".")[2] for node in ast.walk(function) if isinstance(node, ast.Call)}
 
 
 # ---- Docstrings
@@ -110,7 +121,8 @@ def asserts(function, asserting):
 def test_docstrings_open_with_a_noun_or_a_verb():
     opened, questions = 0, []
     for path in python_files(*SOURCES):
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        for node in (tree, *statements(tree)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 first = (ast.get_docstring(node) or "").partition("\n")[0]
                 opened += bool(first)
@@ -213,14 +225,14 @@ def documented(pattern):
     return sorted({match.strip() for match in pattern.findall(text)})
 
 
-def test_documented_commands_of_the_client_exist():
+def test_documented_commands_of_the_client_exist(monkeypatch, capsys):
     written = documented(CLI_COMMAND)
     commands = sorted({" ".join(words) for words in map(_command_words, written) if words})
     assert {"jobs create", "jobs logs", "jobs artifacts get", "machine-types", "login"} <= set(commands)
     for command in commands:
-        done = run("gradient-cli", *command.split(), "--help")
-        assert done.returncode == 0, f"gradient-cli {command}: {done.stderr}"
-        assert done.stdout.startswith(f"usage: gradient-cli {command}")
+        monkeypatch.setattr(sys, "argv", ["gradient-cli", *command.split(), "--help"])
+        assert exit_code(client_main) == 0, f"gradient-cli {command}: {capsys.readouterr().err}"
+        assert capsys.readouterr().out.startswith(f"usage: gradient-cli {command}")
 
 
 def _command_words(text):
@@ -248,11 +260,11 @@ def test_documented_commands_of_the_server_exist():
     commands = documented(SERVER_COMMAND)
     assert {"up", "api", "worker", "keys", "migrate"} <= set(commands)
     for command in commands:
-        assert run("gradient-server", command, "--help").returncode == 0, command
+        assert exit_code(server_main, [command, "--help"]) == 0, command
 
 
 def test_documented_make_commands_exist():
-    listed = re.findall(r"^  make ([\w-]+)", run_command("make", "help").stdout, re.MULTILINE)
+    listed = re.findall(r"^  make ([\w-]+)", run("make", "help").stdout, re.MULTILINE)
     written = documented(MAKE_COMMAND)
     assert {"demo", "up", "test", "check"} <= set(written) <= set(listed)
 
@@ -283,11 +295,15 @@ def test_every_reason_and_variable_of_a_job_is_documented():
     assert [name for name in sorted(variables) if f"`{name}`" not in text] == []
 
 
-def run(program, *arguments):
-    return run_command(str(Path(sys.executable).parent / program), *arguments)
+def exit_code(main, *arguments):
+    """The exit code of a program's main function, which may return it or raise it."""
+    try:
+        return main(*arguments)
+    except SystemExit as ended:
+        return ended.code
 
 
-def run_command(*command):
+def run(*command):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

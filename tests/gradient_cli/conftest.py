@@ -1,4 +1,4 @@
-"""A server that plays scripted answers, and the client as a process of its own beside it."""
+"""A server that plays scripted answers, and the client: called in the test process, or as a process of its own."""
 
 import json
 import os
@@ -6,10 +6,16 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack, chdir
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+
+from gradient_cli.main import main
 
 JOB_ID = "jabcdefgh12345"
 
@@ -127,6 +133,7 @@ class CliRunner:
     """Runs the client as a user would, in a home and a folder of its own."""
 
     def __init__(self, home, folder, url):
+        self.in_process = True
         self.home = home
         self.folder = folder
         self.env = {
@@ -147,12 +154,48 @@ class CliRunner:
             env=env,
         )
 
-    def __call__(self, *args, given=None, **settings):
-        """`given`: what is piped in."""
+    def __call__(self, *args, given=None, env=None, cwd=None):
+        """Run a command to its end, in this process unless `in_process` is false or it gets variables, `env`.
+
+        Args:
+            given: The content of its standard input.
+        """
+        cwd = cwd or self.folder
+        done = (
+            self._run_here(args, given, cwd)
+            if env is None and self.in_process
+            else self.run_process(*args, given=given, env=env or {}, cwd=cwd)
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def run_process(self, *args, given=None, **settings):
+        """Run a command as a process of its own."""
         with self.start(*args, **{"stdin": subprocess.PIPE} if given is not None else {}, **settings) as process:
             out, err = process.communicate(given, timeout=30)
         assert "Traceback" not in err, err
         return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    def _run_here(self, args, given, cwd):
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            (folder / "in").write_text(given or "", encoding="utf-8")
+            modes = {"stdin": ("in", "r"), "stdout": ("out", "w"), "stderr": ("err", "w")}
+            streams = {
+                name: stack.enter_context((folder / file).open(mode, encoding="utf-8"))
+                for name, (file, mode) in modes.items()
+            }
+            stack.enter_context(mock.patch.dict(os.environ, self.env, clear=True))
+            stack.enter_context(mock.patch.multiple(sys, argv=["gradient-cli", *map(str, args)], **streams))
+            stack.enter_context(chdir(cwd))
+            try:
+                code = main()
+            except SystemExit as ended:
+                code = ended.code
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            out, err = ((folder / name).read_text(encoding="utf-8") for name in ("out", "err"))
+            return subprocess.CompletedProcess(args, code, out, err)
 
 
 def job(**fields):

@@ -158,7 +158,7 @@ def test_links_to_ports_are_printed_once_the_job_runs(cli, server, protocol):
     stream = [protocol.event("phase", {"state": state, "phase": phase}) for state, phase in phases]
     server.on("GET", f"/jobs/{protocol.id}/logs", protocol.Reply(stream=[*stream, protocol.end()]))
     server.on("GET", f"/jobs/{protocol.id}/artifacts", {"files": [], "totalFiles": 0})
-    shown = cli("jobs", "create", "-m", "CPU", "--command", "x", "--workspace", "none")
+    shown = cli.run_process("jobs", "create", "-m", "CPU", "--command", "x", "--workspace", "none")
     assert shown.stderr.count("port: http://host:20001 (its port 8080)") == 1
 
 

@@ -14,6 +14,13 @@ BASICS = ("jobs", "create", "--machineType", "CPU", "--command", "x", "--workspa
 
 
 @pytest.fixture
+def cli(cli):
+    """The client as a process: a stream that it follows stays open until it ends."""
+    cli.in_process = False
+    return cli
+
+
+@pytest.fixture
 def followed(server, protocol):
     """A job that ends well, with nothing left; tests script its stream."""
     server.on("POST", "/jobs", protocol.Reply(protocol.job(), 201))

@@ -132,6 +132,6 @@ def test_logs_and_artifacts_say_what_was_removed(cli, pruned):
 
 def test_following_a_removed_log_says_so_and_ends(cli, server, protocol, pruned):
     server.on("GET", f"/jobs/{pruned}/logs", protocol.Reply(stream=[protocol.event("removed", LOG), protocol.end()]))
-    followed = cli("jobs", "logs", pruned, "--follow")
+    followed = cli.run_process("jobs", "logs", pruned, "--follow")
     assert followed.returncode == 0
     assert "The log was removed: kept 30 days. (" in followed.stderr

@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to over a pipe with the DevTools protocol."""
+"""A headless Chromium, spoken to over a pipe with the DevTools protocol, and separate browsers in it."""
 
 import base64
 import itertools
@@ -23,6 +23,7 @@ _FLAGS = (
     "--disable-sync",
     "--no-first-run",
     "--hide-scrollbars",
+    "--no-startup-window",
     "--remote-debugging-pipe",
 )
 
@@ -63,21 +64,23 @@ class BrowserError(Exception):
     """The browser could not do what it was told: the page has no such thing, or is just being left."""
 
 
-class Browser:
-    """One browser with one page.
+class Chromium:
+    """A running Chromium without windows; it ends with the process that started it, however that ends.
 
     Args:
         profile: An empty folder for what it keeps.
-        size: Width and height of the window, CSS pixels.
-        flags: More flags of the program.
+
+    Attributes:
+        messages: Console output and errors of pages, by the session of the protocol that they are reported to.
     """
 
-    def __init__(self, profile: Path, *, size: tuple[int, int] = (1280, 900), flags: tuple[str, ...] = ()) -> None:
+    def __init__(self, profile: Path) -> None:
         program = find_chromium()
         assert program is not None
+        # Its end of the pipe closes with this process, and Chromium ends with the pipe.
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
-        arguments = (*_FLAGS, *flags, f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}", "about:blank")
+        arguments = (*_FLAGS, f"--user-data-dir={profile}")
         self._process = subprocess.Popen(
             [sys.executable, "-c", _LAUNCH_SCRIPT, str(to_browser), str(from_browser), program, *arguments],
             pass_fds=(to_browser, from_browser),
@@ -89,19 +92,14 @@ class Browser:
         os.close(from_browser)
         self._message_ids = itertools.count(1)
         self._received = b""
-        self._session: str | None = None
-        self.messages: list[str] = []
-        """Console output and errors of the pages."""
-        self._attach()
-        if size[0] < 500:  # a window cannot be as narrow as a telephone
-            self("Emulation.setDeviceMetricsOverride", width=size[0], height=size[1], deviceScaleFactor=1, mobile=True)
+        self.messages: dict[str, list[str]] = {}
 
-    def __call__(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One call of the protocol."""
+    def call(self, method: str, parameters: dict[str, Any], session: str | None = None) -> dict[str, Any]:
+        """One call of the protocol, to the page of a session or to Chromium itself."""
         number = next(self._message_ids)
         message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
-        if self._session is not None:
-            message["sessionId"] = self._session
+        if session is not None:
+            message["sessionId"] = session
         os.write(self._out, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._receive()
@@ -110,6 +108,59 @@ class Browser:
                     raise BrowserError(answer["error"]["message"])
                 return answer["result"]
             self._record_message(answer)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait(20)
+        os.close(self._in)
+        os.close(self._out)
+
+    def _record_message(self, event: dict[str, Any]) -> None:
+        messages = self.messages.get(event.get("sessionId", ""))
+        if messages is None:
+            return
+        parameters = event.get("params", {})
+        if event.get("method") == "Runtime.exceptionThrown":
+            messages.append(json.dumps(parameters["exceptionDetails"]))
+        elif event.get("method") == "Runtime.consoleAPICalled":
+            messages.append(json.dumps(parameters["args"]))
+        elif event.get("method") == "Log.entryAdded":
+            messages.append(parameters["entry"]["text"])
+
+    def _receive(self) -> dict[str, Any]:
+        while b"\0" not in self._received:
+            block = os.read(self._in, 65536)
+            assert block, "the browser has ended"
+            self._received += block
+        message, _, self._received = self._received.partition(b"\0")
+        return json.loads(message)
+
+
+class Browser:
+    """One person's browser: a window with cookies, storage and a cache of its own, and one page in it.
+
+    Args:
+        chromium: Chromium to open it in.
+        size: Width and height of the window, CSS pixels.
+
+    Attributes:
+        context: Chromium's id of it, for the calls of the protocol that take one.
+        messages: Console output and errors of its pages.
+    """
+
+    def __init__(self, chromium: Chromium, *, size: tuple[int, int] = (1280, 900)) -> None:
+        self._chromium = chromium
+        self._sessions: list[str] = []
+        self.messages: list[str] = []
+        self.context: str = chromium.call("Target.createBrowserContext", {})["browserContextId"]
+        self.open_tab(width=size[0], height=size[1])
+        if size[0] < 500:  # a window cannot be as narrow as a telephone
+            self("Emulation.setDeviceMetricsOverride", width=size[0], height=size[1], deviceScaleFactor=1, mobile=True)
+
+    def __call__(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One call of the protocol, to the page."""
+        return self._chromium.call(method, parameters, self._sessions[-1])
 
     def open(self, url: str) -> None:
         """Go to a page, and wait until it is there."""
@@ -155,50 +206,42 @@ class Browser:
         """Keep what is seen as a PNG."""
         path.write_bytes(base64.b64decode(self("Page.captureScreenshot", format="png")["data"]))
 
-    def open_tab(self) -> str:
+    def sign_in(self, url: str, api_key: str) -> None:
+        """Sign in to the dashboard of the server at an address, and wait until the list of jobs is there."""
+        self.open(f"{url}/ui/login")
+        self.fill("#key", api_key)
+        self.click("form.sign-in button")
+        self.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+
+    def open_tab(self, **size: int) -> str:
         """Open another tab and go on in it; the others are hidden then. Returns its id."""
-        tab: str = self("Target.createTarget", url="about:blank")["targetId"]
+        parameters = {"url": "about:blank", "browserContextId": self.context, **size}
+        tab: str = self._chromium.call("Target.createTarget", parameters)["targetId"]
         self.show_tab(tab)
         return tab
 
     def show_tab(self, tab: str) -> None:
         """Go on in this tab."""
-        self._session = None
-        self("Target.activateTarget", targetId=tab)
-        self._session = self("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
+        self._chromium.call("Target.activateTarget", {"targetId": tab})
+        session = self._chromium.call("Target.attachToTarget", {"targetId": tab, "flatten": True})["sessionId"]
+        self._sessions.append(session)
+        self._chromium.messages[session] = self.messages
         for domain in ("Page", "Runtime", "Log"):
             self(f"{domain}.enable")
 
+    def addresses_by_tab(self) -> dict[str, str]:
+        """The address of each tab, by the tab's id."""
+        targets = self._chromium.call("Target.getTargets", {})["targetInfos"]
+        return {one["targetId"]: one["url"] for one in targets if one.get("browserContextId") == self.context}
+
     def close(self) -> None:
-        """End the browser."""
-        self._process.terminate()
-        self._process.wait(20)
-        os.close(self._in)
-        os.close(self._out)
+        """Close the window, and forget its cookies and storage."""
+        self._chromium.call("Target.disposeBrowserContext", {"browserContextId": self.context})
+        for session in self._sessions:
+            del self._chromium.messages[session]
 
     def _is_true(self, expression: str) -> bool:
         try:
             return bool(self.evaluate(f"Boolean({expression})"))
         except BrowserError:
             return False
-
-    def _attach(self) -> None:
-        page = next(one for one in self("Target.getTargets")["targetInfos"] if one["type"] == "page")
-        self.show_tab(page["targetId"])
-
-    def _record_message(self, event: dict[str, Any]) -> None:
-        parameters = event.get("params", {})
-        if event.get("method") == "Runtime.exceptionThrown":
-            self.messages.append(json.dumps(parameters["exceptionDetails"]))
-        elif event.get("method") == "Runtime.consoleAPICalled":
-            self.messages.append(json.dumps(parameters["args"]))
-        elif event.get("method") == "Log.entryAdded":
-            self.messages.append(parameters["entry"]["text"])
-
-    def _receive(self) -> dict[str, Any]:
-        while b"\0" not in self._received:
-            block = os.read(self._in, 65536)
-            assert block, "the browser has ended"
-            self._received += block
-        message, _, self._received = self._received.partition(b"\0")
-        return json.loads(message)

@@ -32,12 +32,9 @@ def service(tmp_path_factory):
 
 
 @pytest.fixture(params=[(1440, 900), (390, 844)], ids=["wide", "narrow"])
-def browser(request, service, tmp_path):
-    browser = Browser(tmp_path / "profile", size=request.param)
-    browser.open(f"{service.cli_json['url']}/ui/login")
-    browser.fill("#key", service.cli_json["apiKey"])
-    browser.click("form.sign-in button")
-    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+def browser(request, chromium, service):
+    browser = Browser(chromium, size=request.param)
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
     browser.messages.clear()  # the hint about fields for user names
     yield browser
     browser.close()

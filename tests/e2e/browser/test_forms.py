@@ -18,14 +18,11 @@ def service(tmp_path_factory):
 
 
 @pytest.fixture(params=[((1440, 900), "light"), ((390, 844), "dark")], ids=["wide-light", "narrow-dark"])
-def browser(request, tmp_path, service):
+def browser(request, chromium, service):
     size, theme = request.param
-    browser = Browser(tmp_path / "profile", size=size)
+    browser = Browser(chromium, size=size)
     browser("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-    browser.open(f"{service.cli_json['url']}/ui/login")
-    browser.fill("#key", service.cli_json["apiKey"])
-    browser.click("form.sign-in button")
-    browser.wait_for(f"location.pathname === '/ui/jobs' && {LOADED}")
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
     browser.messages.clear()
     yield browser
     found = fits(browser), browser.messages

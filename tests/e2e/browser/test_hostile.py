@@ -71,14 +71,11 @@ def job_id(service):
 @pytest.fixture(
     scope="module", params=[((1440, 900), "light"), ((390, 844), "dark")], ids=["wide-light", "narrow-dark"]
 )
-def browser(request, service, tmp_path_factory):
+def browser(request, chromium, service):
     size, scheme = request.param
-    browser = Browser(tmp_path_factory.mktemp("profile"), size=size)
+    browser = Browser(chromium, size=size)
     browser("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-    browser.open(f"{service.cli_json['url']}/ui/login")
-    browser.fill("#key", service.cli_json["apiKey"])
-    browser.click("form.sign-in button")
-    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
     browser.messages.clear()  # the hint about fields for user names
     yield browser
     browser.close()

@@ -35,15 +35,13 @@ def jobs(service):
 
 
 @pytest.fixture(params=SIZES)
-def browser(request, tmp_path, service):
-    browser = Browser(tmp_path / "profile", size=SIZES[request.param])
-    browser.open(f"{service.cli_json['url']}/ui/login")
-    browser.fill("#key", service.cli_json["apiKey"])
-    browser.click("form.sign-in button")
-    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+def browser(request, chromium, service):
+    browser = Browser(chromium, size=SIZES[request.param])
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
     yield browser
-    assert browser.messages == []
+    messages = browser.messages
     browser.close()
+    assert messages == []
 
 
 def names(browser):

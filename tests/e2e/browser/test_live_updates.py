@@ -34,8 +34,8 @@ def service(tmp_path_factory):
 
 
 @pytest.fixture(params=[(1280, 900), (390, 844)], ids=["wide", "narrow"])
-def browser(request, tmp_path):
-    browser = Browser(tmp_path / "profile", size=request.param)
+def browser(request, chromium):
+    browser = Browser(chromium, size=request.param)
     yield browser
     browser.close()
 
@@ -92,10 +92,7 @@ def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
 
 
 def test_the_list_changes_by_itself_and_buttons_work(service, browser):
-    browser.open(f"{service.cli_json['url']}/ui/login")
-    browser.fill("#key", service.cli_json["apiKey"])
-    browser.click("form.sign-in button")
-    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
     job_id = service.submit("exec sleep 600", name="sleeper")
     browser.open(f"{service.cli_json['url']}/ui/jobs")
     assert fits(browser)
@@ -114,10 +111,7 @@ def test_the_list_changes_by_itself_and_buttons_work(service, browser):
 
 
 def test_a_server_that_does_not_answer_is_announced(service, browser):
-    browser.open(f"{service.cli_json['url']}/ui/login")
-    browser.fill("#key", service.cli_json["apiKey"])
-    browser.click("form.sign-in button")
-    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
     banner = "document.querySelector('#stale[role=status]').innerText"
     assert browser.evaluate(banner) == ""
     browser.evaluate("window.answers = window.fetch; window.fetch = () => Promise.reject(new TypeError('offline'))")
@@ -129,10 +123,7 @@ def test_a_server_that_does_not_answer_is_announced(service, browser):
 
 def test_a_list_without_live_jobs_shows_a_new_one(service, browser):
     service.wait_ended(service.submit("true", name="over", project="idle"))
-    browser.open(f"{service.cli_json['url']}/ui/login")
-    browser.fill("#key", service.cli_json["apiKey"])
-    browser.click("form.sign-in button")
-    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
     browser.open(f"{service.cli_json['url']}/ui/jobs?project=idle")
     job_id = service.submit("true", name="new", project="idle")
     browser.wait_for(f"document.getElementById({json.dumps(job_id)})")

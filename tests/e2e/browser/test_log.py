@@ -35,13 +35,10 @@ def size(request):
 
 
 @pytest.fixture
-def browser(service, tmp_path, request):
+def browser(service, chromium, request):
     size = request.getfixturevalue("size") if "size" in request.fixturenames else (1280, 900)
-    browser = Browser(tmp_path / "profile", size=size)
-    browser.open(f"{service.cli_json['url']}/ui/login")
-    browser.fill("#key", service.cli_json["apiKey"])
-    browser.click("form.sign-in button")
-    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+    browser = Browser(chromium, size=size)
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
     browser.messages.clear()  # the hint about fields for user names
     yield browser
     browser.close()
@@ -228,7 +225,9 @@ for n in range(1, 3001): line(n)" """)
     browser.evaluate("location.hash = 'L2699-L2701'")
     browser.wait_for("document.querySelectorAll('#log .marked').length === 3")
     assert browser.text("[data-marked] span") == "Lines 2699 to 2701"
-    browser("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    browser(
+        "Browser.setDownloadBehavior", behavior="allow", browserContextId=browser.context, downloadPath=str(tmp_path)
+    )
     browser.click("[data-save-lines]")
     saved = tmp_path / "lines-2699-2701.txt"
     wait_until(lambda: saved.exists() and saved.stat().st_size > 0, "the saved lines")

@@ -20,29 +20,41 @@ def dashboard(tmp_path_factory):
     sample.deployment.stop()
 
 
-@pytest.fixture(params=["wide", "narrow"])
-def browser(request, dashboard, tmp_path):
-    browser = Browser(tmp_path, size=SIZES[request.param])
+@pytest.fixture
+def browser(request, chromium, dashboard):
+    browser = Browser(chromium, size=SIZES[request.param])
     dashboard.sign_in(browser)
     yield browser
     browser.close()
 
 
-def faults(browser, axe_core):
-    """Everything that is wrong with the page that is open."""
-    browser.evaluate(axe_core)
+def show_in(browser, theme):
+    browser("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+
+
+def faults(browser):
+    """Everything that is wrong with the page that is open, which has axe-core."""
     found = [*browser.evaluate(FAULTS), *browser.evaluate(OTHER_ORIGINS), *browser.messages]
     browser.messages.clear()
     return found + browser.evaluate(TOO_WIDE)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_page_serves_everybody(dashboard, browser, axe_core, theme):
-    browser("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+@pytest.mark.parametrize(
+    ("browser", "themes"),
+    [("wide", ("light", "dark")), ("narrow", ("dark", "light"))],
+    indirect=["browser"],
+    ids=["wide", "narrow"],
+)
+def test_every_page_serves_everybody(dashboard, browser, axe_core, themes):
     found = {}
     for page in sorted(PAGES):
+        show_in(browser, themes[0])
         dashboard.open(browser, page)
-        found[page] = faults(browser, axe_core)
+        browser.evaluate(axe_core)
+        for theme in themes:
+            show_in(browser, theme)
+            assert browser.evaluate(f"matchMedia('(prefers-color-scheme: {theme})').matches")
+            found[page, theme] = faults(browser)
     assert {page: of_page for page, of_page in found.items() if of_page} == {}
 
 

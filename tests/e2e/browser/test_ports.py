@@ -24,17 +24,10 @@ END
 
 
 @pytest.fixture
-def browser(tmp_path):
-    browser = Browser(tmp_path / "profile")
+def browser(chromium):
+    browser = Browser(chromium)
     yield browser
     browser.close()
-
-
-def sign_in(service, browser):
-    browser.open(f"{service.cli_json['url']}/ui/login")
-    browser.fill("#key", service.cli_json["apiKey"])
-    browser.click("form.sign-in button")
-    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
 
 
 def headers_received(browser):
@@ -45,7 +38,7 @@ def headers_received(browser):
 def test_a_link_to_a_jobs_port_hands_no_session_to_the_job(deployment, browser):
     deployment.start_up(GRADIENT_WORKER__SLOTS="1")
     job_id = deployment.submit(SERVES, ports=["8000"], stopGrace=0)
-    sign_in(deployment, browser)
+    browser.sign_in(deployment.cli_json["url"], deployment.cli_json["apiKey"])
     browser.open(f"{deployment.cli_json['url']}/ui/jobs/{job_id}")
     browser.wait_for("document.querySelector('a.port')")
     browser.click("a.port")

@@ -30,12 +30,9 @@ def jobs(service, tmp_path_factory):
 
 
 @pytest.fixture
-def browser(tmp_path, service):
-    browser = Browser(tmp_path / "profile", size=(1440, 900))
-    browser.open(f"{service.cli_json['url']}/ui/login")
-    browser.fill("#key", service.cli_json["apiKey"])
-    browser.click("form.sign-in button")
-    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+def browser(chromium, service):
+    browser = Browser(chromium, size=(1440, 900))
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
     yield browser
     browser.close()
 
@@ -44,19 +41,11 @@ def show_board(browser):
     """Go on in the tab that TensorBoard was opened in."""
 
     def find():
-        targets = browser_targets(browser)
-        return next((one["targetId"] for one in targets if one["url"].startswith("http://127.0.0.2:")), None)
+        tabs = browser.addresses_by_tab().items()
+        return next((tab for tab, address in tabs if address.startswith("http://127.0.0.2:")), None)
 
     assert browser.messages == [], "nothing was refused by the dashboard's policy"
     browser.show_tab(wait_until(find, "the tab of TensorBoard"))
-
-
-def browser_targets(browser):
-    session, browser._session = browser._session, None
-    try:
-        return browser("Target.getTargets")["targetInfos"]
-    finally:
-        browser._session = session
 
 
 def test_a_click_on_a_jobs_page_shows_its_scalars(service, browser, jobs):

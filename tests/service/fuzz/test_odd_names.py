@@ -131,8 +131,8 @@ def test_every_route_that_serves_files_of_jobs_keeps_browsers_from_running_them(
 
 
 @pytest.fixture
-def browser(tmp_path):
-    browser = Browser(tmp_path / "profile")
+def browser(chromium):
+    browser = Browser(chromium)
     yield browser
     browser.close()
 

@@ -63,10 +63,7 @@ class SampleDashboard:
 
     def sign_in(self, browser: Browser) -> None:
         """Sign in with the server's first key."""
-        browser.open(self.deployment.cli_json["url"] + self.addresses["login"])
-        browser.fill("#key", self.deployment.cli_json["apiKey"])
-        browser.click("form.sign-in button")
-        browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+        browser.sign_in(self.deployment.cli_json["url"], self.deployment.cli_json["apiKey"])
 
     def _submit(self, command: str, training: bytes = _TRAINING, **spec: object) -> str:
         body = {"machineType": "CPU", "command": command, "project": "moons"} | spec
