@@ -210,6 +210,9 @@ def test_a_stop_in_time_is_no_violation_and_a_late_one_is_none_in_a_storm(whole)
         (b"a\nb\n", [(b"a\n", False), (b"b\n", True)], True),
         (b"a\nx\nb\n", [(b"a\n", False), (b"b\n", True)], True),  # printed, killed before it was written down
         (b"a\nx\nb\n", [(b"a\n", True), (b"b\n", True)], False),
+        (b"a\nTerminated\nTerminated\nx\nb\n", [(b"a\n", False), (b"b\n", True)], True),  # the shell's words
+        (b"a\nTerminated\nx\ny\nb\n", [(b"a\n", False), (b"b\n", True)], False),
+        (b"a\nTerminated\nb\n", [(b"a\n", True), (b"b\n", True)], False),
         (b"b\na\n", [(b"a\n", True), (b"b\n", True)], False),
         (b"a\n[gradient] 3 bytes\nz\n", [(b"a\nxy\nz\n", True)], True),
         (b"a\n[gradient] 3 bytes\nq\n", [(b"a\nxy\nz\n", True)], False),
