@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from core.system.processes import running_processes
+from core.system.processes import read_environment, running_processes
 
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, ProcessLookupError, PermissionError)
 """Errors of psutil and the kernel about a process that has ended, or that is not ours."""
@@ -52,9 +52,12 @@ class JobProcesses:
             return False
 
     def signal(self, number: signal.Signals, *, spare_leader: bool) -> int:
-        """Send a signal to all processes; return how many there were."""
+        """Send a signal to all processes, the oldest first; return how many there were.
+
+        A shell whose program ended before the shell itself got the signal would go on with its next command.
+        """
         count = 0
-        for process in self.all():
+        for process in sorted(self.all(), key=lambda one: (one.create_time(), one.pid)):
             if spare_leader and process.pid == self.leader:
                 continue
             with contextlib.suppress(*GONE):
@@ -102,7 +105,7 @@ def measure_usage(processes: Iterable[psutil.Process]) -> tuple[float, int, int]
 
 def has_job_environment(process: psutil.Process, job_id: str, attempt: int) -> bool:
     """Return whether a process has the environment of this attempt."""
-    env = process.environ()
+    env = read_environment(process)
     return env.get("GRADIENT_JOB_ID") == job_id and env.get("GRADIENT_ATTEMPT") == str(attempt)
 
 
@@ -111,7 +114,7 @@ def find_attempts() -> set[tuple[str, str]]:
     found = set()
     for process in running_processes():
         with contextlib.suppress(*GONE):
-            env = process.environ()
+            env = read_environment(process)
             if "GRADIENT_JOB_ID" in env:
                 found.add((env["GRADIENT_JOB_ID"], env.get("GRADIENT_ATTEMPT", "")))
     return found

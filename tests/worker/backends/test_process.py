@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 
 import psutil
 import pytest
@@ -10,7 +11,7 @@ from support.backend_harness import BackendHarness
 from support.deployment import wait_until
 
 from core.settings.worker import ProcessSettings
-from worker.backends import process
+from worker.backends import job_processes, process
 from worker.backends.job_processes import JobProcesses
 
 pytestmark = pytest.mark.integration
@@ -54,6 +55,26 @@ def test_a_process_whose_pid_was_another_process_s_before_is_killed(last_pid, tm
     later = wait_until(start_with_its_pid, "a process with the same pid")
     JobProcesses(tmp_path.name, 1, leader=None).kill(spare_leader=False)
     assert later.wait(30) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_shell_whose_program_is_ended_runs_no_other_command(number, tmp_path, monkeypatch):
+    """However slowly the processes are found, and in any order."""
+    ready, later = tmp_path / "ready", tmp_path / "later"
+    command = f"trap 'exit 143' TERM; touch {ready}; sleep 600; touch {later}"
+    own = {"GRADIENT_JOB_ID": tmp_path.name, "GRADIENT_ATTEMPT": "1"}
+    shell = subprocess.Popen(["bash", "-c", command], env=os.environ | own)
+    [program] = wait_until(lambda: ready.exists() and psutil.Process(shell.pid).children(), "its program")
+
+    def find_slowly():
+        for found in (program, psutil.Process(shell.pid)):
+            yield found
+            time.sleep(0.5)
+
+    monkeypatch.setattr(job_processes, "running_processes", find_slowly)
+    JobProcesses(tmp_path.name, 1, leader=None).signal(number, spare_leader=False)
+    assert shell.wait(30) == (143 if number == signal.SIGTERM else -signal.SIGKILL)
+    assert not later.exists()
 
 
 def test_a_wrapper_that_a_signal_ends_before_it_starts_is_not_waited_for(tmp_path, monkeypatch):
