@@ -1,6 +1,7 @@
 """Functions that tests call in a process with Keras (`call_with_keras`); each returns plain values."""
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,47 @@ def train_on_replicas(replicas: int, recipe: Recipe, steps_per_execution: int = 
     learner.fit(pipeline.training_batches(examples, batches, 0, 3, ()), hooks)
     loss, accuracy = learner.evaluate(pipeline.evaluation_batches(examples, np.arange(7), 4))
     return learner.model.get_weights()[0].ravel().tolist(), loss, accuracy
+
+
+def upload_with_outage(folder: Path, bucket: Path, upload: str, repeated_seconds: float) -> str:
+    """Upload a file, then another one while the bucket, a folder, is away; return the error that it ends with.
+
+    The bucket is back when the upload waits to be repeated, for these seconds if it is the `last`, or at the next
+    `checkpoint`.
+    """
+    module = importlib.import_module("gradient_trainer.outputs.gcs_sync")
+    sync = module.GcsSync(folder, str(bucket))
+    (folder / "first").write_bytes(b"1")
+    sync.upload()
+    away = bucket.rename(bucket.with_name("away"))
+    bucket.touch()
+
+    def restore(_seconds: float) -> None:
+        bucket.unlink()
+        away.rename(bucket)
+
+    module.time.sleep, module._LAST_SECONDS = restore, repeated_seconds
+    (folder / "second").write_bytes(b"2")
+    try:
+        sync.upload(last=upload == "last")
+    except module.BucketError as error:
+        return str(error)
+    if upload == "checkpoint":
+        restore(0)
+        sync.upload()
+    return ""
+
+
+def upload_without_bucket(folder: Path, bucket: Path) -> str:
+    """Return the error of a first upload to a bucket that is missing."""
+    module = importlib.import_module("gradient_trainer.outputs.gcs_sync")
+    bucket.touch()
+    (folder / "first").write_bytes(b"1")
+    try:
+        module.GcsSync(folder, str(bucket)).upload()
+    except module.BucketError as error:
+        return str(error)
+    return ""
 
 
 def write_tfrecord(path: str, encoded: list[bytes], labels: list[int], keys: tuple[str, str]) -> None:

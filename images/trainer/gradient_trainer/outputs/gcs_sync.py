@@ -1,5 +1,6 @@
 """Copy outputs to Cloud Storage as they are written."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 import tensorflow as tf
 
 from gradient_trainer.errors import BucketError
+
+_LAST_SECONDS = 600.0
+_PAUSE_SECONDS = 10.0
 
 
 class GcsSync:
@@ -48,24 +52,46 @@ class GcsSync:
                     tf.io.gfile.copy(f"{self._url}/{name}/{found}", str(local), overwrite=True)
                     self._sent[f"{name}/{found}"] = _state(local)
 
-    def upload(self) -> None:
+    def upload(self, *, last: bool = False) -> None:
         """Copy new and changed files, and remove deleted ones.
 
+        A training is not ended because Cloud Storage is away: once outputs have arrived there, a failed upload is
+        repeated with the next checkpoint.
+
+        Args:
+            last: No other upload follows, so this one is repeated for ten minutes.
+
         Raises:
-            BucketError: Cloud Storage does not accept them.
+            BucketError: Cloud Storage does not accept the first upload, or for ten minutes the last one.
         """
         if self._url is None:
             return
+        until = time.monotonic() + _LAST_SECONDS
+        while True:
+            try:
+                self._copy_changes(self._url)
+            except BucketError as error:
+                gives_up = time.monotonic() >= until if last else not self._sent
+                if gives_up:
+                    raise
+                print(f"{error}; the upload is repeated {'soon' if last else 'at the next checkpoint'}", flush=True)
+            else:
+                return
+            if not last:
+                return
+            time.sleep(_PAUSE_SECONDS)
+
+    def _copy_changes(self, url: str) -> None:
         files = {str(path.relative_to(self.folder)): path for path in self.folder.rglob("*") if path.is_file()}
         with self._bucket_errors():
             for name, path in sorted(files.items()):
                 state = _state(path)
                 if self._sent.get(name) != state:
-                    tf.io.gfile.makedirs(f"{self._url}/{name}".rpartition("/")[0])
-                    tf.io.gfile.copy(str(path), f"{self._url}/{name}", overwrite=True)
+                    tf.io.gfile.makedirs(f"{url}/{name}".rpartition("/")[0])
+                    tf.io.gfile.copy(str(path), f"{url}/{name}", overwrite=True)
                     self._sent[name] = state
             for name in self._sent.keys() - files.keys():
-                tf.io.gfile.remove(f"{self._url}/{name}")
+                tf.io.gfile.remove(f"{url}/{name}")
                 del self._sent[name]
 
     @contextmanager

@@ -45,7 +45,7 @@ def finish(
     summary.accuracy |= {"test_loss": loss, "test_accuracy": accuracy}
     summary.seconds["total"] = result.seconds
     summary.write(sync.folder)
-    sync.upload()
+    sync.upload(last=True)
     result.print()
     return result
 

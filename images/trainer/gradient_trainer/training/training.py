@@ -288,6 +288,7 @@ class Training:
             return
         if self._step:
             self._save()
+            self._sync.upload(last=True)  # also if the checkpoint was saved before, and could not be copied then
             saved = f"checkpoint saved at step {self._step}; the same command resumes from there"
         else:
             saved = "no step was done yet, so there is nothing to save"
