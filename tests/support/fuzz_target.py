@@ -186,8 +186,8 @@ class FuzzTarget:
         case.path_parameters = {name: existing[name]() for name in case.path_parameters}
 
     def _compare(self) -> str:
-        """The id of a new comparison."""
-        request = CompareJobs(jobs=[self.jobs["waiting"], self.jobs["succeeded"]])
+        """The id of a new comparison, of jobs that no earlier request has deleted."""
+        request = CompareJobs(jobs=[self.submit(), self.submit()])
         with self._database.write() as session:
             return compare.compare_jobs(session, RequestOrigin("k", "r", None), request)[0]
 
