@@ -13,6 +13,7 @@ from core.jobs.queries import JobFilter
 from core.jobs.scheduling import claims
 from core.notify.wakeup_file import WakeupFile
 from core.settings import Settings
+from core.system.inotify import FileWatcher
 from worker import supervisor as module
 from worker.context import WorkerContext
 from worker.maintenance.job_sweep import Sweep
@@ -22,14 +23,17 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def attempts(monkeypatch):
+def attempts(monkeypatch, tmp_path):
     """The signals of every attempt that runs, by job id; an attempt ends when it is detached."""
     running = {}
 
     def wait(_host, job, signals):
         running[job.id] = signals
-        while not signals.detached:
-            threading.Event().wait(0.01)
+        with FileWatcher(tmp_path) as watcher:
+            signals.set_watcher(watcher)
+            while not signals.detached:
+                threading.Event().wait(0.01)
+            signals.set_watcher(None)
 
     monkeypatch.setattr(module, "run_attempt", wait)
     return running
