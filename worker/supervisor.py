@@ -139,13 +139,15 @@ class Supervisor:
         # A wake-up means that there is likely a job; on SQLite, of one host, a claim for nothing disturbs nobody.
         self._expects_job = self._expects_job or (notified and self._context.database.is_sqlite)
         # Waiting jobs come first: a heartbeat is a commit of its own.
-        while self._has_free_slot() and not self._stopping.is_set():
-            if not self._claim():
-                break
-        if time.monotonic() >= self._heartbeat_at:
-            self._send_heartbeat()
-        elif notified and self._running:
-            self._apply_heartbeat(self._read_leases())
+        try:
+            while self._has_free_slot() and not self._stopping.is_set():
+                if not self._claim():
+                    break
+        finally:  # an error of a claim must not make the jobs here look lost
+            if time.monotonic() >= self._heartbeat_at:
+                self._send_heartbeat()
+            elif notified and self._running:
+                self._apply_heartbeat(self._read_leases())
         if time.monotonic() >= self._adopt_at:
             self._refresh_offer()
             self._adopt()

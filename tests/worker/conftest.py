@@ -1,5 +1,9 @@
 """Fixtures of all tests of workers."""
 
+import resource
+from contextlib import ExitStack
+from pathlib import Path
+
 import pytest
 
 from worker.backends.tpu.billing import DeletionMonitor
@@ -21,3 +25,15 @@ def _end_deletion_monitors(monkeypatch):
         monitor.add = lambda _entry: None  # an attempt's thread may still end a device
         with monitor._lock:
             monitor._entries.clear()
+
+
+@pytest.fixture
+def many_open_files():
+    """More open files than select() takes, as in a worker with many jobs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    with ExitStack() as opened:
+        for _ in range(1024):
+            opened.enter_context(Path("/dev/null").open("rb"))
+        yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

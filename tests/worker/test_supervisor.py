@@ -1,5 +1,6 @@
 """The supervisor's loop, with attempts that only wait."""
 
+import errno
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from core.jobs.queries import JobFilter
 from core.jobs.scheduling import claims
 from core.notify.wakeup_file import WakeupFile
 from core.settings import Settings
+from core.system.inotify import FileWatcher
 from worker import supervisor as module
 from worker.context import WorkerContext
 from worker.maintenance.job_sweep import Sweep
@@ -22,14 +24,17 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def attempts(monkeypatch):
+def attempts(monkeypatch, tmp_path):
     """The signals of every attempt that runs, by job id; an attempt ends when it is detached."""
     running = {}
 
     def wait(_host, job, signals):
         running[job.id] = signals
-        while not signals.detached:
-            threading.Event().wait(0.01)
+        with FileWatcher(tmp_path) as watcher:
+            signals.set_watcher(watcher)
+            while not signals.detached:
+                threading.Event().wait(0.01)
+            signals.set_watcher(None)
 
     monkeypatch.setattr(module, "run_attempt", wait)
     return running
@@ -80,6 +85,29 @@ def test_the_loop_outlives_what_nobody_thought_of(host, submit, attempts, start,
     job = submit()
     wait_until(lambda: job.id in attempts, "the next job to be claimed all the same")
     assert not attempts[job.id].detached
+
+
+def test_a_worker_that_cannot_claim_keeps_the_jobs_that_it_has(
+    host, database, submit, attempts, start, monkeypatch, caplog
+):
+    """For example, because the disk of its outputs is gone: other workers must not take it for lost."""
+
+    def fail():
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    def heartbeat():
+        with database.read() as session:
+            return queries.get_row(session, running.id).heartbeat_at
+
+    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+    running = submit()
+    start()
+    wait_until(lambda: running.id in attempts, "the first job to be claimed")
+    monkeypatch.setattr(host, "disk_shortage", fail)
+    submit()
+    wait_until(lambda: "round_failed" in caplog.text, "the claim of the second to fail")
+    last = heartbeat()
+    wait_until(lambda: heartbeat() > last, "a heartbeat of the first")
 
 
 def test_cut_off_from_the_database_it_ends_what_others_will_start_again(host, submit, attempts, start, monkeypatch):

@@ -446,5 +446,5 @@ def _wait_before_retry(control: AttemptControl, seconds: float) -> bool:
 def _fail_attempt(attempt: AttemptRun, error: Exception) -> None:
     try:
         attempt.fail(f"{type(error).__name__}: {error}")
-    except Exception:  # the job keeps its heartbeat; the next worker to start here adopts it and tries again
+    except Exception:  # this worker, or another one of this host, adopts the job soon and tries again
         logger.exception("abandon_failed")

@@ -191,5 +191,3 @@ def _unpack(sha256: str, store: WorkspaceStore, target: Path, limits: ArchiveLim
         raise LaunchError("workspace_missing", sha256) from error
     except WorkspaceInvalid as error:
         raise LaunchError("workspace_invalid", error.message) from error
-    except OSError as error:
-        raise LaunchError("disk_full", str(error)) from error

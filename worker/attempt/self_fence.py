@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 
 from core.db.models.jobs import Job
+from core.errors import StoreUnavailable
 from worker.attempt.control import AttemptControl
 from worker.backends.base import Backend, Handle, LaunchError
 from worker.context import WorkerContext
@@ -40,20 +41,23 @@ class SelfFence:
         for job, signals in running:
             if job.max_attempts == 1:
                 continue
-            if not signals.contact_lost:
+            ends = signals.monitored or self._end_job(job)
+            if ends and not signals.contact_lost:
                 logger.error("job_cut_off", extra=job.log_context())
                 signals.report_contact_lost()
-            if not signals.monitored:
-                self._end_job(job)
 
-    def _end_job(self, job: Job) -> None:
+    def _end_job(self, job: Job) -> bool:
+        """End a job without a watch; return whether there was anything to end: it may not be started yet."""
+        found = False
         try:
             backend = self._context.backend(job.backend)
             for handle in backend.list_owned():
                 if (handle["job_id"], handle["attempt"]) == (job.id, job.attempt):
+                    found = True
                     self._stop_or_kill(backend, handle, job)
-        except LaunchError as error:
+        except (LaunchError, StoreUnavailable) as error:  # the next check may succeed
             logger.warning("cut_off_not_ended", extra=job.log_context() | {"error": str(error)})
+        return found
 
     def _stop_or_kill(self, backend: Backend, handle: Handle, job: Job) -> None:
         now = time.monotonic()

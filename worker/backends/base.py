@@ -326,7 +326,7 @@ class CloudBackend(Backend, Protocol):
 
         Args:
             is_owned: Whether a worker runs this attempt of this job.
-            is_finished: Whether this job of this service is in a final state.
+            is_finished: Whether this job of this service has ended, and all of its outputs are stored.
 
         Returns:
             The number of machines deleted, or found to be deleted already.

@@ -157,13 +157,15 @@ class ProcessStream:
 
     def outputs(self) -> Iterator[tuple[int, bytes]]:
         """See `JobStream.outputs`. Children that keep the pipes open are not waited for."""
-        sources = dict(self._sources)
+        sources, readable = dict(self._sources), select.poll()  # not select(): it refuses descriptors above 1023
+        for source in sources:
+            readable.register(source, select.POLLIN)
         while sources:
             ended = self._child.poll() is not None
-            ready = select.select(list(sources), [], [], _WAIT_SECONDS)[0]
+            ready = readable.poll(1000 * _WAIT_SECONDS)
             if not ready and (ended or self._closed.is_set()):
                 return
-            for source in ready:
+            for source, _ in ready:
                 try:
                     data = os.read(source, CHUNK_BYTES)
                 except BlockingIOError:
@@ -173,14 +175,16 @@ class ProcessStream:
                 if data:
                     yield sources[source], data
                 else:
+                    readable.unregister(source)
                     del sources[source]
 
     def write(self, data: bytes) -> None:
         """See `JobStream.write`."""
-        rest = memoryview(data)
+        rest, writable = memoryview(data), select.poll()
         while rest and self._input is not None and not self._closed.is_set() and self._child.poll() is None:
             try:
-                if select.select([], [self._input], [], _WAIT_SECONDS)[1]:
+                writable.register(self._input, select.POLLOUT)
+                if writable.poll(1000 * _WAIT_SECONDS):
                     rest = rest[os.write(self._input, rest) :]
             except BlockingIOError:
                 continue

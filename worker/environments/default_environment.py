@@ -120,6 +120,11 @@ class DefaultEnvironment:
             return explain(error)
         except (LaunchError, OSError) as error:
             return str(error)
+        except _Stopped:
+            raise
+        except Exception as error:  # jobs wait for the end of this try
+            logger.exception("default_packages_failed")
+            return f"{type(error).__name__}: {error}."
         if made:
             seconds = round(time.monotonic() - began)
             logger.info("default_packages_installed", extra={"packages": progress.count, "seconds": seconds})

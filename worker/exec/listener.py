@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -28,6 +29,7 @@ _END_SECONDS = 2.0
 _LINGER_SECONDS = 10.0
 """Longest wait for the API to close the connection of a session that has ended."""
 _REQUEST_SECONDS = 10.0
+_ACCEPT_PAUSE_SECONDS = 0.2
 _MAX_TERMINAL = 10_000
 
 
@@ -74,7 +76,10 @@ class ExecListener:
             try:
                 connection, _ = listener.accept()
             except OSError:
-                return
+                if listener.fileno() < 0:  # it was closed
+                    return
+                time.sleep(_ACCEPT_PAUSE_SECONDS)  # no descriptor is free, for example
+                continue
             threading.Thread(target=self._serve, args=(connection,), name="exec-session", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:

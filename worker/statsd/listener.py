@@ -121,12 +121,14 @@ class Listener:
         if now >= self._flush_at:
             self._aggregator.flush()
             self._flush_at = now + _FLUSH_SECONDS
-        by_socket = {bound.socket: bound for bound in self._sockets if bound.socket is not None}
-        if not by_socket:
+        by_descriptor = {bound.socket.fileno(): bound for bound in self._sockets if bound.socket is not None}
+        if not by_descriptor:
             self._stopping.wait(_FLUSH_SECONDS)
             return
-        readable, _, _ = select.select(list(by_socket), [], [], _FLUSH_SECONDS)
-        taken = sum(self._receive(by_socket[one]) for one in readable)
+        readable = select.poll()  # not select(): it refuses descriptors above 1023
+        for descriptor in by_descriptor:
+            readable.register(descriptor, select.POLLIN)
+        taken = sum(self._receive(by_descriptor[one]) for one, _ in readable.poll(1000 * _FLUSH_SECONDS))
         if taken:
             self._aggregator.flush()  # at once: the job may end in its next step
         if taken >= _BATCH:

@@ -6,7 +6,10 @@ from support.deployment import wait_until
 
 from core.db.models.metrics import Metric
 from core.errors import StoreUnavailable
+from core.jobs.metrics import last_values
+from core.settings.limits import MetricSettings
 from worker.attempt.outputs import metrics_flush
+from worker.attempt.outputs.log_shipper import MetricsReader, SourceFile
 from worker.attempt.outputs.metrics_flush import MetricsFlush, MetricsQueue
 from worker.attempt.periodic import Schedule
 
@@ -107,3 +110,16 @@ def test_a_job_that_reports_faster_than_the_database_stores_has_to_wait(queues):
     assert lines * 1000 >= metrics_flush._MAX_QUEUED_VALUES
     while not queue.is_empty:
         assert queue.take().rows
+
+
+def test_a_name_that_postgresql_does_not_take_is_stored_without_it(database, flush, submit, tmp_path):
+    """One that was refused kept all others of its job, and its outputs, from being stored."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"loss\\u0000": 1}\n{"loss": 2}\n')
+    job = submit()
+    reader = MetricsReader(SourceFile(file), job.id, 1, MetricSettings())
+    queue = MetricsQueue(job, reader.left_out)
+    queue.add(reader.read())
+    flush.flush(queue)
+    with database.read() as session:
+        assert last_values(session, [job.id])[job.id] == {"loss": 2.0, "loss\N{REPLACEMENT CHARACTER}": 1.0}

@@ -1,6 +1,7 @@
 """One attempt over a real process, where the machine or an earlier worker fails it."""
 
 import errno
+import os
 import sys
 import threading
 
@@ -19,6 +20,7 @@ from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
 from core.settings import Settings
 from core.storage.joblogs.writer import LogWriter
+from core.storage.workspaces import WorkspaceStore
 from worker.attempt import pipeline as module
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.monitor import JobMonitor
@@ -75,6 +77,19 @@ def test_a_full_disk_delays_output_and_ends_nothing(host, claim, monkeypatch):
     run_attempt(host, job, AttemptControl())
     assert ended(host, job).state is JobState.SUCCEEDED
     assert output(host, job) == [str(number) for number in range(1, 13)]
+
+
+@pytest.mark.parametrize(("number", "reason"), [(errno.ENOSPC, "disk_full"), (errno.EIO, "launch_failed")])
+def test_only_a_full_disk_is_said_to_be_full(host, claim, monkeypatch, number, reason):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(WorkspaceStore, "extract", fail)
+    job = claim("true", workspace_sha256="0" * 64)
+    run_attempt(host, job, AttemptControl())
+    with host.database.read() as session:
+        (attempt,) = queries.attempts(session, job.id)
+    assert (attempt.reason, os.strerror(number) in attempt.reason_detail) == (reason, True)
 
 
 def test_what_bills_is_given_back_before_a_long_copy_is_awaited(host, claim, tmp_path, monkeypatch):

@@ -101,3 +101,12 @@ def test_without_packages_nothing_is_installed(make_default):
     environment.start()
     assert wait(environment) == (None, [])
     assert environment.wanted(Path(sys.executable)).lines == ()
+
+
+def test_a_fault_of_ours_keeps_no_job_waiting(make_default, monkeypatch):
+    def fail(*_):
+        raise ModuleNotFoundError("No package metadata was found for pip")
+
+    monkeypatch.setattr(EnvironmentCache, "use", fail)
+    why, _ = wait(make_default(["tiny"]))
+    assert "No package metadata was found for pip" in why

@@ -5,11 +5,13 @@ from sqlalchemy import update
 from support.google.tpu_simulator import running_simulator, tpu_settings
 
 from core.db.database import now
-from core.db.models.jobs import LeaderLease
+from core.db.models.jobs import Job, LeaderLease
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
+from core.jobs.states import JobState
 from core.settings import Settings
+from worker.backends.tpu.backend import TpuBackend
 from worker.context import WorkerContext
 from worker.database_resource_inventory import DatabaseResourceInventory
 from worker.maintenance.cloud_orphans import CloudSweep
@@ -85,6 +87,20 @@ def test_one_worker_at_a_time_sweeps(host, database, lost):
     with database.write() as session:
         session.execute(update(LeaderLease).values(until=now(-1)))
     assert CloudSweep(host).run() == {"tpus": 0}
+
+
+def test_what_could_not_be_fetched_of_a_job_stays_in_the_bucket(host, database, lost, monkeypatch):
+    def sweep(state, artifacts_state):
+        with database.write() as session:
+            session.execute(update(Job).values(state=state, artifacts_state=artifacts_state))
+        CloudSweep(host).run()
+        return asked.pop()
+
+    asked = []
+    monkeypatch.setattr(TpuBackend, "remove_orphans", lambda _, __, is_done: asked.append(is_done(lost.id)) or 0)
+    assert not sweep(JobState.RUNNING, "none")
+    assert all(sweep(JobState.FAILED, state) for state in ("none", "complete", "removed"))
+    assert not any(sweep(JobState.FAILED, state) for state in ("partial", "failed"))
 
 
 def test_where_there_are_no_tpus_none_are_swept(database, tmp_path):

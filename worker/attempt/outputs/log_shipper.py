@@ -294,7 +294,7 @@ def parse_metric(line: bytes, written_at: datetime) -> tuple[float | None, datet
     if not isinstance(found, dict):
         return None
     numbers = {str(k): float(v) for k, v in found.items() if _is_number(v)}
-    names = {k: k[:100].encode(errors="replace").decode() for k in numbers if k not in _STEP_NAMES}
+    names = {k: _storable_name(k) for k in numbers if k not in _STEP_NAMES}
     values = {name: numbers[k] if math.isfinite(numbers[k]) else None for k, name in names.items()}
     if not values or len(values) > MAX_METRIC_NAMES:
         return None
@@ -304,6 +304,11 @@ def parse_metric(line: bytes, written_at: datetime) -> tuple[float | None, datet
         _parse_time(numbers.get("time"), written_at),
         values,
     )
+
+
+def _storable_name(name: str) -> str:
+    """Shorten a metric's name, without what a database refuses: lone surrogates and, in PostgreSQL, NUL."""
+    return name[:100].encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def usage_row(job_id: str, attempt: int, elapsed: float, values: dict[str, float]) -> dict[str, Any]:

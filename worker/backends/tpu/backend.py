@@ -210,7 +210,7 @@ class TpuBackend(CloudBackend):
         """See `Backend.stop`."""
         if self._vm_client is not None and "vm" in handle:
             self._vm_client.stop(_vm_handle(handle), grace=grace)
-        else:
+        elif "runner" in handle:  # else there is a device only
             self._runner.stop(handle["runner"], grace=grace)
 
     def sample(self, handle: Handle) -> dict[str, float]:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
-from docker.auth import encode_header
 from docker.utils import parse_repository_tag
 from docker.utils.build import tar
 
@@ -67,7 +66,6 @@ class ImageBuilder:
         *,
         network: str,
         memory_bytes: int,
-        auth: Auth | None = None,
         push_auth: Auth | None = None,
     ) -> Image:
         """Build the attempt's image if it is not built yet, and push it if it has a target.
@@ -77,7 +75,6 @@ class ImageBuilder:
             progress: Called with the current step.
             network: The network that its steps run on.
             memory_bytes: Memory limit of a step.
-            auth: Credentials for the registry of its base image.
             push_auth: Credentials for the registry of its target.
 
         Raises:
@@ -91,7 +88,7 @@ class ImageBuilder:
             raise LaunchError("option_refused", "building images is not open on this host (GRADIENT_IMAGES__BUILDS)")
         journal = self._images.journal()
         if self._images.find(name) is None:
-            self._build(spec, progress, journal, self._params(spec, build.dockerfile, network, memory_bytes), auth)
+            self._build(spec, progress, journal, self._params(spec, build.dockerfile, network, memory_bytes))
         image = self._images.find(name)
         if image is None:
             raise LaunchError("image_build", "it was built and is not there")
@@ -114,21 +111,14 @@ class ImageBuilder:
             cgroup=images.build_cgroup,
         )
 
-    def _build(
-        self,
-        spec: LaunchSpec,
-        progress: Progress,
-        journal: ImageUsageJournal,
-        params: dict[str, Any],
-        auth: Auth | None,
-    ) -> None:
+    def _build(self, spec: LaunchSpec, progress: Progress, journal: ImageUsageJournal, params: dict[str, Any]) -> None:
         seconds = self._settings.images.build_seconds
         timeout_error = LaunchError("image_build", f"it was not built within {seconds:.0f} seconds")
         pace = ProgressThrottle("building", progress, seconds, timeout_error)
         output = _BuildOutput(spec.control / "log", pace)
         try:
             with _build_context(spec.workspace, params["dockerfile"]) as context:
-                work = EngineRequest("/build", params, _build_headers(auth), context)
+                work = EngineRequest("/build", params, {"Content-Type": "application/x-tar"}, context)
                 watch = self._disk_check(pace)
                 for message in stream_messages(self._engine, work, watch):
                     output.update(message)
@@ -280,13 +270,6 @@ def build_params(
         **({"cpuperiod": _CPU_PERIOD, "cpuquota": round(cpus * _CPU_PERIOD)} if cpus else {}),
         **({"cgroupparent": cgroup} if cgroup else {}),
     }
-
-
-def _build_headers(auth: Auth | None) -> dict[str, str]:
-    header = {"Content-Type": "application/x-tar"}
-    if auth is not None and "serveraddress" in auth:
-        header["X-Registry-Config"] = encode_header({auth["serveraddress"]: auth}).decode("ascii")
-    return header
 
 
 def _build_context(workspace: Path, dockerfile: str) -> IO[bytes]:

@@ -182,7 +182,7 @@ class OutputCollector:
 
         Args:
             zones: Zones searched for TPUs.
-            is_finished: Whether a job of this service has ended; False for jobs of other services in the bucket.
+            is_finished: See `CloudBackend.remove_orphans`; False for jobs of other services in the bucket.
         """
         if self._open is None or self._keep_objects or time.monotonic() < self._sweep_at:
             return 0

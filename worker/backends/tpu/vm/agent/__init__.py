@@ -13,6 +13,8 @@ On a slice each host has an agent. All but the workspace, the tokens and `wish` 
 starts when the worker, which waits until every host is prepared, has written `go`.
 """
 
+from http.client import HTTPException
+
 PART_BYTES = 4 * 1024**2
 STREAMED_FILES = ("log", "metrics.jsonl")
 HEARTBEAT_STEPS = 5
@@ -24,3 +26,5 @@ FOLDERS = {
     "control": "/.gradient/control",
 }
 CALL_SECONDS = 60.0
+NETWORK_ERRORS = (OSError, HTTPException)
+"""Errors of urllib's requests; the second, such as of a response that was cut off, is not an OSError."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import http.client
 import itertools
 import json
 import os
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import CALL_SECONDS, FOLDERS, HEARTBEAT_STEPS, PART_BYTES, STREAMED_FILES
+from . import CALL_SECONDS, FOLDERS, HEARTBEAT_STEPS, NETWORK_ERRORS, PART_BYTES, STREAMED_FILES
 from .bucket import Bucket
 from .chip_metrics import read_chips
 from .deletion import delete_vm
@@ -89,7 +88,7 @@ class Agent:
             except JobFailed as error:
                 self._report("failed", error.reason, error.detail)
                 return
-            except (OSError, tarfile.TarError, EOFError, http.client.HTTPException) as error:
+            except (*NETWORK_ERRORS, tarfile.TarError, EOFError) as error:
                 # For example, the disk is full: a worker reads this, and decides for how long it is tried.
                 self._report("here", detail=f"{type(error).__name__}: {error}")
                 time.sleep(self._seconds)
@@ -114,7 +113,8 @@ class Agent:
                 self._runner.signal(signal.SIGKILL)
         until = time.monotonic() + _SAVE_SECONDS
         self._over.wait(_SAVE_SECONDS)
-        if self._in_slice:  # the node's other hosts save, too; the first deletes all, or the last one that can
+        # The node's other hosts save, too; the first deletes all, or the last one that can. Without a job none saves.
+        if self._in_slice and (self._place / "job.json").exists():
             self._wait_for_others(until if self._rank == 0 else until + _SAVE_SECONDS)
         delete_vm(self._resources)
 
@@ -122,7 +122,7 @@ class Agent:
         count = len(json.loads((self._place / "job.json").read_text())["env"]["TPU_WORKER_HOSTNAMES"].split(","))
         names = [f"{self._shared}hosts/{rank}/exit" for rank in range(count)]
         while time.monotonic() < until:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*NETWORK_ERRORS):
                 if self._rank == 0 and all(self._bucket.get(name) is not None for name in names):
                     return
             time.sleep(self._seconds)
@@ -226,7 +226,7 @@ class Agent:
                     self._send_artifacts()
                     return self._end()
                 self._apply_request()
-            except OSError as error:  # network or metadata server down: the job runs on, and is reported later
+            except NETWORK_ERRORS as error:  # network or metadata server down: the job runs on, and is reported later
                 sys.stderr.write(f"not told of the job: {error}\n")
                 if time.monotonic() >= self._collect_until:  # the VM is billed for as long as it tries
                     return self._end() | {"missing": f"not sent in {self._collect_seconds:.0f} s: {error}"}
@@ -249,7 +249,7 @@ class Agent:
         while not self._over.wait(self._seconds):
             try:
                 work()
-            except OSError as error:
+            except NETWORK_ERRORS as error:
                 sys.stderr.write(f"{work.__name__}: {error}\n")
 
     def _beat(self) -> None:

@@ -11,7 +11,7 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
-from . import CALL_SECONDS
+from . import CALL_SECONDS, NETWORK_ERRORS
 
 _STORAGE = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
 _MISSING, _PRESENT = 404, 412
@@ -45,7 +45,7 @@ class Bucket:
                 try:
                     with self._open_token() as answer:
                         made = json.load(answer)
-                except (OSError, ValueError) as error:
+                except (*NETWORK_ERRORS, ValueError) as error:
                     sys.stderr.write(f"no fresh token: {error}\n")
                     if time.time() < self._expires_at:
                         break
@@ -61,7 +61,7 @@ class Bucket:
         """Open the token's object with the last token, else by the signed URL, which works for a week only."""
         if time.time() < self._expires_at:
             request = urllib.request.Request(self._token_at, headers={"Authorization": f"Bearer {self._token}"})  # noqa: S310 - Google's, or a simulator's
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*NETWORK_ERRORS):
                 return urllib.request.urlopen(request, timeout=CALL_SECONDS)  # noqa: S310 - the same
         return urllib.request.urlopen(self._token_url, timeout=CALL_SECONDS)  # noqa: S310 - the same
 

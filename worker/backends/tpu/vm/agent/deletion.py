@@ -7,7 +7,7 @@ import sys
 import urllib.error
 import urllib.request
 
-from . import CALL_SECONDS
+from . import CALL_SECONDS, NETWORK_ERRORS
 from .account import read_token
 
 _TPUS = "https://tpu.googleapis.com/v2"
@@ -26,7 +26,7 @@ def delete_vm(resources: list[str]) -> None:
             url = f"{_TPUS}/{name}{force}"
             request = urllib.request.Request(url, headers={"Authorization": f"Bearer {read_token()}"}, method="DELETE")  # noqa: S310 - Google's
             urllib.request.urlopen(request, timeout=CALL_SECONDS).close()  # noqa: S310 - the same
-        except (OSError, ValueError) as error:
+        except (*NETWORK_ERRORS, ValueError) as error:
             sys.stderr.write(f"{name} was not deleted: {error}\n")
             if not (isinstance(error, urllib.error.HTTPError) and error.code == _MISSING):
                 break

@@ -5,7 +5,6 @@ Run as `python3 -m agent.wheels gs://BUCKET/FOLDER DESTINATION`.
 
 import base64
 import hashlib
-import http.client
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import CALL_SECONDS
+from . import CALL_SECONDS, NETWORK_ERRORS
 from .account import read_token
 
 _STORAGE = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
@@ -93,5 +92,5 @@ if __name__ == "__main__":
         download(sys.argv[1], Path(sys.argv[2]))
     except urllib.error.HTTPError as error:
         sys.exit(f"{sys.argv[1]}: {error.url}: HTTP {error.code}: {error.read().decode(errors='replace')}")
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    except (*NETWORK_ERRORS, ValueError) as error:
         sys.exit(f"{sys.argv[1]}: {error}")

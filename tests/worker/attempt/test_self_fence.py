@@ -1,0 +1,72 @@
+"""A worker that is cut off from the database ends what others may start again."""
+
+from types import SimpleNamespace
+
+import pytest
+from support.google.tpu_simulator import MemoryResourceInventory
+from support.toy_backend import ToyBackend
+
+from core.errors import StoreUnavailable
+from core.settings import Settings
+from worker.attempt.control import AttemptControl
+from worker.attempt.self_fence import SelfFence
+from worker.backends.base import base_handle
+from worker.backends.tpu.backend import TpuBackend
+
+
+class _Backend(ToyBackend):
+    """A backend with one attempt of a job, which is never taken up by a watch."""
+
+    def __init__(self, job, *, away=False):
+        super().__init__(None)
+        self._job = job
+        self._away = away
+        self.stopped = []
+
+    def list_owned(self):
+        if self._away:
+            raise StoreUnavailable("The database does not answer.")
+        return [] if self._job is None else [base_handle(self._job.id, 1, None)]
+
+    def stop(self, handle, *, grace):
+        self.stopped.append((handle["job_id"], grace))
+
+
+@pytest.fixture
+def job(submit):
+    made = submit(max_attempts=2)
+    made.attempt = 1
+    return made
+
+
+def check(tmp_path, running, backends):
+    """Check these jobs, each with its backend, on a worker that lost contact long ago."""
+    settings = Settings(home=tmp_path)
+    by_name = {f"backend {number}": backend for number, backend in enumerate(backends)}
+    fence = SelfFence(SimpleNamespace(settings=settings, backend=by_name.__getitem__))
+    fence.record_contact(-1e6)
+    for (job, _), name in zip(running, by_name, strict=True):
+        job.backend = name
+    fence.check(running)
+
+
+def test_a_backend_that_needs_the_database_keeps_no_other_job_running(tmp_path, job, submit):
+    waiting = submit(max_attempts=2)
+    backends = _Backend(None, away=True), _Backend(job)
+    signals = AttemptControl(), AttemptControl()
+    check(tmp_path, [(waiting, signals[0]), (job, signals[1])], backends)
+    assert backends[1].stopped == [(job.id, True)]
+    assert signals[1].contact_lost
+
+
+def test_a_job_that_has_not_been_started_is_not_ended_once_it_is(tmp_path, job):
+    signals = AttemptControl()
+    check(tmp_path, [(job, signals)], [_Backend(None)])
+    assert not signals.contact_lost
+
+
+def test_a_device_without_a_process_has_nothing_to_stop(tmp_path):
+    backend = TpuBackend(Settings(home=tmp_path), MemoryResourceInventory())
+    handle = base_handle("j1", 1, tmp_path)
+    backend.stop(handle, grace=True)
+    backend.stop(handle, grace=False)
