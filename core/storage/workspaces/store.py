@@ -95,6 +95,7 @@ class WorkspaceStore:
             summary = inspect(upload.path, limits)
             stored = StoredWorkspace(upload.sha256, upload.size, summary.kind, summary.files, summary.bytes)
             self._write_metadata(stored)
+            os.utime(upload.path)  # checking it may have taken minutes
             upload.path.replace(self.path(stored.sha256))
             sync_folder(self.path(stored.sha256).parent)
             return stored

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import WorkspaceInvalid
-from core.storage.archives import ArchiveKind, ArchiveLimits
+from core.storage.archives import ArchiveKind, ArchiveLimits, inspect
 from core.storage.workspaces import StoredWorkspace, WorkspaceStore
 
 LIMITS = ArchiveLimits()
@@ -197,6 +197,16 @@ def test_an_archive_is_discarded_only_if_nobody_used_it_since(store):
     assert list(store.stored()) == []
     assert not store.mark_used(SHA)
     assert not store.discard(SHA, unused_since=time.time() + 1)
+
+
+def test_an_archive_counts_as_used_when_its_check_ends(store, monkeypatch):
+    def slow_inspect(path, limits):
+        os.utime(path, (1, 1))
+        return inspect(path, limits)
+
+    monkeypatch.setattr("core.storage.workspaces.store.inspect", slow_inspect)
+    store.add(io.BytesIO(DATA), LIMITS)
+    assert not store.discard(SHA, unused_since=time.time() - 600)
 
 
 def test_an_archive_that_is_used_while_it_is_discarded_is_put_back(store, monkeypatch):
