@@ -289,16 +289,6 @@ class WorkspaceStore:
             set_aside(metadata_path(path), self._incoming, unused_since)
         return gone
 
-    def remove(self, sha256: str) -> None:
-        """Delete a workspace; it is not an error if there is none. The caller must know that no job needs it.
-
-        Raises:
-            WorkspaceInvalid: `sha256` is not a valid digest.
-        """
-        path = self.path(sha256)
-        path.unlink(missing_ok=True)
-        metadata_path(path).unlink(missing_ok=True)
-
     def sweep_temporary(self, older_than_s: float) -> int:
         """Delete temporary files of uploads whose process died.
 

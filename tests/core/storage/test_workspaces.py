@@ -134,20 +134,12 @@ def test_a_broken_stream_leaves_nothing(store):
 
 @pytest.mark.parametrize("sha", ["", "ab", "../../etc/passwd", SHA.upper(), SHA + "\n", SHA[:-1] + "g", "0" * 65])
 def test_only_digests_name_archives(store, sha):
-    for use in (store.has, store.path, store.stat, store.remove):
+    for use in (store.has, store.path, store.stat, store.mark_used):
         with pytest.raises(WorkspaceInvalid, match="64 lower-case hexadecimal") as error:
             use(sha)
         assert error.value.field == "workspaceSha256"
     with pytest.raises(WorkspaceInvalid, match="64 lower-case hexadecimal"):
         store.add(io.BytesIO(DATA), LIMITS, expected_sha256=sha)
-
-
-def test_remove_forgets_and_can_be_repeated(store):
-    store.add(io.BytesIO(DATA), LIMITS)
-    store.remove(SHA)
-    store.remove(SHA)
-    assert store.stat(SHA) is None
-    assert kept(store) == []
 
 
 @pytest.mark.parametrize("damage", ["no facts", "half the facts", "no archive", "half the archive"])
