@@ -49,7 +49,7 @@ class AppState(stores.Stores):
         submissions: Commits concurrent submissions together.
         metrics: Cached responses with jobs' metrics.
         text_indexes: Line indexes of text artifacts.
-        measures: This process's own metrics, for Prometheus.
+        service_metrics: This process's own metrics, for Prometheus.
         boards: The open TensorBoards.
         wake: Wakes the dispatcher; called after the commit of a transaction that wrote to the outbox.
     """

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from core.comparison import measurement
 from core.comparison.differences import WORKSPACE, find_differences
-from core.comparison.measurement import Goal
+from core.comparison.measurement import Goal, Point
 from core.comparison.run_figures import build_figures, find_pace, last_values, peak_usage, run_times
 from core.comparison.table import Member
 from core.db.database import now
@@ -201,16 +201,11 @@ def learning_curves(
     session: Session, comparison: Comparison, jobs: Sequence[Job]
 ) -> dict[str, list[tuple[float, float]]]:
     """Return the comparison's metric by running time in seconds, for each job that reported it."""
-    if comparison.metric is None:
-        return {}
     current = session.scalars(select(now())).one()
     found: dict[str, list[tuple[float, float]]] = {}
     for job in jobs:
         runs = run_times(queries.attempts(session, job.id), current)
-        rows = metrics.count_rows(session, job.id)
-        columns = metrics.read(session, job.id, rows, most_values=_CURVE_POINTS, name=comparison.metric)
-        points = next((each.points for each in columns if each.source == "job"), [])
-        if curve := measurement.learning_curve(points, runs):
+        if curve := measurement.learning_curve(_judged(session, comparison, job, _CURVE_POINTS), runs):
             found[job.id] = curve
     return found
 
@@ -220,7 +215,7 @@ def _measure(session: Session, comparison: Comparison, job: Job, current: dateti
     runs = run_times(attempts, current)
     columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=_READ_VALUES)
     series = [each for each in columns if each.source == "job"]
-    judged = [point for each in series if each.name == comparison.metric for point in each.points]
+    judged = _judged(session, comparison, job, _READ_VALUES)
     goal = cast(Goal, comparison.goal)
     arrival = None if comparison.target is None else measurement.find_arrival(judged, goal, comparison.target, runs)
     pace = find_pace(series)
@@ -238,6 +233,15 @@ def _measure(session: Session, comparison: Comparison, job: Job, current: dateti
         gpu_memory_bytes=peak_usage(attempts, "peak_gpu_memory_bytes"),
         figures=build_figures(attempts, current, pace, last_values(session, job.id)),
     )
+
+
+def _judged(session: Session, comparison: Comparison, job: Job, most_values: int) -> list[Point]:
+    """Return a job's reports of the metric that the comparison is judged by."""
+    if comparison.metric is None:
+        return []
+    rows = metrics.count_rows(session, job.id)
+    columns = metrics.read(session, job.id, rows, most_values=most_values, name=comparison.metric)
+    return next((each.points for each in columns if each.source == "job"), [])
 
 
 def _state(job: Job) -> str:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, delete, exists, func, literal, or_, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -164,7 +164,8 @@ def read(
 ) -> "SeriesColumns":
     """Read a job's metrics as series, each in the order in which it was written.
 
-    Samples evenly spaced rows when there are too many; always includes the last.
+    Samples evenly spaced rows when there are too many; always includes the last. With a name, these are rows with that
+    metric: one that few rows have, such as one of each epoch, is not lost among the others.
 
     Args:
         session: Reads.
@@ -180,9 +181,13 @@ def read(
         rows[extent.source] = rows.get(extent.source, 0) + extent.rows
     columns = SeriesColumns()
     for source, count in rows.items():
-        owned = (*_owned(job_id, within, attempt), Metric.source == source)
-        stride = _stride(session, owned, count, most_values)
-        for step, at, values in _sampled_rows(session, owned, count, stride):
+        owned = [*_owned(job_id, within, attempt), Metric.source == source]
+        number, stride = count, _stride(session, owned, count, most_values)
+        if name is not None and stride > 1:
+            owned.append(_has_metric(name))
+            number = session.scalar(select(func.count()).select_from(Metric).where(*owned)) or 0
+            stride = _stride(session, owned, number, most_values)
+        for step, at, values in _sampled_rows(session, owned, number, stride):
             columns.add(source, step, at.timestamp(), values if name is None else _value_of(values, name))
     return columns
 
@@ -238,6 +243,11 @@ def _owned(job_id: str, within: XRange | None, attempt: int | None) -> list[Colu
     if attempt is not None:
         conditions.append(Metric.attempt == attempt)
     return conditions
+
+
+def _has_metric(name: str) -> ColumnElement[bool]:
+    values = func.json_each(Metric.values).table_valued("key")
+    return exists(select(literal(1)).select_from(values).where(values.c.key == name))
 
 
 def _stride(session: Session, owned: Sequence[ColumnElement[bool]], rows: int, most_values: int) -> int:

@@ -92,7 +92,7 @@ def update_limits(
 
 
 def _stored_limit(requested: int | str | None) -> int | None:
-    """Convert a limit for the database, where NULL means the service's default and FOR_GOOD means no limit."""
+    """Convert a limit for the database, where NULL means the service's default and FOREVER means no limit."""
     if requested is None:
         return FOREVER
     return None if requested == "default" else int(requested)

@@ -34,7 +34,7 @@ def put_secret(session: Session, vault: Vault, project_id: str, name: str, value
     Args:
         session: Writes.
         vault: Encrypts.
-        project_id: Project whose jobs may use it, or EVERY_PROJECT.
+        project_id: Project whose jobs may use it, or ALL_PROJECTS.
         name: The name that jobs refer to.
         value: The value that jobs get.
 
@@ -57,7 +57,7 @@ def put_secret(session: Session, vault: Vault, project_id: str, name: str, value
 
 
 def secrets_of(session: Session, project_id: str) -> list[Secret]:
-    """Return the secrets of one project, or those for all projects (EVERY_PROJECT), ordered by name."""
+    """Return the secrets of one project, or those for all projects (ALL_PROJECTS), ordered by name."""
     return list(session.scalars(select(Secret).where(Secret.project_id == project_id).order_by(Secret.name)))
 
 
@@ -124,7 +124,7 @@ def put_registry(
     Args:
         session: Writes.
         vault: Encrypts.
-        project_id: Project whose jobs sign in with it, or EVERY_PROJECT.
+        project_id: Project whose jobs sign in with it, or ALL_PROJECTS.
         host: The registry.
         username: User name.
         password: Password or token.
@@ -145,7 +145,7 @@ def put_registry(
 
 
 def registries(session: Session, project_id: str) -> list[AnyRegistry]:
-    """Return the registry logins for a project's jobs, or those for all projects (EVERY_PROJECT), ordered by host."""
+    """Return the registry logins for a project's jobs, or those for all projects (ALL_PROJECTS), ordered by host."""
     table, key = _registry_key(project_id, "")
     del key["host"]
     return list(session.scalars(select(table).filter_by(**key).order_by(table.host)))

@@ -39,7 +39,7 @@ class JobMetricsResponse:
 
     Attributes:
         etag: The ETag of its metrics, in quotes.
-        body: JSON of `service.schemas.jobs.Metrics`.
+        body: JSON of `service.schemas.metrics.Metrics`.
         summary: Its series without their points.
         left_out: Sentences on what is left out, and by which limit; None: nothing.
     """

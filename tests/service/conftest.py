@@ -133,10 +133,10 @@ def fuzz_target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def train(worker: FakeWorker, database: Database) -> Callable[..., str]:
-    """A function that runs the next job in line, with one report of accuracy each `seconds` and 10 steps."""
+    """A function that runs the next job in line, with reports each `seconds` and 10 steps: accuracies, or values."""
     worker.register()
 
-    def train(seconds: float, accuracies: list[float], reason: str = "completed") -> str:
+    def train(seconds: float, reports: list[float | dict[str, float]], reason: str = "completed") -> str:
         job = worker.start()
         with database.write() as session:
             attempt = session.get(Attempt, (job.id, job.attempt))
@@ -146,14 +146,14 @@ def train(worker: FakeWorker, database: Database) -> Callable[..., str]:
             rows = [
                 row
                 | {"offset": n, "step": 10.0 * n, "at": started + timedelta(seconds=seconds * n)}
-                | {"values": {"accuracy": value, "lr": 0.1}}
-                for n, value in enumerate(accuracies, 1)
+                | {"values": report if isinstance(report, dict) else {"accuracy": report, "lr": 0.1}}
+                for n, report in enumerate(reports, 1)
             ]
             metrics.add(session, rows)
         worker.end(job, reason, **({} if reason == "completed" else {"exit_code": 1}))
         with database.write() as session:
             attempt = session.get(Attempt, (job.id, job.attempt))
-            attempt.ended_at = started + timedelta(seconds=seconds * len(accuracies))
+            attempt.ended_at = started + timedelta(seconds=seconds * len(reports))
         return job.id
 
     return train

@@ -32,14 +32,14 @@ from core.jobs.scheduling import start_estimate
 from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, job_capacity, live_workers
 from core.jobs.scheduling.port_allocations import allocated_ports_by_host
 from core.jobs.scheduling.queue_position import ProjectUsage, QueuePosition, prospective_positions, queue_positions
-from core.jobs.states import OWNED, JobState
+from core.jobs.states import OWNED, WAITING_PHASE, JobState
 
 HISTORY = 100
 """Most recent ended jobs of a machine type that an estimate is based on."""
 _HELD_JOBS = select(
-    Job.machine_type, Job.project_id, Job.worker, Job.host, Job.started_at, Job.cpus, Job.memory_mb
+    Job.machine_type, Job.project_id, Job.worker, Job.host, Job.phase, Job.started_at, Job.cpus, Job.memory_mb
 ).where(Job.state.in_(OWNED))
-_HeldRow = Row[str, str, str | None, str | None, datetime | None, float | None, int | None]
+_HeldRow = Row[str, str, str | None, str | None, str | None, datetime | None, float | None, int | None]
 _HELD_GPUS = select(GpuAllocation.host, GpuAllocation.gpu)
 
 
@@ -245,8 +245,8 @@ class _QueueSnapshot:
 
     def _slot_free_times(self, worker: Worker, job: Job, duration: float) -> list[float]:
         """Return the seconds until each of the worker's slots for jobs like this one is free."""
-        busy = [self._remaining_seconds(row, duration) for row in self.held_jobs if row.worker == worker.name]
-        on_host = [row for row in self.held_jobs if row.host == worker.host]
+        on_host = [row for row in self.held_jobs if row.host == worker.host and row.phase != WAITING_PHASE]
+        busy = [self._remaining_seconds(row, duration) for row in on_host if row.worker == worker.name]
         idle = [worker.slots - len(busy)]
         if worker.gpus is not None and job.gpus:
             idle.append(int(self._free_gpus(worker)) // job.gpus)

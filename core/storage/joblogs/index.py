@@ -14,7 +14,7 @@ BATCH = 64
 GROWING = 0
 """Flag of ordinary output: the last record may grow in place while its time window is open."""
 FIXED = 1
-"""Flag of lines that the service wrote (notes, gap markers): never merged with other output."""
+"""Flag of lines that the service wrote (gap markers): never merged with other output."""
 CONTINUED = 2
 """Flag of a record whose append continues in the next one; it is therefore not a commit point."""
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from core.errors import StoreUnavailable
 from core.storage.joblogs.index import BLOCK_BYTES, EMPTY, IndexView, Record
 from core.storage.joblogs.render import render
 from core.storage.joblogs.search import FoundLines, LineRange, find_lines
@@ -219,11 +220,17 @@ class _Snapshot:
 
 
 def after_newline(data: bytes, count: int) -> int:
-    """Return the offset just past the `count`-th newline."""
+    """Return the offset just past the `count`-th newline.
+
+    Raises:
+        StoreUnavailable: There are fewer: a running job has just rewritten the file.
+    """
     at = 0
     while (found := data.count(b"\n", at, at + _SKIP_BYTES)) < count:
         count -= found
         at += _SKIP_BYTES
+        if at >= len(data):
+            raise StoreUnavailable("The text changed while it was read. Try again.")
     for _ in range(count):
         at = data.index(b"\n", at) + 1
     return at

@@ -69,12 +69,12 @@ def find_lines(
         data = read(start, min(_BLOCK, lines.end - start))
         plain = _COLOURS.sub(b"", data) if b"\x1b" in data else data
         for number in _matches(plain.lower() if fold_case else plain, needles, line + 1):
-            if found[-1:] != [number]:
+            if not found or number > found[-1]:  # the end of the block before was searched already
                 found.append(number)
             if len(found) == limit:
                 return FoundLines(found, number, complete=number >= lines.last)
-        # The next block begins so early that no match across the border is missed.
-        step = len(data) if start + len(data) >= lines.end else len(data) - max(map(len, needles)) + 1
+        # The next block overlaps, to miss no match. A short one is the last: a running job may have cut the file.
+        step = _BLOCK - max(map(len, needles)) + 1 if len(data) == _BLOCK else lines.end - start
         line += data.count(b"\n", 0, step)
         start += step
     return FoundLines(found, lines.last, complete=True)

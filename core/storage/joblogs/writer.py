@@ -1,7 +1,6 @@
 """The writing side of a job's log."""
 
 import os
-import time
 from pathlib import Path
 from typing import Self
 
@@ -85,16 +84,12 @@ class LogWriter:
             raise GradientError(
                 f"cannot resume at byte {resume_source_offset}: the log already holds up to {self.position}"
             )
+        start = "\n" if self._last.open_line else ""
         text = (
-            f"[gradient] {skipped_bytes:,} bytes of output left out here: "
-            f"the log passed its limit of {self._max_bytes:,} bytes"
+            f"{start}[gradient] {skipped_bytes:,} bytes of output left out here: "
+            f"the log passed its limit of {self._max_bytes:,} bytes\n"
         )
-        self._commit(self._service_line(text), at_ms, resume_source_offset, FIXED)
-
-    def write_service_line(self, text: str, at_ms: int | None = None) -> None:
-        """Write a line of the service itself; it counts as a line but not as output of the job."""
-        now = time.time_ns() // 1_000_000 if at_ms is None else at_ms
-        self._commit(self._service_line(" ".join(text.splitlines())), now, self.position, FIXED)
+        self._commit(text.encode(), at_ms, resume_source_offset, FIXED)
 
     def sync(self) -> None:
         """Flush committed data to disk, so that it survives a power cut."""
@@ -123,9 +118,6 @@ class LogWriter:
         if self._last.attempt != self._attempt and self._last.open_line:
             # The previous attempt ended in mid-line; this one starts on a new line.
             self._commit(b"\n", self._last.at_ms, 0, FIXED)
-
-    def _service_line(self, text: str) -> bytes:
-        return (b"\n" if self._last.open_line else b"") + text.encode("utf-8", "replace") + b"\n"
 
     def _commit(self, data: bytes, at_ms: int, source_end: int, flags: int) -> None:
         # A worker that was frozen while another took its job over still has its old state.

@@ -238,12 +238,12 @@ class Upload:
             )
         with _translated(self._path):
             os.fchmod(self._descriptor, _FILE_MODE)
-            if mtime_ms is not None:
-                os.utime(self._descriptor, ns=(mtime_ms * _MS, mtime_ms * _MS))
             os.fsync(self._descriptor)
             with opened_folder(self._root) as root, _opened_parent(root, self._parts, self._path) as parent:
                 os.rename(self._temporary, self._parts[-1], dst_dir_fd=parent)
                 os.fsync(parent)
+            if mtime_ms is not None:  # under its name: `sweep_incoming` would take it for the rest of an old upload
+                os.utime(self._descriptor, ns=(mtime_ms * _MS, mtime_ms * _MS))
             return StoredEntry.from_stat(self._path, os.fstat(self._descriptor))
 
     def close(self) -> None:

@@ -95,6 +95,7 @@ class WorkspaceStore:
             summary = inspect(upload.path, limits)
             stored = StoredWorkspace(upload.sha256, upload.size, summary.kind, summary.files, summary.bytes)
             self._write_metadata(stored)
+            os.utime(upload.path)  # checking it may have taken minutes
             upload.path.replace(self.path(stored.sha256))
             sync_folder(self.path(stored.sha256).parent)
             return stored
@@ -287,16 +288,6 @@ class WorkspaceStore:
             # Kept if an upload of the same workspace has just rewritten it.
             set_aside(metadata_path(path), self._incoming, unused_since)
         return gone
-
-    def remove(self, sha256: str) -> None:
-        """Delete a workspace; it is not an error if there is none. The caller must know that no job needs it.
-
-        Raises:
-            WorkspaceInvalid: `sha256` is not a valid digest.
-        """
-        path = self.path(sha256)
-        path.unlink(missing_ok=True)
-        metadata_path(path).unlink(missing_ok=True)
 
     def sweep_temporary(self, older_than_s: float) -> int:
         """Delete temporary files of uploads whose process died.

@@ -52,6 +52,17 @@ def test_of_very_many_rows_few_are_read_and_the_ends_are_kept(database, submit):
     assert read(database, job, most_values=2000, name="b").keys() == {("job", "b")}
 
 
+def test_a_metric_that_few_of_very_many_rows_have_is_read_whole(database, submit):
+    job = submit()
+    rows = rows_of(job, 3000, names=("a", "b"))
+    for row in rows[7::100]:
+        row["values"] = {"val 'a\"": row["step"], "b": None}
+    add(database, rows)
+    found = read(database, job, most_values=2000, name="val 'a\"")
+    assert [step for step, *_ in found["job", "val 'a\""]] == list(range(7, 3000, 100))
+    assert read(database, job, most_values=2000, name="nosuch") == {}
+
+
 def test_that_values_are_left_out_is_said_once(database, submit):
     job = submit()
     for _ in range(3):

@@ -57,6 +57,12 @@ def test_a_match_across_blocks_is_found(logs, before):
     assert search(reader, "needle").lines == [lines + 1, lines + 2]
 
 
+def test_lines_where_blocks_meet_are_found_once(logs):
+    lines = (1 << 20) // 64
+    reader = written(logs, (b"." * 63 + b"\n") * (lines - 1) + b"." * 49 + b"\nan Error\nError\n" + b"fine\n")
+    assert search(reader, None).lines == [lines + 1, lines + 2]
+
+
 def test_a_search_that_takes_too_long_ends_at_a_line_and_always_gets_on(logs):
     reader = written(logs, b"a line\n" * 1_000_000)
     found, line, steps = [], 0, 0

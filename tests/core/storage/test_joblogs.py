@@ -297,15 +297,6 @@ def test_a_gap_is_marked_and_the_tail_follows(tmp_path):
     assert logs.open_writer(JOB, 1).position == 123_465
 
 
-def test_a_note_is_a_line_but_not_output(logs):
-    with logs.open_writer(JOB, 1) as writer:
-        writer.append(b"mid", 1)
-        writer.write_service_line("two\nlines", 2)
-        assert writer.position == 3
-        writer.append(b"dle\n", 3)
-    assert [row.message for row in logs.reader(JOB).lines(0, 9, final=True)] == ["mid", "two lines", "dle"]
-
-
 def test_replaced_bytes_move_the_source_by_what_they_stand_for(logs):
     with logs.open_writer(JOB, 1) as writer:
         writer.append(b"key=***\n", 1, source_bytes=20)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import SpecInvalid
+from core.errors import SpecInvalid, StoreUnavailable
 from core.storage.artifacts import text_lines
 from core.storage.artifacts.store import OpenArtifact
 from core.storage.artifacts.text_lines import LineIndexCache
@@ -75,3 +75,12 @@ def test_a_text_is_counted_once_until_it_changes():
     before = len(reads)
     assert cache.open(OpenArtifact(Counted(b"a\nb\nc\n"), 6, None, 2), "j1", 1, "a.txt").total == 3
     assert (before, len(reads)) == (3, 6)
+
+
+def test_a_text_that_a_running_job_cuts_or_rewrites_meanwhile_is_not_read_for_ever():
+    content = io.BytesIO(b"a line\n" * 100)
+    text = LineIndexCache().open(OpenArtifact(content, 700, None, 1), "j1", 1, "a.txt")
+    content.truncate(33)
+    assert text.search(None, after=0, limit=10, match_case=False, seconds=9.0).lines == []
+    with pytest.raises(StoreUnavailable, match="changed while it was read"):
+        list(text.read(50, 10))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import WorkspaceInvalid
-from core.storage.archives import ArchiveKind, ArchiveLimits
+from core.storage.archives import ArchiveKind, ArchiveLimits, inspect
 from core.storage.workspaces import StoredWorkspace, WorkspaceStore
 
 LIMITS = ArchiveLimits()
@@ -134,20 +134,12 @@ def test_a_broken_stream_leaves_nothing(store):
 
 @pytest.mark.parametrize("sha", ["", "ab", "../../etc/passwd", SHA.upper(), SHA + "\n", SHA[:-1] + "g", "0" * 65])
 def test_only_digests_name_archives(store, sha):
-    for use in (store.has, store.path, store.stat, store.remove):
+    for use in (store.has, store.path, store.stat, store.mark_used):
         with pytest.raises(WorkspaceInvalid, match="64 lower-case hexadecimal") as error:
             use(sha)
         assert error.value.field == "workspaceSha256"
     with pytest.raises(WorkspaceInvalid, match="64 lower-case hexadecimal"):
         store.add(io.BytesIO(DATA), LIMITS, expected_sha256=sha)
-
-
-def test_remove_forgets_and_can_be_repeated(store):
-    store.add(io.BytesIO(DATA), LIMITS)
-    store.remove(SHA)
-    store.remove(SHA)
-    assert store.stat(SHA) is None
-    assert kept(store) == []
 
 
 @pytest.mark.parametrize("damage", ["no facts", "half the facts", "no archive", "half the archive"])
@@ -197,6 +189,16 @@ def test_an_archive_is_discarded_only_if_nobody_used_it_since(store):
     assert list(store.stored()) == []
     assert not store.mark_used(SHA)
     assert not store.discard(SHA, unused_since=time.time() + 1)
+
+
+def test_an_archive_counts_as_used_when_its_check_ends(store, monkeypatch):
+    def slow_inspect(path, limits):
+        os.utime(path, (1, 1))
+        return inspect(path, limits)
+
+    monkeypatch.setattr("core.storage.workspaces.store.inspect", slow_inspect)
+    store.add(io.BytesIO(DATA), LIMITS)
+    assert not store.discard(SHA, unused_since=time.time() - 600)
 
 
 def test_an_archive_that_is_used_while_it_is_discarded_is_put_back(store, monkeypatch):

@@ -3,6 +3,8 @@
 import pytest
 from support.live_service import make_form, make_job_body, make_zip
 
+from core.comparison import comparisons
+
 
 def submit(client, *, headers=None, **fields):
     return client.post("/comparisons", json=make_job_body(machineType="CPU,V100", **fields), headers=headers)
@@ -94,6 +96,15 @@ def test_the_table_is_measured_from_metrics(client, train):
     assert [(row["fastest"], row["cheapest"], row["mostAccurate"]) for row in found["rows"]] == [(2, 1, 2), (1, 2, 1)]
     assert cpu["members"][0]["stepsToTarget"] == 30
     assert any("Simulated machine types" in note for note in found["notes"])
+
+
+def test_a_metric_of_each_epoch_is_judged_among_very_many_values(client, train, monkeypatch):
+    monkeypatch.setattr(comparisons, "_READ_VALUES", 1000)
+    made = submit(client, metric="val", target=0.5).json()
+    epochs = {1500: 0.5, 2500: 0.9, 2600: 0.7}
+    train(0.01, [{"val": epochs[n]} if n in epochs else {"a": 1.0, "b": 2.0} for n in range(1, 3001)])
+    cpu = client.get(f"/comparisons/{made['id']}").json()["rows"][0]
+    assert (cpu["best"]["median"], cpu["members"][0]["stepsToTarget"]) == (0.9, 15_000)
 
 
 def fronts(found):

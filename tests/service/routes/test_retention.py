@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 
 import pytest
 from support.live_service import make_form, make_job_body, make_zip
@@ -177,7 +178,7 @@ def test_a_clone_of_a_job_whose_workspace_went_says_so(client, stores, retention
     sha256 = stores.workspaces.add(io.BytesIO(make_zip()), ArchiveLimits()).sha256
     job = retention_jobs.create_job(31, workspace_sha256=sha256)
     assert client.post(f"/jobs/{job.id}/clone").status_code == 201
-    stores.workspaces.remove(sha256)
+    assert stores.workspaces.discard(sha256, unused_since=time.time() + 1)
     answer = client.post(f"/jobs/{job.id}/clone")
     assert (answer.status_code, answer.json()["error"]["name"]) == (404, "WorkspaceNotFound")
     assert f"The workspace that job {job.id} ran on is no longer stored here" in answer.json()["error"]["message"]

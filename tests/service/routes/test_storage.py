@@ -283,3 +283,16 @@ def test_what_a_killed_service_left_is_swept(stores):
         os.utime(path, (0, 0))
     assert stores.storage.sweep_incoming(3600) == 2
     assert names(stores.storage.incoming) == ["upload-new"]
+
+
+def test_a_complete_upload_of_an_old_file_is_not_swept(client, project, folder, stores, monkeypatch):
+    sync = os.fsync
+
+    def sync_slowly(descriptor):
+        sync(descriptor)
+        stores.storage.sweep_incoming(3600)
+
+    monkeypatch.setattr(os, "fsync", sync_slowly)
+    answer = put(client, project, "old.npz", b"x", modified=MODIFIED)
+    assert (answer.status_code, answer.json().get("modified")) == (200, MODIFIED)
+    assert (folder / "old.npz").read_bytes() == b"x"

@@ -311,6 +311,16 @@ def test_a_start_is_estimated_from_the_last_jobs(database, submit, add_worker, w
     assert found == pytest.approx([0, 30, 100], abs=3)
 
 
+def test_jobs_that_wait_for_a_device_of_a_cloud_leave_their_slots_to_others(
+    database, submit, add_worker, why, runs, ended
+):
+    ended(100, 100, 100)
+    holding, job = submit(), submit()
+    add_worker()
+    runs(holding, phase="waiting")
+    assert seconds_until(database, why(job)) == pytest.approx(0, abs=3)
+
+
 def test_without_a_worker_that_takes_it_no_start_is_estimated(submit, add_worker, why, ended):
     ended(1, 1, 1)
     job = submit()
