@@ -61,6 +61,14 @@ def test_real_machines_are_compared_with_the_published_ratio(cli, server):
     ET.fromstring((cli.folder / "out" / "loss.svg").read_text())  # noqa: S314 - our own
 
 
+def test_a_server_that_restarts_meanwhile_does_not_cost_the_report(cli, server, protocol):
+    answer(server, job("CPU"), job("V100"))
+    server.on("GET", "/jobs/jcpu", protocol.error(502, "bad gateway"), job("CPU"))
+    done = run_experiment(cli, "--output", "out")
+    assert done.returncode == 0, done.stderr
+    assert (cli.folder / "out" / "report.md").exists()
+
+
 def test_simulated_machines_have_a_table_of_their_own_and_no_ratio(cli, server):
     answer(server, job("CPU"), job("V100", simulated=True))
     assert run_experiment(cli, "--full").returncode == 0
