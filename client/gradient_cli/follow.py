@@ -23,10 +23,12 @@ from gradient_cli.formatting import (
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any, TypeVar
 
     from gradient_cli.api.client import Api
+
+    T = TypeVar("T")
 
 _RUNNING = "Running"
 _SUCCEEDED = "Stopped"  # the original service's word for a command that ran and exited with 0
@@ -196,15 +198,15 @@ def attach(
                 show(data)
             if unlinked and data.get("state") == _RUNNING and data.get("phase"):
                 printer.clear()
-                _print_links(_get_job_with_retry(api, job_id))
+                _print_links(retry_until_connected(lambda: api.job(job_id)))
                 unlinked = False
         printer.clear()
-        job = api.job(job_id)
-        print_summary(api, job, shown_notes)
+        ended = retry_until_connected(lambda: api.job(job_id))
+        print_summary(api, ended, shown_notes)
     except KeyboardInterrupt:
         printer.clear()
         return detach(job_id)
-    return exit_code(job)
+    return exit_code(ended)
 
 
 def _print_links(job: Mapping[str, Any]) -> None:
@@ -245,15 +247,20 @@ def _wait_for(api: Api, job: dict[str, Any], until: float | None, timeout: float
             )
         time.sleep(delay if left is None else min(delay, left))
         delay = min(delay * 1.5, _MAX_POLL_SECONDS)
-        job = _get_job_with_retry(api, job_id)
+        job = retry_until_connected(lambda: api.job(job_id))
     return job
 
 
-def _get_job_with_retry(api: Api, job_id: str) -> dict[str, Any]:
+def retry_until_connected(request: Callable[[], T]) -> T:
+    """Send a request, again and again while the server cannot be reached: it may restart during a long wait.
+
+    Raises:
+        ClientError: A failure that is not transient.
+    """
     delay = _MIN_POLL_SECONDS
     while True:
         try:
-            return api.job(job_id)
+            return request()
         except ClientError as error:
             if not error.transient:
                 raise
@@ -302,7 +309,11 @@ def print_summary(api: Api, job: dict[str, Any], shown_notes: Sequence[str] = ()
     if any(facts):
         terminal.print_message(terminal.sanitize(", ".join(fact for fact in facts if fact)))
     print_notes(job, shown_notes)
-    left = api.artifacts(job_id, limit=1)
+    try:
+        left = api.artifacts(job_id, limit=1)
+    except ClientError as error:  # the exit code is the job's all the same
+        terminal.print_message(terminal.sanitize(f"its artifacts cannot be listed now: {error}"))
+        return
     if left.get("totalFiles"):
         terminal.print_message(
             f"{format_count(left['totalFiles'], 'artifact')}, {format_size(left.get('totalBytes') or 0)}: "

@@ -185,10 +185,15 @@ def main() -> int:
     except UnicodeError as error:
         return _report(UsageError(f"text that cannot be sent: {error}", hint="Encode it as UTF-8."), as_json=as_json)
     except OSError as error:
-        _silence_stdout()
         where = f"{error.filename}: " if error.filename else ""
         hint = "Check disk space and permissions, then try again."
-        return _report(ClientError(f"{where}{error.strerror or error}", hint=hint), as_json=False)
+        failure = ClientError(f"{where}{error.strerror or error}", hint=hint)
+        try:
+            sys.stdout.flush()
+        except OSError:  # standard output is what failed
+            _silence_stdout()
+            as_json = False
+        return _report(failure, as_json=as_json)
     return code
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 from gradient_cli import config
 from gradient_cli.api.client import Api
 from gradient_cli.api.transport import Transport
-from gradient_cli.errors import ServerError, TimedOut
+from gradient_cli.errors import ClientError, ServerError, TimedOut
 from gradient_cli.follow import describe_state
 from gradient_jobs.client import Job, Jobs
 from gradient_jobs.options import JobFilters, JobOptions
@@ -39,6 +39,17 @@ async def _call(settings: config.Settings, action: Callable[[Api], T]) -> T:
         return await asyncio.to_thread(action, api)
     finally:
         api.close()
+
+
+async def _retry_until_connected(request: Callable[[], Awaitable[T]]) -> T:
+    """Send a request, again and again while the server cannot be reached."""
+    while True:
+        try:
+            return await request()
+        except ClientError as error:
+            if not error.transient:
+                raise
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 class AsyncClient:
@@ -124,7 +135,7 @@ class AsyncJob(JobRecord):
         async def poll() -> None:
             while not self.ended:
                 await asyncio.sleep(_POLL_SECONDS)
-                await self.refresh()
+                await _retry_until_connected(self.refresh)
 
         await self.refresh()
         try:
@@ -139,14 +150,15 @@ class AsyncJob(JobRecord):
         """Yield the lines of the job's log after a line number until the job ends. Asks for new ones once a second."""
         complete = False
         while not complete:
-            page = await _call(self._settings, partial(Api.logs, job_id=self.id, line=after, limit=_LINES))
+            read = partial(Api.logs, job_id=self.id, line=after, limit=_LINES)
+            page = await _retry_until_connected(partial(_call, self._settings, read))
             for row in page["lines"]:
                 yield LogLine.parse(row)
                 after = int(row["line"])
             complete = page["complete"] and not page["lines"]
             if not complete and not page["lines"]:
                 await asyncio.sleep(_POLL_SECONDS)
-        await self.refresh()
+        await _retry_until_connected(self.refresh)
 
     async def logs(self, *, tail: int | None = None) -> list[LogLine]:
         """Return all lines that the job has written so far, or the last `tail` of them."""

@@ -188,7 +188,7 @@ class Job(JobRecord):
         for name, data in self._api.follow(self.id, after):
             if name == "line":
                 yield LogLine.parse(data)
-        self.refresh()
+        self._update(follow.retry_until_connected(lambda: self._api.job(self.id)))
 
     def logs(self, *, tail: int | None = None) -> list[LogLine]:
         """Return all lines that the job has written so far, or the last `tail` of them."""

@@ -145,8 +145,12 @@ def test_the_sdk_runs_with_other_versions_of_python(any_client, deployment):
     address = deployment.cli_json
     any_client.env |= {"GRADIENT_URL": address["url"], "GRADIENT_API_KEY": address["apiKey"]}
     done = any_client.run("python", "script.py")
+    stored = any_client.run("gradient-cli", "storage", "put", "data.txt")
+    got = any_client.run("gradient-cli", "storage", "get", "data.txt", "copy.txt")
     (any_client.folder / ".gradient.toml").unlink()
     del any_client.env["GRADIENT_URL"], any_client.env["GRADIENT_API_KEY"]
+    assert (stored.returncode, got.returncode) == (0, 0), stored.stderr + got.stderr
+    assert (any_client.folder / "copy.txt").read_text() == "from a workspace"
     assert done.returncode == 0, done.stderr
     first, second, *rest = done.stdout.splitlines()
     assert (first, second) == ("from a workspace Stopped UTC", "from a workspace Stopped")

@@ -3,6 +3,8 @@ import json
 
 import pytest
 
+from gradient_cli.workspace.download import select
+
 
 def listed(path, data, *, digest=True):
     sha256 = hashlib.sha256(data).hexdigest() if digest else None
@@ -127,6 +129,12 @@ def test_patterns_choose(cli, protocol, left):
     refused = cli("jobs", "artifacts", "get", protocol.id, "*.zip")
     assert refused.returncode == 1
     assert "no artifact matches '*.zip'" in refused.stderr
+
+
+def test_names_with_brackets_are_found_as_they_are():
+    files = [{"path": path} for path in ("runs/[a,b]/1.pt", "best[1].pt", "best1.pt")]
+    for pattern, expected in (("runs/[a,b]", [files[0]]), ("best[1].pt", files[1:]), ("best[12].pt", [files[2]])):
+        assert select(files, [pattern]) == expected
 
 
 def test_a_folder_that_was_there_is_not_marked(cli, protocol, left):

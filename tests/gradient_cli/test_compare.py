@@ -193,8 +193,9 @@ def test_without_metric_and_target_the_running_time_is_shown(cli, server):
     assert "RAN" in cli("compare", "show", "c1").stdout
 
 
-def test_show_waits_for_the_last_job(cli, server):
-    server.on("GET", "/comparisons/c1", comparison(ended=5), comparison(machine_row("V100")))
+def test_show_waits_for_the_last_job_though_the_server_restarts(cli, server, protocol):
+    away = protocol.error(502, "bad gateway")
+    server.on("GET", "/comparisons/c1", comparison(ended=5), away, comparison(machine_row("V100")))
     shown = cli("compare", "show", "c1", "--wait")
     assert "V100" in shown.stdout
     assert ["5 of 6" in shown.stderr, "6 of 6" in shown.stderr] == [True, True]

@@ -59,6 +59,16 @@ def test_each_line_is_a_job_over_the_project_file_and_under_the_flags(cli, serve
     ]
 
 
+def test_the_default_machine_type_leaves_the_lowest_priority(cli, server):
+    server.on("GET", "/machine-types", {"machineTypes": [], "default": "CPU"})
+    server.on(*BATCH, {"results": [created(1), created(2)]})
+    lines = '{"command": "a", "priority": 0}\n{"command": "b", "machineType": "V100"}\n'
+    done = cli("jobs", "create-batch", "-", "--workspace", "none", given=lines)
+    assert done.returncode == 0, done.stderr
+    [[first, second]] = sent(server)
+    assert (first["machineType"], first["priority"], second["machineType"]) == ("CPU", 0, "V100")
+
+
 def test_lines_come_from_standard_input(cli, server):
     server.on(*BATCH, {"results": [created(1)]})
     done = cli("jobs", "create-batch", "-", "-m", "CPU", "--workspace", "none", given='{"command": "true"}\n')

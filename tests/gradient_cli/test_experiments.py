@@ -61,6 +61,22 @@ def test_real_machines_are_compared_with_the_published_ratio(cli, server):
     ET.fromstring((cli.folder / "out" / "loss.svg").read_text())  # noqa: S314 - our own
 
 
+def test_a_server_that_restarts_meanwhile_does_not_cost_the_report(cli, server, protocol):
+    answer(server, job("CPU"), job("V100"))
+    server.on("GET", "/jobs/jcpu", protocol.error(502, "bad gateway"), job("CPU"))
+    done = run_experiment(cli, "--output", "out")
+    assert done.returncode == 0, done.stderr
+    assert (cli.folder / "out" / "report.md").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_as_json_too(cli, server):
+    server.on("GET", "/machine-types", {"machineTypes": []})
+    (cli.folder / "file").touch()
+    done = run_experiment(cli, "--output", "file/out", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["error"]["message"].endswith("file/out: Not a directory")
+
+
 def test_simulated_machines_have_a_table_of_their_own_and_no_ratio(cli, server):
     answer(server, job("CPU"), job("V100", simulated=True))
     assert run_experiment(cli, "--full").returncode == 0

@@ -135,6 +135,16 @@ def test_a_stream_that_just_ends_is_no_end_of_the_job(cli, server, protocol, fol
     assert cli(*BASICS).returncode == 4
 
 
+def test_a_server_away_at_the_end_does_not_change_the_exit_code(cli, server, protocol, followed):
+    followed(protocol.Reply(stream=[protocol.end(7, "Failed")]))
+    server.on("GET", f"/jobs/{protocol.id}", protocol.error(502, "bad gateway"), protocol.ended(7, "Failed"))
+    server.on("GET", f"/jobs/{protocol.id}/artifacts", protocol.error(503, "The bucket cannot be reached."))
+    made = cli(*BASICS)
+    assert made.returncode == 7
+    assert "Failed: The command ended." in made.stderr
+    assert "its artifacts cannot be listed now: The bucket cannot be reached." in made.stderr
+
+
 def test_a_job_deleted_meanwhile_ends_the_wait(cli, protocol, followed):
     followed(protocol.Reply(stream=[protocol.line(1, "one")], breaks=True), protocol.error(404, "no such job"))
     made = cli(*BASICS)

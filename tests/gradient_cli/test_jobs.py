@@ -81,7 +81,9 @@ def test_the_list_takes_page_after_page(cli, server, protocol):
 
 def test_a_cut_list_says_so_and_an_empty_one_what_to_do(cli, server, protocol):
     server.on("GET", "/jobs", {"jobs": [protocol.job()] * 2, "next": "c"})
-    assert "--limit N or --all" in cli("jobs", "list", "--limit", "2").stderr
+    assert cli("jobs", "list", "--limit", "2").stderr == "only the newest 2; --limit N or --all lists more\n"
+    sorted_list = cli("jobs", "list", "--limit", "2", "--sort=-cost")
+    assert sorted_list.stderr == "only the first 2; --limit N or --all lists more\n"
     server.on("GET", "/jobs", {"jobs": [], "next": None})
     assert "gradient-cli jobs create" in cli("jobs", "list").stderr
     assert "no matching jobs" in cli("jobs", "list", "--state", "Running").stderr

@@ -88,8 +88,17 @@ def test_top_shows_the_running_jobs_once_in_a_pipe(cli, server, protocol):
     assert "no running jobs" in cli("jobs", "top").stderr
 
 
-def test_top_is_redrawn_on_a_terminal_until_interrupted(cli, server, protocol):
+def test_top_counts_idle_gpus_in_the_mean(cli, server, protocol):
+    gpus = [("gpu0_percent", 90.0), ("gpu1_percent", 0.0), ("gpu2_percent", None)]
+    series = [{"name": name, "source": "system", "last": last, "points": []} for name, last in gpus]
     server.on("GET", "/jobs", {"jobs": [protocol.job(state="Running")], "next": None})
+    server.on("GET", f"/jobs/{protocol.id}/metrics", {"series": series})
+    assert json.loads(cli("jobs", "top", "--json").stdout)["jobs"][0]["gpuPercent"] == 45.0
+
+
+def test_top_is_redrawn_on_a_terminal_until_interrupted(cli, server, protocol):
+    running = {"jobs": [protocol.job(state="Running")], "next": None}
+    server.on("GET", "/jobs", running, protocol.error(502, "bad gateway"), running)
     main, side = pty.openpty()
     with cli.start("jobs", "top", "--interval", "1", stdout=side, env={"NO_COLOR": "1"}) as process:
         shown = ""

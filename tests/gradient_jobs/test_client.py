@@ -1,12 +1,14 @@
 import ast
 import asyncio
 import builtins
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 
 import gradient_jobs
+from gradient_cli.api.transport import Transport
 from gradient_cli.workspace import job_spec
 from gradient_jobs.options import JobOptions
 
@@ -184,6 +186,40 @@ def test_the_same_with_asyncio(folder):
     assert list(table["step"]) == [0, 1, 2]
     assert {job.id for job in listed} == {job.id for job in jobs}
     assert (files, tail, state) == (["out/log.txt", "out/model.txt"], ["step 2"], "Stopped")
+
+
+def lose_requests(monkeypatch, *numbers):
+    """Let these GET requests fail, counted from 1."""
+    counter, send = itertools.count(1), Transport.json
+
+    def send_or_fail(transport, method, *args, **settings):
+        if method == "GET" and next(counter) in numbers:
+            raise gradient_jobs.ConnectionFailed("connection lost")
+        return send(transport, method, *args, **settings)
+
+    monkeypatch.setattr(Transport, "json", send_or_fail)
+
+
+def test_a_lost_connection_ends_no_wait(client, monkeypatch):
+    job = client.jobs.create(machine_type="CPU", command="echo done", workspace="none")
+    lose_requests(monkeypatch, 1)
+    assert [str(line) for line in job.follow()] == ["done"]
+    assert job.succeeded
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_lost_connection_ends_no_wait_with_asyncio(monkeypatch):
+    async def scenario():
+        client = gradient_jobs.AsyncClient()
+        job = await client.jobs.create(machine_type="CPU", command="echo done", workspace="none")
+        with monkeypatch.context() as lost:
+            lose_requests(lost, 1, 3)
+            lines = [str(line) async for line in job.follow()]
+        job = await client.jobs.create(machine_type="CPU", command="sleep 2", workspace="none")
+        lose_requests(monkeypatch, 2)
+        return lines, (await job.wait(60)).state
+
+    assert asyncio.run(scenario()) == (["done"], "Stopped")
 
 
 def test_a_batch_uploads_its_folder_once_and_each_job_succeeds_or_fails_by_itself(client, folder):

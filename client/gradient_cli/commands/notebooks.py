@@ -112,9 +112,11 @@ def _link(port: int, token: str) -> str:
 
 def _wait_until_running(api: Api, job_id: str) -> dict[str, Any]:
     """Return the job once it runs or has ended, and print what it waits for."""
+    from gradient_cli.follow import retry_until_connected
+
     shown = None
     while True:
-        job = api.job(job_id)
+        job = retry_until_connected(lambda: api.job(job_id))
         if job["state"] in ("Running", *_ENDED):
             return job
         text = terminal.sanitize(job.get("message") or job.get("phase") or job["state"])

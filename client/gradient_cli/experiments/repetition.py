@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 from gradient_cli import terminal
 from gradient_cli.errors import UsageError
+from gradient_cli.follow import retry_until_connected
 from gradient_cli.formatting import format_count
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -183,7 +185,7 @@ def wait(api: Api, runs: Sequence[Run]) -> None:
     open_runs = list(runs)
     while open_runs:
         for run in list(open_runs):
-            run.job = api.job(run.job["id"])
+            run.job = retry_until_connected(partial(api.job, run.job["id"]))
             if run.job.get("finishedAt"):
                 open_runs.remove(run)
                 message = terminal.sanitize(run.job.get("message") or "")

@@ -109,7 +109,7 @@ def _with_machine_types(api: Api, specs: list[dict[str, Any]], report: Callable[
         return specs
     default: dict[str, Any] = {}
     submission.choose_machine_type(api, default, report)
-    return [{**default, **{name: value for name, value in spec.items() if value}} for spec in specs]
+    return [{**spec, "machineType": spec.get("machineType") or default["machineType"]} for spec in specs]
 
 
 def _submit_first(

@@ -335,7 +335,9 @@ def select(files: list[dict[str, Any]], patterns: Sequence[str]) -> list[dict[st
         hits = [
             file
             for file in files
-            if fnmatch.fnmatchcase(file["path"], clean) or fnmatch.fnmatchcase(file["path"], f"{clean}/*")
+            if f"{file['path']}/".startswith(f"{clean}/")  # a name may have brackets, which are wildcards, too
+            or fnmatch.fnmatchcase(file["path"], clean)
+            or fnmatch.fnmatchcase(file["path"], f"{clean}/*")
         ]
         if not hits:
             raise ClientError(

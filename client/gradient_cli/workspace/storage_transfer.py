@@ -8,7 +8,7 @@ import stat
 
 from gradient_cli import terminal
 from gradient_cli.errors import ClientError, UsageError
-from gradient_cli.formatting import format_count
+from gradient_cli.formatting import format_count, parse_time
 from gradient_cli.progress import Progress
 from gradient_cli.workspace.digest import sha256
 
@@ -214,9 +214,7 @@ class StoredFiles:
 
     def finish(self, path: str, file: dict[str, Any]) -> None:
         """Give a downloaded file the time of the stored one."""
-        from datetime import datetime
-
-        ms = round(datetime.fromisoformat(file["modified"]).timestamp() * 1000)
+        ms = round(parse_time(file["modified"]).timestamp() * 1000)
         os.utime(path, ns=(ms * 1_000_000, ms * 1_000_000))
 
 

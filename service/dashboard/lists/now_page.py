@@ -62,7 +62,12 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -
     current = datetime.now(UTC)
     running = queries.page(session, JobFilter(states=[JobState.RUNNING, JobState.FINISHING]), limit=_RUNNING_JOBS)
     failed = queries.failed_since(session, current - timedelta(days=1), limit=_FAILED_JOBS)
-    gpus = [gpu for worker in workers.list_workers(session).workers for gpu in worker.gpus or []]
+    gpus = [
+        gpu
+        for worker in workers.list_workers(session).workers
+        for gpu in worker.gpus or []
+        if worker.state != "silent" or gpu.job_id  # jobs run on while their worker restarts
+    ]
     return render_page(
         "lists/now.html",
         caller=caller,

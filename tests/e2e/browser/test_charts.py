@@ -21,6 +21,14 @@ END
 """
 LOSS = "[...document.querySelectorAll('.chart')].find(chart => chart.innerText.startsWith('loss'))"
 ERROR = LOSS.replace("'loss'", "'error'")
+REFUSE_FIRST = """
+const request = window.fetch;
+window.fetch = (address, options) => {
+  if (!String(address).includes("/metrics")) return request(address, options);
+  window.fetch = request;
+  return Promise.resolve(new Response("", {status: 503}));
+};
+"""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +57,15 @@ def set_option(browser, name, value):
     field = f"document.querySelector('[data-chart-options] [name={name}]')"
     event = "dispatchEvent(new Event('input', {bubbles: true}))"
     browser.evaluate(f"{field}.value = {json.dumps(value)}; {field}.{event}")
+
+
+def test_charts_of_an_ended_job_appear_once_the_server_answers(service, browser):
+    job_id = service.submit(TRAIN, name="trains")
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
+    end(service, browser, job_id)
+    browser("Page.addScriptToEvaluateOnNewDocument", source=REFUSE_FIRST)
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/metrics")
+    browser.wait_for(LOSS)
 
 
 def test_values_are_read_by_tap_and_by_keys_and_drawn_to_scale(service, browser):

@@ -4,9 +4,11 @@ import html
 import re
 
 import pytest
+from sqlalchemy import update
 from support.live_service import make_job_body
 
-from core.db.models.jobs import Job
+from core.db.database import now
+from core.db.models.jobs import Job, Worker
 from core.jobs import metrics
 
 
@@ -47,6 +49,17 @@ def test_the_first_page_shows_what_runs_waits_and_failed(signed_in_browser, subm
     assert re.search(r'state%3Apending\+machine%3AGPU%2B">GPU\+</a></th><td class="number">1<', page)
     assert "icon-failed.svg" in page
     assert 'data-live="yes"' in page
+
+
+def test_gpus_of_a_worker_that_is_gone_are_not_counted(signed_in_browser, submit, worker, database):
+    submit(name="trains")
+    worker.register()
+    with database.write() as session:
+        session.execute(update(Worker).values(gpus=["0", "1"]))
+    assert "0 of 2</a>" in signed_in_browser.get("/ui").text
+    with database.write() as session:
+        session.execute(update(Worker).values(seen_at=now(-3600)))
+    assert "0 of 2</a>" not in signed_in_browser.get("/ui").text
 
 
 def test_a_list_has_chips_states_and_sorted_columns(signed_in_browser, submit):

@@ -108,15 +108,17 @@ def show(args: argparse.Namespace) -> int:
 
 
 def _wait(api: Api, comparison_id: str) -> dict[str, Any]:
-    ended = -1
+    from gradient_cli.follow import retry_until_connected
+
+    ended, found = -1, api.comparison(comparison_id)
     while True:
-        found = api.comparison(comparison_id)
         if found["ended"] != ended:
             ended = found["ended"]
             terminal.print_message(f"{ended} of {found['jobs']} jobs have ended")
         if ended >= found["jobs"]:
             return found
         time.sleep(_WAIT_SECONDS)
+        found = retry_until_connected(lambda: api.comparison(comparison_id))
 
 
 def export(args: argparse.Namespace) -> int:

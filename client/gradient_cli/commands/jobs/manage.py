@@ -118,7 +118,7 @@ def _add_job_id(parser: argparse.ArgumentParser) -> None:
 
 
 def list_jobs(args: argparse.Namespace) -> int:
-    """Print jobs, newest first."""
+    """Print jobs, newest first or in the order of `--sort`."""
     from gradient_cli.api.client import connect
 
     if args.limit < 1:
@@ -139,7 +139,8 @@ def list_jobs(args: argparse.Namespace) -> int:
         return OK
     _print_jobs(found, filtered=any(filters.values()))
     if after:
-        terminal.print_message(f"only the newest {len(found)}; --limit N or --all lists more")
+        which = "first" if args.sort else "newest"
+        terminal.print_message(f"only the {which} {len(found)}; --limit N or --all lists more")
     return OK
 
 

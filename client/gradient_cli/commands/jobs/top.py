@@ -38,6 +38,7 @@ def add_top(parser: argparse.ArgumentParser) -> None:
 def top(args: argparse.Namespace) -> int:
     """Print the running jobs; on a terminal, again and again until Ctrl-C."""
     from gradient_cli.api.client import connect
+    from gradient_cli.follow import retry_until_connected
 
     if not 1 <= args.interval <= 3600:  # noqa: PLR2004  an hour
         raise UsageError(
@@ -51,12 +52,13 @@ def top(args: argparse.Namespace) -> int:
         _print(_sample(api, args.project))
         return OK
     try:
+        rows = _sample(api, args.project)
         while True:
-            rows = _sample(api, args.project)
             sys.stdout.write("\x1b[H\x1b[J")
             _print(rows)
             sys.stdout.flush()
             time.sleep(args.interval)
+            rows = retry_until_connected(lambda: _sample(api, args.project))
     except KeyboardInterrupt:
         return OK
 
@@ -79,7 +81,8 @@ def _series(api: Api, job_id: str) -> list[dict[str, Any]]:
 def _describe(job: dict[str, Any], series: list[dict[str, Any]]) -> dict[str, Any]:
     """Combine a job with the last values of its metrics."""
     last = {one["name"]: one["last"] for one in series if one["source"] == "system"}
-    gpus = [value for name, value in last.items() if name.startswith("gpu") and name.endswith("_percent") and value]
+    of_gpus = [value for name, value in last.items() if name.startswith("gpu") and name.endswith("_percent")]
+    gpus = [value for value in of_gpus if value is not None]
     own = [one for one in series if one["source"] == "job" and one["points"]]
     newest = max(own, key=lambda one: one["points"][-1]["time"], default=None)
     return {

@@ -102,7 +102,7 @@ class Board {
       try {
         const answer = await this.#fetch();
         if (answer.status === 429) pause = 1000 * Number(answer.headers.get("Retry-After") ?? 0);
-        else this.#wasLive = live;
+        else if (answer.status < 500) this.#wasLive = live;
       } catch {
         // The next request may succeed; the charts stay as they are until then.
       }
