@@ -172,6 +172,8 @@ class Connection(H11Protocol):
         """Process received data."""
         self._received += len(data)
         super().data_received(data)
+        if self.transport.get_protocol() is not self:
+            return  # it has become a WebSocket
         self._held_back = self._held_back or self.flow.read_paused
         state = self.conn.their_state
         if state is not h11.IDLE:

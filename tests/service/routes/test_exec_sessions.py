@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 
 import pytest
 from support.live_service import FakeWorker, make_job_body, wait_until
@@ -74,10 +75,11 @@ def job(client, stores):
 
 @pytest.fixture
 def open_session(live_server, job):
-    def opened(path="exec", job_id=job.id, **headers):
+    def opened(path="exec", job_id=job.id, sock=None, **headers):
         address = f"{live_server.url.replace('http', 'ws')}/jobs/{job_id}/{path}"
         headers = {"x-api-key": live_server.api_key} | {name.replace("_", "-"): one for name, one in headers.items()}
-        return connect(address, additional_headers={name: one for name, one in headers.items() if one}, proxy=None)
+        given = {name: one for name, one in headers.items() if one}
+        return connect(address, sock=sock, additional_headers=given, proxy=None)
 
     return opened
 
@@ -120,6 +122,20 @@ def test_a_session_passes_input_and_output_on_and_is_recorded(open_session, work
     assert (opened, closed) == (audit.OPENED, audit.CLOSED)
     assert "command cat 'a b', by API key 'tests'" in what
     assert "exit code 3, after" in result
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_session_outlasts_the_timeouts_of_the_connection_that_it_was_opened_on(open_session, live_server, settings):
+    settings.api.body_seconds = 0.2
+    with socket.create_connection(("127.0.0.1", live_server.port)) as used:
+        used.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert used.recv(65536).startswith(b"HTTP/1.1 200")
+        with open_session(sock=used) as session:
+            session.send(json.dumps({"command": ["cat"]}))
+            assert "started" in session.recv(10)
+            time.sleep(1)
+            session.send(b"x")
+            assert session.recv(10) == b"\1x"
 
 
 @pytest.mark.parametrize("path", ["exec", "forward?port=80", "forward/e1"])
