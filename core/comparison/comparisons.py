@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Literal, cast
 
 from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from core.comparison import measurement
@@ -16,7 +17,7 @@ from core.comparison.table import Member
 from core.db.database import now
 from core.db.models.comparisons import Comparison, ComparisonJob
 from core.db.models.jobs import Job, Project
-from core.errors import ComparisonNotFound, CursorInvalid, IdempotencyMismatch, SpecInvalid
+from core.errors import ComparisonNotFound, CursorInvalid, IdempotencyMismatch, SpecInvalid, StoreUnavailable
 from core.ids import new_id
 from core.jobs import metrics, queries
 from core.jobs.states import JobState
@@ -81,6 +82,7 @@ def create(session: Session, new: NewComparison, jobs: Sequence[Job]) -> Compari
 
     Raises:
         SpecInvalid: There are fewer than two jobs or too many, they are of several projects, or of several workspaces.
+        StoreUnavailable: Another request with its Idempotency-Key was faster.
     """
     _check_jobs(jobs)
     made = Comparison(
@@ -96,7 +98,10 @@ def create(session: Session, new: NewComparison, jobs: Sequence[Job]) -> Compari
         created_at=session.scalars(select(now())).one(),
     )
     session.add(made)
-    session.flush()
+    try:
+        session.flush()
+    except IntegrityError as error:
+        raise StoreUnavailable("The same comparison is being created by another request. Try again.") from error
     session.add_all(ComparisonJob(comparison_id=made.id, job_id=job.id) for job in jobs)
     session.flush()
     return made

@@ -4,6 +4,9 @@ import pytest
 from support.live_service import make_form, make_job_body, make_zip
 
 from core.comparison import comparisons
+from core.comparison.comparisons import NewComparison
+from core.errors import StoreUnavailable
+from core.jobs import queries
 
 
 def submit(client, *, headers=None, **fields):
@@ -77,6 +80,18 @@ def test_a_repeated_request_makes_nothing_new(client):
     assert first.json()["id"] == again.json()["id"]
     assert len(client.get("/jobs").json()["jobs"]) == 2
     assert submit(client, headers=headers, repeats=2).status_code == 422
+
+
+def test_a_request_that_another_one_with_its_key_outran_may_be_repeated(client, database):
+    """Over PostgreSQL both may have found that there is no comparison yet."""
+    made = submit(client, headers={"Idempotency-Key": "k"}).json()
+    ids = [job["id"] for job in client.get("/jobs").json()["jobs"]]
+    with database.write() as session:
+        jobs = [queries.get(session, job_id) for job_id in ids]
+        owner = comparisons.get(session, made["id"]).submitted_by
+        with pytest.raises(StoreUnavailable):
+            comparisons.create(session, NewComparison(owner, None, None, "max", None, "k"), jobs)
+        session.rollback()
 
 
 def test_the_table_is_measured_from_metrics(client, train):
