@@ -60,7 +60,10 @@ class CloudSweep:
     def _is_finished(self, job_id: str) -> bool:
         """Return whether nothing of a job in a bucket is needed any more: what could not be fetched stays there."""
         job = self._read_job(job_id)
-        return job is not None and job.state in TERMINAL and job.artifacts_state not in {"partial", "failed"}
+        if job is None or job.state not in TERMINAL:
+            return False
+        lost = job.handle is not None  # a worker that closes a job removes it
+        return not lost and job.artifacts_state not in {"partial", "failed"}
 
     def _read_job(self, job_id: str) -> Job | None:
         with self._context.database.read() as session:

@@ -101,6 +101,12 @@ def test_what_could_not_be_fetched_of_a_job_stays_in_the_bucket(host, database, 
     assert not sweep(JobState.RUNNING, "none")
     assert all(sweep(JobState.FAILED, state) for state in ("none", "complete", "removed"))
     assert not any(sweep(JobState.FAILED, state) for state in ("partial", "failed"))
+    with database.write() as session:
+        started = {"state": JobState.RUNNING, "started_at": now(), "handle": {"name": "n"}, "artifacts_state": "none"}
+        session.execute(update(Job).values(**started))
+    give_up(database, lost)
+    CloudSweep(host).run()
+    assert asked == [False], "no worker has fetched anything"
 
 
 def test_where_there_are_no_tpus_none_are_swept(database, tmp_path):
