@@ -4,6 +4,8 @@ import json
 import socket
 import threading
 import time
+from contextlib import closing
+from http.client import HTTPConnection
 
 import pytest
 from support.live_service import FakeWorker, make_job_body, wait_until
@@ -127,10 +129,10 @@ def test_a_session_passes_input_and_output_on_and_is_recorded(open_session, work
 @pytest.mark.usefixtures("worker")
 def test_a_session_outlasts_the_timeouts_of_the_connection_that_it_was_opened_on(open_session, live_server, settings):
     settings.api.body_seconds = 0.2
-    with socket.create_connection(("127.0.0.1", live_server.port)) as used:
-        used.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        assert used.recv(65536).startswith(b"HTTP/1.1 200")
-        with open_session(sock=used) as session:
+    with closing(HTTPConnection("127.0.0.1", live_server.port)) as used:
+        used.request("GET", "/health")
+        assert used.getresponse().read()
+        with open_session(sock=used.sock) as session:
             session.send(json.dumps({"command": ["cat"]}))
             assert "started" in session.recv(10)
             time.sleep(1)
