@@ -90,6 +90,25 @@ def test_an_older_api_that_is_gone_is_no_outage(with_pool, simulator):
     assert (reason, detail.count("there is no node")) == ("tpu_lost", 2), detail
 
 
+def test_a_started_job_keeps_its_node_while_the_api_is_away(with_pool, simulator):
+    """Its worker died before it recorded the start; the worker that adopts the job launches it again."""
+    place = with_pool()
+    spec = place.spec("sleep 600", stop_grace=0)
+    place.launch(spec)
+    held, waited_for = [], []
+
+    def progress(_phase, detail):
+        entries = place._resource_inventory.list_of_attempt(spec.job_id, 1)
+        held.append([entry.name for entry in entries if not entry.over])
+        waited_for.append(detail)
+        simulator.clear_all_faults()
+
+    simulator.inject("GetNode", TpuFault(grpc.StatusCode.UNAVAILABLE, times=0))
+    again = place.new_instance().launch(spec, lambda: None, progress)
+    assert waited_for[0].startswith("Google's TPU API does not answer")
+    assert all(names == [again["device"]["name"]] for names in held)
+
+
 def test_many_jobs_at_once_never_share_a_node(with_pool, tmp_path):
     place = with_pool(provision_timeout_seconds=0.2)
     taken, barrier = [], threading.Barrier(6)

@@ -309,13 +309,14 @@ class _NodePool:
             try:
                 device = self._reserve_first(spec, [name for name in names if name not in failures], failures)
                 retry_budget.record_answer()
+                waits_for = _describe_wait(failures, len(names))
             except ApiUnavailable as error:
                 retry_budget.record_failure(error)
-                device = None
+                device, waits_for = None, f"Google's TPU API does not answer: {error}"
             if device is not None:
                 return device
             self._check_wait(failures, len(names), until)
-            report(_describe_wait(failures, len(names)))
+            report(waits_for)
             pause(self._settings.poll_seconds, spec.check)
 
     def _reserve_first(
@@ -336,7 +337,8 @@ class _NodePool:
             try:
                 found = self._check_node(entry)
             except ApiUnavailable:
-                self._resource_inventory.record_deletion(entry, gone=True)
+                if name not in mine:  # else its job may run there
+                    self._resource_inventory.record_deletion(entry, gone=True)
                 raise
             if isinstance(found, Node):
                 self._resource_inventory.update(entry, state=found.state, health=found.health)
