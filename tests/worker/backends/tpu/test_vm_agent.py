@@ -8,7 +8,7 @@ import time
 import pytest
 
 from worker.backends.tpu.vm.agent import __main__ as module
-from worker.backends.tpu.vm.agent import bucket, deletion
+from worker.backends.tpu.vm.agent import bucket, deletion, runners
 
 CUT_OFF = http.client.IncompleteRead(b"half of it")
 
@@ -63,6 +63,25 @@ def test_outputs_that_cannot_be_sent_keep_the_vm_no_longer_than_allowed(make_age
     end = agent._monitor()
     assert end["code"] == 3
     assert "not sent" in end["missing"]
+
+
+def test_an_engine_that_restarts_does_not_end_the_job(tmp_path, monkeypatch):
+    engine, answer = tmp_path / "docker", tmp_path / "answer"
+    engine.write_text(f"#!/bin/sh\n. {answer}\n")
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    container = runners.Container(tmp_path)
+    for silence in (0.0, runners._ENGINE_SECONDS):
+        answer.write_text("echo true")
+        assert container.running()
+        answer.write_text("echo 'Cannot connect to the Docker daemon'; exit 1")
+        with pytest.raises(OSError, match="Cannot connect"):
+            container.running()
+        assert container.code() is None
+        container._silent_since -= silence
+    assert not container.running()
+    answer.write_text("echo 'Error: No such object: gradient-job'; exit 1")
+    assert not container.running()
 
 
 def test_a_token_that_is_cut_off_is_read_again(monkeypatch):

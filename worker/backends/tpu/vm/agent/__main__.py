@@ -214,8 +214,8 @@ class Agent:
     def _monitor(self) -> dict[str, object]:
         """Report on the job until it has ended; return its exit code, or the reason that there is none."""
         while True:
-            self._heed_shutdown()
             try:
+                self._heed_shutdown()
                 # Checked first: what was written before the end is sent below.
                 ended = not self._runner.running()
                 self._ended_at = self._ended_at or (time.time() if ended else 0.0)
@@ -226,7 +226,7 @@ class Agent:
                     self._send_artifacts()
                     return self._end()
                 self._apply_request()
-            except NETWORK_ERRORS as error:  # network or metadata server down: the job runs on, and is reported later
+            except NETWORK_ERRORS as error:  # network or engine down: the job runs on, and is reported later
                 sys.stderr.write(f"not told of the job: {error}\n")
                 if time.monotonic() >= self._collect_until:  # the VM is billed for as long as it tries
                     return self._end() | {"missing": f"not sent in {self._collect_seconds:.0f} s: {error}"}

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from .account import read_token
 _CONTAINER = "gradient-job"
 _GOOGLES = os.environ.get("GRADIENT_VM_REGISTRIES", r"[a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io")
 """Google's registries, the only ones that get a token of the VM's account."""
+_ENGINE_SECONDS = 300.0
+"""Time that an engine may take to restart; the VM is billed meanwhile, and cannot tell whether its job runs."""
 
 
 class JobFailed(Exception):
@@ -104,6 +107,7 @@ class Container:
 
     def __init__(self, place: Path) -> None:
         self._place = place
+        self._silent_since: float | None = None
 
     def prepare(self, job: dict[str, Any]) -> None:
         """Pull the image, if needed."""
@@ -146,12 +150,18 @@ class Container:
             raise JobFailed("launch_failed", done.stdout.strip())
 
     def running(self) -> bool:
-        """Return whether the container is running."""
+        """Return whether the container is running.
+
+        Raises:
+            OSError: The engine does not answer; after some minutes the container counts as lost.
+        """
         return self._inspect("{{.State.Running}}") == "true"
 
     def code(self) -> int | None:
         """Return the container's exit code from the engine."""
-        text = self._inspect("{{.State.ExitCode}}")
+        text = ""
+        with contextlib.suppress(OSError):
+            text = self._inspect("{{.State.ExitCode}}")
         return int(text) if text.isdecimal() else None
 
     def signal(self, number: int) -> None:
@@ -159,7 +169,15 @@ class Container:
         self._docker("kill", f"--signal={number}", _CONTAINER)
 
     def _inspect(self, what: str) -> str:
-        return self._docker("inspect", f"--format={what}", _CONTAINER).stdout.strip()
+        done = self._docker("inspect", f"--format={what}", _CONTAINER)
+        output, now = done.stdout.strip(), time.monotonic()
+        if done.returncode == 0 or "no such object" in output.lower():
+            self._silent_since = None
+            return "" if done.returncode else output
+        self._silent_since = self._silent_since or now
+        if now - self._silent_since < _ENGINE_SECONDS:
+            raise OSError(f"the container engine does not answer: {output}")
+        return ""
 
     def _docker(
         self, *arguments: str, given: str | None = None, env: dict[str, str] | None = None
