@@ -2,7 +2,7 @@
 
 `mnist` trains on all of MNIST and must recognize 99.2 % of the test images, as the publication's GPU did.
 `davidnet` trains DavidNet on 10,000 images of CIFAR-10, with the trainer and with plain Keras, from several seeds.
-Each adds its part to `report.md` in the output folder.
+Each prints its report when it ends, and writes it to `mnist.md` or `davidnet.md` in the output folder.
 """
 
 import argparse
@@ -41,18 +41,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.data is None:
         parser.error("--data: required, because no folder shared/data with mnist.npz was found above this repository")
     chosen.output.mkdir(parents=True, exist_ok=True)
-    parts, reached = [], True
+    reached = agreed = True
     if chosen.only != "davidnet":
-        part, reached = train_mnist(chosen.data, chosen.epochs or MNIST_EPOCHS, chosen.output)
-        parts.append(part)
+        report, reached = train_mnist(chosen.data, chosen.epochs or MNIST_EPOCHS, chosen.output)
+        publish(report, chosen.output / "mnist.md")
     if chosen.only != "mnist":
         setting = davidnet.Setting(chosen.epochs or DAVIDNET_EPOCHS, chosen.batch_size, chosen.seeds)
-        part, agreed = davidnet.compare(setting, chosen.data, chosen.output)
-        parts.append(part)
-        reached = reached and agreed
-    (chosen.output / "report.md").write_text("\n".join(parts))
-    print("\n".join(parts))
-    return 0 if reached else 1
+        report, agreed = davidnet.compare(setting, chosen.data, chosen.output)
+        publish(report, chosen.output / "davidnet.md")
+    return 0 if reached and agreed else 1
+
+
+def publish(report: str, file: Path) -> None:
+    """Write a report to its file, and print it."""
+    file.write_text(report)
+    print(report, flush=True)
 
 
 def find_data() -> Path | None:
@@ -62,7 +65,7 @@ def find_data() -> Path | None:
 
 
 def train_mnist(data: Path, epochs: int, output: Path) -> tuple[str, bool]:
-    """Train on MNIST; return the part of the report, and whether it reached its accuracy."""
+    """Train on MNIST; return the report, and whether it reached its accuracy."""
     result = run_trainer(output / "mnist", data, ["--data", "mnist", "--epochs", str(epochs)], seed=1)
     accuracy = float(result["test_accuracy"])
     return REPORT.format(**result | {"epochs": epochs, "percent": 100 * accuracy}), accuracy >= MNIST_ACCURACY

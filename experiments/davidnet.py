@@ -42,7 +42,7 @@ class Setting:
 
 
 def compare(setting: Setting, data: Path, output: Path) -> tuple[str, bool]:
-    """Train with both programs; return the part of the report, and whether they agree within the spread of seeds."""
+    """Train with both programs; return the report, and whether they agree within the spread of seeds."""
     runs: dict[str, list[Run]] = {TRAINER: [], KERAS: []}
     for seed in range(1, setting.seeds + 1):
         for program, train in ((TRAINER, _train), (KERAS, _train_plain)):

@@ -39,7 +39,7 @@ def scripted(monkeypatch, tmp_path):
 def test_both_programs_are_set_beside_each_other(scripted, tmp_path, capsys):
     words = ["--data", str(tmp_path), "--output", str(tmp_path / "out"), "--seeds", "2", "--batch-size", "256"]
     assert main([*words, "--only", "davidnet", "--epochs", "2"]) == 0
-    report = (tmp_path / "out" / "report.md").read_text()
+    report = (tmp_path / "out" / "davidnet.md").read_text()
     assert report in capsys.readouterr().out
     assert "| 18 | training loss | 1.500 (1.500 to 1.500) | 1.400 (1.400 to 1.400) |" in report
     assert "| 18 | validation accuracy | 40.00% (40.00% to 40.00%) | 45.00% (45.00% to 45.00%) |" in report
@@ -49,14 +49,14 @@ def test_both_programs_are_set_beside_each_other(scripted, tmp_path, capsys):
     assert len(json.loads((tmp_path / "out" / "davidnet.json").read_text())["trainer"]) == 2
     scripted["plain"] |= {"1": 0.6, "2": 0.61}
     assert main([*words, "--only", "davidnet", "--epochs", "2"]) == 1
-    assert "OUTSIDE the spread" in (tmp_path / "out" / "report.md").read_text()
+    assert "OUTSIDE the spread" in (tmp_path / "out" / "davidnet.md").read_text()
 
 
 def test_mnist_is_set_beside_the_published_accuracy(scripted, tmp_path):
     words = ["--data", str(tmp_path), "--output", str(tmp_path / "out"), "--only", "mnist"]
     scripted["trainer"][1] = 0.9937
     assert main(words) == 0
-    report = (tmp_path / "out" / "report.md").read_text()
+    report = (tmp_path / "out" / "mnist.md").read_text()
     assert "| Tesla T4, published (Fenwicks tutorial 9, 2019) | 99.2 % | |" in report
     assert "| 2 CPU cores, 10 epochs, measured | 99.37 % | 60 s |" in report
     scripted["trainer"][1] = 0.9919
