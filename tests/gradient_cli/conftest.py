@@ -212,6 +212,7 @@ def job(**fields):
         "exitCode": None,
         "reason": None,
         "message": None,
+        "attempt": 1,
         "stopGrace": 60,
         "url": f"http://x/ui/jobs/{JOB_ID}",
     }

@@ -72,7 +72,7 @@ def test_a_curve_has_a_bar_for_each_group_of_values(values, curve):
 
 
 def test_top_shows_the_running_jobs_once_in_a_pipe(cli, server, protocol):
-    running = protocol.job(state="Running", durationSeconds=65.0, cost=0.5)
+    running = protocol.job(state="Running", durationSeconds=65.0, cost=0.5, attempt=2)
     server.on("GET", "/jobs", {"jobs": [running, protocol.job(id=OTHER, state="Running")], "next": None})
     server.on("GET", f"/jobs/{protocol.id}/metrics", METRICS)  # the other one is deleted meanwhile: 404
     head, first, second = cli("jobs", "top").stdout.splitlines()
@@ -82,6 +82,7 @@ def test_top_shows_the_running_jobs_once_in_a_pipe(cli, server, protocol):
     assert first.split() == values
     assert second.split() == [OTHER, "mnist", "CPU"]
     assert server.requests[0].query["state"] == "Running"
+    assert server.requests[1].query["attempt"] == "2"
     found = json.loads(cli("jobs", "top", "--json").stdout)["jobs"][0]
     assert found["metric"] == {"name": "loss", "value": 0.5, "step": 20, "stepsPerSecond": 1.0}
     server.on("GET", "/jobs", {"jobs": [], "next": None})

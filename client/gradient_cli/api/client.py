@@ -119,9 +119,11 @@ class Api(SubmissionApi):
         """Add tags to a job (`add`) or remove them (`remove`), and return the job."""
         return self._transport.json("PATCH", f"{job_path(job_id)}/tags", body=changes, needs="id")
 
-    def metrics(self, job_id: str, *, name: str | None = None, points: int) -> dict[str, Any]:
-        """Return a job's metrics, each with at most `points` values."""
-        query = {"name": name, "maxPoints": points}
+    def metrics(
+        self, job_id: str, *, name: str | None = None, points: int, attempt: int | None = None
+    ) -> dict[str, Any]:
+        """Return a job's metrics, of all attempts or of one, each with at most `points` values."""
+        query = {"name": name, "maxPoints": points, "attempt": attempt}
         return self._transport.json("GET", f"{job_path(job_id)}/metrics", query=query, needs="series")
 
     def predict(self, job_id: str, machine_types: str | None, precision: str | None = None) -> dict[str, Any]:

@@ -65,12 +65,13 @@ def top(args: argparse.Namespace) -> int:
 
 def _sample(api: Api, project: str | None) -> list[dict[str, Any]]:
     jobs = api.jobs({"state": "Running", "project": project, "limit": _MOST_JOBS})["jobs"]
-    return [_describe(job, _series(api, job["id"])) for job in jobs]
+    return [_describe(job, _series(api, job)) for job in jobs]
 
 
-def _series(api: Api, job_id: str) -> list[dict[str, Any]]:
+def _series(api: Api, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the metrics of the present attempt: one before it may have come further."""
     try:
-        series: list[dict[str, Any]] = api.metrics(job_id, points=_POINTS)["series"]
+        series: list[dict[str, Any]] = api.metrics(job["id"], points=_POINTS, attempt=job["attempt"])["series"]
     except ClientError as error:
         if error.transient:
             raise
@@ -95,7 +96,7 @@ def _describe(job: dict[str, Any], series: list[dict[str, Any]]) -> dict[str, An
 
 
 def _progress(points: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Return the last step of a metric, and its steps per second over the whole run."""
+    """Return the last step of a metric, and its steps per second over the whole attempt."""
     first, last = points[0], points[-1]
     if first["step"] is None or last["step"] is None:
         return {"step": last["step"], "stepsPerSecond": None}
