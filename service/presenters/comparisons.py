@@ -42,7 +42,7 @@ def comparison_view(session: Session, app_state: AppState, comparison: Compariso
             DifferenceView(name=each.name, values={value: list(ids) for value, ids in each.values.items()})
             for each in differences
         ],
-        notes=_notes(comparison, rows, ranked=not differences),
+        notes=_notes(comparison, rows, {job.id for job in jobs if job.logs_removed_at}, ranked=not differences),
     )
 
 
@@ -123,7 +123,15 @@ def _spread_view(spread: Spread | None) -> SpreadView | None:
     return None if spread is None else SpreadView(median=spread.median, low=spread.low, high=spread.high)
 
 
-def _notes(comparison: Comparison, rows: Sequence[Row], *, ranked: bool) -> list[str]:
+def _notes(comparison: Comparison, rows: Sequence[Row], unmeasured: set[str], *, ranked: bool) -> list[str]:
+    """Return what a reader of the table has to know.
+
+    Args:
+        comparison: The comparison.
+        rows: Its table.
+        unmeasured: Ids of the jobs whose metrics were deleted.
+        ranked: The jobs differ in nothing but the machine type.
+    """
     notes = []
     if not ranked:
         notes.append("The jobs differ in more than the machine type, so nothing is ranked.")
@@ -134,8 +142,18 @@ def _notes(comparison: Comparison, rows: Sequence[Row], *, ranked: bool) -> list
         )
     if any(member.state == "unfinished" for row in rows for member in row.members):
         notes.append("Some jobs have not ended; figures are of those that succeeded.")
+    if unmeasured:
+        notes.append(
+            f"Figures are missing because metrics were deleted together with logs: {', '.join(sorted(unmeasured))}."
+        )
     if comparison.target is not None:
-        missed = [row.machine_type for row in rows if row.seconds is not None and row.seconds_to_target is None]
+        missed = [
+            row.machine_type
+            for row in rows
+            if row.seconds is not None
+            and row.seconds_to_target is None
+            and unmeasured.isdisjoint(member.job_id for member in row.members)
+        ]
         if missed:
             notes.append(f"Not every job reached the target: {', '.join(missed)}.")
     return [*notes, *_left_out(comparison, rows)]

@@ -1,12 +1,14 @@
 """Comparisons over HTTP: made of new or existing jobs, and measured from their metrics."""
 
+from datetime import UTC, datetime
+
 import pytest
 from support.live_service import make_form, make_job_body, make_zip
 
 from core.comparison import comparisons
 from core.comparison.comparisons import NewComparison
 from core.errors import StoreUnavailable
-from core.jobs import queries
+from core.jobs import metrics, queries
 
 
 def submit(client, *, headers=None, **fields):
@@ -151,6 +153,21 @@ def test_unlike_jobs_are_on_no_front(client, train):
     found = client.get(f"/comparisons/{made['id']}").json()
     assert set(fronts(found).values()) == {(None, None, None)}
     assert not any("Pareto" in note for note in found["notes"])
+
+
+def test_deleted_metrics_are_no_missed_target(client, train, database):
+    made = submit(client, metric="accuracy", target=0.8).json()
+    train(1, [0.5, 0.7])
+    train(1, [0.5, 0.9])
+    [cpu], _ = ([one["jobId"] for one in row["members"]] for row in made["rows"])
+    assert "Not every job reached the target: CPU." in client.get(f"/comparisons/{made['id']}").json()["notes"]
+    with database.write() as session:
+        queries.get(session, cpu).logs_removed_at = datetime.now(UTC)
+    metrics.remove(database, cpu)
+    found = client.get(f"/comparisons/{made['id']}").json()
+    assert f"Figures are missing because metrics were deleted together with logs: {cpu}." in found["notes"]
+    assert not any("reached the target" in note for note in found["notes"])
+    assert found["rows"][0]["best"] is None
 
 
 def test_a_failed_job_is_shown_and_not_measured(client, train):
