@@ -41,8 +41,7 @@ def test_training_never_notices_ten_kills_of_worker_and_api(deployment):
         recorded_command('python "$GRADIENT_STORAGE_DIR/datasets/training.py" | tee "$truth.out"', 5)
     )
     pid_file = deployment.storage / "pid"
-    wait_until(pid_file.exists, "the training to begin")
-    pid = pid_file.read_text()
+    pid = wait_until(lambda: pid_file.exists() and pid_file.read_text(), "the training to begin")
     repairs = []
     for kill in range(KILLS):
         lines = len(deployment.raw_log(job_id).splitlines())

@@ -64,12 +64,12 @@ def test_a_handle_is_plain_versioned_json(place):
 
 def test_launch_may_be_repeated_and_runs_once(place):
     spec = place.spec('echo run >>"$PWD/runs"; sleep 600')
-    first = place.launch(spec)
-    wait_until((spec.workspace / "runs").exists, "the command to run")
+    first, runs = place.launch(spec), spec.workspace / "runs"
+    wait_until(lambda: runs.exists() and runs.read_text(), "the command to run")
     again = place.launch(spec)
     assert again["name"] == first["name"]
     assert place.backend.poll(again) is None
-    assert (spec.workspace / "runs").read_text() == "run\n"
+    assert runs.read_text() == "run\n"
 
 
 def test_many_launches_at_once_run_once(place):

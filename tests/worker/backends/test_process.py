@@ -61,7 +61,7 @@ def test_a_process_whose_pid_was_another_process_s_before_is_killed(last_pid, tm
 def test_a_shell_whose_program_is_ended_runs_no_other_command(number, tmp_path, monkeypatch):
     """However slowly the processes are found, and in any order."""
     ready, later = tmp_path / "ready", tmp_path / "later"
-    command = f"trap 'exit 143' TERM; touch {ready}; sleep 600; touch {later}"
+    command = f"trap 'exit 143' TERM; : >{ready}; sleep 600; : >{later}"
     own = {"GRADIENT_JOB_ID": tmp_path.name, "GRADIENT_ATTEMPT": "1"}
     shell = subprocess.Popen(["bash", "-c", command], env=os.environ | own)
     [program] = wait_until(lambda: ready.exists() and psutil.Process(shell.pid).children(), "its program")
