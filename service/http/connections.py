@@ -172,8 +172,8 @@ class Connection(H11Protocol):
         """Process received data."""
         self._received += len(data)
         super().data_received(data)
-        if self.transport.get_protocol() is not self:
-            return  # it has become a WebSocket
+        if self._is_websocket():
+            return
         self._held_back = self._held_back or self.flow.read_paused
         state = self.conn.their_state
         if state is not h11.IDLE:
@@ -183,6 +183,8 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         """Wait for the next request; until its first byte, uvicorn's own timeout applies."""
         super().on_response_complete()
+        if self._is_websocket():
+            return  # its request was waiting behind the one that is answered
         state = self.conn.their_state
         if state is h11.IDLE and not self.transport.is_closing():
             self._connections.idle(self)
@@ -210,6 +212,7 @@ class Connection(H11Protocol):
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Hand the connection over to a WebSocket; it is counted until its end."""
         self._start_timeout(None)
+        self._connections.busy(self)
         super().handle_websocket_upgrade(event)
         protocol = self.transport.get_protocol()
         if isinstance(protocol, WebSocketConnection):
@@ -222,6 +225,9 @@ class Connection(H11Protocol):
     def end(self) -> None:
         """Abort the connection."""
         self.transport.abort()
+
+    def _is_websocket(self) -> bool:
+        return self.transport.get_protocol() is not self
 
     def _start_timeout(self, awaited: type[h11.IDLE] | type[h11.SEND_BODY] | None) -> None:
         """Start the timeout for the head of a request, or for its body; None: cancel it."""

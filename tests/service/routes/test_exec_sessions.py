@@ -140,6 +140,21 @@ def test_a_session_outlasts_the_timeouts_of_the_connection_that_it_was_opened_on
             assert session.recv(10) == b"\1x"
 
 
+@pytest.mark.usefixtures("worker")
+def test_a_session_does_not_make_way_for_another_connection(open_session, live_server, settings):
+    with open_session() as session:
+        session.send(json.dumps({"command": ["cat"]}))
+        assert "started" in session.recv(10)
+        settings.api.max_connections_per_client = 1
+        for _ in range(2):  # the first one may replace an idle connection
+            with closing(HTTPConnection("127.0.0.1", live_server.port)) as another:
+                another.request("GET", "/health")
+                status = another.getresponse().status
+        assert status == 503
+        session.send(b"x")
+        assert session.recv(10) == b"\1x"
+
+
 @pytest.mark.parametrize("path", ["exec", "forward?port=80", "forward/e1"])
 def test_nobody_without_a_key_in_a_header_enters(open_session, stores, api_key, worker, path):
     cookie = stores.sessions.open(api_key.split("_")[1])
