@@ -101,6 +101,8 @@ def create(session: Session, new: NewComparison, jobs: Sequence[Job]) -> Compari
     try:
         session.flush()
     except IntegrityError as error:
+        if new.idempotency_key is None:
+            raise
         raise StoreUnavailable("The same comparison is being created by another request. Try again.") from error
     session.add_all(ComparisonJob(comparison_id=made.id, job_id=job.id) for job in jobs)
     session.flush()
@@ -220,7 +222,9 @@ def _measure(session: Session, comparison: Comparison, job: Job, current: dateti
     runs = run_times(attempts, current)
     columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=_READ_VALUES)
     series = [each for each in columns if each.source == "job"]
-    judged = _judged(session, comparison, job, _READ_VALUES)
+    judged = next((each.points for each in series if each.name == comparison.metric), [])
+    if columns.sampled:
+        judged = _judged(session, comparison, job, _READ_VALUES)
     goal = cast(Goal, comparison.goal)
     arrival = None if comparison.target is None else measurement.find_arrival(judged, goal, comparison.target, runs)
     pace = find_pace(series)
@@ -244,9 +248,9 @@ def _judged(session: Session, comparison: Comparison, job: Job, most_values: int
     """Return a job's reports of the metric that the comparison is judged by."""
     if comparison.metric is None:
         return []
-    rows = metrics.count_rows(session, job.id)
+    rows = [each for each in metrics.count_rows(session, job.id) if each.source == "job"]
     columns = metrics.read(session, job.id, rows, most_values=most_values, name=comparison.metric)
-    return next((each.points for each in columns if each.source == "job"), [])
+    return next((each.points for each in columns), [])
 
 
 def _state(job: Job) -> str:

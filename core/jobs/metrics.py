@@ -170,7 +170,7 @@ def read(
     Args:
         session: Reads.
         job_id: The job.
-        found: Its `count_rows`.
+        found: Its `count_rows`, of the sources to be read.
         most_values: Approximate limit of values read per source.
         name: Only this metric.
         within: Only rows in this range, which `found` counts.
@@ -187,6 +187,7 @@ def read(
             owned.append(_has_metric(name))
             number = session.scalar(select(func.count()).select_from(Metric).where(*owned)) or 0
             stride = _stride(session, owned, number, most_values)
+        columns.sampled = columns.sampled or stride > 1
         for step, at, values in _sampled_rows(session, owned, number, stride):
             columns.add(source, step, at.timestamp(), values if name is None else _value_of(values, name))
     return columns
@@ -204,6 +205,8 @@ class SeriesColumns:
         self._read: dict[tuple[str, str], tuple[array[int], array[float]]] = {}
         self.full = False
         """True if series were dropped because there are more than MAX_SERIES."""
+        self.sampled = False
+        """True if rows were left out because there are too many values."""
 
     def __len__(self) -> int:
         return len(self._read)

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import psutil
 
-_KERNEL = frozenset({0, 2})
-"""Parents of the kernel's own processes, which have no environment."""
 _LOADING_ROUNDS = 200
 _EMPTY_ROUNDS = 5
 _PAUSE_SECONDS = 0.002
+_FLAGS, _START = 6, 19
+"""Positions in /proc/PID/stat after the name: flags, and the start in ticks since the machine's."""
+_KERNEL_THREAD = 0x00200000
+"""The kernel's PF_KTHREAD."""
 
 
 def running_processes(pids: Iterable[int] | None = None) -> Iterator[psutil.Process]:
@@ -28,30 +30,45 @@ def running_processes(pids: Iterable[int] | None = None) -> Iterator[psutil.Proc
                 yield process
 
 
-def read_environment(process: psutil.Process) -> dict[str, str]:
-    """Return the environment of a process, of the next program while the kernel is loading one into it.
+def sort_by_age(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Return processes, the oldest first, without those that have ended."""
+    ages = {}
+    for process in processes:
+        with suppress(psutil.Error):
+            ages[process] = int(_stat_fields(process.pid)[_START]), process.pid
+    return sorted(ages, key=lambda process: ages[process])
 
-    Meanwhile it has neither arguments nor an environment, on a busy machine for milliseconds. psutil does not tell
-    that from one that is filled with something else, as programs do that show a title.
+
+def read_environment(process: psutil.Process) -> dict[str, str]:
+    """Return the environment of a process; while the kernel loads a program into it, wait for that program's.
+
+    Meanwhile a process has neither arguments nor an environment, on a busy machine for milliseconds. psutil does not
+    tell that from an environment that is filled with something else, as programs do that show a title.
 
     Raises:
         psutil.Error: It has ended, or belongs to another user.
     """
     empty = 0
     for _ in range(_LOADING_ROUNDS):
-        content = _read_environment(process.pid)
-        if content or empty == _EMPTY_ROUNDS or process.ppid() in _KERNEL:
+        content = _read(process.pid, "environ")
+        if content or empty == _EMPTY_ROUNDS or int(_stat_fields(process.pid)[_FLAGS]) & _KERNEL_THREAD:
             pairs = (os.fsdecode(entry).partition("=") for entry in content.split(b"\0"))
             return {name: value for name, separator, value in pairs if separator}
-        empty += bool(process.cmdline())  # loaded since, or without an environment
-        time.sleep(_PAUSE_SECONDS)
+        if process.cmdline():
+            empty += 1  # it was loaded since, or has none
+        else:
+            time.sleep(_PAUSE_SECONDS)
     return {}
 
 
-def _read_environment(pid: int) -> bytes:
+def _stat_fields(pid: int) -> list[bytes]:
+    return _read(pid, "stat").rpartition(b")")[2].split()
+
+
+def _read(pid: int, name: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except PermissionError as error:
         raise psutil.AccessDenied(pid) from error
-    except OSError as error:
+    except (FileNotFoundError, ProcessLookupError) as error:
         raise psutil.NoSuchProcess(pid) from error

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from core.system.processes import read_environment, running_processes
+from core.system.processes import read_environment, running_processes, sort_by_age
 
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, ProcessLookupError, PermissionError)
 """Errors of psutil and the kernel about a process that has ended, or that is not ours."""
@@ -57,7 +57,7 @@ class JobProcesses:
         A shell whose program ended before the shell itself got the signal would go on with its next command.
         """
         count = 0
-        for process in sorted(self.all(), key=lambda one: (one.create_time(), one.pid)):
+        for process in sort_by_age(self.all()):
             if spare_leader and process.pid == self.leader:
                 continue
             with contextlib.suppress(*GONE):

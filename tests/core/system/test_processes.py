@@ -5,8 +5,10 @@ import subprocess
 
 import psutil
 import pytest
+from support.deployment import wait_until
 
-from core.system.processes import read_environment
+from core.system import processes
+from core.system.processes import read_environment, sort_by_age
 
 pytestmark = pytest.mark.integration
 
@@ -24,9 +26,21 @@ def test_a_process_has_its_environment_while_it_loads_another_program(tmp_path):
     assert set(found) == {"j1"}
 
 
-def test_a_process_without_an_environment_has_none():
+def test_a_process_without_an_environment_is_not_waited_for(monkeypatch):
     with subprocess.Popen(["sleep", "600"], env={}) as started:
         try:
-            assert read_environment(psutil.Process(started.pid)) == {}
+            process = psutil.Process(started.pid)
+            wait_until(process.cmdline, "the program to be loaded")
+            monkeypatch.setattr(processes, "_PAUSE_SECONDS", None)  # a sleep would fail
+            assert read_environment(process) == {}
         finally:
             started.kill()
+
+
+def test_a_parent_is_older_than_its_child():
+    with subprocess.Popen(["bash", "-c", "sleep 600; :"]) as parent:
+        [child] = wait_until(psutil.Process(parent.pid).children, "its child")
+        try:
+            assert sort_by_age([child, psutil.Process(parent.pid)])[1] == child
+        finally:
+            child.kill()

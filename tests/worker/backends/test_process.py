@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -72,7 +73,11 @@ def test_a_shell_whose_program_is_ended_runs_no_other_command(number, tmp_path, 
             time.sleep(0.5)
 
     monkeypatch.setattr(job_processes, "running_processes", find_slowly)
-    JobProcesses(tmp_path.name, 1, leader=None).signal(number, spare_leader=False)
+    try:
+        JobProcesses(tmp_path.name, 1, leader=None).signal(number, spare_leader=False)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            program.kill()
     assert shell.wait(30) == (143 if number == signal.SIGTERM else -signal.SIGKILL)
     assert not later.exists()
 
