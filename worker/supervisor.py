@@ -143,11 +143,14 @@ class Supervisor:
             while self._has_free_slot() and not self._stopping.is_set():
                 if not self._claim():
                     break
-        finally:  # an error of a claim must not make the jobs here look lost
-            if time.monotonic() >= self._heartbeat_at:
-                self._send_heartbeat()
-            elif notified and self._running:
-                self._apply_heartbeat(self._read_leases())
+        except StoreUnavailable:
+            raise
+        except Exception:  # it must not make the jobs here look lost
+            logger.exception("claim_failed")
+        if time.monotonic() >= self._heartbeat_at:
+            self._send_heartbeat()
+        elif notified and self._running:
+            self._apply_heartbeat(self._read_leases())
         if time.monotonic() >= self._adopt_at:
             self._refresh_offer()
             self._adopt()

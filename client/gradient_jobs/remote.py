@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gradient_cli import wheel
 from gradient_cli.errors import ServerError, UsageError
-from gradient_cli.follow import retry_until_connected
 from gradient_jobs.client import Client, Job, submit
 from gradient_jobs.errors import JobFailed, LibraryMissing
 from gradient_jobs.options import JobOptions, build_spec
@@ -155,7 +154,7 @@ class RemoteCall(Generic[R]):
         """
         self.job.wait(timeout)
         try:
-            outcome = pickle.loads(retry_until_connected(functools.partial(self.job.artifacts.read, RESULT)))  # noqa: S301  of the user's own job
+            outcome = pickle.loads(self.job.artifacts.read(RESULT))  # noqa: S301  of the user's own job
         except ServerError as error:
             if error.status != _NOT_FOUND:
                 raise

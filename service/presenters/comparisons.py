@@ -147,13 +147,10 @@ def _notes(comparison: Comparison, rows: Sequence[Row], unmeasured: set[str], *,
             f"Figures are missing because metrics were deleted together with logs: {', '.join(sorted(unmeasured))}."
         )
     if comparison.target is not None:
-        missed = [
-            row.machine_type
-            for row in rows
-            if row.seconds is not None
-            and row.seconds_to_target is None
-            and unmeasured.isdisjoint(member.job_id for member in row.members)
-        ]
+        judged = [(row, member) for row in rows for member in row.members if member.job_id not in unmeasured]
+        missed = dict.fromkeys(
+            row.machine_type for row, member in judged if member.state == "succeeded" and member.arrival is None
+        )
         if missed:
             notes.append(f"Not every job reached the target: {', '.join(missed)}.")
     return [*notes, *_left_out(comparison, rows)]

@@ -1,8 +1,8 @@
 import ast
 import asyncio
 import builtins
-import itertools
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -188,21 +188,22 @@ def test_the_same_with_asyncio(folder):
     assert (files, tail, state) == (["out/log.txt", "out/model.txt"], ["step 2"], "Stopped")
 
 
-def lose_requests(monkeypatch, *numbers):
-    """Let these GET requests fail, counted from 1."""
-    counter, send = itertools.count(1), Transport.json
+def lose_requests(monkeypatch, number=1):
+    """Let this GET request of each path fail, counted from 1."""
+    counts, send = Counter(), Transport.json
 
-    def send_or_fail(transport, method, *args, **settings):
-        if method == "GET" and next(counter) in numbers:
+    def send_or_fail(transport, method, path, **settings):
+        counts[method, path] += 1
+        if method == "GET" and counts[method, path] == number:
             raise gradient_jobs.ConnectionFailed("connection lost")
-        return send(transport, method, *args, **settings)
+        return send(transport, method, path, **settings)
 
     monkeypatch.setattr(Transport, "json", send_or_fail)
 
 
 def test_a_lost_connection_ends_no_wait(client, monkeypatch):
     job = client.jobs.create(machine_type="CPU", command="echo done", workspace="none")
-    lose_requests(monkeypatch, 1)
+    lose_requests(monkeypatch)
     assert [str(line) for line in job.follow()] == ["done"]
     assert job.succeeded
 
@@ -213,7 +214,7 @@ def test_a_lost_connection_ends_no_wait_with_asyncio(monkeypatch):
         client = gradient_jobs.AsyncClient()
         job = await client.jobs.create(machine_type="CPU", command="echo done", workspace="none")
         with monkeypatch.context() as lost:
-            lose_requests(lost, 1, 3)
+            lose_requests(lost)
             lines = [str(line) async for line in job.follow()]
         job = await client.jobs.create(machine_type="CPU", command="sleep 2", workspace="none")
         lose_requests(monkeypatch, 2)

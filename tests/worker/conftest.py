@@ -33,7 +33,7 @@ def many_open_files():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     with ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         for _ in range(1024):
             opened.enter_context(Path("/dev/null").open("rb"))
         yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

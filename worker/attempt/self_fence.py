@@ -5,9 +5,8 @@ import time
 from collections.abc import Iterable
 
 from core.db.models.jobs import Job
-from core.errors import StoreUnavailable
 from worker.attempt.control import AttemptControl
-from worker.backends.base import Backend, Handle, LaunchError
+from worker.backends.base import Backend, Handle
 from worker.context import WorkerContext
 
 logger = logging.getLogger(__name__)
@@ -17,7 +16,7 @@ CONTACT_LOST_GRACE_SECONDS = 30.0
 
 
 class SelfFence:
-    """Checked repeatedly by a thread of its own, which nothing else can block.
+    """Checked repeatedly by a thread of its own: what blocks the worker's loop does not block it.
 
     Attempts without retries keep running; their record is updated when the database returns. A watched job is ended by
     its watch. A job whose attempt waits for the database, for example to record its start, has no watch and is ended
@@ -38,16 +37,16 @@ class SelfFence:
         if time.monotonic() - self._last_contact_at < self._context.settings.worker.self_fence_seconds:
             self._kill_at.clear()
             return
-        for job, signals in running:
-            if job.max_attempts == 1:
-                continue
+        repeatable = [(job, signals) for job, signals in running if job.max_attempts > 1]
+        # Those with a watch first: ending the others waits for engines, and for the database.
+        for job, signals in sorted(repeatable, key=lambda one: not one[1].monitored):
             ends = signals.monitored or self._end_job(job)
             if ends and not signals.contact_lost:
                 logger.error("job_cut_off", extra=job.log_context())
                 signals.report_contact_lost()
 
     def _end_job(self, job: Job) -> bool:
-        """End a job without a watch; return whether there was anything to end: it may not be started yet."""
+        """End a job without a watch; return False if there is nothing to end, because it is not started yet."""
         found = False
         try:
             backend = self._context.backend(job.backend)
@@ -55,8 +54,9 @@ class SelfFence:
                 if (handle["job_id"], handle["attempt"]) == (job.id, job.attempt):
                     found = True
                     self._stop_or_kill(backend, handle, job)
-        except (LaunchError, StoreUnavailable) as error:  # the next check may succeed
-            logger.warning("cut_off_not_ended", extra=job.log_context() | {"error": str(error)})
+        except Exception:  # the next check may succeed
+            logger.warning("cut_off_not_ended", exc_info=True, extra=job.log_context())
+            return True
         return found
 
     def _stop_or_kill(self, backend: Backend, handle: Handle, job: Job) -> None:

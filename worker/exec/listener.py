@@ -72,14 +72,19 @@ class ExecListener:
             self._socket.close()
 
     def _accept(self, listener: socket.socket) -> None:
+        refused = False
         while True:
             try:
                 connection, _ = listener.accept()
             except OSError:
                 if listener.fileno() < 0:  # it was closed
                     return
+                if not refused:
+                    logger.warning("session_not_accepted", exc_info=True)
+                refused = True
                 time.sleep(_ACCEPT_PAUSE_SECONDS)  # no descriptor is free, for example
                 continue
+            refused = False
             threading.Thread(target=self._serve, args=(connection,), name="exec-session", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:

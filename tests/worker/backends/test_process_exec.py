@@ -9,7 +9,7 @@ from worker.backends.process_exec import ProcessStream
 
 
 @pytest.mark.usefixtures("many_open_files")
-def test_a_worker_withmany_open_files_passes_input_and_output_on():
+def test_a_worker_with_many_open_files_passes_input_and_output_on():
     pipe = subprocess.PIPE
     child = subprocess.Popen(["cat"], stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
     assert child.stdout.fileno() > 1023

@@ -133,12 +133,16 @@ def test_a_port_that_is_taken_is_no_obstacle(tmp_path, port):
 
 @pytest.mark.usefixtures("many_open_files")
 def test_a_worker_with_many_open_files_listens(tmp_path):
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = Settings(home=tmp_path, statsd={"port": port})
-    listener = Listener(SimpleNamespace(settings=settings, enabled_backends=["process"], scratch_root=tmp_path))
-    listener._tick()
-    (bound,) = listener._sockets
+    def listen():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        settings = Settings(home=tmp_path, statsd={"port": port})
+        listener = Listener(SimpleNamespace(settings=settings, enabled_backends=["process"], scratch_root=tmp_path))
+        listener._tick()
+        (bound,) = listener._sockets
+        return bound.socket and bound  # another process may have taken the port meanwhile
+
+    bound = wait_until(listen, "a free port")
     assert bound.socket.fileno() > 1023
     bound.close()

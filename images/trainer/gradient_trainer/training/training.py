@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from gradient_trainer.datasets import DataSet
-from gradient_trainer.errors import DivergedError, OtherTrainingError, TrainingStopped
+from gradient_trainer.errors import BucketError, DivergedError, OtherTrainingError, TrainingStopped
 from gradient_trainer.measurement.cost import measure_cost
 from gradient_trainer.measurement.pace import Pace, format_pace, peak_shares
 from gradient_trainer.measurement.summary import Summary, peak_host_memory
@@ -276,20 +276,23 @@ class Training:
         print(f"epoch {self._epoch()}/{self._epochs}  val_loss {loss:.4f}  val_accuracy {accuracy:.4f}", flush=True)
         return loss, accuracy
 
-    def _save(self) -> None:
-        if self._step == self._saved_step:
+    def _save(self, *, last: bool = False) -> None:
+        if self._step != self._saved_step:
+            self._checkpoints.save(Checkpoint(self._step, self._learner.arrays(), self._identity()))
+            self._saved_step = self._step
+        elif not last:
             return
-        self._checkpoints.save(Checkpoint(self._step, self._learner.arrays(), self._identity()))
-        self._saved_step = self._step
-        self._sync.upload()
+        self._sync.upload(last=last)  # the last time also what could not be copied before
 
     def _stop_if_requested(self) -> None:
         if self._stop.signal is None:
             return
         if self._step:
-            self._save()
-            self._sync.upload(last=True)  # also if the checkpoint was saved before, and could not be copied then
             saved = f"checkpoint saved at step {self._step}; the same command resumes from there"
+            try:
+                self._save(last=True)
+            except BucketError as error:
+                saved = f"the checkpoint of step {self._step} is lost: {error}"
         else:
             saved = "no step was done yet, so there is nothing to save"
         print(f"stopped by {self._stop.signal.name}: {saved}", flush=True)

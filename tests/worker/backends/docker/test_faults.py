@@ -278,9 +278,10 @@ def test_a_container_without_room_for_one_more_process_can_be_stopped(make):
     wait_until(lambda: place.output(spec) == b"up\n", "its processes")
     assert 58 < wait_until(lambda: place.backend.sample(handle), "a sample")["processes"] <= 64
     place.backend.stop(handle, grace=True)
-    assert wait_until(lambda: read_control(spec.control, "exit"), "the shell's end") == "143"
+    code = wait_until(lambda: read_control(spec.control, "exit"), "the shell's end")
+    assert code in {"143", "0"}, "0 is that of `wait`: all of its processes ended before the shell got to run"
     place.backend.stop(handle, grace=False)
-    assert place.wait(handle).code == 143
+    assert place.wait(handle).code == int(code)
 
 
 def test_a_job_may_do_little(make):

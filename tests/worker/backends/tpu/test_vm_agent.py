@@ -84,6 +84,25 @@ def test_an_engine_that_restarts_does_not_end_the_job(tmp_path, monkeypatch):
     assert not container.running()
 
 
+@pytest.mark.parametrize(("exit_file", "shutting_down", "end"), [("3\n", False, 3), ("   ", True, None)])
+def test_an_engine_that_is_gone_for_good_does_not_keep_the_end_back(
+    make_agent, monkeypatch, tmp_path, exit_file, shutting_down, end
+):
+    """The job has ended, or the VM stops its services."""
+
+    def fail():
+        raise OSError("Cannot connect to the Docker daemon")
+
+    (tmp_path / "control").mkdir()
+    (tmp_path / "control" / "exit").write_text(exit_file)
+    if shutting_down:
+        (tmp_path / "shutting-down").touch()
+    agent = make_agent()
+    monkeypatch.setattr(agent._runner, "running", fail)
+    monkeypatch.setattr(agent, "_send_artifacts", lambda: None)
+    assert agent._monitor() == {"code": end, "reason": "shut_down" if shutting_down else None}
+
+
 def test_a_token_that_is_cut_off_is_read_again(monkeypatch):
     class CutOff(io.BytesIO):
         def read(self, *_):

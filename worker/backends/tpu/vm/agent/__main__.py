@@ -217,7 +217,7 @@ class Agent:
             try:
                 self._heed_shutdown()
                 # Checked first: what was written before the end is sent below.
-                ended = not self._runner.running()
+                ended = not self._is_running()
                 self._ended_at = self._ended_at or (time.time() if ended else 0.0)
                 for name in STREAMED_FILES:
                     self._upload_output(name)
@@ -232,16 +232,36 @@ class Agent:
                     return self._end() | {"missing": f"not sent in {self._collect_seconds:.0f} s: {error}"}
             time.sleep(self._seconds)
 
+    def _is_running(self) -> bool:
+        """Return whether the job runs.
+
+        Raises:
+            OSError: That is unknown, because the engine does not answer; when the VM shuts down, it never will.
+        """
+        try:
+            running: bool = self._runner.running()
+        except OSError:
+            if self._shut_down or self._exit_code() is not None:
+                return False
+            raise
+        return running
+
+    def _exit_code(self) -> int | None:
+        with contextlib.suppress(OSError, ValueError):
+            return int((self._control / "exit").read_text())
+        return None
+
     def _end(self) -> dict[str, object]:
         if self._abandoned:
             return {"code": None, "reason": "no_worker"}
         if self._shut_down and not self._applied:
             return {"code": None, "reason": "shut_down"}
-        with contextlib.suppress(OSError, ValueError):
-            return {"code": int((self._control / "exit").read_text()), "reason": None}
+        code = self._exit_code()
+        if code is not None:
+            return {"code": code, "reason": None}
         if (self._place / "boot-id").read_text() != _BOOT.read_text():
             return {"code": None, "reason": "restarted"}
-        code: int | None = self._runner.code()
+        code = self._runner.code()
         return {"code": code, "reason": "process_lost" if code is None else None}
 
     def _repeat(self, work: Callable[[], None]) -> None:
@@ -276,7 +296,8 @@ class Agent:
 
     def _heed_shutdown(self) -> None:
         """Let the job save when the VM is shut down: there are seconds left."""
-        if not self._shut_down and (self._place / "shutting-down").exists() and self._runner.running():
+        shutting_down = not self._shut_down and (self._place / "shutting-down").exists()
+        if shutting_down and self._exit_code() is None:
             self._shut_down = True
             self._seconds = min(self._seconds, _SHUTDOWN_STEP_SECONDS)
             (self._control / "stopping").write_text("shut down\n")
