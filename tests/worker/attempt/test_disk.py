@@ -251,7 +251,8 @@ def test_a_worker_whose_disk_is_full_claims_nothing_and_jobs_say_so(opened, subm
     disk.free()
     wait_until(lambda: row(host, job).state is JobState.SUCCEEDED, "it to run once there is room")
     later = submit("true", machine="TPU")
-    assert told(host, later) is None or told(host, later).reason != "low_disk"
+    said = told(host, later)
+    assert said is None or said.reason != "low_disk"
     wait_until(lambda: row(host, later).state is JobState.SUCCEEDED, "the other one to run, too")
 
 
