@@ -20,7 +20,7 @@ DIST ?= dist
 # One test process more than CPUs, as many tests wait for others, but not so many that servers and jobs starve each other.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))
 
-.PHONY: help demo demo-docker images images-offline up up-tpu test unit check audit screenshots fmt migration dist bench docs experiments faults chaos soak clean
+.PHONY: help demo demo-docker images images-offline up up-tpu test test-all unit check audit screenshots fmt migration dist bench docs experiments faults chaos soak clean
 
 help: ## show these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -44,9 +44,13 @@ up: $(RUN) ## run the service on this machine: http://127.0.0.1:8780
 up-tpu: $(ALL) ## the same with a simulated cloud for TPU jobs
 	@exec $(BIN)/gradient-server up --tpu-simulator
 
-test: $(ALL) ## run every test; installs PostgreSQL, Chromium and git for them where it may
+test: $(ALL) ## run the tests; installs PostgreSQL, Chromium and git for them where it may
 	@.ci/test-needs
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-all: $(ALL) ## run every test, also those marked slow
+	@.ci/test-needs
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --run-slow
 
 unit: $(ALL) ## run the tests that start no process and no server (a minute)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m unit

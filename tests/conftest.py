@@ -1,4 +1,4 @@
-"""Shared fixtures: databases and service processes; tests whose requirements the machine lacks are deselected."""
+"""Shared fixtures: databases, service processes. Deselects slow tests, and those whose requirements are missing."""
 
 import functools
 import gc
@@ -141,6 +141,10 @@ def _missing_requirements(wanted: Collection[str]) -> dict[str, str]:
     return {fixture: words for fixture, (find, words) in REQUIREMENTS.items() if fixture in wanted and not find()}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-slow", action="store_true", help="run the tests marked slow, too")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(PLAIN_JOBS)  # for workers within the test process
     patch = pytest.MonkeyPatch()
@@ -158,12 +162,15 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test with its level, and deselect tests whose requirements are missing: not run is not passed."""
+    """Mark levels; deselect slow tests and those whose requirements are missing: not run is not passed."""
     for item in items:
         item.add_marker(_level(item))
+    slow = [] if config.option.run_slow else [item for item in items if item.get_closest_marker("slow")]
+    wanting = dict.fromkeys(slow, "slow (make test-all)")
+    items[:] = [item for item in items if item not in wanting]
     # An index is only asked for packages that a test needs.
     missing = _missing_requirements({one for one in REQUIREMENTS if any(_requires(item, one) for item in items)})
-    wanting = {item: words for item in items for fixture, words in missing.items() if _requires(item, fixture)}
+    wanting |= {item: words for item in items for fixture, words in missing.items() if _requires(item, fixture)}
     items[:] = [item for item in items if item not in wanting]
     config.hook.pytest_deselected(items=list(wanting))
     _not_run.update({item.nodeid: words for item, words in wanting.items()})

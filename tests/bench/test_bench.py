@@ -24,10 +24,13 @@ def bench(*arguments: str, **settings: str) -> subprocess.CompletedProcess:
     ("name", "subject", "floor"),
     [
         ("submit", "POST /jobs", "raw insert, same stack"),
-        ("start", "gradient-server api: until it serves", "bare FastAPI: until it serves"),
+        pytest.param(
+            *("start", "gradient-server api: until it serves", "bare FastAPI: until it serves"), marks=pytest.mark.slow
+        ),
         ("artifact", "close, the file already on disk", "sha256 of 32 MiB"),
         pytest.param(
-            *("prediction", "mnist-cnn, predicted for 2 CPUs", "mnist-cnn, 2 of 2 CPUs"), marks=pytest.mark.tensorflow
+            *("prediction", "mnist-cnn, predicted for 2 CPUs", "mnist-cnn, 2 of 2 CPUs"),
+            marks=[pytest.mark.slow, pytest.mark.tensorflow],
         ),
     ],
 )

@@ -14,7 +14,6 @@ PROGRAMS = {
     "tpu-jax": ("y = 3.00 x + 2.00", ["weights.npz"]),
     "tpu-torch": ("y = 3.00 x + 2.00", ["weights.pt"]),
 }
-PACKAGES = {"tpu-test": "trainer"}
 
 pytestmark = [pytest.mark.usefixtures("bubblewrap"), pytest.mark.timeout(600)]
 
@@ -30,7 +29,12 @@ def service(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("example", "_packages"), [(name, PACKAGES.get(name, name)) for name in PROGRAMS], ids=list(PROGRAMS)
+    ("example", "_packages"),
+    [
+        ("tpu-test", "trainer"),
+        pytest.param("tpu-jax", "tpu-jax", marks=pytest.mark.slow),
+        pytest.param("tpu-torch", "tpu-torch", marks=pytest.mark.slow),
+    ],
 )
 def test_the_commands_of_an_example_run_it_on_a_simulated_tpu(service, example, _packages):
     folder = ROOT / "examples" / example

@@ -122,6 +122,7 @@ def test_the_cached_input_is_measured_beside_the_starved_one(service, tmp_path):
     assert (tmp_path / "report" / "steps_per_second-simulated.svg").read_text().count("<polyline") == 4
 
 
+@pytest.mark.slow
 def test_simulated_devices_are_not_compared_with_each_other(service, tmp_path):
     figures = run_experiment(service, tmp_path, "steps-per-second", "--machineType", "CPU,V100", *cifar10())
     jobs, markdown = check_report(service, tmp_path, figures)
@@ -131,6 +132,7 @@ def test_simulated_devices_are_not_compared_with_each_other(service, tmp_path):
     assert "| 50 x | not measured on real machines |" in markdown
 
 
+@pytest.mark.slow
 def test_every_precision_trains_and_is_set_beside_float32(service, tmp_path):
     figures = run_experiment(service, tmp_path, "mixed-precision", "--machineType", "CPU")
     jobs, markdown = check_report(service, tmp_path, figures)
@@ -141,6 +143,7 @@ def test_every_precision_trains_and_is_set_beside_float32(service, tmp_path):
     assert "| O0 fp32 | T4 | 57:17 | 7657 | 86.75 % |" in markdown
 
 
+@pytest.mark.slow
 def test_hyper_parameters_that_were_carried_over_are_shown(service, tmp_path):
     data = [] if (REAL / "mnist.npz").is_file() else ["--data", "mnist=digits"]
     figures = run_experiment(service, tmp_path, "gpu-vs-tpu", "--machineType", "CPU", *data, *cifar10())

@@ -11,7 +11,12 @@ from support.client_shell import ClientShell
 from support.deployment import Deployment
 from support.job_packages import share_environments
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("trainer_packages"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.tensorflow,
+    pytest.mark.usefixtures("trainer_packages"),
+    pytest.mark.timeout(900),
+]
 
 SIDE, IMAGES_OF_A_CLASS = 1536, {"train": 80, "test": 4}
 TRAIN = "python -m gradient_trainer --data photos.zip --image-size 32 --batch-size 16 --log-steps 3 --peak-tflops 0.1"
