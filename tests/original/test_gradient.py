@@ -64,6 +64,7 @@ def test_logs_are_followed_to_their_end_and_read_afterwards(gradient, created):
     ]
 
 
+@pytest.mark.slow
 def test_jobs_are_listed_by_project_and_by_tag(gradient, ended, project):
     [head, job] = rows(gradient("jobs", "list", "--projectId", project))
     assert head == ["ID", "Name", "Project", "Cluster", "Machine Type", "Created"]
@@ -73,6 +74,7 @@ def test_jobs_are_listed_by_project_and_by_tag(gradient, ended, project):
     assert "No data found" in nothing.out + nothing.err
 
 
+@pytest.mark.slow
 def test_tags_are_added_and_removed(gradient, ended, service):
     assert "Tags added to job" in gradient("jobs", "tags", "add", "--id", ended, "--tag", "three").out
     assert "Tags removed from job" in gradient("jobs", "tags", "remove", "--id", ended, "--tag", "one").out
@@ -100,6 +102,7 @@ def test_artifacts_are_listed_downloaded_bare_and_destroyed(gradient, ended, tmp
     assert rows(gradient("jobs", "artifacts", "list", "--id", ended))[1:] == [["out.txt", "None"]]
 
 
+@pytest.mark.slow
 def test_a_deleted_job_is_gone(gradient, ended):
     assert f"Job {ended} deleted" in gradient("jobs", "delete", "--id", ended).out
     for command, words in [
@@ -112,6 +115,7 @@ def test_a_deleted_job_is_gone(gradient, ended):
         assert (said.code, words in said.out + said.err) == (0, True), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -144,11 +148,13 @@ def test_a_bad_key_is_refused(gradient):
     assert "Failed to fetch data: Invalid API token" in said.out + said.err
 
 
+@pytest.mark.slow
 def test_metrics_say_that_they_are_not_offered(gradient, ended):
     said = gradient("jobs", "metrics", "list", "--id", ended)
     assert "Metrics API url not found" in said.out + said.err
 
 
+@pytest.mark.slow
 def test_projects_are_listed_shown_tagged_and_deleted(gradient, project, ended):
     assert project in [row[0] for row in rows(gradient("projects", "list"))]
     details = dict(row[:2] for row in rows(gradient("projects", "details", "--id", project)))
@@ -161,6 +167,7 @@ def test_projects_are_listed_shown_tagged_and_deleted(gradient, project, ended):
     assert "No such job" in (said := gradient("jobs", "logs", "--id", ended)).out + said.err
 
 
+@pytest.mark.slow
 def test_a_project_with_a_job_that_runs_is_not_deleted(gradient, project, created, service):
     job = created("sleep 300").job_id
     said = gradient("projects", "delete", "--id", project)
@@ -168,6 +175,7 @@ def test_a_project_with_a_job_that_runs_is_not_deleted(gradient, project, create
     service.request("POST", f"/jobs/{job}/stop")
 
 
+@pytest.mark.slow
 def test_clusters_and_machine_types_are_listed(gradient):
     [_, cluster] = rows(gradient("clusters", "list"))
     assert cluster[:2] == ["clgradientjobs", "Gradient Jobs"]

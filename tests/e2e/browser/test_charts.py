@@ -39,7 +39,7 @@ def service(tmp_path_factory):
     deployment.stop()
 
 
-@pytest.fixture(params=[(1440, 900), (390, 844)], ids=["wide", "narrow"])
+@pytest.fixture(params=[(1440, 900), pytest.param((390, 844), marks=pytest.mark.slow)], ids=["wide", "narrow"])
 def browser(request, chromium, service):
     browser = Browser(chromium, size=request.param)
     browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])

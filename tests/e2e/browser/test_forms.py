@@ -17,7 +17,10 @@ def service(tmp_path_factory):
     deployment.stop()
 
 
-@pytest.fixture(params=[((1440, 900), "light"), ((390, 844), "dark")], ids=["wide-light", "narrow-dark"])
+@pytest.fixture(
+    params=[((1440, 900), "light"), pytest.param(((390, 844), "dark"), marks=pytest.mark.slow)],
+    ids=["wide-light", "narrow-dark"],
+)
 def browser(request, chromium, service):
     size, theme = request.param
     browser = Browser(chromium, size=size)

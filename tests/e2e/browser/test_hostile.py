@@ -69,7 +69,9 @@ def job_id(service):
 
 
 @pytest.fixture(
-    scope="module", params=[((1440, 900), "light"), ((390, 844), "dark")], ids=["wide-light", "narrow-dark"]
+    scope="module",
+    params=[((1440, 900), "light"), pytest.param(((390, 844), "dark"), marks=pytest.mark.slow)],
+    ids=["wide-light", "narrow-dark"],
 )
 def browser(request, chromium, service):
     size, scheme = request.param

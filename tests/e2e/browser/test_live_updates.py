@@ -33,7 +33,7 @@ def service(tmp_path_factory):
     deployment.stop()
 
 
-@pytest.fixture(params=[(1280, 900), (390, 844)], ids=["wide", "narrow"])
+@pytest.fixture(params=[(1280, 900), pytest.param((390, 844), marks=pytest.mark.slow)], ids=["wide", "narrow"])
 def browser(request, chromium):
     browser = Browser(chromium, size=request.param)
     yield browser

@@ -29,7 +29,7 @@ def service(tmp_path_factory):
     deployment.stop()
 
 
-@pytest.fixture(params=[(1280, 900), (390, 844)], ids=["wide", "narrow"])
+@pytest.fixture(params=[(1280, 900), pytest.param((390, 844), marks=pytest.mark.slow)], ids=["wide", "narrow"])
 def size(request):
     return request.param
 

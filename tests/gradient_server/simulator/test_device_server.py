@@ -54,6 +54,7 @@ def test_a_program_of_tensorflow_1_runs_on_the_device(device, bucket, tmp_path):
     assert (tmp_path / "model" / "result.txt").read_text() == f"{[[5.0] * 3] * 3}\n"
 
 
+@pytest.mark.slow
 def test_the_trainer_does_several_steps_between_two_messages(device, tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     environ = {"TPU_NAME": "t", "TPU_GRPC_URL": device.url, "GRADIENT_METRICS_FILE": str(metrics)}

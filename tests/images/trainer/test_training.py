@@ -288,6 +288,7 @@ def test_a_model_that_does_not_fit_the_images_is_refused(train_small, tmp_path):
     assert "--model resnet50 cannot be built for images of 28x28x1" in ended.lines[-1]
 
 
+@pytest.mark.slow
 def test_the_same_runs_with_jax(tmp_path):
     ended = run_trainer(tmp_path / "outputs", *DIGITS, "--epochs", "1", "--backend", "jax")
     assert ended.exit_code == 0, ended.text

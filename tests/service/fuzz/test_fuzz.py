@@ -35,13 +35,13 @@ OPEN = {"GET /health", "GET /readiness"}
 
 
 @API.parametrize()
-@fuzz_settings(10)
+@fuzz_settings(5)
 def test_every_answer_is_as_described(case, fuzz_target):
     case.validate_response(fuzz_target.call(case), checks=[*CHECKS, negative_data_rejection])
 
 
 @WITHOUT_KEY.parametrize()
-@fuzz_settings(4)
+@fuzz_settings(2)
 def test_without_a_key_nothing_is_answered(case, fuzz_target):
     answer = fuzz_target.call(case, key=False)
     case.validate_response(answer, checks=CHECKS)
