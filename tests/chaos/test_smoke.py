@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 QUICK = ("worker kill -9", "Redis kill -9, wiped", "dockerd kill -9", "API kill -9", "stops and deletes")
 
 
+@pytest.mark.slow
 def test_a_few_faults_break_no_promise(tmp_path, postgres, redis, docker_server, small_disk):
     del postgres, redis, docker_server, small_disk  # it has its own: they say what this machine needs
     kinds = tuple(one for one in FAULTS if one.name in QUICK)

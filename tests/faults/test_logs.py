@@ -106,7 +106,7 @@ def lines_from(deployment, job_id, after, wanted, chance):
 
 def test_a_reader_that_breaks_off_again_and_again_misses_nothing(deployment):
     chance = random.Random(23)  # noqa: S311 - repeatable, not secret
-    breaks = tries(20, 100)
+    breaks = tries(10, 100)
     deployment.start_up()
     with fault_trial("F23", deployment) as one:
         one.tries = breaks

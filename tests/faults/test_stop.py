@@ -101,7 +101,7 @@ def test_stops_at_any_moment_race_start_end_time_limit_and_retry(postgres_deploy
     for name in ("one", "two"):
         postgres_deployment.start_worker(name, GRADIENT_WORKER__SLOTS="4")
     with fault_trial("F29", postgres_deployment, seconds=900) as one:
-        one.tries = tries(24, 500)
+        one.tries = tries(12, 500)
         for number in range(one.tries):
             body = chance.choice(["say done", "sleep 0.2; say done", "say up; sleep 600"])
             endless = {"timeLimit": 1} if "600" in body and chance.random() < 0.5 else {}

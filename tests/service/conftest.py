@@ -117,7 +117,8 @@ def worker(stores: AppState) -> FakeWorker:
     return FakeWorker(stores)
 
 
-@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
+# PostgreSQL refuses more of what a fuzzer sends.
+@pytest.fixture(scope="session", params=[pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
 def fuzz_target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzTarget]:
     """An application to send anything to, over each kind of database."""
     home = tmp_path_factory.mktemp("fuzzed")
