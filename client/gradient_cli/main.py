@@ -6,10 +6,13 @@ failed; 2 wrong usage; 3 server unreachable or key refused; 4 refused by the ser
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from argparse import SUPPRESS, Namespace
 from importlib import import_module
+from types import ModuleType
 
 from gradient_cli import terminal
 from gradient_cli.errors import BROKEN_PIPE, INTERRUPTED, OK, USAGE, ClientError, UsageError
@@ -166,6 +169,7 @@ def _format_commands(group: str) -> str:
 
 def main() -> int:
     """Run the command line of this process and return its exit code."""
+    atexit.register(gc.freeze)  # the interpreter's last collection would visit every object, for a tenth of a short run
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     as_json = "--json" in sys.argv
@@ -243,8 +247,23 @@ def _run(args: Namespace) -> int:
     if args.run is None:
         args.menu.print_help(sys.stderr)
         return USAGE
+    _load_at_first_use("ssl")  # http.client imports it, also for addresses without TLS
     code: int = args.run(args)
     return code
+
+
+def _load_at_first_use(name: str) -> None:
+    """Have imports of a module load it only when an attribute of it is used."""
+    stand_in = ModuleType(name)
+
+    def load(attribute: str) -> object:
+        if sys.modules.get(name) is stand_in:
+            sys.modules.pop(name, None)
+        return getattr(import_module(name), attribute)
+
+    # Not importlib's LazyLoader: with it, a second import of the module is a use.
+    stand_in.__getattr__ = load  # type: ignore[method-assign]
+    sys.modules.setdefault(name, stand_in)
 
 
 def _report(error: ClientError, *, as_json: bool) -> int:

@@ -188,12 +188,6 @@ def add_event(  # noqa: PLR0913 - the columns of one event
     )
 
 
-def add_submitted_events(session: Session, jobs: Sequence[Job]) -> None:
-    """Add the first event of each of these new jobs."""
-    submitted = {"kind": "submitted", "attempt": 0, "lease": 0, "to_state": JobState.QUEUED}
-    session.connection().execute(_INSERT_EVENT, [submitted | {"job_id": job.id} for job in jobs])
-
-
 def enqueue_wake(session: Session, job: Job) -> None:
     """Add a wake message to the outbox."""
     enqueue_wakes(session, [job])

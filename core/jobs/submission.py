@@ -3,17 +3,20 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Row, select
+from sqlalchemy import Connection, Dialect, insert, select
 from sqlalchemy.orm import Session, make_transient_to_detached
 
 from core.catalogue.machine_types import MachineType
-from core.db.models.jobs import Job, Project
+from core.db.database import Base
+from core.db.models.jobs import Event, Job, Outbox, Project
 from core.errors import IdempotencyMismatch
 from core.ids import new_id
-from core.jobs.guarded_updates import JOBS, NOW, add_submitted_events, enqueue_wakes, insert_ignore
+from core.jobs.driver_statements import DriverStatement
+from core.jobs.guarded_updates import JOBS, NOW, insert_ignore
 from core.jobs.scheduling.port_allocations import count_dynamic_ports, request_ports
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
@@ -36,7 +39,6 @@ class NewJob:
     image: str | None = None
 
 
-# Core, not ORM: these statements run for every submission, and the ORM took most of their time.
 _DEFAULTS = {
     attribute.key: None if (default := attribute.columns[0].default) is None else default.arg
     for attribute in Job.__mapper__.column_attrs
@@ -44,9 +46,39 @@ _DEFAULTS = {
 """Each attribute of a new row that has no other value."""
 
 
+class _Stored(NamedTuple):
+    """What the database gives a new row."""
+
+    id: str
+    seq: int
+    created_at: datetime
+
+
+_STORED = tuple(JOBS.c[name] for name in _Stored._fields)
+
+
 @cache
-def _insert_job(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share no class
-    return insert_ignore(dialect, JOBS).values(created_at=NOW).returning(JOBS.c.id, JOBS.c.seq, JOBS.c.created_at)
+def _insert_returning(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share no class
+    return insert_ignore(dialect, JOBS).values(created_at=NOW).returning(*_STORED)
+
+
+@cache
+def _insert_job(dialect: Dialect, names: tuple[str, ...]) -> DriverStatement:
+    constants = {name: value for name, value in _DEFAULTS.items() if value is not None and name not in names}
+    return DriverStatement(dialect, insert_ignore(dialect.name, JOBS).values(constants), JOBS, names)
+
+
+@cache
+def _insert_events(dialect: Dialect) -> DriverStatement:
+    events = Base.metadata.tables[Event.__tablename__]
+    submitted = {"kind": "submitted", "attempt": 0, "lease": 0, "to_state": JobState.QUEUED.value}
+    return DriverStatement(dialect, insert(events).values(at=NOW, **submitted), events, ["job_id"])
+
+
+@cache
+def _insert_wakes(dialect: Dialect) -> DriverStatement:
+    outbox = Base.metadata.tables[Outbox.__tablename__]
+    return DriverStatement(dialect, insert(outbox).values(created_at=NOW, kind="wake"), outbox, ["job_id"])
 
 
 def _initial_values(new_job: NewJob) -> dict[str, Any]:
@@ -80,7 +112,7 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
     }
 
 
-def _stored_job(new_job: NewJob, values: dict[str, Any], stored: Row[Any]) -> Job:
+def _stored_job(new_job: NewJob, values: dict[str, Any], stored: _Stored) -> Job:
     """Build the object of a row that was just inserted, without reading the row; it belongs to no session."""
     job = Job()
     attributes = _DEFAULTS | values | {"seq": stored.seq, "created_at": stored.created_at}
@@ -114,20 +146,34 @@ def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job | No
     """
     values = [_initial_values(each) for each in new_jobs]
     connection = session.connection()
-    parameters = values if len(values) > 1 else values[0]  # a bulk insert of one row costs more than a plain one
-    inserted = connection.execute(_insert_job(connection.dialect.name), parameters)
-    by_id = {row.id: row for row in inserted}
+    stored = _insert_rows(connection, values)
     jobs = [
-        _stored_job(new_job, row, by_id[row["id"]]) if row["id"] in by_id else None
+        _stored_job(new_job, row, stored[row["id"]]) if row["id"] in stored else None
         for new_job, row in zip(new_jobs, values, strict=True)
     ]
     created = [job for job in jobs if job is not None]
     if created:
         for job in created:
             request_ports(session, job)
-        add_submitted_events(session, created)
-        enqueue_wakes(session, created)
+        rows = [{"job_id": job.id} for job in created]
+        _insert_events(connection.dialect).execute(connection, rows)
+        _insert_wakes(connection.dialect).execute(connection, rows)
     return jobs
+
+
+def _insert_rows(connection: Connection, values: Sequence[dict[str, Any]]) -> dict[str, _Stored]:
+    """Insert the rows of jobs; return those that are stored, by id."""
+    dialect = connection.dialect
+    if dialect.name != "sqlite":
+        parameters = values if len(values) > 1 else values[0]  # a bulk insert of one row costs more than a plain one
+        found = connection.execute(_insert_returning(dialect.name), parameters)
+        return {row.id: _Stored(*row) for row in found}
+    # SQLite takes three times as long with RETURNING. Its clock is this process's, and has milliseconds.
+    now = datetime.now(UTC)
+    at = {"created_at": now.replace(microsecond=now.microsecond // 1000 * 1000)}
+    statement = _insert_job(dialect, (*values[0], *at))
+    seqs = [(row["id"], statement.insert(connection, row | at)) for row in values]
+    return {job_id: _Stored(job_id, seq, at["created_at"]) for job_id, seq in seqs if seq is not None}
 
 
 def idempotency_of(new_job: NewJob) -> tuple[str, str] | None:

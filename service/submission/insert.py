@@ -104,7 +104,9 @@ def insert_together(
     with app_state.database.write() as session:
         if len(jobs) == 1:
             return [insert(session, app_state, jobs[0])]
-        return insert_each(session, app_state, jobs)
+        if any(each.save_logins is not None for each in jobs):  # one of them may be refused: for that, a savepoint
+            return insert_each(session, app_state, jobs)
+        return _Insertion(session, app_state).run(jobs)
 
 
 def _insert_alone(

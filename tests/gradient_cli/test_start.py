@@ -45,7 +45,7 @@ def test_help_loads_nothing_slow(args):
     assert not loaded & SLOW
 
 
-def test_jobs_list_loads_no_packing(cli, server):
+def test_jobs_list_loads_no_packing_and_no_tls(cli, server):
     server.on("GET", "/jobs", {"jobs": [], "next": None})
     program = "import sys\nfrom gradient_cli.main import main\nmain()\nprint('LOADED', *sys.modules)"
     shown = subprocess.run(
@@ -58,6 +58,8 @@ def test_jobs_list_loads_no_packing(cli, server):
     assert not set(shown.stdout.split()) & {
         "tarfile",
         "pathspec",
+        "_ssl",
+        "encodings.idna",
         "gradient_cli.workspace.archive",
         "gradient_cli.commands.jobs.create",
     }

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 from fastapi import FastAPI
@@ -21,6 +22,7 @@ from support.deployment import EMPTY_SSL_CONTEXT, TIMEOUT_SECONDS
 from core.db.database import Database
 from core.db.models.jobs import Job
 from core.jobs import lifecycle, queries
+from core.jobs.driver_statements import DriverStatement
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
@@ -130,9 +132,17 @@ def record_statements(database: Database) -> Iterator[list[tuple[str, Any]]]:
     def note(_connection, _cursor, statement, parameters, _context, _many) -> None:
         statements.append((statement, parameters))
 
+    parameters_of = DriverStatement._parameters
+
+    def note_driver_statement(statement, row):
+        parameters = parameters_of(statement, row)
+        statements.append((statement._text, parameters))
+        return parameters
+
     event.listen(database.engine, "before_cursor_execute", note)
     try:
-        yield statements
+        with patch.object(DriverStatement, "_parameters", note_driver_statement):
+            yield statements
     finally:
         event.remove(database.engine, "before_cursor_execute", note)
 

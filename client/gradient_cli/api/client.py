@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from gradient_cli import config
-from gradient_cli.api import sse
 from gradient_cli.api.forms import file_chunks
 from gradient_cli.api.paths import (
     COMPARISONS,
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
     from websockets.sync.client import ClientConnection
+
+    from gradient_cli.api import sse
 
 _FILE_PAGE = 1000
 _JOBS_PAGE = 200
@@ -147,6 +148,7 @@ class Api(SubmissionApi):
 
     def follow(self, job_id: str, line: int = 0) -> Iterator[sse.Event]:
         """Stream a job's log lines and phase changes, from after `line` to the job's end."""
+        from gradient_cli.api import sse
 
         def stream(after: int) -> Iterator[bytes]:
             response = self._transport.open(

@@ -38,33 +38,15 @@ _UNAUTHORIZED = 401
 TOO_MANY_REQUESTS = 429
 _PAGE_BYTES = 256_000_000
 
-# The first matching row is used: a subclass stands before its base classes.
-# Columns: error types, message, hint, transient.
-_FAILURES: tuple[tuple[tuple[type[Exception], ...], str, str, bool], ...] = (
-    (
-        (ConnectionRefusedError,),
-        "nothing answers at {url}",
-        "Is the server running? `gradient-server up` starts one on this machine; --url selects another.",
-        True,
-    ),
-    ((socket.gaierror,), "the name {host} cannot be resolved", "Check the address and the network.", True),
-    ((TimeoutError,), "{url} did not answer in time", "Check the network, or try again later.", True),
-    (
-        (ssl.SSLCertVerificationError,),
-        "the certificate of {url} is not trusted: {detail}",
-        "Check the address; for a private certificate authority, set SSL_CERT_FILE to its certificate.",
-        False,
-    ),
-    ((ssl.SSLError,), "no TLS connection to {url}: {detail}", "If the server does not use TLS, use http://.", True),
-    ((http.client.RemoteDisconnected,), "{url} closed the connection without a response", "Try again.", True),
-    (
-        (http.client.BadStatusLine, http.client.LineTooLong),
-        "the server at {url} does not speak HTTP",
-        "Check scheme, host and port of the address.",
-        False,
-    ),
-    ((OSError, http.client.HTTPException), "connection to {url} lost: {detail}", "Try again.", True),
-)
+
+class _PlainConnection(http.client.HTTPConnection):
+    """A connection without TLS."""
+
+    def connect(self) -> None:
+        """Connect to the host, given as bytes: for text, Python loads the codec of international names."""
+        address: Any = (self.host.encode(), self.port)  # typeshed has no bytes here
+        self.sock = socket.create_connection(address, self.timeout)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 class Transport:
@@ -305,7 +287,7 @@ class Transport:
         host, port = self._parts.hostname or "", self._parts.port
         if self._parts.scheme == "https":
             return http.client.HTTPSConnection(host, port)
-        return http.client.HTTPConnection(host, port)
+        return _PlainConnection(host, port)
 
     def _error_of(self, response: http.client.HTTPResponse) -> ClientError:
         if 300 <= response.status < 400:  # noqa: PLR2004  the range of redirections
@@ -357,11 +339,43 @@ class Transport:
             return error
         texts = (getattr(error, name, "") for name in ("verify_message", "reason", "strerror"))
         detail = next((text for text in texts if text), "connection closed")
-        for kinds, sentence, hint, transient in _FAILURES:
+        for kinds, sentence, hint, transient in _failures():
             if isinstance(error, kinds):
                 message = sentence.format(url=self.url, host=self._parts.hostname or "", detail=detail)
                 return ConnectionFailed(message, hint=hint, transient=transient)
         raise error
+
+
+def _failures() -> tuple[tuple[tuple[type[Exception], ...], str, str, bool], ...]:
+    """Return the table of failures: error types, message, hint, transient.
+
+    The first matching row is used: a subclass stands before its base classes. A function, because only TLS needs ssl.
+    """
+    return (
+        (
+            (ConnectionRefusedError,),
+            "nothing answers at {url}",
+            "Is the server running? `gradient-server up` starts one on this machine; --url selects another.",
+            True,
+        ),
+        ((socket.gaierror,), "the name {host} cannot be resolved", "Check the address and the network.", True),
+        ((TimeoutError,), "{url} did not answer in time", "Check the network, or try again later.", True),
+        (
+            (ssl.SSLCertVerificationError,),
+            "the certificate of {url} is not trusted: {detail}",
+            "Check the address; for a private certificate authority, set SSL_CERT_FILE to its certificate.",
+            False,
+        ),
+        ((ssl.SSLError,), "no TLS connection to {url}: {detail}", "If the server does not use TLS, use http://.", True),
+        ((http.client.RemoteDisconnected,), "{url} closed the connection without a response", "Try again.", True),
+        (
+            (http.client.BadStatusLine, http.client.LineTooLong),
+            "the server at {url} does not speak HTTP",
+            "Check scheme, host and port of the address.",
+            False,
+        ),
+        ((OSError, http.client.HTTPException), "connection to {url} lost: {detail}", "Try again.", True),
+    )
 
 
 _NO_KEY_HINT = (
