@@ -90,6 +90,19 @@ def test_the_user_of_a_job_has_a_name_and_a_home(place):
     assert (name, root.split(":")[2], home) == ("gradient", "0", "/home/gradient")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives jobs users of their own")
+def test_a_job_has_none_of_roots_groups_and_capabilities(place):
+    spec = place.spec("grep -E '^(Uid|Gid|Groups|Cap(Prm|Eff|Amb)|NoNewPrivs):' /proc/self/status")
+    assert place.wait(place.launch(spec)).code == 0
+    lines = (line.split(":") for line in place.output(spec).decode().splitlines())
+    found = {name: set(values.split()) for name, values in lines}
+    own, nothing = {str(spec.workspace.stat().st_uid)}, {"0" * 16}
+    assert own != {"0"}
+    assert found == {"Uid": own, "Gid": own, "Groups": set(), "NoNewPrivs": {"1"}} | dict.fromkeys(
+        ("CapPrm", "CapEff", "CapAmb"), nothing
+    )
+
+
 def test_a_job_can_read_the_authority_of_a_simulated_cloud_storage(tmp_path, tmp_path_factory):
     """TensorFlow's `gs://` needs it, and it is in the host's /tmp, which the sandbox hides."""
     authority = tmp_path_factory.mktemp("cloud") / "ca.pem"
