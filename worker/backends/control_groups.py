@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _UNIFIED = 2
 """The version whose controllers share one hierarchy."""
 _PREFIX = "gradient-"
-_PROCESSES = "cgroup.procs"
+_PROCESSES, _THREADS = "cgroup.procs", "tasks"
 _KILL = "cgroup.kill"
 _CONTROLLERS = ("cpu", "memory")
 _PERIOD_MICROSECONDS = 100_000
@@ -75,9 +75,18 @@ class JobGroup:
         return list(dict.fromkeys(path for path in (self.memory, self.cpu, self.usage, self.kill) if path))
 
     @property
-    def process_files(self) -> list[str]:
-        """The files to which a process writes its pid to join."""
-        return [str(folder / _PROCESSES) for folder in self.folders]
+    def joined_at_once(self) -> bool:
+        """True if `join_files` let a process join without a wait for other CPUs."""
+        return self.version != _UNIFIED and self.kill is None
+
+    @property
+    def join_files(self) -> list[str]:
+        """The files to which a process of one thread writes 0 to join.
+
+        In version 1 it moves only this thread. A whole process is moved after a grace period of RCU, about 10 ms.
+        """
+        unified = {self.kill} if self.version != _UNIFIED else set(self.folders)
+        return [str(folder / (_PROCESSES if folder in unified else _THREADS)) for folder in self.folders]
 
     @classmethod
     def from_handle(cls, stored: dict[str, Any]) -> "JobGroup":
@@ -126,9 +135,9 @@ class JobGroup:
         Raises:
             OSError: The kernel refused, or the group was removed.
         """
-        for file in self.process_files:
+        for folder in self.folders:
             with suppress(ProcessLookupError):
-                _write(Path(file), pid)
+                _write(folder / _PROCESSES, pid)
 
     def out_of_memory(self) -> bool:
         """Return whether the kernel has killed one of its processes for the memory limit."""
@@ -188,6 +197,13 @@ class ControlGroups:
     cpu: Path
     usage: Path
     kill: Path | None
+
+    def of_sandboxes(self) -> "ControlGroups":
+        """Return those of jobs in a sandbox, which ends with its first process: version 1 needs no other for the end.
+
+        Without it, such a job joins its groups at once; see `JobGroup.joined_at_once`.
+        """
+        return self if self.version == _UNIFIED else replace(self, kill=None)
 
     def group(self, attempt: str) -> JobGroup:
         """Return the group of an attempt by its name; it may not exist."""

@@ -63,7 +63,7 @@ from worker.backends.sandbox_start import finish_start, start_sandboxed
 logger = logging.getLogger(__name__)
 
 _JOIN = (
-    'count=$1; shift; while [ "$count" -gt 0 ]; do echo $$ >"$1" || exit '
+    'count=$1; shift; while [ "$count" -gt 0 ]; do echo 0 >"$1" || exit '
     f'{EXIT_REFUSED}; shift; count=$((count - 1)); done; exec "$@"'
 )
 """Joins the control groups whose files are named first, then becomes the command. A process that joined later could
@@ -90,6 +90,8 @@ class ProcessBackend(Backend):
         mounts = self._sandbox is not None
         self.capabilities = replace(BACKENDS["process"].capabilities, mounts=mounts)
         self._groups = control_group_support(settings.process.cgroups)[0]
+        if self._groups is not None and mounts:
+            self._groups = self._groups.of_sandboxes()
         self._settings = settings
         self._attempts = settings.root / "attempts"
         self._bind = settings.ports.bind
@@ -271,7 +273,9 @@ class ProcessBackend(Backend):
             if self._sandbox is None:
                 child = _start_plain(spec, _join_words(group), inherited)
             else:
-                start = start_sandboxed(spec, self._sandbox, inherited)
+                joined = group if group is not None and group.joined_at_once else None
+                start = start_sandboxed(spec, self._sandbox, inherited, _join_words(joined))
+                group = group if joined is None else None
                 child = start.bubblewrap
         except OSError as error:
             raise LaunchError("launch_failed", str(error)) from error
@@ -385,7 +389,7 @@ def _join_words(group: JobGroup | None) -> list[str]:
     """Return the words before a command that start it in a control group; none without a group."""
     if group is None:
         return []
-    return ["/bin/sh", "-c", _JOIN, "/bin/sh", str(len(group.folders)), *group.process_files]
+    return ["/bin/sh", "-c", _JOIN, "/bin/sh", str(len(group.folders)), *group.join_files]
 
 
 def _start_plain(spec: LaunchSpec, join: list[str], inherited: dict[str, str]) -> "subprocess.Popen[bytes]":

@@ -1,11 +1,11 @@
-"""Starts bubblewrap for a job, moves it into the job's control group, and has it start the job's wrapper."""
+"""Starts bubblewrap for a job, in the job's control group, and has it start the job's wrapper."""
 
 import os
 import select
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -25,13 +25,16 @@ class SandboxStart(NamedTuple):
     channel: socket.socket
 
 
-def start_sandboxed(spec: LaunchSpec, sandbox: JobSandbox, inherited: Mapping[str, str]) -> SandboxStart:
+def start_sandboxed(
+    spec: LaunchSpec, sandbox: JobSandbox, inherited: Mapping[str, str], join: Sequence[str] = ()
+) -> SandboxStart:
     """Start bubblewrap, whose own environment only names the attempt; the job's is in a script in memory.
 
     Args:
         spec: The job.
         sandbox: Its sandbox.
         inherited: The part of the worker's environment that jobs have.
+        join: Words before a command that start it in the job's control group.
     """
     uid = sandbox.prepare(spec)
     names = {"GRADIENT_JOB_ID": spec.job_id, "GRADIENT_ATTEMPT": str(spec.attempt)}
@@ -41,7 +44,7 @@ def start_sandboxed(spec: LaunchSpec, sandbox: JobSandbox, inherited: Mapping[st
         script.seek(0)
         try:
             child = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-                sandbox.command(spec, uid, copied),
+                [*join, *sandbox.command(spec, uid, copied)],
                 cwd="/",
                 env={"PATH": PATH} | names,
                 stdin=script,
@@ -64,7 +67,7 @@ def finish_start(start: SandboxStart, group: JobGroup | None, seconds: float) ->
 
     Args:
         start: The sandbox.
-        group: The job's control group, if it has one.
+        group: The job's control group; None if it has none, or the sandbox was started in it.
         seconds: Longest wait for the shell; after that it may go on once it is ready.
 
     Returns:

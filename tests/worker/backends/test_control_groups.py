@@ -104,11 +104,13 @@ def test_a_job_is_measured_and_stopped_without_a_look_at_every_process(place, mo
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("bubblewrap", "control_groups")
-@pytest.mark.parametrize("delay", [0, 0.2])
+@pytest.mark.parametrize("delay", [None, 0, 0.2])
 def test_a_sandbox_is_in_its_group_before_its_command_runs(tmp_path, monkeypatch, delay):
     """However far bubblewrap is: all of its processes are listed by then, or were born in the group."""
     started, move = [], JobGroup.move
-    monkeypatch.setattr(JobGroup, "move", lambda group, pid: (time.sleep(delay), move(group, pid)))
+    if delay is not None:  # as in version 2
+        monkeypatch.setattr(JobGroup, "joined_at_once", False)
+        monkeypatch.setattr(JobGroup, "move", lambda group, pid: (time.sleep(delay), move(group, pid)))
     monkeypatch.setattr(
         "worker.backends.process.start_sandboxed", lambda *args: started.append(start_sandboxed(*args)) or started[0]
     )
@@ -119,6 +121,20 @@ def test_a_sandbox_is_in_its_group_before_its_command_runs(tmp_path, monkeypatch
     assert len(processes) >= 3
     for folder in group_of(handle).folders:
         assert processes <= set((folder / "cgroup.procs").read_text().split())
+    place.clear()
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("bubblewrap", "control_groups")
+def test_in_version_1_no_process_of_a_sandbox_has_to_be_moved(tmp_path, monkeypatch):
+    """The kernel would wait for all CPUs."""
+    if find_control_groups().version != 1:
+        pytest.skip("a process joins a group of version 2 no faster than it is moved")
+    monkeypatch.setattr(JobGroup, "move", None)
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="require", cgroups="require"))
+    spec, handle = place.running("echo up; sleep 600")
+    assert int((spec.control / "started").read_text()) == 2, "it has a process table of its own"
+    assert len(group_of(handle).pids()) >= 3
     place.clear()
 
 
@@ -198,6 +214,8 @@ def test_version_2_in_a_delegated_group(kernel, monkeypatch):
     (group.memory / "memory.stat").write_text("anon 600\ninactive_file 300\n")
     assert (group.cpu_seconds(), group.memory_bytes()) == (2.5, 700)
     assert JobGroup.from_handle(json.loads(json.dumps(group.to_handle()))) == group
+    assert (group.join_files, group.joined_at_once) == ([str(group.memory / "cgroup.procs")], False)
+    assert found.of_sandboxes() == found
 
 
 @pytest.mark.parametrize(
@@ -232,6 +250,10 @@ def test_version_1_with_version_2_for_the_end(kernel):
     assert (group.out_of_memory(), group.cpu_seconds()) == (True, 1.5)
     group.kill_all()
     assert (group.kill / "cgroup.kill").read_text() == "1"
+    threads = [str(folder / "tasks") for folder in (group.memory, group.cpu, group.usage)]
+    assert (group.join_files, group.joined_at_once) == ([*threads, str(group.kill / "cgroup.procs")], False)
+    sandboxed = found.of_sandboxes().group("j1-1")
+    assert (sandboxed.join_files, sandboxed.joined_at_once) == (threads, True)
     group.remove()
     assert not group.exists()
 
