@@ -27,7 +27,8 @@ _PERIOD_MICROSECONDS = 100_000
 _LEAST_QUOTA_MICROSECONDS = 1_000
 """The kernel accepts no less."""
 _EMPTY_SECONDS = 5.0
-_EMPTY_PAUSE_SECONDS = 0.01
+_EMPTY_PAUSES_SECONDS = (0.0005, 0.01)
+"""The first and the longest. The kernel takes the last process out just after its end was reported."""
 _DELEGATED = "user.delegate"
 """Attribute that systemd sets on groups whose content it leaves to a service."""
 
@@ -173,11 +174,13 @@ class JobGroup:
     def remove(self) -> None:
         """Remove the group as soon as its last process has ended."""
         deadline = time.monotonic() + _EMPTY_SECONDS
+        pause, longest = _EMPTY_PAUSES_SECONDS
         while left := [folder for folder in self.folders if not _removed(folder)]:
             if time.monotonic() > deadline:
                 logger.warning("control_group_not_removed", extra={"folder": str(left[0])})
                 return
-            time.sleep(_EMPTY_PAUSE_SECONDS)
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
 
 
 @dataclass(frozen=True, slots=True)

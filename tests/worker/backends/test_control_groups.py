@@ -138,6 +138,17 @@ def test_in_version_1_no_process_of_a_sandbox_has_to_be_moved(tmp_path, monkeypa
     place.clear()
 
 
+def test_a_group_is_removed_soon_after_its_last_process_and_not_tried_all_the_time(tmp_path, monkeypatch):
+    """The kernel takes a process out a moment after its parent was told of its end."""
+    refused, pauses = iter([False] * 8), []
+    monkeypatch.setattr(groups, "_removed", lambda _: next(refused, True))
+    monkeypatch.setattr(groups.time, "sleep", pauses.append)
+    JobGroup(2, tmp_path, tmp_path, tmp_path, tmp_path).remove()
+    assert len(pauses) == 8
+    assert pauses[0] < 0.001
+    assert pauses[-2:] == [0.01, 0.01]
+
+
 @pytest.mark.integration
 def test_another_worker_finds_the_group_by_the_handle(place, tmp_path):
     handle = place.launch(place.spec(HOG, memory_mb=100))
