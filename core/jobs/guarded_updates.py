@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ClauseElement, FromClause, Row, Update, bindparam, func, insert, select, update
+from sqlalchemy import ClauseElement, FromClause, Update, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, make_transient_to_detached
 
 from core.db.database import Base, now
 from core.db.models.jobs import Attempt, Event, Job, Outbox
+from core.db.prepared import Prepared, is_one_of
 from core.errors import LeaseLost
 from core.jobs.scheduling.port_allocations import release
 from core.jobs.states import OWNED, SOURCES, JobState
@@ -26,6 +27,8 @@ JOBS = Base.metadata.tables[Job.__tablename__]
 _ATTEMPTS = Base.metadata.tables[Attempt.__tablename__]
 _JOB_ATTRIBUTES = tuple(Job.__mapper__.get_property_by_column(column).key for column in JOBS.c)
 _INSERT_EVENT = insert(Base.metadata.tables[Event.__tablename__]).values(at=NOW)
+_EVENT_COLUMNS = ("job_id", "kind", "attempt", "lease", "from_state", "to_state", "phase", "reason", "detail")
+_ADD_EVENT = Prepared(_INSERT_EVENT, _EVENT_COLUMNS)
 _INSERT_OUTBOX = insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=NOW)
 
 
@@ -69,22 +72,22 @@ def update_job(
     if expressions or session.identity_map:  # its copies of rows have to be replaced
         return apply_update(session, job, guarded_update(job, sources).values(**values))
     columns, params = _split_values(values)
-    guard = {"of_id": job.id, "of_lease": job.lease, "of_states": list(sources)}
-    row = session.execute(_update_job(columns), params | guard).one_or_none()
-    if row is None:
+    guard = {"of_id": job.id, "of_lease": job.lease}
+    rows = _update_job(columns, sources).rows(session, params | guard) if sources else ()
+    if not rows:
         raise _lease_lost(job)
-    return job_of(row)
+    return job_of(rows[0])
 
 
 @cache
-def _update_job(columns: frozenset[tuple[str, bool]]) -> Update:
-    """Build the update of these columns; those marked True get the current time."""
-    return (
+def _update_job(columns: frozenset[tuple[str, bool]], sources: frozenset[JobState]) -> Prepared:
+    """Prepare the update of these columns; those marked True get the current time."""
+    return Prepared(
         update(JOBS)
         .where(
             JOBS.c.id == bindparam("of_id"),
             JOBS.c.lease == bindparam("of_lease"),
-            JOBS.c.state.in_(bindparam("of_states", expanding=True)),
+            is_one_of(JOBS.c.state, sorted(sources)),
         )
         .values(_new_values(columns))
         .returning(*JOBS.c)
@@ -101,7 +104,7 @@ def _new_values(columns: frozenset[tuple[str, bool]]) -> dict[str, Any]:
     return {name: NOW if is_now else bindparam(f"new_{name}") for name, is_now in columns}
 
 
-def job_of(row: Row[Any]) -> Job:
+def job_of(row: Sequence[Any]) -> Job:
     """Return the job of a whole row, without a session."""
     job = Job()
     vars(job).update(zip(_JOB_ATTRIBUTES, row, strict=True))  # as loaded; setting each takes ten times as long
@@ -135,14 +138,14 @@ def returning_all(session: Session, statement: Update) -> list[Job]:
 def update_attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
     """Update the row of the job's current attempt."""
     columns, params = _split_values(values)
-    session.execute(_update_attempt(columns), params | {"of_job": job.id, "of_attempt": job.attempt})
+    _update_attempt(columns).execute(session, params | {"of_job": job.id, "of_attempt": job.attempt})
 
 
 @cache
-def _update_attempt(columns: frozenset[tuple[str, bool]]) -> Update:
-    """Build the update of these columns; those marked True get the current time."""
+def _update_attempt(columns: frozenset[tuple[str, bool]]) -> Prepared:
+    """Prepare the update of these columns; those marked True get the current time."""
     of_attempt = _ATTEMPTS.c.job_id == bindparam("of_job"), _ATTEMPTS.c.attempt == bindparam("of_attempt")
-    return update(_ATTEMPTS).where(*of_attempt).values(_new_values(columns))
+    return Prepared(update(_ATTEMPTS).where(*of_attempt).values(_new_values(columns)))
 
 
 def set_output_sizes(session: Session, job: Job, *, log_bytes: int | None, artifact_bytes: int | None) -> None:
@@ -172,8 +175,8 @@ def add_event(  # noqa: PLR0913 - the columns of one event
     detail: str | None = None,
 ) -> None:
     """Add an event of the job."""
-    session.execute(
-        _INSERT_EVENT,
+    _ADD_EVENT.execute(
+        session,
         {
             "job_id": job.id,
             "kind": kind,

@@ -9,13 +9,14 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, bindparam, or_, select, update
+from sqlalchemy import bindparam, or_, select, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.credentials import GitLogin
 from core.db.models.jobs import Job
+from core.db.prepared import Prepared
 from core.errors import JobNotFound
 from core.jobs.guarded_updates import (
     AT_ONCE,
@@ -81,14 +82,13 @@ def confirm(session: Session, job: Job) -> Job:
 
 def is_held(session: Session, job: Job, seconds: float) -> bool:
     """Return whether the caller holds the starting job under its lease, with a heartbeat of the last seconds."""
-    params = {"of_id": job.id, "of_lease": job.lease}
-    return session.execute(_select_held(seconds), params).first() is not None
+    return bool(_select_held(seconds).rows(session, {"of_id": job.id, "of_lease": job.lease}))
 
 
 @cache
-def _select_held(seconds: float) -> Select[tuple[str]]:
+def _select_held(seconds: float) -> Prepared:
     held = JOBS.c.id == bindparam("of_id"), JOBS.c.lease == bindparam("of_lease"), JOBS.c.state == JobState.STARTING
-    return select(JOBS.c.id).where(*held, JOBS.c.heartbeat_at > now(-seconds))
+    return Prepared(select(JOBS.c.id).where(*held, JOBS.c.heartbeat_at > now(-seconds)))
 
 
 def set_phase(session: Session, job: Job, phase: str, detail: str | None = None) -> Job:

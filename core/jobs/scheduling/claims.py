@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Subquery, Update, bindparam, func, insert, or_, select, text, update
+from sqlalchemy import ColumnElement, Subquery, bindparam, func, insert, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from core.db.database import Base, now
 from core.db.models.jobs import IS_QUEUED, Attempt, GpuAllocation, Job, Project, Worker
+from core.db.prepared import Prepared, is_one_of
 from core.jobs.guarded_updates import JOBS, add_event, job_of
 from core.jobs.scheduling import image_affinity, port_allocations
 from core.jobs.scheduling.port_allocations import PortRange
@@ -33,14 +34,21 @@ _RESET_COLUMNS = (
     "phase_detail",
 )
 """Columns of a job that each claim resets to NULL."""
-_INSERT_ATTEMPT = insert(Base.metadata.tables[Attempt.__tablename__])
+_INSERT_ATTEMPT = Prepared(
+    insert(Base.metadata.tables[Attempt.__tablename__]),
+    ("job_id", "attempt", "worker", "host", "eligible_at", "claimed_at"),
+)
 _INSERT_GPU_ALLOCATION = insert(Base.metadata.tables[GpuAllocation.__tablename__])
-_HOST_USAGE = select(func.sum(JOBS.c.cpus).label("cpus"), func.sum(JOBS.c.memory_mb).label("memory_mb")).where(
-    JOBS.c.host == bindparam("on_host"), JOBS.c.state.in_(OWNED), JOBS.c.phase.is_distinct_from(WAITING_PHASE)
+_HOST_USAGE = Prepared(
+    select(func.sum(JOBS.c.cpus), func.sum(JOBS.c.memory_mb)).where(
+        JOBS.c.host == bindparam("on_host"),
+        is_one_of(JOBS.c.state, sorted(OWNED)),
+        JOBS.c.phase.is_distinct_from(WAITING_PHASE),
+    )
 )
 _GPUS = select(GpuAllocation.gpu).where(GpuAllocation.host == bindparam("on_host"))
 _PROJECTS = Base.metadata.tables[Project.__tablename__]
-_MARK_SERVED = update(_PROJECTS).where(_PROJECTS.c.id == bindparam("served")).values(last_claimed_at=now())
+_MARK_SERVED = Prepared(update(_PROJECTS).where(_PROJECTS.c.id == bindparam("served")).values(last_claimed_at=now()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +111,9 @@ def claim(session: Session, offer: WorkerOffer) -> Job | None:
         seq = _next_job_seq(session, offer, free)
         if seq is None:
             return None
-        row = session.execute(_CLAIM, {"chosen": seq, "claimant": offer.worker, "claimed_on": offer.host}).one_or_none()
-        if row is not None:  # None: it was cancelled between the two statements
-            job = job_of(row)
+        rows = _CLAIM.rows(session, {"chosen": seq, "claimant": offer.worker, "claimed_on": offer.host})
+        if rows:  # none: it was cancelled between the two statements
+            job = job_of(rows[0])
             _record_claim(session, job, offer, free)
             return job
     return None
@@ -123,8 +131,8 @@ def gpus_of(session: Session, job: Job) -> tuple[str, ...]:
 
 
 def _record_claim(session: Session, job: Job, offer: WorkerOffer, free: _FreeCapacity) -> None:
-    session.execute(
-        _INSERT_ATTEMPT,
+    _INSERT_ATTEMPT.execute(
+        session,
         {
             "job_id": job.id,
             "attempt": job.attempt,
@@ -138,21 +146,21 @@ def _record_claim(session: Session, job: Job, offer: WorkerOffer, free: _FreeCap
         of_job = {"host": offer.host, "job_id": job.id, "attempt": job.attempt}
         session.execute(_INSERT_GPU_ALLOCATION, [of_job | {"gpu": gpu} for gpu in free.gpus[: job.gpus]])
     port_allocations.allocate_ports(session, job, offer.host, offer.ports, free.allocated_ports)
-    session.execute(_MARK_SERVED, {"served": job.project_id})
+    _MARK_SERVED.execute(session, {"served": job.project_id})
     add_event(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=offer.worker)
 
 
 def _free_capacity(session: Session, offer: WorkerOffer) -> _FreeCapacity:
     on_host = {"on_host": offer.host}
-    held = session.execute(_HOST_USAGE, on_host).one()
+    ((held_cpus, held_memory_mb),) = _HOST_USAGE.rows(session, on_host)
     gpus = offer.gpus
     if gpus is not None:
         taken = set(session.scalars(_GPUS, on_host))
         gpus = tuple(gpu for gpu in gpus if gpu not in taken)
     return _FreeCapacity(
         gpus=gpus,
-        cpus=_UNLIMITED if offer.cpus is None else offer.cpus - (held.cpus or 0.0),
-        memory_mb=_UNLIMITED if offer.memory_mb is None else offer.memory_mb - (held.memory_mb or 0),
+        cpus=_UNLIMITED if offer.cpus is None else offer.cpus - (held_cpus or 0.0),
+        memory_mb=_UNLIMITED if offer.memory_mb is None else offer.memory_mb - (held_memory_mb or 0),
         allocated_ports=port_allocations.allocated_ports(session, offer.host),
     )
 
@@ -161,32 +169,24 @@ def _next_job_seq(session: Session, offer: WorkerOffer, free: _FreeCapacity) -> 
     """Return the `Job.seq` of the next job for this offer."""
     params: dict[str, Any] = {
         "worker": offer.worker,
-        "backends": offer.backends,
         "free_gpus": _UNLIMITED if free.gpus is None else len(free.gpus),
         "free_cpus": free.cpus,
         "free_memory_mb": free.memory_mb,
         "free_ports": offer.ports.count_free(free.allocated_ports),
         "on_host": offer.host,
     }
-    if offer.machine_types is not None:
-        params["machine_types"] = offer.machine_types
     wait = offer.image_wait_seconds
     if wait > 0 and not image_affinity.other_host_has_images(session, offer.host):
         wait = 0.0
-    if wait > 0:
-        params["on_host"] = offer.host
-    query = _next_job_query(some_types=offer.machine_types is not None, image_wait=wait)
-    # Not by the session, which prepares to load objects.
-    seq: int | None = session.connection().scalar(query, params)
-    return seq
+    rows = _next_job_query(offer.backends, offer.machine_types, wait).rows(session, params)
+    return rows[0][0] if rows else None
 
 
-# Cached: building the statement takes as long as running it, and delays the job's start as much.
 @cache
-def _next_job_query(*, some_types: bool, image_wait: float) -> Select[int]:
+def _next_job_query(backends: tuple[str, ...], machine_types: tuple[str, ...] | None, image_wait: float) -> Prepared:
     fits = [
         IS_QUEUED,
-        Job.backend.in_(bindparam("backends", expanding=True)),
+        is_one_of(Job.backend, backends),
         or_(Job.run_after.is_(None), Job.run_after <= now()),
         Job.gpus <= bindparam("free_gpus"),
         or_(Job.cpus.is_(None), Job.cpus <= bindparam("free_cpus")),
@@ -194,13 +194,13 @@ def _next_job_query(*, some_types: bool, image_wait: float) -> Select[int]:
         Job.dynamic_ports <= bindparam("free_ports"),
         Job.id.not_in(port_allocations.PORT_CONFLICTS),
     ]
-    if some_types:
-        fits.append(Job.machine_type.in_(bindparam("machine_types", expanding=True)))
+    if machine_types is not None:
+        fits.append(is_one_of(Job.machine_type, machine_types))
     if image_wait > 0:
         fits.append(~image_affinity.prefers_other_host(image_wait))
     heads = _next_per_project(fits)
     drained = select(Worker.name).where(Worker.name == bindparam("worker"), Worker.drained_at.is_not(None))
-    return (
+    return Prepared(
         select(Job.seq)
         .join(heads, heads.c.seq == Job.seq)
         .where(~drained.exists())
@@ -222,7 +222,7 @@ def _next_per_project(fits: list[ColumnElement[bool]]) -> Subquery:
     )
     busy = (
         select(Job.project_id, func.count().label("jobs"))
-        .where(Job.state.in_(OWNED))
+        .where(is_one_of(Job.state, sorted(OWNED)))
         .group_by(Job.project_id)
         .subquery("busy")
     )
@@ -236,8 +236,8 @@ def _next_per_project(fits: list[ColumnElement[bool]]) -> Subquery:
     )
 
 
-def _claim_statement() -> Update:
-    return (
+def _claim_statement() -> Prepared:
+    return Prepared(
         update(JOBS)
         .where(JOBS.c.seq == bindparam("chosen"), JOBS.c.state == JobState.QUEUED)
         .values(

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session, aliased
 from core.catalogue.images import MAX_REFERENCE, normalize_reference
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, HostImage, Job, Worker
+from core.db.prepared import is_one_of
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.queries import WORKER_STALE_SECONDS
 from core.jobs.states import OWNED, WAITING_PHASE
@@ -83,7 +84,7 @@ def _accepts_job() -> list[ColumnElement[bool]]:
 def _has_capacity() -> list[ColumnElement[bool]]:
     """Build the conditions that the worker has a free slot, and its host the GPUs, CPUs and memory for the job."""
     held = aliased(Job)
-    busy = held.state.in_(OWNED), held.phase.is_distinct_from(WAITING_PHASE)
+    busy = is_one_of(held.state, sorted(OWNED)), held.phase.is_distinct_from(WAITING_PHASE)
     on_worker = select(func.count()).where(held.worker == Worker.name, *busy)
     on_host = held.host == Worker.host, *busy
     gpus = select(func.count()).where(GpuAllocation.host == Worker.host)

@@ -10,13 +10,14 @@ from sqlalchemy.orm import Session
 from core.db.database import Base
 from core.db.models.credentials import JobRegistryPassword
 from core.db.models.jobs import GpuAllocation, Job, PortAllocation, PortRequest
+from core.db.prepared import Prepared
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import OWNED, TERMINAL
 
 _INSERT_REQUEST = insert(Base.metadata.tables[PortRequest.__tablename__])
 _PORTS = Base.metadata.tables[PortAllocation.__tablename__]
 _INSERT_PORT = insert(_PORTS)
-_ALLOCATED_PORTS = select(_PORTS.c.port).where(_PORTS.c.host == bindparam("on_host"))
+_ALLOCATED_PORTS = Prepared(select(_PORTS.c.port).where(_PORTS.c.host == bindparam("on_host")))
 
 PORT_CONFLICTS = (
     select(PortRequest.job_id)
@@ -60,7 +61,7 @@ def count_dynamic_ports(spec: JobSpec) -> int:
 
 def allocated_ports(session: Session, host: str) -> frozenset[int]:
     """Return the ports of a host that are allocated to jobs."""
-    return frozenset(session.scalars(_ALLOCATED_PORTS, {"on_host": host}))
+    return frozenset(port for (port,) in _ALLOCATED_PORTS.rows(session, {"on_host": host}))
 
 
 def allocate_ports(session: Session, job: Job, host: str, among: PortRange, taken: Collection[int]) -> None:

@@ -1,0 +1,121 @@
+"""Statements compiled once, for what every job does: SQLAlchemy takes longer to prepare them than they run."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Dialect, Insert, Select, Update, false, literal
+from sqlalchemy.engine.interfaces import DBAPICursor
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+_Convert = Callable[[Any], Any]
+
+
+class _Compiled(NamedTuple):
+    """A statement for one dialect.
+
+    Attributes:
+        text: The statement as the driver runs it.
+        fill: Adds the statement's own values to the parameters of a caller.
+        positions: Names of the parameters in the driver's order; None: the driver takes them by name.
+        converts: Conversions for the driver, by parameter.
+    """
+
+    text: str
+    fill: Callable[[Mapping[str, Any]], dict[str, Any]]
+    positions: list[str] | None
+    converts: list[tuple[str, _Convert]]
+
+
+class Prepared:
+    """A statement of SQLAlchemy's Core. A session's copies of rows that it changes are not updated.
+
+    Args:
+        statement: The statement; for `IN` see `is_one_of`.
+        columns: Columns of an insert that are parameters.
+    """
+
+    def __init__(self, statement: Select[*tuple[Any, ...]] | Insert | Update, columns: Sequence[str] = ()) -> None:
+        # Inline: else the statement would return the new row's key.
+        self._statement = statement.inline() if isinstance(statement, Insert) else statement
+        self._columns = columns or None
+        self._compiled: dict[str, _Compiled] = {}
+        self._converts: dict[str, list[tuple[int, _Convert]]] = {}
+
+    def execute(self, session: Session, parameters: Mapping[str, Any]) -> None:
+        """Run the statement with these values of all its parameters."""
+        with self._run(_connection(session), parameters):
+            pass
+
+    def rows(self, session: Session, parameters: Mapping[str, Any]) -> list[list[Any]]:
+        """Run the statement and return the values of all rows, in the order of its columns."""
+        connection = _connection(session)
+        with self._run(connection, parameters) as cursor:
+            rows = [list(row) for row in cursor.fetchall()]
+            converts = self._converts.get(connection.dialect.name)
+            if converts is None:
+                converts = self._find_converts(connection.dialect, cursor.description)
+                self._converts[connection.dialect.name] = converts
+        for row in rows:
+            for place, convert in converts:
+                row[place] = convert(row[place])
+        return rows
+
+    @contextmanager
+    def _run(self, connection: Connection, parameters: Mapping[str, Any]) -> Iterator[DBAPICursor]:
+        """Run the statement by the driver itself; its errors are raised as SQLAlchemy's."""
+        dialect = connection.dialect
+        compiled = self._compiled.get(dialect.name)
+        if compiled is None:
+            compiled = self._compiled[dialect.name] = self._compile(dialect)
+        values = compiled.fill(parameters)
+        for name, convert in compiled.converts:
+            values[name] = convert(values[name])
+        proxied = connection.connection
+        cursor = proxied.cursor()
+        try:
+            in_order = compiled.positions and tuple(values[name] for name in compiled.positions)
+            cursor.execute(compiled.text, values if in_order is None else in_order)
+            yield cursor
+        except dialect.loaded_dbapi.Error as error:
+            lost = dialect.is_disconnect(error, proxied, cursor)
+            if lost:
+                connection.invalidate(error)
+            raise DBAPIError.instance(
+                compiled.text,
+                None,
+                error,
+                dialect.loaded_dbapi.Error,
+                hide_parameters=True,
+                connection_invalidated=lost,
+                dialect=dialect,
+            ) from error
+        finally:
+            cursor.close()
+
+    def _compile(self, dialect: Dialect) -> _Compiled:
+        compiled: Any = self._statement.compile(dialect=dialect, column_keys=self._columns)
+        binds = ((name, one.type.dialect_impl(dialect)) for one, name in compiled.bind_names.items())
+        converts = ((name, impl.bind_processor(dialect)) for name, impl in binds)
+        return _Compiled(
+            compiled.string,
+            compiled.construct_params,
+            compiled.positiontup,
+            [(name, convert) for name, convert in converts if convert is not None],
+        )
+
+    def _find_converts(self, dialect: Dialect, description: Sequence[Any]) -> list[tuple[int, _Convert]]:
+        impls = (column.type.dialect_impl(dialect) for column in self._statement.exported_columns)
+        converts = (impl.result_processor(dialect, kind[1]) for impl, kind in zip(impls, description, strict=True))
+        return [(place, convert) for place, convert in enumerate(converts) if convert is not None]
+
+
+def is_one_of(column: Any, values: Collection[Any]) -> ColumnElement[bool]:  # noqa: ANN401 - of a table or a class
+    """Build `IN` with these values; that of SQLAlchemy gets its text only when the statement runs."""
+    return column.in_([literal(value, column.type) for value in values]) if values else false()
+
+
+def _connection(session: Session) -> Connection:
+    # A session that writes is bound to its connection; to ask it for one takes as long as a statement.
+    return session.bind if isinstance(session.bind, Connection) else session.connection()
