@@ -56,8 +56,10 @@ def write_atomically(
             new.replace(path)
         else:
             path.hardlink_to(new)
-    finally:
+            new.unlink()
+    except BaseException:
         new.unlink(missing_ok=True)
+        raise
     if durable:
         sync_folder(path.parent)
 
@@ -130,8 +132,10 @@ def _hoist(parent: int, name: str, top: int, level: int) -> list[str]:
 
 def free_bytes(folder: Path) -> int:
     """Return the free bytes on the disk of a folder, which need not exist yet."""
-    place = next(one for one in (folder, *folder.parents) if one.exists())
-    return shutil.disk_usage(place).free
+    for place in (folder, *folder.parents):
+        with suppress(FileNotFoundError):
+            return shutil.disk_usage(place).free
+    raise FileNotFoundError(folder)
 
 
 def describe_shortage(folders: Iterable[Path], min_free_mb: int, *, coming: int = 0) -> str | None:

@@ -78,9 +78,13 @@ def list_artifacts(
         return ArtifactsPage(
             state="removed", files=[], skipped=[], next=None, total_files=0, total_bytes=0, removed=removed
         )
-    page = app_state.artifacts.list(job.id, attempt or job.attempt, prefix=prefix, after=after, limit=limit)
+    number = attempt or job.attempt
+    page = app_state.artifacts.list(job.id, number, prefix=prefix, after=after, limit=limit)
+    state: str = "failed" if job.artifacts_state == "failed" else page.state
+    if state == "none" and (job.ended or number < job.attempt):
+        state = "complete"  # it has ended without artifacts, and no more will come
     return ArtifactsPage(
-        state="failed" if job.artifacts_state == "failed" else page.state,
+        state=state,
         files=[artifact_view(file) for file in page.files],
         skipped=[SkippedView(path=skipped.path, why=skipped.why) for skipped in page.skipped],
         next=page.next,

@@ -220,18 +220,18 @@ class JobMonitor:
         Raises:
             Detached: The worker must release the job, which keeps running.
         """
+        ended, _ = self._look()
+        if ended is not None:  # a short job: it needs no watch
+            return ended
         busy = 0
         with FileWatcher(self._control) as files, self._context.sessions.allowed(self._job):
             self._requests.set_watcher(files)
             try:
                 while True:
-                    self._requests.check()
-                    ended = self._backend.poll(self._handle)
-                    shipped = self._recorder.ship()
-                    busy = busy + 1 if shipped else 0
+                    ended, shipped = self._look()
                     if ended is not None:
-                        self._record(time.monotonic() - self._began, self._usage_sampler.flush())
-                        return self._with_reason(ended)
+                        return ended
+                    busy = busy + 1 if shipped else 0
                     self._sample()
                     self._end_if_due()
                     # Small writes are shipped together: a wake-up costs more than a line.
@@ -240,6 +240,16 @@ class JobMonitor:
                     files.wait(min(POLL_SECONDS, self._sample_at - time.monotonic()))
             finally:
                 self._requests.set_watcher(None)
+
+    def _look(self) -> tuple[Exit | None, int]:
+        """Return the job's end, if it has ended, and how much new output was shipped."""
+        self._requests.check()
+        ended = self._backend.poll(self._handle)
+        shipped = self._recorder.ship()
+        if ended is None:
+            return None, shipped
+        self._record(time.monotonic() - self._began, self._usage_sampler.flush())
+        return self._with_reason(ended), shipped
 
     def _with_reason(self, ended: Exit) -> Exit:
         """Return the end with its reason; the worker's own reason to end the job takes precedence."""

@@ -33,6 +33,11 @@ class PeriodicTask(ABC):
         self.in_progress = threading.Lock()
         """Held while the step runs."""
 
+    @property
+    def ended(self) -> bool:
+        """True if no further step runs."""
+        return self._ended.is_set()
+
     @abstractmethod
     def step(self) -> float | None:
         """Run the step once; return the seconds until the next one, or None if it need not be repeated."""
@@ -87,6 +92,8 @@ class Schedule:
                     self._changed.wait(wait)
                     continue
                 task = heappop(self._waiting)[2]
+            if task.ended:  # most jobs end before their first step is due
+                continue
             try:
                 self._pool.submit(self._run_step, task)
             except RuntimeError:  # this process ends

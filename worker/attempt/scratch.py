@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from core.errors import ArtifactNotFound, WorkspaceInvalid, WorkspaceNotFound
@@ -57,6 +58,9 @@ class Scratch:
         self._create_control_folder()
         if self.artifacts.is_dir():
             return
+        if self._attempt == 1:
+            self.artifacts.mkdir(mode=0o700)
+            return
         filling = self.root / "artifacts.new"
         shutil.rmtree(filling, ignore_errors=True)
         filling.mkdir(mode=0o700)
@@ -80,9 +84,11 @@ class Scratch:
         """
         if self.control.is_dir():
             return
+        self.root.mkdir(parents=True, exist_ok=True)
         filling = self.root / "control.new"
-        shutil.rmtree(filling, ignore_errors=True)
-        filling.mkdir(parents=True, mode=0o700)
+        with suppress(FileNotFoundError):
+            shutil.rmtree(filling)
+        filling.mkdir(mode=0o700)
         for name in RESERVED_FILES:
             (filling / name).write_bytes(b" " * _RESERVED_BYTES)
         filling.rename(self.control)
@@ -116,16 +122,17 @@ class Scratch:
         """
         if self.workspace.is_dir():
             return None
+        if spec.workspace_sha256 is None and spec.workspace is None:
+            self.workspace.mkdir()
+            return None
         filling = self.root / "workspace.new"
         shutil.rmtree(filling, ignore_errors=True)
         commit = None
         if spec.workspace_sha256 is not None:
             _unpack(spec.workspace_sha256, store, filling, limits)
-        elif spec.workspace is not None:
-            filling.mkdir()
-            commit = fetch(filling)
         else:
             filling.mkdir()
+            commit = fetch(filling)
         WorkspaceFiles(filling, self._listing).record()
         filling.rename(self.workspace)
         return commit

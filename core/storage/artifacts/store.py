@@ -153,6 +153,8 @@ class DirectoryStore:
         if manifest := self._manifest(job_id, attempt):
             return SyncResult(manifest.files, manifest.bytes, manifest.skipped)
         directory = self._directory(job_id, attempt)
+        if not directory.exists() and (_is_empty(source) or not source.exists()):
+            return SyncResult(0, 0, ())  # also of an attempt that was closed without files, and removed
         stored, skips = mirror_folder(directory, source, self._limits, final=final)
         files = sorted(
             ArtifactFile(to_public_path(path), seen.size, seen.mtime_ns // 1_000_000, None)
@@ -175,7 +177,7 @@ class DirectoryStore:
         """Sync a last time, hash every file and write the manifest; later syncs change nothing.
 
         The manifest names only files that are in the store with that hash, even after a power cut. It is `partial` if
-        something could not be kept.
+        something could not be kept. An attempt without files has none, and nothing in the store.
 
         Args:
             job_id: The job.
@@ -191,12 +193,9 @@ class DirectoryStore:
         if manifest := self._manifest(job_id, attempt):
             return manifest
         directory = self._directory(job_id, attempt)
-        files: list[ArtifactFile] = []
         if not lost and not directory.exists() and _is_empty(source):  # most jobs leave none
-            directory.mkdir(parents=True)
-            skips = SkipList()
-        else:
-            skips, files = _store(directory, source, lost, self._limits.capped(max_bytes), stopped)
+            return Manifest("complete", 0, 0, ())
+        skips, files = _store(directory, source, lost, self._limits.capped(max_bytes), stopped)
         manifest = _summary("partial" if skips.lost else "complete", files, skips)
         write_manifest(directory / "manifest.jsonl", manifest, files, durable=True)
         (directory / "listing.jsonl").unlink(missing_ok=True)

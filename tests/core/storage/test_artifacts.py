@@ -162,6 +162,17 @@ def test_an_empty_folder_closes_complete(store, source):
     assert (manifest.state, manifest.files, manifest.bytes) == ("complete", 0, 0)
 
 
+def test_an_attempt_without_files_takes_nothing_on_disk(directory, source, tmp_path):
+    synced = directory.sync(JOB, 1, source)
+    assert (synced.files, synced.bytes, synced.skipped) == (0, 0, ())
+    directory.close(JOB, 1, source)
+    assert not (tmp_path / "store").exists()
+    source.rmdir()
+    directory.sync(JOB, 1, source)  # by a worker that was frozen meanwhile
+    assert not (tmp_path / "store").exists()
+    assert directory.list(JOB, 1).state == "none"
+
+
 def test_what_was_stored_stays_when_the_folder_is_gone(store, source):
     write(source / "a", b"alpha")
     store.sync(JOB, 1, source)

@@ -62,10 +62,15 @@ def url(job_id, path):
     return f"/jobs/{job_id}/artifacts/file/{quote(path)}"
 
 
-def test_a_job_that_left_nothing(client, job_id):
+def test_a_job_that_left_nothing(client, job_id, worker, stores, folder):
     page = client.get(f"/jobs/{job_id}/artifacts").json()
     nothing = {"files": [], "skipped": [], "next": None, "totalFiles": 0, "totalBytes": 0}
     assert page == {"state": "none", **nothing, "removed": None}
+    job = worker.start()
+    stores.artifacts.close(job_id, 1, folder)
+    worker.end(job, exit_code=0)
+    page = client.get(f"/jobs/{job_id}/artifacts").json()
+    assert page == {"state": "complete", **nothing, "removed": None}, "and no more will come"
     archive = client.get(f"/jobs/{job_id}/artifacts.zip")
     assert zipfile.ZipFile(io.BytesIO(archive.content)).namelist() == []
 

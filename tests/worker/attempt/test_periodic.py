@@ -107,3 +107,4 @@ def test_of_a_short_job_no_step_runs_and_no_thread_stays(submit, schedule):
     short.end()
     wait_until(lambda: schedule._thread is None, "the end of the thread")
     assert short.count == 0
+    assert not schedule._pool._threads

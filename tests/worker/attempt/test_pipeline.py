@@ -21,6 +21,7 @@ from core.jobs.states import JobState
 from core.settings import Settings
 from core.storage.joblogs.writer import LogWriter
 from core.storage.workspaces import WorkspaceStore
+from worker.attempt import monitor
 from worker.attempt import pipeline as module
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.monitor import JobMonitor
@@ -77,6 +78,25 @@ def test_a_full_disk_delays_output_and_ends_nothing(host, claim, monkeypatch):
     run_attempt(host, job, AttemptControl())
     assert ended(host, job).state is JobState.SUCCEEDED
     assert output(host, job) == [str(number) for number in range(1, 13)]
+
+
+def test_a_job_that_has_ended_when_it_is_first_looked_at_needs_no_watch_of_its_files(host, claim, monkeypatch):
+    mark_running = lifecycle.mark_running
+
+    def wait_for_the_end(session, job, handle):
+        wait_until(lambda: read_control(host.scratch(job.id, 1).control, "exit"), "the end")
+        return mark_running(session, job, handle)
+
+    def refuse(*_):
+        raise AssertionError("a watch was opened")
+
+    monkeypatch.setattr(lifecycle, "mark_running", wait_for_the_end)
+    monkeypatch.setattr(monitor, "FileWatcher", refuse)
+    job = claim("echo short; exit 3")
+    run_attempt(host, job, AttemptControl())
+    row = ended(host, job)
+    assert (row.state, row.exit_code) == (JobState.FAILED, 3)
+    assert output(host, job) == ["short"]
 
 
 @pytest.mark.parametrize(("number", "reason"), [(errno.ENOSPC, "disk_full"), (errno.EIO, "launch_failed")])

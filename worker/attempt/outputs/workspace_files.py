@@ -34,7 +34,7 @@ class WorkspaceFiles:
 
     Args:
         workspace: The folder; once the job has started, nothing in it is trusted.
-        record: The file that lists its contents before the start.
+        record: The file that lists its contents before the start; missing if it was empty.
     """
 
     def __init__(self, workspace: Path, record: Path) -> None:
@@ -113,6 +113,8 @@ class WorkspaceFiles:
         """Return a sentence about new or changed files that neither outputs nor artifacts contain; None: no files."""
         try:
             before = json.loads(self._record.read_text())
+        except FileNotFoundError:
+            before = {}
         except (OSError, ValueError):
             return None
         if not isinstance(before, dict):
