@@ -1,11 +1,10 @@
-"""Statements compiled once, for what every job does: SQLAlchemy takes longer to prepare them than they run."""
+"""Statements compiled once, for what every job does: SQLAlchemy takes longer to prepare one than SQLite to run it."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Dialect, Insert, Select, Update, false, literal
-from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -27,6 +26,13 @@ class _Compiled(NamedTuple):
     positions: list[str] | None
     converts: list[tuple[str, _Convert]]
 
+    def driver_parameters(self, parameters: Mapping[str, Any]) -> Any:  # noqa: ANN401 - by position or by name
+        """Return the values of all parameters as the driver takes them."""
+        values = self.fill(parameters)
+        for name, convert in self.converts:
+            values[name] = convert(values[name])
+        return values if self.positions is None else tuple([values[name] for name in self.positions])
+
 
 class Prepared:
     """A statement of SQLAlchemy's Core. A session's copies of rows that it changes are not updated.
@@ -43,40 +49,46 @@ class Prepared:
         self._compiled: dict[str, _Compiled] = {}
         self._converts: dict[str, list[tuple[int, _Convert]]] = {}
 
-    def execute(self, session: Session, parameters: Mapping[str, Any]) -> None:
-        """Run the statement with these values of all its parameters."""
-        with self._run(_connection(session), parameters):
+    def execute(self, session: Session, *parameters: Mapping[str, Any]) -> None:
+        """Run the statement once for each of these parameters, each with a value for every name."""
+        with self._run(session, *parameters):
             pass
+
+    def insert(self, session: Session, parameters: Mapping[str, Any]) -> int | None:
+        """Run an insert on SQLite; return the new row's key, or None if a conflict made it be ignored."""
+        with self._run(session, parameters) as cursor:
+            key: int | None = cursor.lastrowid if cursor.rowcount else None
+        return key
 
     def rows(self, session: Session, parameters: Mapping[str, Any]) -> list[list[Any]]:
         """Run the statement and return the values of all rows, in the order of its columns."""
-        connection = _connection(session)
-        with self._run(connection, parameters) as cursor:
+        with self._run(session, parameters) as cursor:
             rows = [list(row) for row in cursor.fetchall()]
-            converts = self._converts.get(connection.dialect.name)
+            dialect = _connection(session).dialect
+            converts = self._converts.get(dialect.name)
             if converts is None:
-                converts = self._find_converts(connection.dialect, cursor.description)
-                self._converts[connection.dialect.name] = converts
+                converts = self._converts[dialect.name] = self._find_converts(dialect, cursor.description)
         for row in rows:
             for place, convert in converts:
                 row[place] = convert(row[place])
         return rows
 
     @contextmanager
-    def _run(self, connection: Connection, parameters: Mapping[str, Any]) -> Iterator[DBAPICursor]:
+    def _run(self, session: Session, *parameters: Mapping[str, Any]) -> Iterator[Any]:
         """Run the statement by the driver itself; its errors are raised as SQLAlchemy's."""
+        connection = _connection(session)
         dialect = connection.dialect
         compiled = self._compiled.get(dialect.name)
         if compiled is None:
             compiled = self._compiled[dialect.name] = self._compile(dialect)
-        values = compiled.fill(parameters)
-        for name, convert in compiled.converts:
-            values[name] = convert(values[name])
+        values = [compiled.driver_parameters(each) for each in parameters]
         proxied = connection.connection
         cursor = proxied.cursor()
         try:
-            in_order = compiled.positions and tuple(values[name] for name in compiled.positions)
-            cursor.execute(compiled.text, values if in_order is None else in_order)
+            if len(values) == 1:
+                cursor.execute(compiled.text, values[0])
+            else:
+                cursor.executemany(compiled.text, values)
             yield cursor
         except dialect.loaded_dbapi.Error as error:
             lost = dialect.is_disconnect(error, proxied, cursor)

@@ -3,18 +3,17 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
-from sqlalchemy import Dialect, bindparam, func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from core.db.database import Base, now
 from core.db.models.jobs import IS_ACTIVE, Job, Project
+from core.db.prepared import Prepared
 from core.errors import SpecInvalid
 from core.ids import new_id
 from core.jobs import lifecycle, queries
-from core.jobs.driver_statements import DriverStatement
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.spec.job_spec import MAX_NAME, check_label, check_tags
 from core.jobs.states import JobState
@@ -34,21 +33,16 @@ _RANGES = {
     "keep_artifacts_days": ("keepArtifactsDays", MAX_DAYS, _DAYS),
 }
 _PROJECTS = Base.metadata.tables[Project.__tablename__]
-_FOR_SUBMISSION = (_PROJECTS.c.id, _PROJECTS.c.name, _PROJECTS.c.max_stored_mb)
+_FOR_SUBMISSION = Prepared(
+    select(_PROJECTS.c.id, _PROJECTS.c.name, _PROJECTS.c.max_stored_mb).where(_PROJECTS.c.name == bindparam("name"))
+)
 _BY_NAME = select(Project).where(Project.name == bindparam("name"))
-
-
-@cache
-def _find_for_submission(dialect: Dialect) -> DriverStatement:
-    statement = select(*_FOR_SUBMISSION).where(_PROJECTS.c.name == bindparam("name"))
-    return DriverStatement(dialect, statement, _PROJECTS, ["name"], _FOR_SUBMISSION)
 
 
 def find_for_submission(session: Session, name: str) -> Project | None:
     """Return a project's id, name and storage quota, without the ORM; the object belongs to no session."""
-    connection = session.connection()
-    found = _find_for_submission(connection.dialect).fetch(connection, {"name": name})
-    return None if found is None else Project(**dict(zip(("id", "name", "max_stored_mb"), found, strict=True)))
+    found = _FOR_SUBMISSION.rows(session, {"name": name})
+    return Project(**dict(zip(("id", "name", "max_stored_mb"), found[0], strict=True))) if found else None
 
 
 def get_or_create(session: Session, name: str) -> tuple[Project, bool]:

@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Dialect, insert, select
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session, make_transient_to_detached
 
 from core.catalogue.machine_types import MachineType
 from core.db.database import Base
 from core.db.models.jobs import Event, Job, Outbox, Project
+from core.db.prepared import Prepared
 from core.errors import IdempotencyMismatch
 from core.ids import new_id
-from core.jobs.driver_statements import DriverStatement
 from core.jobs.guarded_updates import JOBS, NOW, insert_ignore
 from core.jobs.scheduling.port_allocations import count_dynamic_ports, request_ports
 from core.jobs.spec.job_spec import JobSpec
@@ -63,22 +63,20 @@ def _insert_returning(dialect: str) -> Any:  # noqa: ANN401 - the two dialects s
 
 
 @cache
-def _insert_job(dialect: Dialect, names: tuple[str, ...]) -> DriverStatement:
+def _insert_job(dialect: str, names: tuple[str, ...]) -> Prepared:
     constants = {name: value for name, value in _DEFAULTS.items() if value is not None and name not in names}
-    return DriverStatement(dialect, insert_ignore(dialect.name, JOBS).values(constants), JOBS, names)
+    return Prepared(insert_ignore(dialect, JOBS).values(constants), names)
 
 
-@cache
-def _insert_events(dialect: Dialect) -> DriverStatement:
-    events = Base.metadata.tables[Event.__tablename__]
-    submitted = {"kind": "submitted", "attempt": 0, "lease": 0, "to_state": JobState.QUEUED.value}
-    return DriverStatement(dialect, insert(events).values(at=NOW, **submitted), events, ["job_id"])
-
-
-@cache
-def _insert_wakes(dialect: Dialect) -> DriverStatement:
-    outbox = Base.metadata.tables[Outbox.__tablename__]
-    return DriverStatement(dialect, insert(outbox).values(created_at=NOW, kind="wake"), outbox, ["job_id"])
+_ADD_SUBMITTED_EVENT = Prepared(
+    insert(Base.metadata.tables[Event.__tablename__]).values(
+        at=NOW, kind="submitted", attempt=0, lease=0, to_state=JobState.QUEUED.value
+    ),
+    ["job_id"],
+)
+_ENQUEUE_WAKE = Prepared(
+    insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=NOW, kind="wake"), ["job_id"]
+)
 
 
 def _initial_values(new_job: NewJob) -> dict[str, Any]:
@@ -145,8 +143,7 @@ def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job | No
         The jobs; None for one whose Idempotency-Key another job has, which inserts nothing.
     """
     values = [_initial_values(each) for each in new_jobs]
-    connection = session.connection()
-    stored = _insert_rows(connection, values)
+    stored = _insert_rows(session, values)
     jobs = [
         _stored_job(new_job, row, stored[row["id"]]) if row["id"] in stored else None
         for new_job, row in zip(new_jobs, values, strict=True)
@@ -156,23 +153,24 @@ def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job | No
         for job in created:
             request_ports(session, job)
         rows = [{"job_id": job.id} for job in created]
-        _insert_events(connection.dialect).execute(connection, rows)
-        _insert_wakes(connection.dialect).execute(connection, rows)
+        _ADD_SUBMITTED_EVENT.execute(session, *rows)
+        _ENQUEUE_WAKE.execute(session, *rows)
     return jobs
 
 
-def _insert_rows(connection: Connection, values: Sequence[dict[str, Any]]) -> dict[str, _Stored]:
+def _insert_rows(session: Session, values: Sequence[dict[str, Any]]) -> dict[str, _Stored]:
     """Insert the rows of jobs; return those that are stored, by id."""
-    dialect = connection.dialect
-    if dialect.name != "sqlite":
+    connection = session.connection()
+    dialect = connection.dialect.name
+    if dialect != "sqlite":
         parameters = values if len(values) > 1 else values[0]  # a bulk insert of one row costs more than a plain one
-        found = connection.execute(_insert_returning(dialect.name), parameters)
+        found = connection.execute(_insert_returning(dialect), parameters)
         return {row.id: _Stored(*row) for row in found}
     # SQLite takes three times as long with RETURNING. Its clock is this process's, and has milliseconds.
     now = datetime.now(UTC)
     at = {"created_at": now.replace(microsecond=now.microsecond // 1000 * 1000)}
     statement = _insert_job(dialect, (*values[0], *at))
-    seqs = [(row["id"], statement.insert(connection, row | at)) for row in values]
+    seqs = [(row["id"], statement.insert(session, row | at)) for row in values]
     return {job_id: _Stored(job_id, seq, at["created_at"]) for job_id, seq in seqs if seq is not None}
 
 

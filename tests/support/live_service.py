@@ -19,10 +19,10 @@ from fastapi import FastAPI
 from sqlalchemy import event
 from support.deployment import EMPTY_SSL_CONTEXT, TIMEOUT_SECONDS
 
+from core.db import prepared
 from core.db.database import Database
 from core.db.models.jobs import Job
 from core.jobs import lifecycle, queries
-from core.jobs.driver_statements import DriverStatement
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
@@ -132,16 +132,16 @@ def record_statements(database: Database) -> Iterator[list[tuple[str, Any]]]:
     def note(_connection, _cursor, statement, parameters, _context, _many) -> None:
         statements.append((statement, parameters))
 
-    parameters_of = DriverStatement._parameters
+    driver_parameters = prepared._Compiled.driver_parameters
 
-    def note_driver_statement(statement, row):
-        parameters = parameters_of(statement, row)
-        statements.append((statement._text, parameters))
+    def note_prepared(compiled, values):
+        parameters = driver_parameters(compiled, values)
+        statements.append((compiled.text, parameters))
         return parameters
 
     event.listen(database.engine, "before_cursor_execute", note)
     try:
-        with patch.object(DriverStatement, "_parameters", note_driver_statement):
+        with patch.object(prepared._Compiled, "driver_parameters", note_prepared):
             yield statements
     finally:
         event.remove(database.engine, "before_cursor_execute", note)

@@ -220,7 +220,7 @@ class JobMonitor:
         Raises:
             Detached: The worker must release the job, which keeps running.
         """
-        ended, _ = self._look()
+        ended, _ = self._poll()
         if ended is not None:  # a short job: it needs no watch
             return ended
         busy = 0
@@ -228,7 +228,7 @@ class JobMonitor:
             self._requests.set_watcher(files)
             try:
                 while True:
-                    ended, shipped = self._look()
+                    ended, shipped = self._poll()
                     if ended is not None:
                         return ended
                     busy = busy + 1 if shipped else 0
@@ -241,7 +241,7 @@ class JobMonitor:
             finally:
                 self._requests.set_watcher(None)
 
-    def _look(self) -> tuple[Exit | None, int]:
+    def _poll(self) -> tuple[Exit | None, int]:
         """Return the job's end, if it has ended, and how much new output was shipped."""
         self._requests.check()
         ended = self._backend.poll(self._handle)

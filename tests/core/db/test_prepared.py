@@ -4,14 +4,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import bindparam, delete, func, insert, literal_column, select, update
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from core.db.database import Base, now
 from core.db.models.jobs import Worker
 from core.db.prepared import Prepared, is_one_of
 from core.errors import StoreUnavailable
 
-WORKERS = Base.metadata.tables["workers"]
+EVENTS, WORKERS = Base.metadata.tables["events"], Base.metadata.tables["workers"]
 VALUES = {
     "name": "w",
     "host": "h",
@@ -81,3 +82,27 @@ def test_a_connection_that_dies_is_an_unavailable_store_and_is_replaced(database
         ended.rows(session, {})
     with database.write() as session:
         ADD.execute(session, VALUES)
+
+
+def test_rows_are_inserted_together_and_all_or_none(database):
+    rows = [VALUES | {"name": name} for name in ("a", "b")]
+    with database.write() as session:
+        ADD.execute(session, *rows)
+        assert [row[0] for row in Prepared(select(WORKERS.c.name).order_by(WORKERS.c.name)).rows(session, {})] == [
+            "a",
+            "b",
+        ]
+    with pytest.raises(IntegrityError), database.write() as session:
+        ADD.execute(session, VALUES, VALUES)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_an_insert_returns_its_key_and_none_for_what_is_ignored(database, submit):
+    events = Prepared(
+        sqlite.insert(EVENTS).values(at=now(), lease=0).on_conflict_do_nothing(), ("id", "job_id", "kind", "attempt")
+    )
+    row = {"job_id": submit().id, "kind": "note", "attempt": 0}
+    with database.write() as session:
+        assert events.insert(session, row | {"id": 900}) == 900
+        assert events.insert(session, row | {"id": 900}) is None
+        assert events.insert(session, row | {"id": None}) == 901
