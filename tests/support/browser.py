@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-_PROGRAM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# The first has no windows at all, and takes half the CPU time.
+_PROGRAM_NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _FLAGS = (
     "--headless",
     "--no-sandbox",
