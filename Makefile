@@ -94,8 +94,8 @@ experiments: $(RUN) ## train on all of MNIST and a part of CIFAR-10 on this CPU,
 
 faults: $(ALL) ## every fault and fuzzed route as often as a release asks for (hours); make test tries each a few times
 	@.ci/test-needs
-	@GRADIENT_FAULTS=full $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m faults
-	@GRADIENT_FUZZ_EXAMPLES=100 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/service -k "fuzz or hostile_values"
+	@GRADIENT_FAULTS=full $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --run-slow -m faults
+	@GRADIENT_FUZZ_EXAMPLES=100 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --run-slow tests/service -k "fuzz or hostile_values"
 
 chaos: $(ALL) ## 300 faults on a whole installation, checked at the end (as root; 45 minutes): make chaos faults=300 seed=11
 	@.ci/test-needs
