@@ -17,8 +17,8 @@ RUN := $(if $(wildcard $(ALL)),$(ALL),.venv/.run)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Of the distributions.
 DIST ?= dist
-# One test process more than CPUs, as many tests wait for others, but not so many that servers and jobs starve each other.
-WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))
+# Two test processes more than CPUs, as many tests wait for others, but not so many that servers and jobs starve each other.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 2 : 8)))
 
 .PHONY: help demo demo-docker images images-offline up up-tpu test test-all unit check audit screenshots fmt migration dist bench docs experiments faults chaos soak clean
 

@@ -57,6 +57,7 @@ def test_measures_a_subject_beside_its_floor_and_says_so_in_json(name, subject, 
         assert goal["what"] in done.stderr
 
 
+@pytest.mark.slow
 def test_containers_are_measured_on_the_engine_that_the_settings_name(docker_server):
     done = bench(
         *("--quick", "--only", "container"),

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_a_notebook_runs_from_top_to_bottom(path, deployment, tmp_path, monkeypatch):
     deployment.start_up(GRADIENT_WORKER__SLOTS="3")
     monkeypatch.setenv("GRADIENT_URL", deployment.cli_json["url"])

@@ -14,7 +14,7 @@ from support.faults.fault_report import FULL_RUN, fault_trial, tries
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL_RUN else 400)]
 
-JOBS = tries(20, 150)
+JOBS = tries(12, 150)
 SEED = int(os.environ.get("GRADIENT_CHAOS_SEED", "20181030"))
 NAMES = ("one", "two")
 UNDER_WAY = 8

@@ -49,7 +49,7 @@ BOMBS = {
     ),
     "memory": ("say up; exec tail /dev/zero", {"memoryMb": 64}, ("Failed", "out_of_memory", 137)),
     "deep": (
-        f"say up; i=0; while [ $i -lt {tries(1200, 5000)} ]; do mkdir d; cd -P d; i=$((i+1)); done; finish 4",
+        f"say up; i=0; while [ $i -lt {tries(300, 5000)} ]; do mkdir d; cd -P d; i=$((i+1)); done; finish 4",
         {},
         ("Failed", "exit_nonzero", 4),
     ),

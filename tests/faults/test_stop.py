@@ -76,7 +76,9 @@ def test_a_stop_at_every_step_is_honoured(postgres_deployment):
             assert worker.wait() == 0, worker.read_log()
 
 
-@pytest.mark.parametrize("name", ["exited", "finishing", "collected"])
+@pytest.mark.parametrize(
+    "name", ["exited", *(pytest.param(name, marks=pytest.mark.slow) for name in ("finishing", "collected"))]
+)
 def test_a_stop_while_a_failure_is_about_to_be_retried_ends_the_job(postgres_deployment, name):
     postgres_deployment.start_api()
     with fault_trial("F29", postgres_deployment, healthy=False):

@@ -76,7 +76,7 @@ def test_modes_and_links_of_the_folder_arrive(paperspace):
     assert "\nthe workspace\nJob Stopped, exitCode 0\n" in said.out
 
 
-@pytest.mark.parametrize("packer", ["zip", "tar.gz"])
+@pytest.mark.parametrize("packer", ["zip", pytest.param("tar.gz", marks=pytest.mark.slow)])
 def test_an_archive_that_is_packed_already_goes_up_as_it_is(paperspace, packer, tmp_path):
     archive = tmp_path / f"code.{packer}"
     program = ["tar", "czf", archive, "."]
@@ -96,6 +96,7 @@ def test_commands_that_are_valid_base64_themselves_arrive_as_they_are(paperspace
     assert service.job(job["id"])["command"] == "date"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

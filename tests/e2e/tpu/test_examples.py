@@ -15,7 +15,7 @@ PROGRAMS = {
     "tpu-torch": ("y = 3.00 x + 2.00", ["weights.pt"]),
 }
 
-pytestmark = [pytest.mark.usefixtures("bubblewrap"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def service(tmp_path_factory):
     ("example", "_packages"),
     [
         ("tpu-test", "trainer"),
-        pytest.param("tpu-jax", "tpu-jax", marks=pytest.mark.slow),
-        pytest.param("tpu-torch", "tpu-torch", marks=pytest.mark.slow),
+        ("tpu-jax", "tpu-jax"),
+        ("tpu-torch", "tpu-torch"),
     ],
 )
 def test_the_commands_of_an_example_run_it_on_a_simulated_tpu(service, example, _packages):

@@ -16,7 +16,7 @@ PROGRAMS = {
     "trainer": ("python main.py --data digits --epochs 3", {"model.keras", "result.json"}),
 }
 FOLDERS = {"trainer": "mnist"}
-LARGE = ("pytorch", "lightning", "transformers", "jax")  # packages of hundreds of megabytes
+SLOW = set(PROGRAMS) - {"scikit-learn"}  # packages of hundreds of megabytes
 SERVICE = ("core", "service", "worker", "gradient_server", "migrations", "fastapi", "sqlalchemy", "uv")
 
 pytestmark = [pytest.mark.usefixtures("bubblewrap"), pytest.mark.timeout(600)]
@@ -37,7 +37,7 @@ def create(service, folder, command):
 
 
 @pytest.mark.parametrize(
-    "example", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in PROGRAMS]
+    "example", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PROGRAMS]
 )
 def test_an_example_trains_and_leaves_its_model(service, example):
     command, artifacts = PROGRAMS[example]
@@ -66,7 +66,7 @@ def test_a_folder_that_asks_for_nothing_has_the_default_packages_and_not_the_ser
 
 
 @pytest.mark.parametrize("_packages", ["trainer"])
-@pytest.mark.parametrize("container", ["tensorflow/tensorflow:2.21.0", "trainer"])
+@pytest.mark.parametrize("container", ["tensorflow/tensorflow:2.21.0", pytest.param("trainer", marks=pytest.mark.slow)])
 def test_the_default_packages_stand_for_an_image(service, tmp_path, _packages, container):
     """As in the container, the folder's requirements are not installed before the command."""
     (tmp_path / "requirements.txt").write_text("no-such-package==1\n")

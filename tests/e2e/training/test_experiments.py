@@ -109,6 +109,7 @@ def test_the_tpu_sample_prints_done_and_leaves_its_result(service, tmp_path):
     assert json.loads(service.artifact(job_id, "result.txt")) == [[5.0] * 3] * 3
 
 
+@pytest.mark.slow
 def test_the_cached_input_is_measured_beside_the_starved_one(service, tmp_path):
     figures = run_experiment(service, tmp_path, "feeding-a-tpu", "--machineType", "CPU")
     jobs, markdown = check_report(service, tmp_path, figures)

@@ -42,6 +42,7 @@ def run(command, folder, **environ):
     )
 
 
+@pytest.mark.slow
 def test_a_program_of_tensorflow_1_runs_on_the_device(device, bucket, tmp_path):
     paths = bucket.prepare(JOB)
     environ = {"TPU_NAME": "t", "TPU_GRPC_URL": device.url, "TPU_MODEL_DIR": paths.model_dir, **paths.credentials}

@@ -10,7 +10,10 @@ pytestmark = pytest.mark.tensorflow
 
 
 # More than two replicas are those of a simulated TPU; the last execution of two steps is incomplete.
-@pytest.mark.parametrize(("optimizer", "replicas", "steps_per_execution"), [("sgd", 2, 1), ("adam", 4, 2)])
+@pytest.mark.parametrize(
+    ("optimizer", "replicas", "steps_per_execution"),
+    [pytest.param("sgd", 2, 1, marks=pytest.mark.slow), ("adam", 4, 2)],
+)
 def test_replicas_change_neither_weight_decay_nor_evaluation(optimizer, replicas, steps_per_execution):
     recipe = Recipe(optimizer=optimizer, learning_rate=0.1, weight_decay=0.3)
     weights, loss, accuracy = call_with_keras(train_on_replicas, 1, recipe)

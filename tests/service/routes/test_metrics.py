@@ -147,6 +147,7 @@ def large(client, database):
     return job_id
 
 
+@pytest.mark.slow
 def test_four_readers_of_a_very_large_job_cost_bounded_memory_and_rows(client, database, large, monkeypatch):
     read = []
     add = metrics.SeriesColumns.add

@@ -236,6 +236,7 @@ def test_names_past_the_limit_of_a_job_are_left_out_and_said(tmp_path):
     assert "GRADIENT_METRICS__NAMES" in reader.left_out["metric_names_limit"]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_rows_at_once_are_read_in_batches_of_bounded_memory(tmp_path):
     path = tmp_path / "metrics"
     path.write_text((json.dumps({f"m{number}": number / 7 for number in range(4)}) + "\n") * 100_000)

@@ -302,6 +302,7 @@ def test_a_file_where_a_folder_is_wanted_is_kept(gcs, opened, into):
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_more_objects_than_two_pages_of_a_listing(gcs, opened, into):
     opened.prepare(JOB)
     for number in range(2_500):

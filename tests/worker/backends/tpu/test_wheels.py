@@ -145,7 +145,7 @@ def test_an_empty_folder_is_reported_until_it_is_filled(vm, fill):
     ("refused", "message"),
     [
         (("GET .*prefix=tpu%2Fwheels", 403), "HTTP 403"),
-        (("GET .*libtpu.*alt=media", 503), "HTTP 503"),
+        pytest.param(("GET .*libtpu.*alt=media", 503), "HTTP 503", marks=pytest.mark.slow),
     ],
 )
 def test_a_refused_request_is_reported_and_tried_again(vm, fill, storage, refused, message):
