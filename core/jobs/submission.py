@@ -47,7 +47,7 @@ _DEFAULTS = {
 
 
 class _Stored(NamedTuple):
-    """What the database gives a new row."""
+    """Values that the database gives a new row."""
 
     id: str
     seq: int

@@ -56,10 +56,8 @@ def write_atomically(
             new.replace(path)
         else:
             path.hardlink_to(new)
-            new.unlink()
-    except BaseException:
+    finally:
         new.unlink(missing_ok=True)
-        raise
     if durable:
         sync_folder(path.parent)
 

@@ -17,6 +17,8 @@ _FLAGS = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
+    "--site-per-process",
+    "--enable-features=IsolateSandboxedIframes",
     "--disable-quic",
     "--disable-dev-shm-usage",
     "--disable-background-networking",
