@@ -195,7 +195,9 @@ def test_at_rest_a_job_costs_few_requests_and_no_new_tokens(make_vm_harness, goo
     while time.monotonic() < until:
         assert place.backend.poll(handle) is None
         time.sleep(0.02)
-    asked = list(google.storage.requests)
+    # An agent of an earlier test may still ask for its own job.
+    asked = [one for one in google.storage.requests if "/jobs/" not in one or spec.job_id in one]
+    assert len(asked) > 1
     assert [one for one in asked if "/token" in one or "oauth2" in one or "sts" in one] == []
     looks = 4.0 / 0.2
     assert len(asked) <= 2.5 * looks, json.dumps(asked, indent=1)
