@@ -287,6 +287,14 @@ def test_documents_name_tests_that_exist():
         assert f"def {test}(" in (ROOT / file).read_text(), f"{file}::{test} is not there"
 
 
+def test_guarantees_are_shown_by_tests_of_make_test():
+    text = (ROOT / "docs/guarantees.md").read_text()
+    for file, test in re.findall(r"`(tests/[\w/.]+)::(test_\w+)`", text):
+        source = (ROOT / file).read_text()
+        assert f"@pytest.mark.slow\ndef {test}(" not in source, f"{file}::{test} is slow"
+        assert not re.search(r"^pytestmark = .*\bslow\b", source, re.MULTILINE), f"{file} is slow"
+
+
 def test_every_reason_and_variable_of_a_job_is_documented():
     text = (ROOT / "docs" / "jobs.md").read_text()
     assert [name for name in REASONS if f"`{name}`" not in text] == []
