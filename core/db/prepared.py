@@ -82,9 +82,9 @@ class Prepared:
         if compiled is None:
             compiled = self._compiled[dialect.name] = self._compile(dialect)
         values = [compiled.driver_parameters(each) for each in parameters]
-        proxied = connection.connection
-        cursor = proxied.cursor()
+        proxied, cursor = connection.connection, None
         try:
+            cursor = proxied.cursor()
             if len(values) == 1:
                 cursor.execute(compiled.text, values[0])
             else:
@@ -104,7 +104,8 @@ class Prepared:
                 dialect=dialect,
             ) from error
         finally:
-            cursor.close()
+            if cursor is not None:
+                cursor.close()
 
     def _compile(self, dialect: Dialect) -> _Compiled:
         compiled: Any = self._statement.compile(dialect=dialect, column_keys=self._columns)
@@ -129,5 +130,7 @@ def is_one_of(column: Any, values: Collection[Any]) -> ColumnElement[bool]:  # n
 
 
 def _connection(session: Session) -> Connection:
-    # A session that writes is bound to its connection; to ask it for one takes as long as a statement.
-    return session.bind if isinstance(session.bind, Connection) else session.connection()
+    # A session that writes is bound to its connection; to ask it for one takes as long as a statement. Only so does a
+    # savepoint begin, though.
+    bound = isinstance(session.bind, Connection) and not session.in_nested_transaction()
+    return session.bind if bound else session.connection()  # type: ignore[return-value] # checked above

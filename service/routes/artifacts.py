@@ -81,8 +81,8 @@ def list_artifacts(
     number = attempt or job.attempt
     page = app_state.artifacts.list(job.id, number, prefix=prefix, after=after, limit=limit)
     state: str = "failed" if job.artifacts_state == "failed" else page.state
-    if state == "none" and ((job.ended and job.started_at is not None) or number < job.attempt):
-        state = "complete"  # the attempt has ended without artifacts, and no more will come
+    if state == "none" and (closed := queries.attempt(session, job.id, number)) and closed.artifact_bytes is not None:
+        state = "complete"  # it was closed without artifacts, and no more will come
     return ArtifactsPage(
         state=state,
         files=[artifact_view(file) for file in page.files],

@@ -149,7 +149,7 @@ def test_a_path_in_the_address_is_kept(cli, server):
         ("http://127.0.0.1:1", "nothing answers at"),
         ("https://127.0.0.1:1", "nothing answers at"),
         ("http://no-such-host.invalid", "cannot be resolved"),
-        ("http://größe.invalid", "cannot be resolved"),
+        ("http://größe.invalid", "is not the address of a server"),
         ("localhost:8000", "is not the address of a server"),
         ("http://host:99999", "http://127.0.0.1:8780"),
         ("http://user:pw@host", "contains more than scheme, host and path"),

@@ -43,9 +43,8 @@ class _PlainConnection(http.client.HTTPConnection):
     """A connection without TLS."""
 
     def connect(self) -> None:
-        """Connect to the host, given as bytes if it is ASCII: for text, Python loads the codec of other names."""
-        host: Any = self.host.encode() if self.host.isascii() else self.host  # typeshed has no bytes here
-        address = (host, self.port)
+        """Connect to the host, given as bytes: for text, Python loads the codec of international names."""
+        address: Any = (self.host.encode(), self.port)  # typeshed has no bytes here
         self.sock = socket.create_connection(address, self.timeout)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

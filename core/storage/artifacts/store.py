@@ -63,7 +63,7 @@ class ArtifactPage:
         next: Pass it as `after` for the next page; None on the last one.
         total_files: Files of the attempt, regardless of the prefix.
         total_bytes: Their bytes.
-        state: `none` before the first sync, `partial` while the job runs, then the manifest's.
+        state: `none` without a sync or a manifest, `partial` while the job runs, then the manifest's.
         skipped: Files that are not kept, and why.
     """
 
@@ -100,7 +100,7 @@ class ArtifactStore(Protocol):
         max_bytes: int | None = None,
         stopped: Stopped = never,
     ) -> Manifest:
-        """Sync a last time, hash every file and write the manifest; a repeat returns the same manifest."""
+        """Sync a last time, hash every file and write the manifest, if there are any; a repeat returns the same."""
 
     def list(
         self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000

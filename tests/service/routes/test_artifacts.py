@@ -8,6 +8,7 @@ from urllib.parse import quote
 import pytest
 from support.live_service import make_job_body
 
+from core.jobs.guarded_updates import set_output_sizes
 from core.settings.cloud import ArtifactSettings
 from service.http.zip_stream import safe_name
 
@@ -62,13 +63,16 @@ def url(job_id, path):
     return f"/jobs/{job_id}/artifacts/file/{quote(path)}"
 
 
-def test_a_job_that_left_nothing(client, job_id, worker, stores, folder):
+def test_a_job_that_left_nothing(client, database, job_id, worker, stores, folder):
     page = client.get(f"/jobs/{job_id}/artifacts").json()
     nothing = {"files": [], "skipped": [], "next": None, "totalFiles": 0, "totalBytes": 0}
     assert page == {"state": "none", **nothing, "removed": None}
     job = worker.start()
-    stores.artifacts.close(job_id, 1, folder)
     worker.end(job, exit_code=0)
+    assert client.get(f"/jobs/{job_id}/artifacts").json()["state"] == "none", "nobody has looked for any"
+    size = stores.artifacts.close(job_id, 1, folder).bytes
+    with database.write() as session:
+        set_output_sizes(session, job, log_bytes=0, artifact_bytes=size)
     page = client.get(f"/jobs/{job_id}/artifacts").json()
     assert page == {"state": "complete", **nothing, "removed": None}, "and no more will come"
     archive = client.get(f"/jobs/{job_id}/artifacts.zip")
