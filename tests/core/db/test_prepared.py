@@ -65,6 +65,19 @@ def test_a_change_is_undone_with_its_transaction(database):
         assert session.scalar(select(func.count()).select_from(WORKERS)) == 0
 
 
+def test_a_change_is_undone_with_its_savepoint(database):
+    def fail(session):
+        with session.begin_nested():
+            ADD.execute(session, VALUES)
+            raise ZeroDivisionError
+
+    with database.write() as session:
+        with pytest.raises(ZeroDivisionError):
+            fail(session)
+        ADD.execute(session, VALUES | {"name": "other"})
+        assert Prepared(select(WORKERS.c.name)).rows(session, {}) == [["other"]]
+
+
 def test_an_error_is_one_of_sqlalchemy_without_the_values(database):
     broken = Prepared(select(literal_column("missing")).where(literal_column("1") == bindparam("value")))
     expected = StoreUnavailable if database.is_sqlite else ProgrammingError  # as SQLAlchemy and the driver name it
