@@ -52,7 +52,7 @@ test-all: $(ALL) ## run every test, also those marked slow
 	@.ci/test-needs
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --run-slow
 
-unit: $(ALL) ## run the tests that start no process and no server (a minute)
+unit: $(ALL) ## run the tests that start no process and no server (one to two minutes)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m unit
 
 check: $(ALL) ## check format, lint, types, Python versions, imports and the rules of this repository
