@@ -27,9 +27,14 @@ JOBS = Base.metadata.tables[Job.__tablename__]
 _ATTEMPTS = Base.metadata.tables[Attempt.__tablename__]
 _JOB_ATTRIBUTES = tuple(Job.__mapper__.get_property_by_column(column).key for column in JOBS.c)
 _INSERT_EVENT = insert(Base.metadata.tables[Event.__tablename__]).values(at=NOW)
+_ADD_SUBMITTED_EVENT = Prepared(
+    _INSERT_EVENT.values(kind="submitted", attempt=0, lease=0, to_state=JobState.QUEUED), ("job_id",)
+)
 _EVENT_COLUMNS = ("job_id", "kind", "attempt", "lease", "from_state", "to_state", "phase", "reason", "detail")
 _ADD_EVENT = Prepared(_INSERT_EVENT, _EVENT_COLUMNS)
-_INSERT_OUTBOX = insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=NOW)
+_ENQUEUE_WAKE = Prepared(
+    insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=NOW, kind="wake"), ("job_id",)
+)
 
 
 def insert_ignore(dialect: str, table: type[Any] | FromClause) -> Any:  # noqa: ANN401 - the two dialects share no class
@@ -191,6 +196,11 @@ def add_event(  # noqa: PLR0913 - the columns of one event
     )
 
 
+def add_submitted_events(session: Session, jobs: Sequence[Job]) -> None:
+    """Add the first event of each of these new jobs."""
+    _ADD_SUBMITTED_EVENT.execute(session, *({"job_id": job.id} for job in jobs))
+
+
 def enqueue_wake(session: Session, job: Job) -> None:
     """Add a wake message to the outbox."""
     enqueue_wakes(session, [job])
@@ -198,4 +208,4 @@ def enqueue_wake(session: Session, job: Job) -> None:
 
 def enqueue_wakes(session: Session, jobs: Sequence[Job]) -> None:
     """Add a wake message for each job to the outbox."""
-    session.connection().execute(_INSERT_OUTBOX, [{"kind": "wake", "job_id": job.id} for job in jobs])
+    _ENQUEUE_WAKE.execute(session, *({"job_id": job.id} for job in jobs))

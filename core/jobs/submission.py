@@ -7,16 +7,15 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import insert, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session, make_transient_to_detached
 
 from core.catalogue.machine_types import MachineType
-from core.db.database import Base
-from core.db.models.jobs import Event, Job, Outbox, Project
+from core.db.models.jobs import Job, Project
 from core.db.prepared import Prepared
 from core.errors import IdempotencyMismatch
 from core.ids import new_id
-from core.jobs.guarded_updates import JOBS, NOW, insert_ignore
+from core.jobs.guarded_updates import JOBS, NOW, add_submitted_events, enqueue_wakes, insert_ignore
 from core.jobs.scheduling.port_allocations import count_dynamic_ports, request_ports
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
@@ -66,17 +65,6 @@ def _insert_returning(dialect: str) -> Any:  # noqa: ANN401 - the two dialects s
 def _insert_job(dialect: str, names: tuple[str, ...]) -> Prepared:
     constants = {name: value for name, value in _DEFAULTS.items() if value is not None and name not in names}
     return Prepared(insert_ignore(dialect, JOBS).values(constants), names)
-
-
-_ADD_SUBMITTED_EVENT = Prepared(
-    insert(Base.metadata.tables[Event.__tablename__]).values(
-        at=NOW, kind="submitted", attempt=0, lease=0, to_state=JobState.QUEUED.value
-    ),
-    ["job_id"],
-)
-_ENQUEUE_WAKE = Prepared(
-    insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=NOW, kind="wake"), ["job_id"]
-)
 
 
 def _initial_values(new_job: NewJob) -> dict[str, Any]:
@@ -152,9 +140,8 @@ def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job | No
     if created:
         for job in created:
             request_ports(session, job)
-        rows = [{"job_id": job.id} for job in created]
-        _ADD_SUBMITTED_EVENT.execute(session, *rows)
-        _ENQUEUE_WAKE.execute(session, *rows)
+        add_submitted_events(session, created)
+        enqueue_wakes(session, created)
     return jobs
 
 
