@@ -37,19 +37,15 @@ class JobProcesses:
     def all(self) -> Iterator[psutil.Process]:
         """Yield every living process of the attempt, the wrapper included."""
         session = self.leader if self.leader_alive() else None
-        for process in running_processes():
-            if self._is_own(process, session):
-                yield process
+        for pid in psutil.pids():
+            if self._is_own(pid, session):
+                yield from running_processes([pid])
 
     def leader_alive(self) -> bool:
         """Return whether the wrapper is alive. The job can write the file with its pid, so the kernel is queried."""
         if self.leader is None:
             return False
-        try:
-            process = psutil.Process(self.leader)
-            return process.status() != psutil.STATUS_ZOMBIE and has_job_environment(process, self.job_id, self.attempt)
-        except GONE:
-            return False
+        return has_job_environment(self.leader, self.job_id, self.attempt)
 
     def signal(self, number: signal.Signals, *, spare_leader: bool) -> int:
         """Send a signal to all processes, the oldest first; return how many there were.
@@ -82,11 +78,11 @@ class JobProcesses:
         """
         return measure_usage(self.all())
 
-    def _is_own(self, process: psutil.Process, session: int | None) -> bool:
+    def _is_own(self, pid: int, session: int | None) -> bool:
+        if has_job_environment(pid, self.job_id, self.attempt):
+            return True
         try:
-            return has_job_environment(process, self.job_id, self.attempt) or (
-                session is not None and os.getsid(process.pid) == session
-            )
+            return session is not None and os.getsid(pid) == session
         except GONE:
             return False
 
@@ -103,21 +99,23 @@ def measure_usage(processes: Iterable[psutil.Process]) -> tuple[float, int, int]
     return cpu, memory, count
 
 
-def has_job_environment(process: psutil.Process, job_id: str, attempt: int) -> bool:
-    """Return whether a process has the environment of this attempt."""
-    env = read_environment(process)
-    return env.get("GRADIENT_JOB_ID") == job_id and env.get("GRADIENT_ATTEMPT") == str(attempt)
+def has_job_environment(pid: int, job_id: str, attempt: int) -> bool:
+    """Return whether a process lives and has the environment of this attempt."""
+    return _find_attempt(pid) == (job_id, str(attempt))
 
 
 def find_attempts() -> set[tuple[str, str]]:
     """Return job id and attempt number of all living processes that have the environment of an attempt."""
-    found = set()
-    for process in running_processes():
-        with contextlib.suppress(*GONE):
-            env = read_environment(process)
-            if "GRADIENT_JOB_ID" in env:
-                found.add((env["GRADIENT_JOB_ID"], env.get("GRADIENT_ATTEMPT", "")))
-    return found
+    return {found for pid in psutil.pids() if (found := _find_attempt(pid)) is not None}
+
+
+def _find_attempt(pid: int) -> tuple[str, str] | None:
+    """Return the job id and attempt number in a process's environment."""
+    try:
+        env = read_environment(pid, "GRADIENT_")
+    except GONE:
+        return None
+    return (env["GRADIENT_JOB_ID"], env.get("GRADIENT_ATTEMPT", "")) if "GRADIENT_JOB_ID" in env else None
 
 
 @cache

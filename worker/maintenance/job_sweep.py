@@ -140,12 +140,19 @@ class Sweep:
         share the folder, but only the host that ran an attempt can end the processes it left, and it finds them by the
         scratch folder.
         """
-        count = 0
-        for job_id, attempt in list_scratch_folders(self._context.scratch_root):
-            if job_id in held or not self._is_finished(job_id, attempt):
-                continue
+        finished = [
+            (job_id, attempt)
+            for job_id, attempt in list_scratch_folders(self._context.scratch_root)
+            if job_id not in held and self._is_finished(job_id, attempt)
+        ]
+        handles = self._list_handles() if finished else None
+        if handles is None:
+            return 0
+        count, keep_scratch = 0, self._context.settings.worker.keep_scratch
+        for job_id, attempt in finished:
             scratch = self._context.scratch(job_id, attempt)
-            if self._destroy_attempt(scratch.name) and not self._context.settings.worker.keep_scratch:
+            left = [(backend, handle) for backend, handle in handles if handle["name"] == scratch.name]
+            if all(self._destroy(backend, handle) for backend, handle in left) and not keep_scratch:
                 count += _remove_scratch_folder(scratch)
         return count
 
@@ -167,13 +174,6 @@ class Sweep:
                 return False
             hostname = self._context.hostname
             return not queries.runs_on_other_host(session, job_id, attempt, hostname, seconds=HOST_LOST_SECONDS)
-
-    def _destroy_attempt(self, name: str) -> bool:
-        """Destroy what still runs of an attempt; return whether nothing is left."""
-        found = self._list_handles()
-        if found is None:
-            return False
-        return all(self._destroy(backend, handle) for backend, handle in found if handle["name"] == name)
 
     def _list_handles(self) -> list[tuple[Backend, Handle]] | None:
         """List the handles of this host's backends; None if a backend does not answer."""

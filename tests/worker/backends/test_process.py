@@ -12,7 +12,7 @@ from support.backend_harness import BackendHarness
 from support.deployment import wait_until
 
 from core.settings.worker import ProcessSettings
-from worker.backends import job_processes, process
+from worker.backends import process
 from worker.backends.job_processes import JobProcesses
 
 pytestmark = pytest.mark.integration
@@ -67,12 +67,12 @@ def test_a_shell_whose_program_is_ended_runs_no_other_command(number, tmp_path, 
     shell = subprocess.Popen(["bash", "-c", command], env=os.environ | own)
     [program] = wait_until(lambda: ready.exists() and psutil.Process(shell.pid).children(), "its program")
 
-    def find_slowly():
+    def find_slowly(_attempt):
         for found in (program, psutil.Process(shell.pid)):
             yield found
             time.sleep(0.5)
 
-    monkeypatch.setattr(job_processes, "running_processes", find_slowly)
+    monkeypatch.setattr(JobProcesses, "all", find_slowly)
     try:
         JobProcesses(tmp_path.name, 1, leader=None).signal(number, spare_leader=False)
     finally:
