@@ -20,11 +20,11 @@ def start_workers(deployment, count=2, **settings):
 
 
 @pytest.mark.parametrize("_", range(tries(1, 20)))
-def test_redis_is_flushed_and_restarted_while_100_jobs_wait_and_20_run(full_deployment, redis, _):
+def test_redis_is_flushed_and_restarted_while_jobs_wait_and_run(full_deployment, redis, _):
     full_deployment.start_api()
     start_workers(full_deployment, GRADIENT_WORKER__SLOTS="10")
     with fault_trial("F6", full_deployment, seconds=900) as one:
-        for _ in range(tries(120, 1020)):
+        for _ in range(tries(50, 1020)):
             full_deployment.submit(recorded_command(f"{gate_command()}; say done"))
         full_deployment.wait_states(running=20)
         with redis.client() as connection:
@@ -35,7 +35,7 @@ def test_redis_is_flushed_and_restarted_while_100_jobs_wait_and_20_run(full_depl
             connection.flushall()
         full_deployment.open_gate()
         one.mark_lifted()
-    assert one.jobs == tries(120, 1020)
+    assert one.jobs == tries(50, 1020)
 
 
 @pytest.mark.parametrize("how", ["down", "frozen"])
@@ -64,7 +64,7 @@ def test_redis_is_gone_and_jobs_are_accepted_and_run(full_deployment, redis, how
 def test_redis_is_killed_again_and_again_under_load(full_deployment, redis):
     full_deployment.start_api()
     workers = start_workers(full_deployment, GRADIENT_WORKER__SLOTS="4")
-    kills = tries(3, 100)
+    kills = tries(2, 100)
     with fault_trial("F8", full_deployment, seconds=900) as one:
         one.tries = kills
         for _ in range(kills):

@@ -17,7 +17,7 @@ import select, time
 time.sleep = lambda seconds: select.select((), (), (), seconds) and None
 """
 HOUR = 3600
-JUMPS = [24 * HOUR, -24 * HOUR, 0, HOUR, -HOUR][: tries(3, 5)]
+JUMPS = [24 * HOUR, -24 * HOUR, 0, HOUR, -HOUR][: tries(2, 5)]
 LIMIT = 1
 
 

@@ -60,6 +60,7 @@ class Chaos:
             self.start(name)
 
 
+@pytest.mark.slow
 def test_jobs_in_containers_outlive_the_deaths_of_supervisors_and_engine(make_container_deployment, killable_engine):
     chance = random.Random(SEED)  # noqa: S311 - repeatable, not secret
     deployment = make_container_deployment(killable_engine, GRADIENT_WORKER__SWEEP_SECONDS="1")

@@ -33,6 +33,7 @@ def begun(deployment, job_id, sign=b"up"):
     wait_until(lambda: sign in deployment.raw_log(job_id), f"{sign!r} in the log of {job_id}")
 
 
+@pytest.mark.slow
 def test_containers_that_fight_their_control_folder_harm_only_themselves(container_deployment):
     container_deployment.start_api()
     run_control_folder_attacks(

@@ -34,7 +34,7 @@ def test_postgresql_crashes_and_comes_back(make_deployment, fragile):
     deployment.migrate()
     deployment.start_api()
     deployment.start_worker("one")
-    crashes = tries(2, 20)
+    crashes = tries(1, 20)
     statuses = set()
     with fault_trial("F14", deployment, seconds=600) as one:
         one.tries = crashes

@@ -127,7 +127,7 @@ def test_a_reader_that_breaks_off_again_and_again_misses_nothing(deployment):
 def test_many_slow_readers_hold_up_nobody(deployment):
     api = deployment.start_api()
     deployment.start_worker()
-    readers = tries(20, 200)
+    readers = tries(10, 200)
     (deployment.datasets / "torture.py").write_text(TORTURE)
     with fault_trial("F23", deployment, seconds=300) as one:
         command = f'python "$GRADIENT_STORAGE_DIR/datasets/torture.py" many 200000 "$truth"; {gate_command()}'

@@ -14,7 +14,7 @@ from core.db.models.jobs import Event, Job
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL_RUN else 300)]
 
 CLIENTS, WORKERS = 8, 4
-JOBS = tries(120, 10_000)
+JOBS = tries(60, 10_000)
 PRIORITIES = (10, 50, 90)
 PROJECTS = ("alpha", "beta", "gamma")
 

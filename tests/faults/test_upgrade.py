@@ -14,7 +14,7 @@ def test_every_process_is_replaced_while_jobs_run(full_deployment):
     old_api = full_deployment.start_api()
     old = full_deployment.start_worker("one", GRADIENT_WORKER__SLOTS="4")
     with fault_trial("F32", full_deployment, seconds=300) as one:
-        one.tries = tries(2, 10)
+        one.tries = tries(1, 10)
         for number in range(one.tries):
             gated = recorded_command(f"say before; {gate_command(f'go{number}')}; say after; leave model weights", 3)
             jobs = [full_deployment.submit(gated) for _ in range(4)]

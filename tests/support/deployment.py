@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import httpx
 import psutil
 from support.fork_server import ForkServer
 
-from core.system.processes import running_processes
+from core.system.processes import read_environment, running_processes
 
 SERVER_PROGRAM = Path(sys.executable).parent / "gradient-server"
 CLI_PROGRAM = Path(sys.executable).parent / "gradient-cli"
@@ -183,24 +183,25 @@ class Deployment:
     def _find_sandboxes(self) -> list[psutil.Process]:
         """Find the sandboxes of this deployment's jobs, which outlive it; what runs inside ends with them."""
         found = []
-        for process in running_processes():
+        for process in running_processes(pid for pid in psutil.pids() if _read_name(pid) == "bwrap"):
             with contextlib.suppress(psutil.Error):
-                if process.name() == "bwrap" and any(word.startswith(f"{self.home}/") for word in process.cmdline()):
+                if any(word.startswith(f"{self.home}/") for word in process.cmdline()):
                     found.append(process)
         return found
 
     def find_job_processes(self, job_id: str | None = None) -> list[psutil.Process]:
         """Find the running processes of this deployment's jobs, by their environment."""
-        found = []
+        return [process for process, env in self.find_jobs() if job_id in (None, env["GRADIENT_JOB_ID"])]
+
+    def find_jobs(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+        """Yield the running processes of this deployment's jobs, and the service's variables in their environment."""
         storage = os.path.realpath(self.home / "storage")
-        for process in running_processes():
+        for pid in psutil.pids():
             with contextlib.suppress(psutil.Error):
-                env = process.environ()
+                env = read_environment(pid, "GRADIENT_")
                 # A worker with a home of its own reaches the same storage by another name.
-                is_own = os.path.realpath(env.get("GRADIENT_STORAGE_DIR", "/")).startswith(f"{storage}/")
-                if is_own and job_id in (None, env["GRADIENT_JOB_ID"]):
-                    found.append(process)
-        return found
+                if os.path.realpath(env.get("GRADIENT_STORAGE_DIR", "/")).startswith(f"{storage}/"):
+                    yield psutil.Process(pid), env
 
     @property
     def storage(self) -> Path:
@@ -269,3 +270,9 @@ class Deployment:
         """Names of the scratch directories that are there."""
         folder = self.home / "attempts"
         return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+
+
+def _read_name(pid: int) -> str | None:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
+    return None

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import httpx
-import psutil
 from sqlalchemy import func, inspect, select
 from support.deployment import TIMEOUT_SECONDS, Deployment, Process, wait_until
 from support.servers.redis_server import RedisServer
@@ -135,12 +134,11 @@ class ObservedDeployment(Deployment):
 
     def running(self) -> list[tuple[str, int, int]]:
         """Job id, attempt and pid of what runs of the jobs."""
-        found = []
-        for process in self.find_job_processes():
-            with contextlib.suppress(psutil.Error, KeyError):
-                env = process.environ()
-                found.append((env["GRADIENT_JOB_ID"], int(env["GRADIENT_ATTEMPT"]), process.pid))
-        return found
+        return [
+            (env["GRADIENT_JOB_ID"], int(env["GRADIENT_ATTEMPT"]), process.pid)
+            for process, env in self.find_jobs()
+            if "GRADIENT_ATTEMPT" in env
+        ]
 
     def _record_ended(self, ids: Collection[str] | None = None) -> None:
         for row in self.rows(Job)[0]:

@@ -62,7 +62,7 @@ SHORT_TIMES = {
     "watch_seconds": 0.05,
     "timeout_seconds": 1.0,
     "unhealthy_seconds": 0.2,
-    "api_retry_seconds": 3.0,
+    "api_retry_seconds": 30.0,
     "probe_seconds": 0.2,
     "provision_timeout_seconds": 20.0,
     "orphan_grace_seconds": 0.0,

@@ -24,6 +24,7 @@ from worker.attempt.disk_quota import measure_used_bytes
 from worker.attempt.monitor import OutputRecorder
 from worker.attempt.outputs import collection_limits
 from worker.attempt.pipeline import run_attempt
+from worker.backends.job_processes import JobProcesses
 from worker.context import WorkerContext
 from worker.supervisor import Supervisor
 
@@ -183,6 +184,10 @@ def test_output_is_completed_when_a_full_disk_passes_though_the_user_stops_waiti
     assert row(host, job).artifacts_state == ("none" if patience > 0 else "failed"), "it left no artifacts"
 
 
+def is_asleep(job):
+    return any(process.name() == "sleep" for process in JobProcesses(job.id, 1, leader=None).all())
+
+
 def test_a_stopped_job_keeps_its_outputs_unless_it_is_stopped_again(opened, claim, monkeypatch):
     monkeypatch.setattr(collection_limits, "_CHECK_SECONDS", 0.0)
     host = opened()
@@ -198,7 +203,7 @@ def test_a_stopped_job_keeps_its_outputs_unless_it_is_stopped_again(opened, clai
         monkeypatch.setattr(host.artifacts, "close", closing)
         thread = threading.Thread(target=run_attempt, args=(host, job, signals))
         thread.start()
-        wait_until((host.scratch(job.id, 1).artifacts / "left").exists, "its output")
+        wait_until(lambda job=job: is_asleep(job), "its last program, which a stop reaches")
         wait_until(lambda job=job: row(host, job).state is JobState.RUNNING, "it to run")
         host.write(lambda session, job=job: lifecycle.request_stop(session, job.id))
         signals.request_stop()
