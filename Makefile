@@ -19,6 +19,8 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 DIST ?= dist
 # Two test processes more than CPUs, as many tests wait for others, but not so many that servers and jobs starve each other.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 2 : 8)))
+# Unit tests wait for nothing.
+UNIT_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
 .PHONY: help demo demo-docker images images-offline up up-tpu test test-all unit check audit screenshots fmt migration dist bench docs experiments faults chaos soak clean
 
@@ -52,8 +54,8 @@ test-all: $(ALL) ## run every test, also those marked slow
 	@.ci/test-needs
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --run-slow
 
-unit: $(ALL) ## run the tests that start no process and no server (one to two minutes)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m unit
+unit: $(ALL) ## run the tests that start no process and no server (a minute)
+	@$(BIN)/python -m pytest -n $(UNIT_WORKERS) --dist worksteal -m unit
 
 check: $(ALL) ## check format, lint, types, Python versions, imports and the rules of this repository
 	@$(BIN)/ruff format --check --quiet .

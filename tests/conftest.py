@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -128,6 +129,7 @@ _NEEDS_INDEX = {"trainer_packages", *(f"{name}_packages" for name in EXAMPLES)}
 _LEVELS = dict.fromkeys(("chaos", "deploy", "e2e", "original", "soak"), "e2e")
 _LEVELS |= dict.fromkeys(("bench", "images", "migrations"), "integration")
 """Levels of the tests of a whole folder."""
+_LEVEL_OF_FILE = re.compile(r"^pytestmark = .*\bmark\.(faults|e2e|integration)\b", re.MULTILINE)
 _PROCESSES = {"cli", "deployment", "gcs_simulator", "fuzz_target", "live_server", "make_deployment", "proxy", "service"}
 """Fixtures that start servers or processes, besides those in `NEEDS`."""
 _FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bubblewrap": "sandbox"}
@@ -166,6 +168,17 @@ def pytest_sessionstart() -> None:
         missing = _missing_requirements(REQUIREMENTS.keys() - NEEDS_PRIVILEGES - _NEEDS_INDEX)
         if missing:
             raise pytest.UsageError("; ".join(missing.values()))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even load folders and files of other levels where only unit tests are wanted."""
+    if config.option.markexpr != "unit":
+        return None
+    if collection_path.is_dir():
+        other = collection_path.parent == Path(__file__).parent and collection_path.name in _LEVELS
+    else:
+        other = collection_path.suffix == ".py" and bool(_LEVEL_OF_FILE.search(collection_path.read_text("utf-8")))
+    return True if other else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
