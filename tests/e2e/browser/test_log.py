@@ -247,7 +247,8 @@ for n in range(1, 3001): line(n)" """)
 
 
 def test_new_lines_are_counted_while_older_ones_are_read(service, browser):
-    job_id = service.submit("seq 1 1000; while [ ! -e go ]; do sleep 0.05; done; seq 1001 1400")
+    wait = "while [ ! -e {} ]; do sleep 0.05; done"
+    job_id = service.submit(f"seq 1 1000; {wait.format('go')}; seq 1001 1400; {wait.format('end')}")
     browser.open(page_of(service, job_id))
     browser.wait_for("document.querySelector('#log .row:last-child')?.dataset.line === '1000'")
     browser.evaluate("location.hash = 'L10'")
@@ -258,6 +259,7 @@ def test_new_lines_are_counted_while_older_ones_are_read(service, browser):
     browser.click("[data-log-new]")
     browser.wait_for("document.querySelector('#log .row:last-child').dataset.line === '1400'")
     browser.wait_for("document.querySelector('[data-log-new]').hidden")
+    touch(service, job_id, "end")
 
 
 @pytest.mark.usefixtures("size")
