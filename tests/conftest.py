@@ -3,7 +3,6 @@
 import functools
 import gc
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from sqlalchemy import make_url
+from support import levels
 from support.browser import Chromium, find_chromium
 from support.deployment import PLAIN_JOBS, Deployment
 from support.faults import fault_report
@@ -126,10 +126,6 @@ NEEDS_PRIVILEGES = {"docker_server", "small_disk", "bubblewrap", "control_groups
 """Requirements that need rights on the machine: a missing one is reported everywhere, and is never an error."""
 _NEEDS_INDEX = {"trainer_packages", *(f"{name}_packages" for name in EXAMPLES)}
 """Requirements that need a package index: likewise."""
-_LEVELS = dict.fromkeys(("chaos", "deploy", "e2e", "original", "soak"), "e2e")
-_LEVELS |= dict.fromkeys(("bench", "images", "migrations"), "integration")
-"""Levels of the tests of a whole folder."""
-_LEVEL_OF_FILE = re.compile(r"^pytestmark = .*\bmark\.(faults|e2e|integration)\b", re.MULTILINE)
 _PROCESSES = {"cli", "deployment", "gcs_simulator", "fuzz_target", "live_server", "make_deployment", "proxy", "service"}
 """Fixtures that start servers or processes, besides those in `NEEDS`."""
 _FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bubblewrap": "sandbox"}
@@ -159,6 +155,7 @@ def pytest_configure(config: pytest.Config) -> None:
     use_light_databases(patch)
     config.add_cleanup(patch.undo)
     config.pluginmanager.register(fault_report, "fault-report")
+    config.pluginmanager.register(levels, "levels")
 
 
 def pytest_sessionstart() -> None:
@@ -168,17 +165,6 @@ def pytest_sessionstart() -> None:
         missing = _missing_requirements(REQUIREMENTS.keys() - NEEDS_PRIVILEGES - _NEEDS_INDEX)
         if missing:
             raise pytest.UsageError("; ".join(missing.values()))
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even load folders and files of other levels where only unit tests are wanted."""
-    if config.option.markexpr != "unit":
-        return None
-    if collection_path.is_dir():
-        other = collection_path.parent == Path(__file__).parent and collection_path.name in _LEVELS
-    else:
-        other = collection_path.suffix == ".py" and bool(_LEVEL_OF_FILE.search(collection_path.read_text("utf-8")))
-    return True if other else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -206,7 +192,7 @@ def _level(item: pytest.Item) -> str:
     """Return the marker of a test's level, unless its file has one: by its folder, and by what it starts."""
     folder = item.path.relative_to(Path(__file__).parent).parts[0]
     for level in ("faults", "e2e", "integration"):
-        if item.get_closest_marker(level) or _LEVELS.get(folder) == level:
+        if item.get_closest_marker(level) or levels.FOLDER_LEVELS.get(folder) == level:
             return level
     return "integration" if any(_requires(item, fixture) for fixture in [*REQUIREMENTS, *_PROCESSES]) else "unit"
 

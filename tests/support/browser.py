@@ -195,28 +195,15 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """Click an element with the mouse, once it is shown at rest and nothing covers it."""
-        until = time.monotonic() + _CLICKABLE_SECONDS
-        while True:
-            place = self._find_place(selector, until)
-            self._press(place, "mousePressed")
-            # A live page may have moved it away meanwhile: then let go elsewhere, which clicks nothing.
-            if self.evaluate(f"({_PLACE})({json.dumps(selector)})") == place:
-                self._press(place, "mouseReleased")
-                return
-            self._press([0, 0], "mouseReleased")
-
-    def _find_place(self, selector: str, until: float) -> list[float]:
-        """Where to click an element: its middle, once it is shown at rest and nothing covers it."""
-        last = None
-        while (found := self.evaluate(f"({_PLACE})({json.dumps(selector)})")) != last or isinstance(found, str):
+        place = f"({_PLACE})({json.dumps(selector)})"
+        until, last = time.monotonic() + _CLICKABLE_SECONDS, None
+        while (found := self.evaluate(place)) != last or isinstance(found, str):
             assert time.monotonic() < until, f"{selector} cannot be clicked: {found}"
             last = found
             time.sleep(0.02)
-        return found
-
-    def _press(self, place: list[float], what: str) -> None:
-        x, y = place
-        self("Input.dispatchMouseEvent", type=what, x=x, y=y, button="left", clickCount=1)
+        mouse = {"x": found[0], "y": found[1], "button": "left", "clickCount": 1}
+        self("Input.dispatchMouseEvent", type="mousePressed", **mouse)
+        self("Input.dispatchMouseEvent", type="mouseReleased", **mouse)
 
     def screenshot(self, path: Path) -> None:
         """Keep what is seen as a PNG."""
