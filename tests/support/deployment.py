@@ -191,9 +191,9 @@ class Deployment:
 
     def find_job_processes(self, job_id: str | None = None) -> list[psutil.Process]:
         """Find the running processes of this deployment's jobs, by their environment."""
-        return [process for process, env in self.find_jobs() if job_id in (None, env["GRADIENT_JOB_ID"])]
+        return [process for process, env in self.find_job_environments() if job_id in (None, env["GRADIENT_JOB_ID"])]
 
-    def find_jobs(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+    def find_job_environments(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
         """Yield the running processes of this deployment's jobs, and the service's variables in their environment."""
         storage = os.path.realpath(self.home / "storage")
         for pid in psutil.pids():

@@ -136,7 +136,7 @@ class ObservedDeployment(Deployment):
         """Job id, attempt and pid of what runs of the jobs."""
         return [
             (env["GRADIENT_JOB_ID"], int(env["GRADIENT_ATTEMPT"]), process.pid)
-            for process, env in self.find_jobs()
+            for process, env in self.find_job_environments()
             if "GRADIENT_ATTEMPT" in env
         ]
 
