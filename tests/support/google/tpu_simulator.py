@@ -60,7 +60,7 @@ SHORT_TIMES = {
     "runner": "process",
     "poll_seconds": 0.02,
     "watch_seconds": 0.05,
-    "timeout_seconds": 1.0,
+    "timeout_seconds": 30.0,
     "unhealthy_seconds": 0.2,
     "api_retry_seconds": 30.0,
     "probe_seconds": 0.2,
