@@ -31,6 +31,8 @@ _FAILURE_PAUSE_SECONDS = 5.0
 _DETACH_SECONDS = 20.0
 _FENCE_CHECK_SECONDS = 5.0
 _REPORT_SECONDS = 10.0
+_LEASES_SECONDS = 0.1
+"""Shortest time between two reads of all leases: each submission on this host notifies its workers, too."""
 
 
 class WorkerNameTaken(GradientError):
@@ -77,8 +79,8 @@ class Supervisor:
         self._fence_thread = threading.Thread(target=self._fence_loop, name="fence", daemon=True)
         self._statsd = Listener(context)
         self._exec = ExecListener(context)
-        self._heartbeat_at = self._adopt_at = self._reported_at = 0.0
-        self._registered = self._expects_job = False
+        self._heartbeat_at = self._adopt_at = self._reported_at = self._leases_at = 0.0
+        self._registered = self._expects_job = self._leases_unread = False
         self._busy_gpus: dict[str, str] = {}
         self._disk_shortage: str | None = None
 
@@ -149,8 +151,8 @@ class Supervisor:
             logger.exception("claim_failed")
         if time.monotonic() >= self._heartbeat_at:
             self._send_heartbeat()
-        elif notified and self._running:
-            self._apply_heartbeat(self._read_leases())
+        elif self._running and (notified or self._leases_unread):
+            self._check_leases()
         if time.monotonic() >= self._adopt_at:
             self._refresh_offer()
             self._adopt()
@@ -171,7 +173,10 @@ class Supervisor:
 
     def _pause(self) -> float:
         poll = self._worker_settings.poll_seconds
-        return max(0.0, min(poll, self._heartbeat_at - time.monotonic())) if self._running else poll
+        if not self._running:
+            return poll
+        due = min(self._heartbeat_at, self._leases_at) if self._leases_unread else self._heartbeat_at
+        return max(0.0, min(poll, due - time.monotonic()))
 
     def _register(self) -> None:
         self._context.write(
@@ -276,9 +281,15 @@ class Supervisor:
         self._heartbeat_at = time.monotonic() + self._worker_settings.heartbeat_seconds
         self._apply_heartbeat(hearts)
 
-    def _read_leases(self) -> dict[str, workers.HeartbeatResult]:
+    def _check_leases(self) -> None:
+        """Look for stop requests, now or in a moment."""
+        self._leases_unread = time.monotonic() < self._leases_at
+        if self._leases_unread:
+            return
+        self._leases_at = time.monotonic() + _LEASES_SECONDS
         with self._context.database.read() as session:
-            return workers.current_leases(session, self._context.worker_name, self._context.hostname)
+            leases = workers.current_leases(session, self._context.worker_name, self._context.hostname)
+        self._apply_heartbeat(leases)
 
     def _apply_heartbeat(self, hearts: dict[str, workers.HeartbeatResult]) -> None:
         """Release the jobs that were lost, and stop those that should stop."""

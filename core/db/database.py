@@ -1,8 +1,10 @@
 """Engine, sessions and on_commit(): the only place that commits."""
 
 import logging
+import select
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -44,8 +46,10 @@ from core.errors import StoreUnavailable
 logger = logging.getLogger(__name__)
 
 _ON_COMMIT = "gradient_on_commit"
-_USED = "gradient_used"
+_USED_AT = "gradient_used_at"
 _SQLITE_BUSY_SECONDS = 20
+_TRUSTED_SECONDS = 5.0
+"""How long after its last use a connection that its server has not closed is taken to work."""
 # Besides operational errors: a connection that broke between two statements or was idle for too long, a server that
 # became read-only, and a pool whose connections all hang.
 _UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError, PoolTimeoutError)
@@ -241,16 +245,26 @@ def _engine(url: str, pool_size: int) -> Engine:
 def _ping(dialect: Dialect, connection: DBAPIConnection, record: ConnectionPoolEntry, _fairy: object) -> None:
     """Check that a pooled connection still works, and have the pool replace it if not.
 
+    A connection that was used a moment ago is asked only if the server has sent something: it says that it ends one, or
+    closes it, and otherwise is silent between transactions.
+
     The pool's own pre-ping runs before the checkout event, so `core.db.connection_watchdog` could not free a thread
     whose ping never gets an answer.
     """
-    if _USED not in record.info:
-        record.info[_USED] = True  # just created
-        return
+    used, record.info[_USED_AT] = record.info.get(_USED_AT), time.monotonic()
+    if used is None:
+        return  # just created
     try:
-        dialect.do_ping(connection)
+        if time.monotonic() - used > _TRUSTED_SECONDS or _has_input(connection):
+            dialect.do_ping(connection)
     except dialect.loaded_dbapi.Error as error:
         raise DisconnectionError from error
+
+
+def _has_input(connection: Any) -> bool:  # noqa: ANN401 - of the driver
+    waiting = select.poll()
+    waiting.register(connection.fileno(), select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 def _reading_engine(url: str) -> Engine:

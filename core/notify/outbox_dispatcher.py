@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 5.0
 _LINGER_SECONDS = 0.2
+_SPACING_SECONDS = 0.1
+"""Shortest time between two batches: a worker spends milliseconds on each message, also while it has no free slot."""
 _POLL_SECONDS = 5.0
 """Workers also write to the outbox, and those on other hosts cannot wake this thread."""
 _BATCH = 1000
@@ -55,7 +57,8 @@ class Dispatcher:
         self._notify_local = notify_local
         self._publish = publish
         self._woken = threading.Event()
-        self._stopping = self._failing = self._scheduled = False
+        self._stopping = self._scheduled = False
+        self._earliest = 0.0
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
     def start(self) -> None:
@@ -105,10 +108,10 @@ class Dispatcher:
                 due = dispatch(due, woken=woken)
             except (StoreUnavailable, OSError) as error:
                 logger.warning("dispatch_failed", extra={"error": str(error)})
-                due = time.monotonic() + _RETRY_SECONDS
+                due = self._earliest = time.monotonic() + _RETRY_SECONDS
             except Exception:  # the thread must survive any error of the broker: nothing restarts it
                 logger.exception("dispatch_failed")
-                due = time.monotonic() + _RETRY_SECONDS
+                due = self._earliest = time.monotonic() + _RETRY_SECONDS
 
     def _dispatch_locally(self, due: float | None, *, woken: bool) -> float | None:
         """Delete the rows of many commits together, while the supervisors of this host are awake already.
@@ -123,13 +126,18 @@ class Dispatcher:
         return None
 
     def _dispatch_to_broker(self, due: float | None, *, woken: bool) -> float | None:
-        """Send messages to the broker; returns the time of the next action."""
-        if woken and self._failing and due is not None and time.monotonic() < due:
-            return due  # not at every commit: a broker that hangs takes seconds each time
-        self._failing = True
-        while self.send():
-            pass
-        self._failing = False
+        """Send messages to the broker, those of many commits together; returns the time of the next action."""
+        del due
+        # Not at every commit, nor soon after a failure: a broker that hangs takes seconds each time.
+        if woken and time.monotonic() < self._earliest:
+            self._scheduled = True
+            return self._earliest
+        self._scheduled = False  # before the rows are read: the next commit wakes the thread again
+        sent = last = self.send()
+        while last == _BATCH:
+            last = self.send()
+        if sent:
+            self._earliest = time.monotonic() + _SPACING_SECONDS
         return time.monotonic() + _POLL_SECONDS
 
 

@@ -10,6 +10,7 @@ from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import recorded_command
 
 from core.db.models.jobs import Event, Job
+from core.settings.worker import WorkerSettings
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL_RUN else 300)]
 
@@ -17,12 +18,17 @@ CLIENTS, WORKERS = 8, 4
 JOBS = tries(60, 10_000)
 PRIORITIES = (10, 50, 90)
 PROJECTS = ("alpha", "beta", "gamma")
+# Nothing is to be repaired here: repairs are as rare as in production.
+TIMERS = {
+    f"GRADIENT_WORKER__{name.upper()}": str(WorkerSettings.model_fields[name].default)
+    for name in ("lease_seconds", "heartbeat_seconds", "poll_seconds", "sweep_seconds")
+}
 
 
 def test_all_jobs_of_a_mass_submission_end_and_their_order_is_fair(full_deployment):
     full_deployment.start_api(GRADIENT_LIMITS__SUBMISSIONS_PER_MINUTE="0", GRADIENT_LIMITS__REQUESTS_PER_MINUTE="0")
     for number in range(WORKERS):
-        full_deployment.start_worker(f"w{number}", GRADIENT_WORKER__SLOTS="4")
+        full_deployment.start_worker(f"w{number}", GRADIENT_WORKER__SLOTS="4", **TIMERS)
     with fault_trial("F21", full_deployment, seconds=7000) as one:
         one.tries = tries(1, 3)
         for round_ in range(one.tries):
