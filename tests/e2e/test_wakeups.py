@@ -300,7 +300,9 @@ def test_alive_tells_a_deaf_worker_from_a_broker_that_is_away(redis_deployment, 
     process = deafened(GRADIENT_QUEUE__BROKER_SILENT_SECONDS="0")  # it does not end by itself
 
     def alive():
-        asked = redis_deployment.start("alive", "--name", "one", GRADIENT_QUEUE__BROKER_SILENT_SECONDS="2")
+        asked = redis_deployment.start(
+            "alive", "--name", "one", GRADIENT_QUEUE__BROKER_SILENT_SECONDS="2", GRADIENT_WORKER__HEARTBEAT_SECONDS="20"
+        )
         return asked.wait(), asked.read_log()
 
     wait_until(lambda: alive() == (0, ""), "the worker to report")
@@ -311,8 +313,8 @@ def test_alive_tells_a_deaf_worker_from_a_broker_that_is_away(redis_deployment, 
     redis.start()
     wait_until(lambda: alive() == (0, ""), "it to hear again")
     (tmp_path / "deaf").touch()
-    wait_until(lambda: alive()[0] == 1, "its deafness to be seen")
-    assert "has received no message" in alive()[1]
+    wait_until(lambda: "has received no message" in alive()[1], "its deafness to be seen")
+    assert alive()[0] == 1
     assert process.poll() is None
 
 

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from support.deployment import TIMEOUT_SECONDS
+
 # The first has no windows at all, and takes half the CPU time.
 _PROGRAM_NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _FLAGS = (
@@ -55,7 +57,7 @@ _PLACE = """selector => {
     if (element.contains(top) || top?.closest('label')?.control === element) return [x, y];
     return top ? `it is covered by ${top.outerHTML.slice(0, 200)}` : 'it is out of the window';
 }"""
-_CLICKABLE_SECONDS = 5.0
+_CLICKABLE_SECONDS = 30.0
 
 
 def find_chromium() -> str | None:
@@ -177,7 +179,7 @@ class Browser:
             raise BrowserError(answer["exceptionDetails"].get("exception", {}).get("description", expression))
         return answer["result"].get("value")
 
-    def wait_for(self, expression: str, seconds: float = 20) -> None:
+    def wait_for(self, expression: str, seconds: float = TIMEOUT_SECONDS) -> None:
         """Wait until an expression is true; what it looks at may not be there yet, or be on the next page."""
         until = time.monotonic() + seconds
         while not self._is_true(expression):

@@ -28,10 +28,10 @@ def test_patterns_match_as_in_a_shell(pattern, matching, other):
 
 
 def test_no_name_of_a_file_makes_matching_slow():
-    began = time.monotonic()
+    began = time.process_time()
     assert not matches("*a" * 200 + "b", "a" * 255)
     assert not matches("**/a/" * 80 + "b", "a/" * 200 + "c")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_the_same_content_from_many_senders_at_once(store):
         def read(self, size=-1):
             data = super().read(size)
             if not data:
-                barrier.wait(timeout=10)
+                barrier.wait(timeout=60)
             return data
 
     found = []

@@ -75,7 +75,7 @@ def test_values_are_read_by_tap_and_by_keys_and_drawn_to_scale(service, browser)
     browser.wait_for(f"{LOSS} && {names}.includes('memory')")
     end(service, browser, job_id)
     value = f"{LOSS}.querySelector('.chart-value').innerText"
-    assert browser.evaluate(value) == "1.00e-9"
+    browser.wait_for(f"{value} === '1.00e-9'")
     assert browser.evaluate(f"{LOSS}.querySelector('.chart-legend').innerText").split("\n") == [
         "last 1.00e-9",
         "min 1.00e-9",

@@ -21,7 +21,7 @@ def simulator():
 
 @pytest.fixture
 def service(simulator, tmp_path):
-    made = tpu_settings(simulator, timeout_seconds=30.0)
+    made = tpu_settings(simulator, provision_timeout_seconds=600.0)
     settings = {
         f"GRADIENT_TPU__{name}".upper(): value if isinstance(value, str) else json.dumps(value)
         for name, value in made.items()

@@ -72,13 +72,13 @@ def test_parts_are_given_and_past_the_end_nothing(bucket):
     assert blob.download_as_bytes(start=2, end=4) == b"234"
     assert blob.download_as_bytes(start=8) == b"89"
     place = blob.media_link
-    assert requests.get(place, headers={"Range": "bytes=-3"}, timeout=5).content == b"789"
-    assert requests.get(place, headers={"Range": "bytes=10-"}, timeout=5).status_code == 416
+    assert requests.get(place, headers={"Range": "bytes=-3"}, timeout=60).content == b"789"
+    assert requests.get(place, headers={"Range": "bytes=10-"}, timeout=60).status_code == 416
 
 
 def test_what_does_not_fit_its_checksum_is_refused(gcs, name, bucket):
     place = f"{gcs.simulator.url}/upload/storage/v1/b/{name}/o?uploadType=media&name=sum"
-    answer = requests.post(place, b"this", headers={"x-goog-hash": f"crc32c={crc32c(b'other')}"}, timeout=5)
+    answer = requests.post(place, b"this", headers={"x-goog-hash": f"crc32c={crc32c(b'other')}"}, timeout=60)
     assert (answer.status_code, "CRC32C" in answer.text) == (400, True)
     assert not bucket.blob("sum").exists()
 
@@ -123,7 +123,7 @@ def test_faults_come_and_go(gcs, bucket):
 def test_an_expired_token_is_none(gcs, name):
     token = gcs.simulator.tokens.impersonate(gcs.simulator.tokens.caller(None), "a@b", -1)["accessToken"]
     place = f"{gcs.simulator.url}/storage/v1/b/{name}/o"
-    assert requests.get(place, headers={"Authorization": f"Bearer {token}"}, timeout=5).status_code == 401
+    assert requests.get(place, headers={"Authorization": f"Bearer {token}"}, timeout=60).status_code == 401
 
 
 # ---- The proxy
@@ -135,13 +135,15 @@ def test_googles_hosts_are_answered_for_over_tls_and_no_others(gcs, bucket, name
     session.trust_env = False
     session.proxies = {"https": gcs.simulator.url}
     session.verify = str(gcs.simulator.ca)
-    answer = session.get(f"https://storage.googleapis.com/{name}/a", timeout=5)
+    answer = session.get(f"https://storage.googleapis.com/{name}/a", timeout=60)
     assert (answer.content, answer.headers["x-goog-hash"].split(",")[0]) == (b"hello", f"crc32c={crc32c(b'hello')}")
     for host in ("example.com", "compute.googleapis.com", "storage.googleapis.com.example.com"):
         with pytest.raises(requests.exceptions.ProxyError):
-            session.get(f"https://{host}/", timeout=5)
+            session.get(f"https://{host}/", timeout=60)
     with pytest.raises(requests.exceptions.SSLError):
-        session.get(f"https://storage.googleapis.com/{name}/a", timeout=5, verify=ssl.get_default_verify_paths().cafile)
+        session.get(
+            f"https://storage.googleapis.com/{name}/a", timeout=60, verify=ssl.get_default_verify_paths().cafile
+        )
 
 
 def test_a_body_in_chunks_counts_whatever_length_is_named(gcs, name):
@@ -151,7 +153,7 @@ def test_a_body_in_chunks_counts_whatever_length_is_named(gcs, name):
         f"POST /upload/storage/v1/b/{name}/o?uploadType=media&name=chunked HTTP/1.1\r\nHost: {host}\r\n"
         "Transfer-Encoding: chunked\r\nContent-Length: 3\r\nConnection: close\r\n\r\n"
     )
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(head.encode() + b"6\r\nwhole \r\n4\r\nbody\r\n0\r\n\r\n")
         answer = b"".join(iter(lambda: connection.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 200")

@@ -156,11 +156,9 @@ def test_who_reads_nothing_of_an_answer_is_cut_off(serve, sockets):
     wait_until(lambda: not state.connections, "the connection to be cut off", 10)
 
 
-def test_an_idle_follower_of_a_log_is_left_alone(serve, sockets):
+def test_an_idle_follower_of_a_log_is_left_alone(serve, sockets, submit):
     live = serve(header_seconds=0.2, body_seconds=0.2, send_seconds=0.2, idle_seconds=1)
-    with live.client() as client:
-        job_id = client.post("/jobs", json=make_job_body()).json()["id"]
-    head = f"GET /jobs/{job_id}/logs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.api_key}\r\n"
+    head = f"GET /jobs/{submit().id}/logs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.api_key}\r\n"
     follower = connect(live, sockets, f"{head}Accept: text/event-stream\r\n\r\n".encode())
     assert follower.recv(12) == b"HTTP/1.1 200"
     follower.settimeout(1.5)

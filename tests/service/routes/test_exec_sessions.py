@@ -81,7 +81,7 @@ def open_session(live_server, job):
         address = f"{live_server.url.replace('http', 'ws')}/jobs/{job_id}/{path}"
         headers = {"x-api-key": live_server.api_key} | {name.replace("_", "-"): one for name, one in headers.items()}
         given = {name: one for name, one in headers.items() if one}
-        return connect(address, sock=sock, additional_headers=given, proxy=None)
+        return connect(address, sock=sock, additional_headers=given, proxy=None, open_timeout=60)
 
     return opened
 
@@ -104,7 +104,7 @@ def last(connection):
     said = None
     try:
         while True:
-            said = connection.recv(10)
+            said = connection.recv(60)
     except ConnectionClosed as closed:
         return json.loads(said), closed.rcvd.code
 
@@ -112,9 +112,9 @@ def last(connection):
 def test_a_session_passes_input_and_output_on_and_is_recorded(open_session, worker, database, job):
     with open_session() as session:
         session.send(json.dumps({"command": ["cat", "a b"]}))
-        assert json.loads(session.recv(10))["started"].startswith("e")
+        assert json.loads(session.recv(60))["started"].startswith("e")
         session.send(b"x" * 100_000)
-        assert sum(len(session.recv(10)) - 1 for _ in range(-(-100_000 // channel.CHUNK_BYTES))) == 100_000
+        assert sum(len(session.recv(60)) - 1 for _ in range(-(-100_000 // channel.CHUNK_BYTES))) == 100_000
         session.send(json.dumps({"eof": True}))
         assert last(session) == ({"exit": 3}, 1000)
     [request] = worker.requests
@@ -134,17 +134,17 @@ def test_a_session_outlasts_the_timeouts_of_the_connection_that_it_was_opened_on
         assert used.getresponse().read()
         with open_session(sock=used.sock) as session:
             session.send(json.dumps({"command": ["cat"]}))
-            assert "started" in session.recv(10)
+            assert "started" in session.recv(60)
             time.sleep(1)
             session.send(b"x")
-            assert session.recv(10) == b"\1x"
+            assert session.recv(60) == b"\1x"
 
 
 @pytest.mark.usefixtures("worker")
 def test_a_session_does_not_make_way_for_another_connection(open_session, live_server, settings):
     with open_session() as session:
         session.send(json.dumps({"command": ["cat"]}))
-        assert "started" in session.recv(10)
+        assert "started" in session.recv(60)
         settings.api.max_connections_per_client = 1
         for _ in range(2):  # the first one may replace an idle connection
             with closing(HTTPConnection("127.0.0.1", live_server.port)) as another:
@@ -152,7 +152,7 @@ def test_a_session_does_not_make_way_for_another_connection(open_session, live_s
                 status = another.getresponse().status
         assert status == 503
         session.send(b"x")
-        assert session.recv(10) == b"\1x"
+        assert session.recv(60) == b"\1x"
 
 
 @pytest.mark.parametrize("path", ["exec", "forward?port=80", "forward/e1"])
@@ -239,12 +239,12 @@ def test_a_key_has_so_many_sessions(open_session, stores):
     stores.limits.exec_sessions._per_key = 1
     with open_session() as session:
         session.send(TRUE)
-        session.recv(10)
+        session.recv(60)
         assert refusal(open_session) == (429, "LimitReached")
     wait_until(lambda: not stores.limits.exec_sessions._used)
     with open_session() as session:
         session.send(TRUE)
-        session.recv(10)
+        session.recv(60)
 
 
 @pytest.mark.usefixtures("worker")
@@ -252,7 +252,7 @@ def test_a_revoked_key_ends_its_sessions(open_session, settings, stores, databas
     settings.exec.ping_seconds = 0.05
     with open_session() as session:
         session.send(TRUE)
-        session.recv(10)
+        session.recv(60)
         with database.write() as writing:
             api_keys.revoke(writing, api_key.split("_")[1])
         stores.keys.clear()
@@ -267,7 +267,7 @@ def test_a_session_ends_at_its_limits(open_session, settings, database, job, set
     setattr(settings.exec, setting, 0.1)
     with open_session() as session:
         session.send(TRUE)
-        session.recv(10)
+        session.recv(60)
         said, code = last(session)
     assert says in said["ended"]
     assert f"GRADIENT_EXEC__{setting.upper()}" in said["ended"]
@@ -282,6 +282,6 @@ def test_a_websocket_is_counted_until_its_end(open_session, live_server):
     before = set(counted)
     with open_session() as session:
         session.send(TRUE)
-        session.recv(10)
+        session.recv(60)
         [one] = counted - before
     wait_until(lambda: one not in counted)

@@ -118,7 +118,7 @@ def test_what_bills_is_given_back_before_a_long_copy_is_awaited(host, claim, tmp
 
     def copy(*_):
         copying.touch()
-        in_time.append(released.wait(10))
+        in_time.append(released.wait(60))
 
     monkeypatch.setattr(ProcessBackend, "release", lambda *_: released.set())
     monkeypatch.setattr(type(host.artifacts), "sync", copy)
@@ -392,6 +392,7 @@ def test_a_job_that_a_full_disk_kept_from_its_start_runs_when_there_is_room(host
     run_attempt(host, job, AttemptControl())
     assert (ended(host, job).state, ended(host, job).machine_faults) == (JobState.QUEUED, 1)
     disk.free_inodes()
+    monkeypatch.setattr(process, "_NEVER_STARTED_SECONDS", 60.0)
     with host.database.write() as session:
         session.execute(update(Job).values(run_after=None))
     run_attempt(

@@ -89,7 +89,7 @@ def test_a_job_runs_over_celery(deployment, tmp_path):
         job_id = deployment.submit("echo heard")
         assert deployment.wait_ended(job_id)["state"] == "Stopped"
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(30) == 0, (tmp_path / "log").read_text()
+        assert worker.wait(120) == 0, (tmp_path / "log").read_text()
     finally:
         for process in (api, worker):
             process.kill()

