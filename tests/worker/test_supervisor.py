@@ -11,7 +11,7 @@ from core.db.models.jobs import Worker
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from core.jobs.queries import JobFilter
-from core.jobs.scheduling import claims
+from core.jobs.scheduling import claims, workers
 from core.notify.wakeup_file import WakeupFile
 from core.settings import Settings
 from core.system.inotify import FileWatcher
@@ -149,6 +149,33 @@ def test_a_place_is_given_away_as_soon_as_it_is_free(host, submit, attempts, tmp
         over.set()
         supervisor.stop()
         thread.join()
+
+
+def test_leases_are_read_a_few_times_a_second_and_no_stop_is_missed(host, submit, attempts, tmp_path, monkeypatch):
+    """Each submission notifies all workers of its host."""
+    host.settings.worker.poll_seconds = host.settings.worker.heartbeat_seconds = 600.0
+    monkeypatch.setattr(module, "_LEASES_SECONDS", 60.0)
+    reads, read = [], workers.current_leases
+    monkeypatch.setattr(workers, "current_leases", lambda *given: reads.append(1) or read(*given))
+    supervisor = Supervisor(host, WakeupFile(tmp_path / "wakeup"))
+    job = submit()
+    try:
+        supervisor._tick(notified=True)
+        wait_until(lambda: job.id in attempts, "the job to be claimed")
+        assert supervisor._pause() > 60
+        supervisor._tick(notified=True)
+        assert (len(reads), supervisor._pause() > 60) == (1, True)
+        with host.database.write() as session:
+            lifecycle.request_stop(session, job.id)
+        for _ in range(3):
+            supervisor._tick(notified=True)
+        assert (len(reads), supervisor._pause() <= 60) == (1, True)
+        supervisor._leases_at = 0.0
+        supervisor._tick(notified=False)
+        assert (len(reads), attempts[job.id].stop_requested, supervisor._pause() > 60) == (2, True, True)
+    finally:
+        supervisor.stop()
+        supervisor.run()  # only its end
 
 
 @pytest.fixture

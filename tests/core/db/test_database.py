@@ -1,5 +1,6 @@
 """The database's failures, as the rest of the service sees them."""
 
+import psycopg
 import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import DataError
@@ -54,6 +55,26 @@ def test_a_connection_that_dies_at_the_end_of_a_read_is_an_unavailable_store(dat
         session.scalar(select(Job.seq))
     with database.read() as session:
         assert session.scalar(select(Job.seq)) is None, "the next one has a connection of its own"
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_connection_is_asked_for_a_sign_of_life_if_it_was_idle_or_its_server_has_ended_it(database, monkeypatch):
+    asked, ask = [], database.engine.dialect.do_ping
+    monkeypatch.setattr(database.engine.dialect, "do_ping", lambda connection: asked.append(1) or ask(connection))
+
+    def find_backend():
+        with database.read() as session:
+            return session.scalar(text("SELECT pg_backend_pid()"))
+
+    first = find_backend()
+    assert (find_backend(), asked) == (first, []), "it was used a moment ago"
+    monkeypatch.setattr("core.db.database._TRUSTED_SECONDS", 0.0)
+    assert (find_backend(), asked) == (first, [1])
+    monkeypatch.setattr("core.db.database._TRUSTED_SECONDS", 3600.0)
+    with psycopg.connect(database.url.replace("+psycopg", ""), autocommit=True) as other:
+        other.execute("SELECT pg_terminate_backend(%s, 60000)", [first])
+    assert find_backend() != first, "without an error"
+    assert asked == [1, 1]
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
