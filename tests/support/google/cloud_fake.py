@@ -182,14 +182,19 @@ def _issue() -> tuple[bytes, bytes, bytes]:
     return authority, key, certificate(subject, keys[1], names)
 
 
+@cache
+def _account_key() -> str:
+    """A private key, once for a process. It is short: checking one of 2,048 bits at each use takes a third of a test."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+    return key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, NO_KEY).decode()
+
+
 def _write_key(path: Path) -> None:
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    text = key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, NO_KEY).decode()
     content = {
         "type": "service_account",
         "project_id": PROJECT,
         "private_key_id": "1",
-        "private_key": text,
+        "private_key": _account_key(),
         "client_email": ACCOUNT,
         "client_id": "1",
         "token_uri": "https://oauth2.googleapis.com/token",
