@@ -45,6 +45,7 @@ def faults(browser):
     indirect=["browser"],
     ids=["wide", "narrow"],
 )
+@pytest.mark.timeout(600)  # dozens of pages
 def test_every_page_serves_everybody(dashboard, browser, axe_core, themes):
     found = {}
     for page in sorted(PAGES):

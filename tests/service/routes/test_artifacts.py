@@ -261,10 +261,11 @@ def test_a_browser_that_follows_a_link_may_be_sent_to_the_bucket(client, job_id,
 
 @pytest.mark.parametrize("settings", ["bucket"], indirect=True)
 def test_a_bucket_that_does_not_answer_is_told(gcs, client, job_id, stored_files):
-    gcs.simulator.faults.fail(403, 3)
+    gcs.simulator.faults.fail(403, 100)
     for path in (f"/jobs/{job_id}/artifacts", url(job_id, "notes.txt"), f"/ui/jobs/{job_id}/artifacts"):
         answer = client.get(path)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    gcs.simulator.faults.clear_faults()
     assert client.get(url(job_id, "notes.txt")).content == stored_files["notes.txt"]
 
 
