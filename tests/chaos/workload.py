@@ -12,7 +12,7 @@ _LINES = 'i=0; while [ $i -lt {count} ]; do i=$((i+1)); say "{text} $i"; sleep {
 # Counts the starts and not the attempts: an attempt that a fault ended before its start uses up none.
 _FLAKY = """
 say up; sleep 0.5; leave model "weights of $GRADIENT_ATTEMPT"
-starts=0; for one in "$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID"-*.starts; do starts=$((starts+1)); done
+starts=0; for one in "$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID"/*.starts; do starts=$((starts+1)); done
 [ $starts -ge 3 ] || finish 7
 """
 _LOUD = 'seq 24000 | tee -a "$truth.out" || echo seq >>"$truth.unsaid"'

@@ -1,6 +1,6 @@
 """Records that jobs write about their own runs, to be compared with what the service says of them.
 
-`recorded(body)` is a command whose files lie in `$GRADIENT_STORAGE_DIR/truth/`, named `<job id>-<attempt>.<what>`:
+`recorded_command(body)` keeps its files in `$GRADIENT_STORAGE_DIR/truth/<job id>/`, named `<attempt>.<what>`:
 
 - `starts`: a line for each start, the pid of the shell;
 - `overlaps`: a line for each other run of the job that lived when this one began;
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _PROLOGUE = r"""
-mkdir -p "$GRADIENT_STORAGE_DIR/truth"
-truth="$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID-$GRADIENT_ATTEMPT"
+mkdir -p "$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID"
+truth="$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID/$GRADIENT_ATTEMPT"
 say() { if printf '%s\n' "$1"; then printf '%s\n' "$1" >>"$truth.out"; else echo "$1" >>"$truth.unsaid"; fi; }
 leave() {
   printf '%s' "$2" >"$GRADIENT_ARTIFACTS_DIR/$1" || return 0
@@ -25,7 +25,7 @@ leave() {
 finish() { echo "$1" >"$truth.exit"; exit "$1"; }
 """
 _DETECT_OVERLAP = """
-for other in "$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID"-*.starts; do
+for other in "$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID"/*.starts; do
   [ -e "$other" ] && while read -r pid; do
     [ -e "/proc/$pid/stat" ] && read -r _ _ mode _ <"/proc/$pid/stat" && [ "$mode" != Z ] &&
       echo "$pid" >>"$truth.overlaps"
@@ -68,10 +68,9 @@ class JobJournal:
 def read_journals(storage: Path) -> dict[tuple[str, int], JobJournal]:
     """Read the records of all attempts, by job id and attempt."""
     found: dict[tuple[str, int], JobJournal] = {}
-    for file in sorted(storage.glob("projects/*/truth/*")):
-        name, _, what = file.name.partition(".")
-        job_id, _, attempt = name.rpartition("-")
-        journal = found.setdefault((job_id, int(attempt)), JobJournal())
+    for file in sorted(storage.glob("projects/*/truth/*/*")):
+        attempt, _, what = file.name.partition(".")
+        journal = found.setdefault((file.parent.name, int(attempt)), JobJournal())
         data = file.read_bytes()
         if what in {"starts", "overlaps"}:
             setattr(journal, what, [int(pid) for pid in data.split()])
