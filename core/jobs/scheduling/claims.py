@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Subquery, bindparam, func, insert, or_, select, text, update
+from sqlalchemy import ColumnElement, Subquery, bindparam, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import Base, now
@@ -20,7 +20,7 @@ from core.jobs.scheduling.port_allocations import PortRange
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
 
 _NO_PORTS = PortRange(1, 0, "")
-_CLAIM_LOCK = 0x6772_6164  # arbitrary, but not used by other locks of this database
+_TAKE_LOCK = Prepared(select(func.pg_advisory_xact_lock(0x6772_6164)))  # no other lock of this database has this number
 _UNLIMITED = 2**31 - 1
 _MAX_TRIES = 3
 _RESET_COLUMNS = (
@@ -105,7 +105,7 @@ def claim(session: Session, offer: WorkerOffer) -> Job | None:
         The job; None if nothing fits or the worker is drained.
     """
     if session.get_bind().dialect.name == "postgresql":  # SQLite has only one writer at a time anyway
-        session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CLAIM_LOCK})
+        _TAKE_LOCK.execute(session, {})
     free = _free_capacity(session, offer)
     for _ in range(_MAX_TRIES):
         seq = _next_job_seq(session, offer, free)
