@@ -233,7 +233,7 @@ def test_a_real_history_that_somebody_falsified_is_found_out(deployment):
     (stored,) = (path for path in (deployment.home / "artifacts").rglob("model") if path.is_file())
     stored.unlink()
     stored.write_bytes(b"WEIGHTS")
-    (deployment.storage / "truth" / f"{job_id}-1.starts").write_text("7\n8\n")
+    (deployment.storage / "truth" / job_id / "1.starts").write_text("7\n8\n")
     deployment.accepted.append(("jgone", None))
     deployment.logs[0].write_text(deployment.canary)
     with pytest.raises(InvariantViolation) as broken:
