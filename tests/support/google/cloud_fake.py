@@ -184,8 +184,8 @@ def _issue() -> tuple[bytes, bytes, bytes]:
 
 @cache
 def _account_key() -> str:
-    """A private key, once for a process. It is short: checking one of 2,048 bits at each use takes a third of a test."""
-    key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+    """Make a private key, once for a process; to check one of 2,048 bits at each use would take a third of a test."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=1024)  # noqa: S505 - it protects nothing
     return key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, NO_KEY).decode()
 
 
