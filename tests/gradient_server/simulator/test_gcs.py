@@ -131,19 +131,19 @@ def test_an_expired_token_is_none(gcs, name):
 
 def test_googles_hosts_are_answered_for_over_tls_and_no_others(gcs, bucket, name):
     bucket.blob("a").upload_from_string(b"hello")
-    session = requests.Session()
-    session.trust_env = False
-    session.proxies = {"https": gcs.simulator.url}
-    session.verify = str(gcs.simulator.ca)
-    answer = session.get(f"https://storage.googleapis.com/{name}/a", timeout=60)
-    assert (answer.content, answer.headers["x-goog-hash"].split(",")[0]) == (b"hello", f"crc32c={crc32c(b'hello')}")
-    for host in ("example.com", "compute.googleapis.com", "storage.googleapis.com.example.com"):
-        with pytest.raises(requests.exceptions.ProxyError):
-            session.get(f"https://{host}/", timeout=60)
-    with pytest.raises(requests.exceptions.SSLError):
-        session.get(
-            f"https://storage.googleapis.com/{name}/a", timeout=60, verify=ssl.get_default_verify_paths().cafile
-        )
+    with requests.Session() as session:
+        session.trust_env = False
+        session.proxies = {"https": gcs.simulator.url}
+        session.verify = str(gcs.simulator.ca)
+        answer = session.get(f"https://storage.googleapis.com/{name}/a", timeout=60)
+        assert (answer.content, answer.headers["x-goog-hash"].split(",")[0]) == (b"hello", f"crc32c={crc32c(b'hello')}")
+        for host in ("example.com", "compute.googleapis.com", "storage.googleapis.com.example.com"):
+            with pytest.raises(requests.exceptions.ProxyError):
+                session.get(f"https://{host}/", timeout=60)
+        with pytest.raises(requests.exceptions.SSLError):
+            session.get(
+                f"https://storage.googleapis.com/{name}/a", timeout=60, verify=ssl.get_default_verify_paths().cafile
+            )
 
 
 def test_a_body_in_chunks_counts_whatever_length_is_named(gcs, name):
