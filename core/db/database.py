@@ -49,7 +49,7 @@ _ON_COMMIT = "gradient_on_commit"
 _USED_AT = "gradient_used_at"
 _SQLITE_BUSY_SECONDS = 20
 _TRUSTED_SECONDS = 5.0
-"""How long after its last use a connection that its server has not closed is taken to work."""
+"""Time after its last use for which a connection that its server has not closed is taken to work."""
 # Besides operational errors: a connection that broke between two statements or was idle for too long, a server that
 # became read-only, and a pool whose connections all hang.
 _UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError, PoolTimeoutError)

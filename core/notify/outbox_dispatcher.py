@@ -105,7 +105,7 @@ class Dispatcher:
             if self._stopping:
                 return
             try:
-                due = dispatch(due, woken=woken)
+                due = dispatch(woken=woken)
             except (StoreUnavailable, OSError) as error:
                 logger.warning("dispatch_failed", extra={"error": str(error)})
                 due = self._earliest = time.monotonic() + _RETRY_SECONDS
@@ -113,32 +113,35 @@ class Dispatcher:
                 logger.exception("dispatch_failed")
                 due = self._earliest = time.monotonic() + _RETRY_SECONDS
 
-    def _dispatch_locally(self, due: float | None, *, woken: bool) -> float | None:
+    def _dispatch_locally(self, *, woken: bool) -> float | None:
         """Delete the rows of many commits together, while the supervisors of this host are awake already.
 
         Returns the time of the next action.
         """
-        if woken and (due is None or time.monotonic() < due):
-            self._scheduled = True
-            return due or time.monotonic() + _LINGER_SECONDS
-        self._scheduled = False  # before the rows are deleted: the next commit wakes the thread again
+        if woken and not self._scheduled:
+            self._earliest = max(self._earliest, time.monotonic() + _LINGER_SECONDS)
+        if self._is_early():
+            return self._earliest
         self.send()
         return None
 
-    def _dispatch_to_broker(self, due: float | None, *, woken: bool) -> float | None:
+    def _dispatch_to_broker(self, *, woken: bool) -> float | None:
         """Send messages to the broker, those of many commits together; returns the time of the next action."""
-        del due
-        # Not at every commit, nor soon after a failure: a broker that hangs takes seconds each time.
-        if woken and time.monotonic() < self._earliest:
-            self._scheduled = True
+        if woken and self._is_early():
             return self._earliest
-        self._scheduled = False  # before the rows are read: the next commit wakes the thread again
+        self._scheduled = False
         sent = last = self.send()
         while last == _BATCH:
             last = self.send()
         if sent:
             self._earliest = time.monotonic() + _SPACING_SECONDS
         return time.monotonic() + _POLL_SECONDS
+
+    def _is_early(self) -> bool:
+        """Return whether rows have to wait, soon after a failure or others; if so, commits wake the thread no more."""
+        # Set before the rows are read: the next commit wakes the thread again.
+        self._scheduled = time.monotonic() < self._earliest
+        return self._scheduled
 
 
 def _wake_messages(rows: Sequence[Row[*tuple[Any, ...]]]) -> list[WakeMessage]:

@@ -72,17 +72,17 @@ def test_commits_right_after_a_message_share_the_next_one(database, submit, monk
     monkeypatch.setattr(outbox_dispatcher, "_SPACING_SECONDS", 3600.0)
     sent = []
     sender = Dispatcher(database, lambda: None, sent.append)
-    sender._dispatch_to_broker(None, woken=True)
+    sender._dispatch_to_broker(woken=True)
     assert sent == [], "nothing to send delays nothing"
     submit()
-    sender._dispatch_to_broker(None, woken=True)
+    sender._dispatch_to_broker(woken=True)
     assert len(sent) == 1, "the first one is sent at once"
     submit()
-    due = sender._dispatch_to_broker(None, woken=True)
+    due = sender._dispatch_to_broker(woken=True)
     submit()
-    assert sender._dispatch_to_broker(due, woken=True) == due
+    assert sender._dispatch_to_broker(woken=True) == due
     assert len(sent) == 1
-    sender._dispatch_to_broker(due, woken=False)
+    sender._dispatch_to_broker(woken=False)
     assert len(sent) == 2
     assert messages(database) == 0
 
