@@ -24,7 +24,7 @@ GRACE = 2
 
 LOUD = "loss 0.123456 accuracy 0.987654 step 1234 " * 20
 LOUD_MIB = tries(64, 1024)
-NEIGHBOUR_SECONDS = 90.0
+NEIGHBOUR_SECONDS = 30.0
 """Time limit for a short job beside a loud one, on a machine that is busy with other tests."""
 FILES, LARGE_MIB = tries(500, 50_000), tries(16, 2048)
 

@@ -14,7 +14,7 @@ from support.faults.job_journal import recorded_command
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 240)]
 
-REFUSAL_SECONDS = 60.0
+REFUSAL_SECONDS = 10.0
 """Time limit for an answer on a machine that is busy with other tests."""
 
 

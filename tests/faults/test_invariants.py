@@ -177,7 +177,7 @@ DOCTORED = {
     "I9 a folder is left": lambda h: h.scratch.append((ONE, 1)),
     "I9 a container is left": lambda h: h.containers.append((ONE, 1)),
     "I10 begun again": lambda h: h.events.append(event(TWO, "claimed")),
-    "I10 too slow": lambda h: stopped(h, seconds=26),
+    "I10 too slow": lambda h: stopped(h, seconds=16),
     "I11 tells": lambda h: h.disclosing_routes.append("GET /jobs/ID"),
     "I12 leaks": lambda h: h.canary_leaks.append("a message"),
 }
