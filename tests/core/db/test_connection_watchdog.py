@@ -37,7 +37,7 @@ def test_a_thread_that_no_answer_comes_to_is_freed(postgres, proxy):
 def test_a_thread_that_only_looks_whether_its_connection_lives_is_freed(postgres, proxy, caplog):
     database = Database(proxy.url(postgres.new_database()))
     ConnectionWatchdog(database, 0.2)
-    assert ask(database) == 7
+    assert wait_until(lambda: ask(database), "the first answer") == 7
     proxy.shut()
     asker = threading.Thread(target=ask, args=(database,))
     asker.start()

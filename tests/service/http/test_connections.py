@@ -104,15 +104,15 @@ def test_a_body_that_does_not_come_ends_the_connection(serve, sockets, body):
 
 def test_a_slow_upload_that_goes_on_is_taken(serve, sockets, monkeypatch):
     monkeypatch.setattr("service.http.connections.MIN_BODY_BYTES", 1)
-    live = serve(body_seconds=0.5)
+    live = serve(body_seconds=1.5)
     request = live.client().build_request(
         "POST", "/jobs", files=make_form(make_job_body(), make_zip({"main.py": bytes(3)}))
     )
     body = request.read()
     head = f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.api_key}\r\nContent-Length: {len(body)}\r\n"
     slow = connect(live, sockets, f"{head}Content-Type: {request.headers['content-type']}\r\n\r\n".encode())
-    slow.settimeout(0.1)
-    for byte in range(12):  # more than a second, all in all
+    slow.settimeout(0.2)
+    for byte in range(12):  # 2.4 s, all in all
         slow.sendall(body[byte : byte + 1])
         with pytest.raises(TimeoutError):
             slow.recv(1)
@@ -145,7 +145,7 @@ def test_a_body_is_not_late_before_it_was_asked_for(serve, sockets, monkeypatch)
 
 
 def test_who_reads_nothing_of_an_answer_is_cut_off(serve, sockets):
-    live = serve(send_seconds=0.5)
+    live = serve(send_seconds=1.5)
     deaf = sockets.enter_context(socket.socket())
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     deaf.connect(("127.0.0.1", live.port))

@@ -213,7 +213,7 @@ def test_it_runs_with_the_selected_folders_and_no_secrets(client, visitor, train
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("tensorboard", [{"idle_seconds": 1.0}])
+@pytest.mark.parametrize("tensorboard", [{"idle_seconds": 2.5}])
 def test_it_ends_when_nobody_uses_it(client, visitor, trained):
     board = let_in(visitor, opened(client, trained("a", [1.0]))["url"])
     assert processes_of(os.getpid())
@@ -235,7 +235,7 @@ def test_their_number_is_limited(client, trained):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("tensorboard", [{"max_boards": 1, "idle_seconds": 0.5}])
+@pytest.mark.parametrize("tensorboard", [{"max_boards": 1, "idle_seconds": 2.0}])
 def test_a_new_one_takes_the_place_of_one_that_is_not_used(client, visitor, trained):
     first, second = trained("a", [1.0]), trained("b", [1.0])
     board = let_in(visitor, opened(client, first)["url"])
@@ -244,7 +244,7 @@ def test_a_new_one_takes_the_place_of_one_that_is_not_used(client, visitor, trai
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("tensorboard", [{"idle_seconds": 1.0}])
+@pytest.mark.parametrize("tensorboard", [{"idle_seconds": 2.0}])
 def test_a_request_that_it_does_not_answer_before_its_end_is_told_so(client, visitor, trained):
     board = let_in(visitor, opened(client, trained("a", [1.0]))["url"])
     answer = visitor.get(board, headers=NAVIGATION)

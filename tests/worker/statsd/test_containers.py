@@ -17,7 +17,7 @@ export gateway=$(ip route | awk '/^default/ {{print $3}}') job={}
 for value in 1 2 3; do
     value=$value bash -c 'printf "loss:$value|g|#container_name:$job" >/dev/udp/$gateway/8125'
 done
-sleep 1.5
+sleep 3
 """
 
 
@@ -67,7 +67,7 @@ def series(service, job):
 
 def test_a_container_sends_its_metrics_and_nobody_else_s(service):
     # The network is made with the first job, and listened at soon after.
-    first = service.submit("sleep 8", container=SHELL_IMAGE)
+    first = service.submit("sleep 12", container=SHELL_IMAGE)
     wait_until(lambda: service.job(first)["state"] == "Running", "the network to be there")
     victim = service.submit("sleep 300", container=SHELL_IMAGE)
     wait_until(lambda: service.job(first)["state"] == "Stopped", "a moment to pass")

@@ -11,8 +11,11 @@ from worker.backends.base import LaunchError
 
 pytestmark = pytest.mark.integration
 
-NEAR = 1.0
-"""Seconds by which the service may be wrong on a busy machine; its polls are 20 ms apart."""
+NEAR = 1.4
+"""Seconds by which the service may be wrong on a busy machine; its polls are 20 ms apart.
+
+What these tests tell apart is at least 1.5 s apart.
+"""
 WAYS = pytest.mark.parametrize("way", ["node", "queued"])
 
 
@@ -61,7 +64,7 @@ def test_it_goes_on_while_a_deletion_does_not_succeed(make_google_harness, googl
     place.wait(handle)
     google.tpu.stuck.update(google.tpu.queued)
     place.backend.release(handle)
-    time.sleep(1.0)
+    time.sleep(1.5)
     assert place._resource_inventory.billing()[1] is None
     place.backend.remove_orphans(no_owner, no_owner)
     theirs, ours = billed(place, google)

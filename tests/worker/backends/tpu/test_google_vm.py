@@ -108,20 +108,20 @@ def test_a_simulated_vm_has_the_python_of_its_job(make_vm_harness, tmp_path):
 
 def test_an_upload_that_takes_long_is_no_silence(make_vm_harness, google):
     """The VM's sign of life, its output and a stop do not wait behind an artifact."""
-    google.storage.slow["POST .*%2Fmodel%2Fbig"] = 5.0
-    place = make_vm_harness(unhealthy_seconds=2.0)
+    google.storage.slow["POST .*%2Fmodel%2Fbig"] = 8.0
+    place = make_vm_harness(unhealthy_seconds=4.0)
     spec = place.spec('echo up; echo x >"$GRADIENT_ARTIFACTS_DIR/big"')
     handle = place.launch(spec)
     began = time.monotonic()
     exit_ = ended(place, handle)
     assert (exit_.code, exit_.reason) == (0, None)
-    assert time.monotonic() - began > 4.0
+    assert time.monotonic() - began > 7.0
     assert artifact(spec, "big") == "x\n"
 
 
 def test_a_vm_that_cannot_prepare_its_job_is_given_up_with_its_words(make_vm_harness, google):
     google.storage.refuse += [("GET .*workspace.tar.gz", 403)] * 1000
-    reason, detail = expect_launch_error(make_vm_harness(vm_start_seconds=1.0))
+    reason, detail = expect_launch_error(make_vm_harness(vm_start_seconds=4.0))
     assert reason == "launch_failed"
     assert "HTTP Error 403" in detail
     assert google.tpu.nodes == {}

@@ -12,7 +12,7 @@ from support.faults.fault_report import FULL_RUN
 from support.google.storage_fake import LargeUpload
 
 GIB, MIB = 1024**3, 1024**2
-SIZE, SILENCE, SECONDS = (40 * GIB, 20.0, 60.0) if FULL_RUN else (64 * MIB, 2.0, 6.0)
+SIZE, SILENCE, SECONDS = (40 * GIB, 20.0, 60.0) if FULL_RUN else (64 * MIB, 4.0, 9.0)
 """Of the artifact, in bytes; of the silence; and of the upload, at least."""
 LOG_LAG = 10.0
 """Seconds by which the output may be late meanwhile, on a busy machine."""
