@@ -142,6 +142,9 @@ class Database:
         # SQLite polls for its write lock with sleeps; within one process this lock orders the threads instead.
         self._write_lock: AbstractContextManager[object] = threading.Lock() if self.is_sqlite else nullcontext()
         self._writing_engine = self.engine.execution_options(gradient_write=True)
+        self._reading_engine = (
+            self.engine if self.is_sqlite else self.engine.execution_options(postgresql_readonly=True)
+        )
 
     @property
     def is_sqlite(self) -> bool:
@@ -155,8 +158,9 @@ class Database:
         Raises:
             StoreUnavailable: The database does not answer.
         """
-        try:  # around the session: it ends with a ROLLBACK, which fails if the connection is lost
-            with Session(self.engine, expire_on_commit=False) as session:
+        try:  # around the transaction: its end fails if the connection is lost
+            # It ends with COMMIT, because psycopg drops a connection's prepared statements at each ROLLBACK.
+            with self._reading_engine.begin() as connection, Session(connection, expire_on_commit=False) as session:
                 yield session
         except _UNAVAILABLE_ERRORS as error:
             raise _unavailable(error) from error
@@ -193,7 +197,7 @@ class Database:
             StoreUnavailable: It does not.
         """
         try:
-            with self.engine.connect() as connection:
+            with self._reading_engine.begin() as connection:
                 connection.exec_driver_sql("SELECT 1")
         except (DBAPIError, PoolTimeoutError) as error:
             raise _unavailable(error) from error

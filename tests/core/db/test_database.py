@@ -2,7 +2,7 @@
 
 import psycopg
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 from sqlalchemy.exc import DataError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from support.servers.postgres import BackendTerminator
@@ -55,6 +55,23 @@ def test_a_connection_that_dies_at_the_end_of_a_read_is_an_unavailable_store(dat
         session.scalar(select(Job.seq))
     with database.read() as session:
         assert session.scalar(select(Job.seq)) is None, "the next one has a connection of its own"
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_statement_of_reads_is_planned_once_by_postgresql(database):
+    for _ in range(10):
+        with database.read() as session:
+            session.scalar(select(Job.seq))
+        database.ping()
+    with database.read() as session:
+        prepared = session.scalars(text("SELECT statement FROM pg_prepared_statements")).all()
+    assert any("SELECT jobs.seq" in statement for statement in prepared)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_session_that_reads_cannot_write(database):
+    with pytest.raises(StoreUnavailable), database.read() as session:
+        session.execute(update(Job).values(name="changed"))
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

@@ -108,7 +108,7 @@ class PostgresServer:
 
 
 class BackendTerminator:
-    """Has the server end the connections of a database's sessions, each between its last statement and its ROLLBACK.
+    """Has the server end the connections of sessions that read or fail, each after its last statement.
 
     Args:
         database: Over PostgreSQL.
@@ -120,6 +120,11 @@ class BackendTerminator:
         # No pool: several threads may be here at once, and what one disposes of another may be using.
         self._admin_engine = create_engine(database.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
         event.listen(database.engine, "rollback", self._terminate_backend)
+        event.listen(database.engine, "commit", self._terminate_backend_of_reader)
+
+    def _terminate_backend_of_reader(self, connection: Connection) -> None:
+        if connection.get_execution_options().get("postgresql_readonly"):
+            self._terminate_backend(connection)
 
     def _terminate_backend(self, connection: Connection) -> None:
         if self.remaining:
