@@ -1,7 +1,9 @@
-"""Kombu's Redis transport, made to skip malformed messages.
+"""Kombu's Redis transport, made to skip malformed messages and to survive acknowledgements that fail.
 
 Kombu removes an entry from its list and then unpacks it: an entry that is not JSON, or not an envelope, ends the whole
-worker.
+worker. And it counts a message as being handled until Redis has taken its acknowledgement: as many failures as a worker
+may handle messages at a time, while Redis restarts, and the worker never asks for another message, nor notices that its
+connection is lost.
 """
 
 import logging
@@ -23,10 +25,22 @@ class Message(virtual.Message):
         super().__init__(payload, *args, **kwargs)  # type: ignore[no-untyped-call]  # kombu is typed in part
 
 
-class Channel(redis.Channel):
-    """Creates checked messages."""
+class QoS(redis.QoS):
+    """Counts the messages that are being handled."""
 
-    Message = Message
+    def ack(self, delivery_tag: str) -> None:
+        """Acknowledge a message; if that fails, Redis delivers it again later, and it is no longer counted here."""
+        try:
+            super().ack(delivery_tag)  # type: ignore[no-untyped-call]  # kombu is typed in part
+        except self.channel.connection_errors:
+            virtual.QoS.ack(self, delivery_tag)  # type: ignore[no-untyped-call]  # the same
+            raise
+
+
+class Channel(redis.Channel):
+    """Creates checked messages, and counts those that are being handled."""
+
+    Message, QoS = Message, QoS
 
 
 class Transport(redis.Transport):
