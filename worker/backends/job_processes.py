@@ -17,7 +17,7 @@ from core.system.processes import read_environment, running_processes, sort_by_a
 
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, ProcessLookupError, PermissionError)
 """Errors of psutil and the kernel about a process that has ended, or that is not ours."""
-_KILL_ROUNDS = 50
+_ROUNDS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +52,29 @@ class JobProcesses:
 
         A shell whose program ended before the shell itself got the signal would go on with its next command.
         """
-        count = 0
-        for process in sort_by_age(self.all()):
-            if spare_leader and process.pid == self.leader:
-                continue
-            with contextlib.suppress(*GONE):
-                process.send_signal(number)
-                count += 1
-        return count
+        return _signal_each(self._oldest_first(spare_leader=spare_leader), number)
+
+    def terminate(self, *, spare_leader: bool) -> int:
+        """Send SIGTERM to all processes, also to those that begin meanwhile; return how many there were.
+
+        They are suspended until no other one is found. A shell waits for its program before it acts on SIGTERM: one
+        that it was just starting, and that the signal missed, would run for the whole grace period.
+        """
+        suspended: list[psutil.Process] = []
+        try:
+            for _ in range(_ROUNDS):
+                found = [one for one in self._oldest_first(spare_leader=spare_leader) if one not in suspended]
+                if not found:
+                    break
+                suspended += found
+                _signal_each(found, signal.SIGSTOP)
+            return _signal_each(suspended, signal.SIGTERM)
+        finally:
+            _signal_each(suspended, signal.SIGCONT)
 
     def kill(self, *, spare_leader: bool) -> None:
         """Send SIGKILL until no process is left: one that forks meanwhile is caught in a later round."""
-        for _ in range(_KILL_ROUNDS):
+        for _ in range(_ROUNDS):
             if not self.signal(signal.SIGKILL, spare_leader=spare_leader):
                 return
 
@@ -78,6 +89,9 @@ class JobProcesses:
         """
         return measure_usage(self.all())
 
+    def _oldest_first(self, *, spare_leader: bool) -> list[psutil.Process]:
+        return [one for one in sort_by_age(self.all()) if not (spare_leader and one.pid == self.leader)]
+
     def _is_own(self, pid: int, session: int | None) -> bool:
         if has_job_environment(pid, self.job_id, self.attempt):
             return True
@@ -85,6 +99,16 @@ class JobProcesses:
             return session is not None and os.getsid(pid) == session
         except GONE:
             return False
+
+
+def _signal_each(processes: Iterable[psutil.Process], number: signal.Signals) -> int:
+    """Send a signal to these processes; return how many of them were still there."""
+    count = 0
+    for process in processes:
+        with contextlib.suppress(*GONE):
+            process.send_signal(number)
+            count += 1
+    return count
 
 
 def measure_usage(processes: Iterable[psutil.Process]) -> tuple[float, int, int]:

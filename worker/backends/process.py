@@ -17,7 +17,6 @@ by affinity alone, and memory is measured about twice a second.
 import logging
 import math
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -193,7 +192,7 @@ class ProcessBackend(Backend):
         members = self._processes(handle)
         if grace:
             write_control_file(Path(handle["control"]), STOPPING_FILE, "asked to end")
-            members.signal(signal.SIGTERM, spare_leader=True)
+            members.terminate(spare_leader=True)
         else:
             members.kill(spare_leader=True)
 
@@ -366,7 +365,7 @@ class ProcessBackend(Backend):
             self._processes(handle).kill(spare_leader=True)
         elif running >= after and read_control(control, "preempted") is None:
             write_control_file(control, "preempted", "as SIMULATE_PREEMPT_AFTER asks")
-            self._processes(handle).signal(signal.SIGTERM, spare_leader=True)
+            self._processes(handle).terminate(spare_leader=True)
 
 
 def _make_sandbox(settings: Settings) -> JobSandbox | None:

@@ -74,12 +74,49 @@ def test_a_shell_whose_program_is_ended_runs_no_other_command(number, tmp_path, 
 
     monkeypatch.setattr(JobProcesses, "all", find_slowly)
     try:
-        JobProcesses(tmp_path.name, 1, leader=None).signal(number, spare_leader=False)
+        members = JobProcesses(tmp_path.name, 1, leader=None)
+        if number == signal.SIGTERM:
+            members.terminate(spare_leader=False)
+        else:
+            members.signal(number, spare_leader=False)
     finally:
         with suppress(psutil.NoSuchProcess):
             program.kill()
     assert shell.wait(30) == (143 if number == signal.SIGTERM else -signal.SIGKILL)
     assert not later.exists()
+
+
+def test_a_program_that_its_shell_starts_while_they_are_terminated_ends_too(tmp_path, monkeypatch):
+    """The shell has a trap, as every job's has, and acts on SIGTERM only once its program has ended."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    own = {"GRADIENT_JOB_ID": tmp_path.name, "GRADIENT_ATTEMPT": "1"}
+    shell = subprocess.Popen(["bash", "-c", f"trap 'exit 143' TERM; read <{gate}; sleep 600"], env=os.environ | own)
+    find, rounds = JobProcesses.all, []
+
+    def find_then_start(attempt):
+        yield from list(find(attempt))
+        rounds.append(1)
+        if len(rounds) == 1:
+            gate.write_text("go on\n")
+            wait_until(lambda: psutil.Process(shell.pid).children(), "its program")
+
+    monkeypatch.setattr(JobProcesses, "all", find_then_start)
+    members = JobProcesses(tmp_path.name, 1, leader=None)
+    assert members.terminate(spare_leader=False) == 2
+    assert shell.wait(30) == 143
+
+
+def test_a_program_goes_on_with_what_it_does_at_its_end(tmp_path):
+    """Nothing stays suspended, and what it starts then is left alone."""
+    ready = tmp_path / "ready"
+    own = {"GRADIENT_JOB_ID": tmp_path.name, "GRADIENT_ATTEMPT": "1"}
+    command = f"trap 'sleep 0.5; echo saved; exit 0' TERM; : >{ready}; while :; do sleep 0.05; done"
+    shell = subprocess.Popen(["bash", "-c", command], env=os.environ | own, stdout=subprocess.PIPE)
+    wait_until(ready.exists, "it to run")
+    JobProcesses(tmp_path.name, 1, leader=None).terminate(spare_leader=False)
+    assert shell.communicate(timeout=30)[0] == b"saved\n"
+    assert shell.returncode == 0
 
 
 def test_a_wrapper_that_a_signal_ends_before_it_starts_is_not_waited_for(tmp_path, monkeypatch):

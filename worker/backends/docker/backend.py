@@ -330,7 +330,9 @@ class DockerBackend(Backend):
 
 def _signal_processes(handle: Handle, *, grace: bool) -> bool:
     """Signal the job through the kernel when the engine cannot; return whether any process was reached."""
-    return _job_processes(handle).signal(signal.SIGTERM if grace else signal.SIGKILL, spare_leader=False) > 0
+    processes = _job_processes(handle)
+    reached = processes.terminate(spare_leader=False) if grace else processes.signal(signal.SIGKILL, spare_leader=False)
+    return reached > 0
 
 
 def _job_processes(handle: Handle) -> JobProcesses:
