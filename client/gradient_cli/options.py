@@ -26,6 +26,9 @@ _ID_HELP = f"id of the job, or its beginning (default: {LAST}, the last job of t
 _ID_PREFIX = re.compile(r"j[a-z0-9]{1,12}")  # a whole id has 13 characters after its j
 _CANDIDATES = 5
 
+# argparse would look on the disk for a translation of each of its words, and load `locale` to do so; there are none.
+argparse._ = str  # type: ignore[attr-defined]
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser with the same help on every Python version, and errors with a hint."""
