@@ -138,7 +138,7 @@ class Database:
 
     def __init__(self, url: str, *, pool_size: int = 5, read_only: bool = False) -> None:
         self.url = _with_driver(url)
-        self.engine = _reading_engine(self.url) if read_only else _engine(self.url, pool_size)
+        self.engine = _read_only_engine(self.url) if read_only else _engine(self.url, pool_size)
         # SQLite polls for its write lock with sleeps; within one process this lock orders the threads instead.
         self._write_lock: AbstractContextManager[object] = threading.Lock() if self.is_sqlite else nullcontext()
         self._writing_engine = self.engine.execution_options(gradient_write=True)
@@ -162,6 +162,8 @@ class Database:
             # It ends with COMMIT, because psycopg drops a connection's prepared statements at each ROLLBACK.
             with self._reading_engine.begin() as connection, Session(connection, expire_on_commit=False) as session:
                 yield session
+                if self.is_sqlite:  # PostgreSQL refuses changes in a transaction that only reads
+                    connection.rollback()
         except _UNAVAILABLE_ERRORS as error:
             raise _unavailable(error) from error
 
@@ -271,7 +273,7 @@ def _has_input(connection: Any) -> bool:  # noqa: ANN401 - of the driver
     return bool(waiting.poll(0))
 
 
-def _reading_engine(url: str) -> Engine:
+def _read_only_engine(url: str) -> Engine:
     if not url.startswith("sqlite"):
         options = f"{_POSTGRES_OPTIONS} -c default_transaction_read_only=on"
         return create_engine(url, connect_args=_POSTGRES_CONNECT_ARGS | {"options": options})

@@ -130,7 +130,7 @@ def is_one_of(column: Any, values: Collection[Any]) -> ColumnElement[bool]:  # n
 
 
 def _connection(session: Session) -> Connection:
-    # A session that writes is bound to its connection; to ask it for one takes as long as a statement. Only so does a
-    # savepoint begin, though.
+    # A session is bound to its connection; to ask it for one takes as long as a statement. Only so does a savepoint
+    # begin, though.
     bound = isinstance(session.bind, Connection) and not session.in_nested_transaction()
     return session.bind if bound else session.connection()  # type: ignore[return-value] # checked above
