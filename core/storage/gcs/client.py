@@ -10,7 +10,7 @@ from google.auth.exceptions import GoogleAuthError
 from google.auth.transport.requests import AuthorizedSession
 from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
-from requests import RequestException, Session
+from requests import RequestException, Response, Session
 from requests.adapters import HTTPAdapter
 
 from core.errors import StoreUnavailable
@@ -79,11 +79,18 @@ def open_client(
         credentials, auth_request=google.auth.transport.requests.Request(open_session(settings))
     )
     session.trust_env = settings.endpoint is None
+    session.hooks["response"].append(_read_error)
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_maxsize=_MAX_CONNECTIONS))
     options = {} if settings.endpoint is None else {"api_endpoint": settings.endpoint}
     with translate_errors("opening"):
         return storage.Client(project=project, credentials=credentials, client_options=options, _http=session)
+
+
+def _read_error(response: Response, **_options: object) -> None:
+    """Read the body of an error: Google's download raises without, and its connection would wait for the collector."""
+    if not response.ok:
+        _ = response.content
 
 
 class _Simulated(google.auth.credentials.Signing, google.auth.credentials.Credentials):

@@ -143,6 +143,15 @@ def test_what_the_bucket_refuses_is_tried_again_and_never_closed_half(gcs, store
     assert len(uploads(gcs, began)) == (2 if what == "files/a" else 1)  # what had arrived is not sent again
 
 
+def test_a_download_that_is_tried_again_keeps_no_connection(gcs, bucket):
+    blob = gcs.client.bucket(bucket).blob("a")
+    blob.upload_from_string(b"alpha")
+    gcs.simulator.faults.fail(503)
+    assert blob.download_as_bytes() == b"alpha"
+    pools = gcs.client._http.get_adapter(gcs.simulator.url).poolmanager.pools
+    assert sum(pools[key].num_connections for key in pools.keys()) == 1  # noqa: SIM118 -- it cannot be iterated
+
+
 def test_a_large_upload_goes_on_where_it_broke_off(gcs, store, source, bucket):
     content = os.urandom(40 * 1024**2)
     (source / "large").write_bytes(content)
