@@ -16,6 +16,7 @@ FAILPOINTS: dict[str, str] = {
     "confirmed": "the lease is confirmed, the command is not started",
     "launched": "the command is started, its handle is not stored",
     "running": "the handle is stored",
+    "stop_suspended": "the job's processes are suspended, and not asked to end yet",
     "exited": "the command's end is seen, not recorded",
     "finishing": "the end is recorded, nothing is torn down",
     "destroyed": "the processes are gone, outputs are not completed",

@@ -13,7 +13,7 @@ from core.system.failpoints import FAILPOINTS
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
 
-POINTS = [name for name in FAILPOINTS if not name.startswith("submit_")]
+POINTS = [name for name in FAILPOINTS if not name.startswith(("submit_", "stop_"))]
 # Where a job has come to its own end before the stop can reach it.
 OVER = {"exited", "finishing", "destroyed", "collected", "finished"}
 GRACE = 2
@@ -47,6 +47,22 @@ def test_jobs_that_resist_are_ended_and_tell_how(deployment, _):
         for how, job in ended.items():
             assert (job["state"], job["reason"], job["exitCode"]) == ("Cancelled", "stopped_by_user", RESISTING[how][1])
         assert deployment.artifact(jobs["saving"], "model") == b"saved"
+
+
+def test_a_job_whose_worker_dies_while_it_stops_it_is_asked_again_and_saves(deployment):
+    deployment.start_api()
+    with fault_trial("F2", deployment) as one:
+        worker = deployment.start_worker(GRADIENT_FAILPOINT="stop_suspended")
+        job_id = deployment.submit(recorded_command(QUIET + SAVING), stopGrace=60)
+        wait_until(lambda: b"up" in deployment.raw_log(job_id), "its first line")
+        deployment.request("POST", f"/jobs/{job_id}/stop")
+        assert worker.wait() == -signal.SIGKILL, worker.read_log()
+        one.mark_lifted()
+        deployment.start_worker()
+        job = deployment.wait_ended(job_id)
+        one.repaired()
+        assert (job["state"], job["reason"], job["exitCode"]) == ("Cancelled", "stopped_by_user", 9)
+        assert deployment.artifact(job_id, "model") == b"saved"
 
 
 def stop(deployment, job_id):

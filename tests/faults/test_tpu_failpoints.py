@@ -12,7 +12,7 @@ from gradient_server.simulator.gcs.server import GcsSimulator
 
 BY_THE_RUNNER = {"created", "confirmed", "launched"}
 """Points of a backend that starts jobs on the worker's host."""
-BESIDE = [("grpc", name) for name in FAILPOINTS if not name.startswith("submit_")]
+BESIDE = [("grpc", name) for name in FAILPOINTS if not name.startswith(("submit_", "stop_"))]
 ON_VM = [("vm", name) for _, name in BESIDE if name not in BY_THE_RUNNER]
 SOME = [("grpc", "launched"), ("vm", "running"), ("vm", "destroyed")]
 LINES = 100

@@ -22,7 +22,7 @@ from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import CONTACT_LOST_GRACE_SECONDS
 from worker.attempt.usage import UsageSampler, UsageTotals
-from worker.backends.base import STOPPING_FILE, Backend, Exit, Handle, read_control
+from worker.backends.base import SIGNALLED_FILE, Backend, Exit, Handle, read_control, write_control_file
 from worker.context import WorkerContext
 from worker.exec.job_sessions import STOPPING
 
@@ -208,7 +208,7 @@ class JobMonitor:
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None
         # An earlier worker may have asked the job to end; its grace period starts again.
-        self._ending = self._requested_end() if read_control(self._control, STOPPING_FILE) is not None else None
+        self._ending = self._requested_end() if read_control(self._control, SIGNALLED_FILE) is not None else None
         self._kill_at = time.monotonic() + self._grace
         self._interval = max(_MIN_SAMPLE_SECONDS, context.settings.worker.sample_seconds)
         self._sample_at = time.monotonic() + self._interval / 4  # not during its start
@@ -272,6 +272,7 @@ class JobMonitor:
             self._kill_at = now + grace
             self._context.sessions.end(self._job.id, STOPPING)
             self._backend.stop(self._handle, grace=True)
+            write_control_file(self._control, SIGNALLED_FILE, "asked to end")
         if now >= self._kill_at:
             self._backend.stop(self._handle, grace=False)
             self._kill_at = now + _KILL_AGAIN_SECONDS

@@ -37,7 +37,10 @@ WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
 """The script that every job runs under."""
 
 STOPPING_FILE = "stopping"
-"""Control file that `stop` writes: a worker that adopts the job learns that a stop was requested."""
+"""Control file that `stop` writes before it signals the job: the wrapper then starts no further program."""
+
+SIGNALLED_FILE = "signalled"
+"""Control file that is written after it: without it, a worker that adopts the job asks it to end once more."""
 
 RESERVED_FILES = ("started", "exit")
 """Control files that the wrapper overwrites in place, so that a full disk cannot prevent it."""

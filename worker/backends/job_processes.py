@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from core.system.failpoints import failpoint
 from core.system.processes import read_environment, running_processes, sort_by_age
 
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, ProcessLookupError, PermissionError)
@@ -68,6 +69,7 @@ class JobProcesses:
                     break
                 suspended += found
                 _signal_each(found, signal.SIGSTOP)
+            failpoint("stop_suspended")
             return _signal_each(suspended, signal.SIGTERM)
         finally:
             _signal_each(suspended, signal.SIGCONT)

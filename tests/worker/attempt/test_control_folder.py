@@ -26,7 +26,17 @@ from worker.context import WorkerContext
 
 pytestmark = pytest.mark.integration
 
-NAMES = (*RESERVED_FILES, "start.lock", "log", "metrics.jsonl", "stopping", "out_of_memory", "preempted", "room")
+NAMES = (
+    *RESERVED_FILES,
+    "start.lock",
+    "log",
+    "metrics.jsonl",
+    "stopping",
+    "signalled",
+    "out_of_memory",
+    "preempted",
+    "room",
+)
 KINDS = {
     "link": 'ln -s "{victim}" "$it"',
     "hard link": 'ln "{victim}" "$it"',
@@ -97,7 +107,7 @@ def world(request, sqlite_database, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_in_the_control_folder_leads_a_worker_astray_that_takes_up_a_starting_attempt(world, kind):
     """A link there had a file of the host overwritten; a FIFO there held the attempt for ever."""
-    names = NAMES if world.backend == "process" else ("room", "stopping", *RESERVED_FILES)
+    names = NAMES if world.backend == "process" else ("room", "stopping", "signalled", *RESERVED_FILES)
     if (world.backend, kind) == ("docker", "hard link"):
         names = ("room",)  # no file of the host is within reach of a hard link: nothing is put there
     jobs = {name: world.launched(kind, name) for name in names}
