@@ -123,10 +123,11 @@ def prepare(
     if sha256 != valid.spec.workspace_sha256:
         valid = replace(valid, spec=replace(valid.spec, workspace_sha256=sha256))
     has_logins = request.registry_password or valid.git_login or parent_id is not None
+    may_repeat = origin.idempotency_key is not None
     return PreparedJob(
         origin=origin,
         valid=valid,
-        digest=submission.request_digest(_canonical_request(request), (sha256 or "").encode()),
+        digest=submission.request_digest(_canonical_request(request), (sha256 or "").encode()) if may_repeat else None,
         project_id=request.project_id,
         project_name=request.project,
         parent_id=parent_id,

@@ -48,13 +48,6 @@ class JobProcesses:
             return False
         return has_job_environment(self.leader, self.job_id, self.attempt)
 
-    def signal(self, number: signal.Signals, *, spare_leader: bool) -> int:
-        """Send a signal to all processes, the oldest first; return how many there were.
-
-        A shell whose program ended before the shell itself got the signal would go on with its next command.
-        """
-        return _signal_each(self._oldest_first(spare_leader=spare_leader), number)
-
     def terminate(self, *, spare_leader: bool) -> int:
         """Send SIGTERM to all processes, also to those that begin meanwhile; return how many there were.
 
@@ -77,7 +70,7 @@ class JobProcesses:
     def kill(self, *, spare_leader: bool) -> None:
         """Send SIGKILL until no process is left: one that forks meanwhile is caught in a later round."""
         for _ in range(_ROUNDS):
-            if not self.signal(signal.SIGKILL, spare_leader=spare_leader):
+            if not _signal_each(self._oldest_first(spare_leader=spare_leader), signal.SIGKILL):
                 return
 
     def sandbox_pids(self) -> set[int]:
@@ -92,6 +85,10 @@ class JobProcesses:
         return measure_usage(self.all())
 
     def _oldest_first(self, *, spare_leader: bool) -> list[psutil.Process]:
+        """Return all processes in the order in which to signal them.
+
+        A shell whose program ended before the shell itself got the signal would go on with its next command.
+        """
         return [one for one in sort_by_age(self.all()) if not (spare_leader and one.pid == self.leader)]
 
     def _is_own(self, pid: int, session: int | None) -> bool:

@@ -12,6 +12,7 @@ from support.backend_harness import BackendHarness
 from support.deployment import wait_until
 
 from core.settings.worker import ProcessSettings
+from core.system.processes import running_processes
 from worker.backends import process
 from worker.backends.job_processes import JobProcesses
 
@@ -68,7 +69,7 @@ def test_a_shell_whose_program_is_ended_runs_no_other_command(number, tmp_path, 
     [program] = wait_until(lambda: ready.exists() and psutil.Process(shell.pid).children(), "its program")
 
     def find_slowly(_attempt):
-        for found in (program, psutil.Process(shell.pid)):
+        for found in running_processes((program.pid, shell.pid)):
             yield found
             time.sleep(0.5)
 
@@ -78,7 +79,7 @@ def test_a_shell_whose_program_is_ended_runs_no_other_command(number, tmp_path, 
         if number == signal.SIGTERM:
             members.terminate(spare_leader=False)
         else:
-            members.signal(number, spare_leader=False)
+            members.kill(spare_leader=False)
     finally:
         with suppress(psutil.NoSuchProcess):
             program.kill()

@@ -7,7 +7,6 @@ one proves nothing.
 """
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -329,10 +328,12 @@ class DockerBackend(Backend):
 
 
 def _signal_processes(handle: Handle, *, grace: bool) -> bool:
-    """Signal the job through the kernel when the engine cannot; return whether any process was reached."""
+    """Signal the job through the kernel when the engine cannot; return whether any process was asked to end."""
     processes = _job_processes(handle)
-    reached = processes.terminate(spare_leader=False) if grace else processes.signal(signal.SIGKILL, spare_leader=False)
-    return reached > 0
+    if grace:
+        return processes.terminate(spare_leader=False) > 0
+    processes.kill(spare_leader=False)
+    return False
 
 
 def _job_processes(handle: Handle) -> JobProcesses:
