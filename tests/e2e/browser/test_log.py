@@ -119,7 +119,9 @@ def test_text_is_found_in_the_whole_log(service, browser, long_job):
     browser.open(page_of(service, long_job))
     browser.wait_for("!document.querySelector('[data-log-bar]').hidden")
     browser.fill("[data-find] [name=query]", "LINE 1234")
-    browser.wait_for("document.querySelector('[data-find] output').innerText.endsWith(' of 11')")
+    browser.wait_for("document.querySelector('#log .found')?.innerText === 'line 12349'")
+    assert middle_line(browser) == "line 12349"
+    assert browser.evaluate("scrollY") == 0, "the buttons stay where they are"
     browser.click("[data-next]")
     browser.wait_for("document.querySelector('#log .found')?.innerText === 'line 1234'")
     browser.click("[data-next]")

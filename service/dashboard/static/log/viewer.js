@@ -136,7 +136,7 @@ class Log {
     if (end) {
       this.#follow.checked = true; // a scroll event may have unchecked it while the rows were read
       this.#keepAtEnd();
-    } else this.rowOf(line)?.scrollIntoView({ block });
+    } else this.#scrollTo(this.rowOf(line), block);
     this.#showPlace();
   }
 
@@ -190,6 +190,14 @@ class Log {
   note(text) {
     const usual = this.last ? this.#skipped : this.#complete ? "Nothing was printed." : "Waiting for output…";
     document.querySelector("[data-log-note]").textContent = text ?? usual;
+  }
+
+  // Scrolls the box to a row, and the page only if the row is out of view: else what is clicked next would move away.
+  #scrollTo(row, block) {
+    if (!row) return;
+    const [own, outer] = [row.getBoundingClientRect(), this.box.getBoundingClientRect()];
+    this.box.scrollTop += own.top - outer.top - (block === "center" ? (outer.height - own.height) / 2 : 0);
+    row.scrollIntoView({ block: "nearest" });
   }
 
   #end() {
