@@ -22,7 +22,15 @@ from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import CONTACT_LOST_GRACE_SECONDS
 from worker.attempt.usage import UsageSampler, UsageTotals
-from worker.backends.base import SIGNALLED_FILE, Backend, Exit, Handle, read_control, write_control_file
+from worker.backends.base import (
+    SIGNALLED_FILE,
+    STOPPING_FILE,
+    Backend,
+    Exit,
+    Handle,
+    read_control,
+    write_control_file,
+)
 from worker.context import WorkerContext
 from worker.exec.job_sessions import STOPPING
 
@@ -208,7 +216,8 @@ class JobMonitor:
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None
         # An earlier worker may have asked the job to end; its grace period starts again.
-        self._ending = self._requested_end() if read_control(self._control, SIGNALLED_FILE) is not None else None
+        self._ending = self._requested_end() if read_control(self._control, STOPPING_FILE) is not None else None
+        self._signalled = self._ending is not None and read_control(self._control, SIGNALLED_FILE) is not None
         self._kill_at = time.monotonic() + self._grace
         self._interval = max(_MIN_SAMPLE_SECONDS, context.settings.worker.sample_seconds)
         self._sample_at = time.monotonic() + self._interval / 4  # not during its start
@@ -268,6 +277,8 @@ class JobMonitor:
             self._ending = self._requested_end()
             if self._ending is None:
                 return
+        if not self._signalled:
+            self._signalled = True
             grace = min(self._grace, CONTACT_LOST_GRACE_SECONDS) if self._ending.reason in _SHORT_GRACE else self._grace
             self._kill_at = now + grace
             self._context.sessions.end(self._job.id, STOPPING)

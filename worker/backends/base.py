@@ -37,7 +37,8 @@ WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
 """The script that every job runs under."""
 
 STOPPING_FILE = "stopping"
-"""Control file that `stop` writes before it signals the job: the wrapper then starts no further program."""
+"""Control file that `stop` writes before it signals the job: the wrapper starts no further program, and a worker that
+adopts the job knows why it ends."""
 
 SIGNALLED_FILE = "signalled"
 """Control file that is written after it: without it, a worker that adopts the job asks it to end once more."""
