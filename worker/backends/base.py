@@ -41,7 +41,7 @@ STOPPING_FILE = "stopping"
 adopts the job knows why it ends."""
 
 SIGNALLED_FILE = "signalled"
-"""Control file that is written after it: without it, a worker that adopts the job asks it to end once more."""
+"""Control file that tells that the job was signalled: without it, a worker that adopts the job signals it once more."""
 
 RESERVED_FILES = ("started", "exit")
 """Control files that the wrapper overwrites in place, so that a full disk cannot prevent it."""
