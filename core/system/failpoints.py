@@ -25,6 +25,9 @@ FAILPOINTS: dict[str, str] = {
 }
 """All failpoints, and the state at each of them; a test kills the process at each."""
 
+ATTEMPT_FAILPOINTS = [name for name in FAILPOINTS if not name.startswith(("submit_", "stop_"))]
+"""Those that each attempt on the worker's own host passes, in order."""
+
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 

@@ -7,10 +7,10 @@ from support.deployment import wait_until
 from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import recorded_command
 
-from core.system.failpoints import FAILPOINTS, failpoint
+from core.system.failpoints import ATTEMPT_FAILPOINTS, FAILPOINTS, failpoint
 
 SUBMITTING = sorted(name for name in FAILPOINTS if name.startswith("submit_"))
-RUNNING = sorted(name for name in FAILPOINTS if not name.startswith(("submit_", "stop_")))
+RUNNING = sorted(ATTEMPT_FAILPOINTS)
 FROZEN = {"claimed", "launched", "running", "collected"}  # the others: make test-all
 assert set(RUNNING) >= FROZEN
 LINES = 300

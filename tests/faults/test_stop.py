@@ -9,11 +9,10 @@ from support.deployment import wait_until
 from support.faults.fault_report import FULL_RUN, FaultTrial, fault_trial, tries
 from support.faults.job_journal import gate_command, recorded_command
 
-from core.system.failpoints import FAILPOINTS
+from core.system.failpoints import ATTEMPT_FAILPOINTS
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
 
-POINTS = [name for name in FAILPOINTS if not name.startswith(("submit_", "stop_"))]
 # Where a job has come to its own end before the stop can reach it.
 OVER = {"exited", "finishing", "destroyed", "collected", "finished"}
 GRACE = 2
@@ -75,8 +74,8 @@ def test_a_stop_at_every_step_is_honoured(postgres_deployment):
     """The worker is frozen at the step, the stop is asked for, the worker goes on."""
     postgres_deployment.start_api()
     with fault_trial("F29", postgres_deployment, healthy=False) as one:
-        one.tries = len(POINTS)
-        for name in POINTS:
+        one.tries = len(ATTEMPT_FAILPOINTS)
+        for name in ATTEMPT_FAILPOINTS:
             worker = postgres_deployment.start_worker("one", GRADIENT_FAILPOINT=f"{name}:stop")
             own_end = name in OVER
             job_id = postgres_deployment.submit(

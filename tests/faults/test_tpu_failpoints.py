@@ -7,12 +7,12 @@ from support.deployment import Deployment, wait_until
 from support.faults.fault_report import FULL_RUN
 from support.google.tpu_vm_deployment import cloud_settings, nothing_left, vms
 
-from core.system.failpoints import FAILPOINTS
+from core.system.failpoints import ATTEMPT_FAILPOINTS
 from gradient_server.simulator.gcs.server import GcsSimulator
 
 BY_THE_RUNNER = {"created", "confirmed", "launched"}
 """Points of a backend that starts jobs on the worker's host."""
-BESIDE = [("grpc", name) for name in FAILPOINTS if not name.startswith(("submit_", "stop_"))]
+BESIDE = [("grpc", name) for name in ATTEMPT_FAILPOINTS]
 ON_VM = [("vm", name) for _, name in BESIDE if name not in BY_THE_RUNNER]
 SOME = [("grpc", "launched"), ("vm", "running"), ("vm", "destroyed")]
 LINES = 100
