@@ -1,16 +1,24 @@
-"""Log configuration: JSON or console lines, with job_id and attempt bound to every line of an attempt."""
+"""Log configuration: console or JSON lines, with the fields that a request or an attempt has bound in each of them."""
 
+import json
 import logging
 import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
 
-import structlog
+_COLORS = {
+    logging.DEBUG: "\033[2m",
+    logging.INFO: "\033[32m",
+    logging.WARNING: "\033[33m",
+    logging.ERROR: "\033[31m",
+    logging.CRITICAL: "\033[31m",
+}
+_RESET = "\033[0m"
+_RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What `logging` itself sets; the other attributes of a record are its `extra`."""
 
-_SHARED: list[structlog.types.Processor] = [
-    structlog.contextvars.merge_contextvars,
-    structlog.stdlib.add_log_level,
-    structlog.stdlib.add_logger_name,
-    structlog.processors.TimeStamper(fmt="iso", utc=True),
-]
+_bound: ContextVar[Mapping[str, object]] = ContextVar("bound_fields")
 
 
 def configure(log_format: str, level: str) -> None:
@@ -20,39 +28,65 @@ def configure(log_format: str, level: str) -> None:
         log_format: `console` for people, `json` for machines (in which no field can forge a line).
         level: debug, info, warning or error.
     """
-    renderer: structlog.types.Processor
-    if log_format == "json":
-        renderer = structlog.processors.JSONRenderer()
-        last: list[structlog.types.Processor] = [structlog.processors.format_exc_info, renderer]
-    else:
-        renderer = structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(),
-            pad_event_to=0,
-            # With `rich` installed, the default prints the local variables of every frame: keys and passwords leak,
-            # and each error takes seconds while the database is down.
-            exception_formatter=structlog.dev.plain_traceback,
-        )
-        last = [renderer]
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[*_SHARED, structlog.stdlib.ExtraAdder()],
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
-    )
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
+    handler.setFormatter(_JsonFormatter() if log_format == "json" else _ConsoleFormatter(colors=sys.stderr.isatty()))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
     for noisy in ("alembic", "uvicorn.access", "uvicorn.error", "multipart", "python_multipart"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    structlog.configure(
-        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
 
 
-def bind(**context: object) -> None:
-    """Add fields to every line that this thread logs from now on."""
-    structlog.contextvars.clear_contextvars()
-    structlog.contextvars.bind_contextvars(**context)
+def bind(**fields: object) -> None:
+    """Add these fields, and no others, to every line that this thread or task logs from now on."""
+    _bound.set(fields)
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object for each record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record's line."""
+        line = {
+            "timestamp": _timestamp(record),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            "logger": record.name,
+        } | _fields(record)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=repr)
+
+
+class _ConsoleFormatter(logging.Formatter):
+    """A line for people: time, level, event, logger, fields; the traceback of an error under it."""
+
+    def __init__(self, *, colors: bool) -> None:
+        super().__init__()
+        self._colors = colors
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record's line, or lines."""
+        level = f"{record.levelname.lower():8}"
+        if self._colors:
+            level = f"{_COLORS.get(record.levelno, '')}{level}{_RESET}"
+        fields = "".join([f" {name}={_shown(value)}" for name, value in _fields(record).items()])
+        line = f"{_timestamp(record)} [{level}] {record.getMessage()} [{record.name}]{fields}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _timestamp(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """Return the bound fields and those of the record itself."""
+    extra = {name: value for name, value in vars(record).items() if name not in _RECORD_ATTRIBUTES}
+    return {**_bound.get({}), **extra}
+
+
+def _shown(value: object) -> str:
+    """Return a value as one word, or quoted."""
+    if isinstance(value, str) and value.isprintable() and not {" ", "=", '"', "'"} & set(value):
+        return value
+    return repr(value)

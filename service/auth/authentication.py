@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated
 
-import structlog
 from fastapi import Depends, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
 from core.errors import AdministratorOnly, Unauthorized
+from core.monitoring.logging import bind
 from service.auth.session_cookie import session_token
 from service.deps import AppState, AppStateDep
 
@@ -80,7 +80,7 @@ def _use_client_request_id(connection: HTTPConnection) -> None:
     given = connection.headers.get("x-request-id", "")
     if _REQUEST_ID.match(given):
         connection.state.request_id = given
-        structlog.contextvars.bind_contextvars(request_id=given)
+        bind(request_id=given)
 
 
 Caller = Annotated[Principal, Depends(require_key)]

@@ -10,12 +10,12 @@ from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-import structlog
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.ids import new_id
+from core.monitoring.logging import bind
 from core.settings.api import ApiSettings
 from service.http.asgi_scope import route_pattern
 from service.http.errors import http_error_response, internal_error_response
@@ -52,7 +52,7 @@ class RequestContextMiddleware:
             return
         state = scope.setdefault("state", {})
         request_id = state["request_id"] = new_id("r")
-        structlog.contextvars.bind_contextvars(request_id=request_id)
+        bind(request_id=request_id)
         began = time.monotonic()
         status = 0
 
@@ -80,7 +80,7 @@ class RequestContextMiddleware:
             # Successful reads only at debug level: open pages poll every few seconds.
             quiet = scope["method"] in {"GET", "HEAD"} and status < HTTPStatus.BAD_REQUEST
             logger.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
-            structlog.contextvars.unbind_contextvars("request_id")
+            bind()
 
 
 def _job_fields(scope: Scope) -> dict[str, str]:
