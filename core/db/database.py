@@ -220,6 +220,21 @@ def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:
     return StoreUnavailable("The database does not answer right now. Try again in a moment.")
 
 
+def driver_error(dialect: Dialect, statement: str, error: Exception, *, lost: bool = False) -> Exception:
+    """Return the driver's error as SQLAlchemy raises it, without parameters.
+
+    Args:
+        dialect: The database's dialect.
+        statement: The statement that failed.
+        error: The driver's error.
+        lost: Whether the connection is lost.
+    """
+    base = dialect.loaded_dbapi.Error
+    return DBAPIError.instance(
+        statement, None, error, base, hide_parameters=True, connection_invalidated=lost, dialect=dialect
+    )
+
+
 def _with_driver(url: str) -> str:
     for plain in ("postgres://", "postgresql://"):
         if url.startswith(plain):
@@ -302,5 +317,9 @@ def _sqlite_connect_reading(connection: sqlite3.Connection, _record: object) -> 
 def _sqlite_begin(connection: Connection) -> None:
     # A transaction that reads first and writes later fails at once with "database is locked" if another one
     # wrote in between; with the write lock taken at BEGIN it waits instead.
-    write = connection.get_execution_options().get("gradient_write")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+    begin = "BEGIN IMMEDIATE" if connection.get_execution_options().get("gradient_write") else "BEGIN"
+    driver: Any = connection.connection.driver_connection
+    try:
+        driver.execute(begin)  # SQLAlchemy's own execution takes a third of an empty transaction
+    except sqlite3.Error as error:
+        raise driver_error(connection.dialect, begin, error) from error

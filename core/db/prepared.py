@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Dialect, Insert, Select, Update, false, literal
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
+
+from core.db.database import driver_error
 
 _Convert = Callable[[Any], Any]
 
@@ -94,15 +95,7 @@ class Prepared:
             lost = dialect.is_disconnect(error, proxied, cursor)
             if lost:
                 connection.invalidate(error)
-            raise DBAPIError.instance(
-                compiled.text,
-                None,
-                error,
-                dialect.loaded_dbapi.Error,
-                hide_parameters=True,
-                connection_invalidated=lost,
-                dialect=dialect,
-            ) from error
+            raise driver_error(dialect, compiled.text, error, lost=lost) from error
         finally:
             if cursor is not None:
                 cursor.close()

@@ -1,6 +1,7 @@
 """The database's failures, as the rest of the service sees them."""
 
-from contextlib import nullcontext
+import sqlite3
+from contextlib import closing, nullcontext
 
 import psycopg
 import pytest
@@ -35,6 +36,17 @@ def test_a_pool_without_a_free_connection_is_an_unavailable_store(sqlite_databas
 def test_a_server_that_became_read_only_is_an_unavailable_store(database):
     with pytest.raises(StoreUnavailable):
         run(database, "SET TRANSACTION READ ONLY; DELETE FROM outbox")
+
+
+def test_a_write_lock_that_another_process_keeps_is_an_unavailable_store(sqlite_database):
+    other = sqlite3.connect(sqlite_database.engine.url.database, isolation_level=None)
+    with closing(other):
+        other.execute("BEGIN IMMEDIATE")
+        with sqlite_database.read() as session:
+            session.connection().exec_driver_sql("PRAGMA busy_timeout=1")  # of the pool's only connection
+        with pytest.raises(StoreUnavailable), sqlite_database.write():
+            pytest.fail("two transactions write")
+    run(sqlite_database, "DELETE FROM outbox")
 
 
 def test_values_stay_out_of_errors(database):
