@@ -28,6 +28,7 @@ from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
 from service.deps import AppState
 from service.http import errors
 from service.http.body_limit import BodyLimitMiddleware
+from service.http.json_body import describe_bodies
 from service.http.middleware import OriginCheckMiddleware, RequestContextMiddleware
 from service.http.tracing import TracingMiddleware
 from service.log_stream.registry import StreamRegistry
@@ -150,10 +151,8 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     # First those that many clients wait for, in the order in which they are tried, and first built: /health at a start.
     app.router.routes.append(jobs.PlainSubmissionRoute())
     app.include_router(health.router, responses=errors.PUBLIC_RESPONSES)
-    _include(app, jobs)
     for module in ROUTE_MODULES:
-        if module is not jobs:
-            _include(app, module)
+        _include(app, module)
     app.include_router(client_wheel.router)
     original.include(app, main_routes=[route for module in ROUTE_MODULES for route in module.router.routes])
     app.add_middleware(OriginCheckMiddleware, settings=settings.api)
@@ -162,6 +161,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.add_middleware(TracingMiddleware, keys=app_state.keys)
     app.add_middleware(MetricsMiddleware, service_metrics=app_state.service_metrics)
     dashboard.mount(app)
+    describe_bodies(app)
     # The outermost middleware: the error pages are rendered from responses that are not compressed yet.
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=6, exclude_content_types=_NOT_COMPRESSED)
     return app

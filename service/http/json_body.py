@@ -3,19 +3,43 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fastapi import Request
+from fastapi import FastAPI, Request
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from service.auth.authentication import Caller
 from service.deps import AppStateDep
 from service.http.body_limit import allow_json
 from service.schemas.base import R, parse_request
 
+_SCHEMAS = "#/components/schemas/{model}"
+
+_body_models: set[type[BaseModel]] = set()
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Refer to the schema of a body in the OpenAPI document, where `describe_bodies` puts it."""
+    _body_models.add(model)
+    return {"$ref": _SCHEMAS.format(model=model.__name__)}
+
 
 def json_body_schema(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """Describe an operation's body, for `openapi_extra`."""
-    schema = model.model_json_schema()
-    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": body_schema(model)}}}}
+
+
+def describe_bodies(app: FastAPI) -> None:
+    """Add the schemas of all bodies to the application's OpenAPI document, built only when a client requests it."""
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schemas = describe()["components"]["schemas"]
+            _, built = models_json_schema([(model, "validation") for model in _body_models], ref_template=_SCHEMAS)
+            schemas.update(sorted(built["$defs"].items()))
+        return describe()
+
+    app.openapi = openapi  # type: ignore[method-assign] # FastAPI's own way to extend the document
 
 
 def parse_json_body(

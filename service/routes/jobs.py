@@ -23,7 +23,7 @@ from service.auth.job_ownership import require_owner
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_batch, allow_upload
 from service.http.errors import error_detail
-from service.http.json_body import json_body_schema, parse_json_body
+from service.http.json_body import body_schema, json_body_schema, parse_json_body
 from service.presenters import openapi_links
 from service.presenters.job_diff import job_diff
 from service.presenters.jobs import event_view, job_filter, job_view, job_views
@@ -78,7 +78,7 @@ _CLONE_RESPONSES: dict[int | str, dict[str, Any]] = {
 def submission_schema(model: type[SubmitJob]) -> dict[str, Any]:
     """Return the OpenAPI schema of a body that is JSON, or a form with an archive of the working directory."""
     content = {
-        "application/json": {"schema": model.model_json_schema()},
+        "application/json": {"schema": body_schema(model)},
         "multipart/form-data": {"schema": _FORM_SCHEMA},
     }
     return {"requestBody": {"required": True, "content": content}}

@@ -12,6 +12,7 @@ from core.storage.workspaces.manifest import MAX_MANIFEST_BYTES, Manifest
 from service.auth.authentication import Caller
 from service.deps import AppState, AppStateDep
 from service.http.body_limit import allow_upload
+from service.http.json_body import body_schema, json_body_schema
 from service.schemas.base import ErrorView
 from service.schemas.workspaces import MissingContents, WorkspaceView
 from service.submission.body import SubmissionBody, read_submission, run_with_upload_slot
@@ -31,7 +32,6 @@ _Base = Annotated[
         "workspaces do not count as stored"
     ),
 ]
-_MANIFEST_SCHEMA = Manifest.model_json_schema()
 _FORM_SCHEMA = {
     "type": "object",
     "required": [MANIFEST],
@@ -44,14 +44,11 @@ _FORM_SCHEMA = {
         },
     },
 }
-_JSON_BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": _MANIFEST_SCHEMA}}}
-}
 _FORM_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": _MANIFEST_SCHEMA},
+            "application/json": {"schema": body_schema(Manifest)},
             "multipart/form-data": {"schema": _FORM_SCHEMA},
         },
     }
@@ -97,7 +94,7 @@ def show_workspace(app_state: AppStateDep, sha256: str) -> WorkspaceView:
     return _present(stored)
 
 
-@router.post("/missing", openapi_extra=_JSON_BODY, responses={415: _RESPONSES[415]})
+@router.post("/missing", openapi_extra=json_body_schema(Manifest), responses={415: _RESPONSES[415]})
 async def find_missing_contents(
     app_state: AppStateDep, caller: Caller, body: _Body, base: _Base = None
 ) -> MissingContents:

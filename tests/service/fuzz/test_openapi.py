@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 WITHOUT_KEY = {"/original/artifact/{job_id}/{path}", "/original/users/login", "/original/apiTokens/createPublic"}
@@ -37,6 +38,12 @@ def test_every_operation_is_described_with_its_errors(app):
                 schema = operation["responses"][status]["content"]["application/json"]["schema"]
                 assert schema == {"$ref": "#/components/schemas/ErrorView"}, (method, path)
             assert ({"ApiKey": []} in operation.get("security", [])) == (path not in WITHOUT_KEY), (method, path)
+
+
+def test_every_schema_that_is_referred_to_is_in_the_document(app):
+    document = described(app)
+    used = set(re.findall(r'"\$ref": "([^"]*)"', json.dumps(document)))
+    assert used == {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
 
 
 def test_operation_ids_are_unique(app):
