@@ -17,19 +17,19 @@ class _Compiled(NamedTuple):
 
     Attributes:
         text: The statement as the driver runs it.
-        fill: Adds the statement's own values to the parameters of a caller.
+        own: Values that the statement has itself, as the driver takes them.
         positions: Names of the parameters in the driver's order; None: the driver takes them by name.
-        converts: Conversions for the driver, by parameter.
+        converts: Conversions of the other parameters for the driver.
     """
 
     text: str
-    fill: Callable[[Mapping[str, Any]], dict[str, Any]]
+    own: Mapping[str, Any]
     positions: list[str] | None
     converts: list[tuple[str, _Convert]]
 
     def driver_parameters(self, parameters: Mapping[str, Any]) -> Any:  # noqa: ANN401 - by position or by name
         """Return the values of all parameters as the driver takes them."""
-        values = self.fill(parameters)
+        values = {**self.own, **parameters}
         for name, convert in self.converts:
             values[name] = convert(values[name])
         return values if self.positions is None else tuple([values[name] for name in self.positions])
@@ -102,14 +102,14 @@ class Prepared:
 
     def _compile(self, dialect: Dialect) -> _Compiled:
         compiled: Any = self._statement.compile(dialect=dialect, column_keys=self._columns)
-        binds = ((name, one.type.dialect_impl(dialect)) for one, name in compiled.bind_names.items())
-        converts = ((name, impl.bind_processor(dialect)) for name, impl in binds)
-        return _Compiled(
-            compiled.string,
-            compiled.construct_params,
-            compiled.positiontup,
-            [(name, convert) for name, convert in converts if convert is not None],
-        )
+        own, converts = {}, []
+        for bind, name in compiled.bind_names.items():
+            convert = bind.type.dialect_impl(dialect).bind_processor(dialect)
+            if not bind.required:
+                own[name] = convert(bind.effective_value) if convert else bind.effective_value
+            elif convert is not None:
+                converts.append((name, convert))
+        return _Compiled(compiled.string, own, compiled.positiontup, converts)
 
     def _find_converts(self, dialect: Dialect, description: Sequence[Any]) -> list[tuple[int, _Convert]]:
         impls = (column.type.dialect_impl(dialect) for column in self._statement.exported_columns)
