@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -140,8 +140,10 @@ class Database:
         self.url = _with_driver(url)
         self.engine = _read_only_engine(self.url) if read_only else _engine(self.url, pool_size)
         # SQLite polls for its write lock with sleeps; within one process this lock orders the threads instead.
-        self._write_lock: AbstractContextManager[object] = threading.Lock() if self.is_sqlite else nullcontext()
+        self._write_lock = threading.Lock()
         self._writing_engine = self.engine.execution_options(gradient_write=True)
+        self._writer: Connection | None = None
+        self._closed = False
         self._reading_engine = (
             self.engine if self.is_sqlite else self.engine.execution_options(postgresql_readonly=True)
         )
@@ -176,11 +178,7 @@ class Database:
         """
         try:
             # The connection's transaction, which the session joins: one of the session's own takes twice as long.
-            with (
-                self._write_lock,
-                self._writing_engine.begin() as connection,
-                Session(connection, expire_on_commit=False) as session,
-            ):
+            with self._begin_writing() as connection, Session(connection, expire_on_commit=False) as session:
                 yield session
                 session.flush()
             callbacks: list[Callable[[], None]] = session.info.pop(_ON_COMMIT, [])
@@ -191,6 +189,29 @@ class Database:
                 callback()
             except Exception:  # the commit stands; a failed notification must not fail the request
                 logger.exception("on_commit_failed")
+
+    @contextmanager
+    def _begin_writing(self) -> Iterator[Connection]:
+        """Begin a transaction; on SQLite, of which one at a time may write, always on the same connection.
+
+        To get one from the pool and to return it takes longer than to begin and to commit there.
+        """
+        if not self.is_sqlite:
+            with self._writing_engine.begin() as connection:
+                yield connection
+            return
+        with self._write_lock:
+            connection, self._writer = self._writer or self._writing_engine.connect(), None
+            try:
+                with connection.begin():
+                    yield connection
+            except BaseException:
+                connection.close()
+                raise
+            if self._closed:
+                connection.close()
+            else:
+                self._writer = connection
 
     def ping(self) -> None:
         """Check that the database answers.
@@ -207,6 +228,11 @@ class Database:
     def close(self) -> None:
         """Close every connection; one that a thread still uses, or opens later, once it is returned."""
         event.listen(self.engine.pool, "checkin", _close_connection)
+        with self._write_lock:
+            self._closed = True
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
         self.engine.dispose()
 
 

@@ -1,6 +1,7 @@
 """The database's failures, as the rest of the service sees them."""
 
 import sqlite3
+import threading
 from contextlib import closing, nullcontext
 
 import psycopg
@@ -40,10 +41,9 @@ def test_a_server_that_became_read_only_is_an_unavailable_store(database):
 
 def test_a_write_lock_that_another_process_keeps_is_an_unavailable_store(sqlite_database):
     other = sqlite3.connect(sqlite_database.engine.url.database, isolation_level=None)
+    run(sqlite_database, "PRAGMA busy_timeout=1")  # of the connection that writes
     with closing(other):
         other.execute("BEGIN IMMEDIATE")
-        with sqlite_database.read() as session:
-            session.connection().exec_driver_sql("PRAGMA busy_timeout=1")  # of the pool's only connection
         with pytest.raises(StoreUnavailable), sqlite_database.write():
             pytest.fail("two transactions write")
     run(sqlite_database, "DELETE FROM outbox")
@@ -134,3 +134,22 @@ def test_a_connection_in_use_is_closed_after_its_database(database):
     with database.read() as session:
         later = session.connection().connection.driver_connection
     assert later.closed
+
+
+def test_a_connection_that_writes_to_sqlite_is_kept_until_an_error_or_the_end(sqlite_database):
+    def connection_of_a_write():
+        with sqlite_database.write() as session:
+            return session.connection().connection.driver_connection
+
+    first = connection_of_a_write()
+    assert connection_of_a_write() is first
+    with pytest.raises(JobNotFound), sqlite_database.write():
+        raise JobNotFound("none")
+    with sqlite_database.write() as session:
+        second = session.connection().connection.driver_connection
+        closing_it = threading.Thread(target=sqlite_database.close)
+        closing_it.start()
+    closing_it.join()
+    for used in (second, connection_of_a_write()):
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            used.execute("SELECT 1")
