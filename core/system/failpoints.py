@@ -6,6 +6,7 @@ without cleanup. `claimed:stop` freezes it instead (SIGSTOP), so that it wakes u
 
 import os
 import signal
+import threading
 
 FAILPOINTS: dict[str, str] = {
     "submit_before_commit": "the job is written but not committed",
@@ -40,4 +41,5 @@ def failpoint(name: str) -> None:
     FAILPOINTS[name]
     wanted, _, how = os.environ.get("GRADIENT_FAILPOINT", "").partition(":")
     if wanted == name:
-        os.kill(os.getpid(), _SIGNALS[how or "kill"])
+        # To this thread: a signal to the process may stop another thread first, and this one would run on meanwhile.
+        signal.pthread_kill(threading.get_ident(), _SIGNALS[how or "kill"])

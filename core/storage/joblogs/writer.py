@@ -1,16 +1,22 @@
 """The writing side of a job's log."""
 
+import fcntl
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from core.errors import GradientError, LeaseLost
+from core.errors import GradientError, LeaseLost, StoreUnavailable
 from core.storage.joblogs.index import BLOCK_BYTES, CONTINUED, FIXED, GROWING, RECORD_SIZE, Record, last_commit, pack
 
 DEFAULT_MAX_BYTES = 1 << 30
 _GROW_MS = 100
 _MANY_RECORDS = 100_000
 _TOKEN_BYTES = 16
+_LOCK_SECONDS = 10.0
+_LOCK_PAUSE_SECONDS = 0.02
 
 
 class LogWriter:
@@ -18,7 +24,13 @@ class LogWriter:
 
     Committed data survives the end of this process; to survive a power cut, call `sync` too.
 
-    Only the writer that was opened last can write: the next append of any other raises `LeaseLost`.
+    Only the writer that was opened last can write: the next append of any other raises `LeaseLost`. Each change is made
+    under a lock: a process that is frozen in the middle of one would go on with it when it wakes, so meanwhile the log
+    cannot be opened.
+
+    Raises:
+        LeaseLost: A later attempt has already written.
+        StoreUnavailable: Another process has been in the middle of a change for 10 s.
     """
 
     def __init__(self, directory: Path, attempt: int, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
@@ -31,8 +43,9 @@ class LogWriter:
         self._token_file = os.open(directory / "writer", flags, 0o600)
         self._token = os.urandom(_TOKEN_BYTES)
         try:
-            _write_at(self._token_file, self._token, 0)
-            self._recover()
+            with self._lock():
+                _write_at(self._token_file, self._token, 0)
+                self._recover()
         except BaseException:
             self.close(sync=False)
             raise
@@ -117,12 +130,35 @@ class LogWriter:
         os.ftruncate(self._raw, self._last.raw_end)
         if self._last.attempt != self._attempt and self._last.open_line:
             # The previous attempt ended in mid-line; this one starts on a new line.
-            self._commit(b"\n", self._last.at_ms, 0, FIXED)
+            self._write(b"\n", self._last.at_ms, 0, FIXED)
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        give_up = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(self._token_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > give_up:
+                    raise StoreUnavailable(
+                        "The job's log cannot be written: another worker was stopped in the middle of a write to it. "
+                        "It is tried again until that worker goes on or ends."
+                    ) from error
+            time.sleep(_LOCK_PAUSE_SECONDS)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._token_file, fcntl.LOCK_UN)
 
     def _commit(self, data: bytes, at_ms: int, source_end: int, flags: int) -> None:
-        # A worker that was frozen while another took its job over still has its old state.
-        if os.pread(self._token_file, _TOKEN_BYTES, 0) != self._token:
-            raise LeaseLost("another writer has opened this log")
+        with self._lock():
+            # A worker that was frozen while another took its job over still has its old state.
+            if os.pread(self._token_file, _TOKEN_BYTES, 0) != self._token:
+                raise LeaseLost("another writer has opened this log")
+            self._write(data, at_ms, source_end, flags)
+
+    def _write(self, data: bytes, at_ms: int, source_end: int, flags: int) -> None:
         _write_at(self._raw, data, self._last.raw_end)
         grows = flags == GROWING and self._extends_last(at_ms)
         slot = self._count - 1 if grows else self._count

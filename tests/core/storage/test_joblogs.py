@@ -409,20 +409,3 @@ def test_a_nudge_that_cannot_be_given_is_no_failure(tmp_path):
     (logs.directory("j1") / "changed").mkdir(parents=True)
     logs.notify_followers("j1")
     assert (logs.directory("j1") / "changed").is_dir()
-
-
-def test_only_the_writer_that_was_opened_last_can_write(tmp_path):
-    """A frozen worker wakes up after another one took its job over, and finds its source's beginning freed."""
-    logs = JobLogs(tmp_path)
-    source = b"".join(b"line %05d\n" % number for number in range(3000))
-    with logs.open_writer("j1", 1) as stale:
-        stale.append(source[:1100], 0)
-        with logs.open_writer("j1", 1) as writer:
-            while writer.position < len(source):
-                if writer.position == 22_000:
-                    with pytest.raises(LeaseLost):
-                        stale.append(bytes(20_000), 99_999)
-                writer.append(source[writer.position : writer.position + 550], writer.position * 10)
-    reader = logs.reader("j1")
-    assert reader.raw(0, len(source) + 1) == source
-    assert [line.message for line in reader.lines(0, 5000, final=True)] == source.decode().splitlines()
