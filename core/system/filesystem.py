@@ -1,5 +1,6 @@
 """Files and folders: atomic writes, removal of trees, free space, and GRADIENT_HOME closed to other users."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -13,6 +14,9 @@ from core.settings import Settings
 
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that open a folder, and refuse a link to one."""
+
+LINK_REFUSED = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP})
+"""Errors of a link where there are no hard links, or not between these two folders."""
 
 _MAX_DEPTH = 64
 _PRIVATE_FOLDERS = ("workspaces", "logs", "artifacts", "attempts", "workers")
@@ -55,11 +59,23 @@ def write_atomically(
         if replace:
             new.replace(path)
         else:
-            path.hardlink_to(new)
+            _rename_new(new, path)
     finally:
         new.unlink(missing_ok=True)
     if durable:
         sync_folder(path.parent)
+
+
+def _rename_new(new: Path, path: Path) -> None:
+    """Give a file its name, or raise FileExistsError; without hard links, another one can get the name in between."""
+    try:
+        path.hardlink_to(new)
+    except OSError as error:
+        if error.errno not in LINK_REFUSED:
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+        new.replace(path)
 
 
 def sync_folder(folder: Path) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
-from core.errors import LeaseLost, StoreUnavailable
+from core.errors import GradientError, LeaseLost, StoreUnavailable
 from core.jobs import job_notes, lifecycle, queries
 from core.jobs.guarded_updates import set_output_sizes
 from core.jobs.scheduling import claims
@@ -396,7 +396,7 @@ class AttemptRun:
     def _save_output(self) -> None:
         """Store the output so far: this host may be declared lost before the database is back."""
         if (self._scratch.control / "log").exists():
-            with suppress(OSError, LeaseLost), open_log_shipper(self._context, self.job, self._scratch) as log:
+            with suppress(OSError, GradientError), open_log_shipper(self._context, self.job, self._scratch) as log:
                 log.ship()
 
     def _find_applied(self, *, unsure: bool) -> Job | None:

@@ -14,6 +14,9 @@ logger = logging.getLogger(__name__)
 CONTACT_LOST_GRACE_SECONDS = 30.0
 """Longest grace period of a job on a cut-off host, in seconds; the settings leave room for it."""
 
+_PAUSED_SECONDS = 30.0
+"""Time between two checks after which this process, or its whole machine, was frozen meanwhile."""
+
 
 class SelfFence:
     """Checked repeatedly by a thread of its own: what blocks the worker's loop does not block it.
@@ -21,11 +24,13 @@ class SelfFence:
     Attempts without retries keep running; their record is updated when the database returns. A watched job is ended by
     its watch. A job whose attempt waits for the database, for example to record its start, has no watch and is ended
     here.
+
+    After a freeze, the database is asked first: another worker may hold the jobs by now, also on this host.
     """
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._last_contact_at = time.monotonic()
+        self._last_contact_at = self._checked_at = time.monotonic()
         self._kill_at: dict[str, float] = {}
 
     def record_contact(self, requested_at: float) -> None:
@@ -34,9 +39,13 @@ class SelfFence:
 
     def check(self, running: Iterable[tuple[Job, AttemptControl]]) -> None:
         """End the jobs that must be ended by now."""
-        if time.monotonic() - self._last_contact_at < self._context.settings.worker.self_fence_seconds:
+        now = time.monotonic()
+        frozen, self._checked_at = now - self._checked_at > _PAUSED_SECONDS, now
+        if now - self._last_contact_at < self._context.settings.worker.self_fence_seconds:
             self._kill_at.clear()
             return
+        if frozen:
+            return  # until the next check, a heartbeat is due
         repeatable = [(job, signals) for job, signals in running if job.max_attempts > 1]
         # Those with a watch first: ending the others waits for engines, and for the database.
         for job, signals in sorted(repeatable, key=lambda one: not one[1].monitored):

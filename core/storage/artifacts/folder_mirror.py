@@ -7,9 +7,10 @@ import errno
 import os
 import shutil
 import stat
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from core.storage.artifacts.paths import NOT_A_FOLDER, OPEN_FILE, open_beneath, opened_beneath, opened_folder
@@ -23,14 +24,17 @@ from core.storage.artifacts.scan import (
     scan,
     skip_outside_links,
 )
-from core.system.filesystem import OPEN_FOLDER, write_all
+from core.system.filesystem import LINK_REFUSED, OPEN_FOLDER, write_all
 
+MANIFEST = "manifest.jsonl"
+"""List of a closed attempt's files, in its directory."""
+INCOMING = "incoming"
+"""Start of the names of folders for files on their way in; one that is left belongs to a process that was killed."""
 _TEMPORARY = "new"
 _COPY_BLOCK = 1 << 20
 _FINAL_PASSES = 3
 # A copy may have missed a change that is this close to its end.
 _SETTLED_NS = 2_000_000_000
-_LINK_REFUSED = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 Stopped = Callable[[], bool]
@@ -140,12 +144,12 @@ class FolderMirror:
         if not self._link:
             return self._copy(source, name, path, seen)
         try:
-            os.link(name, _TEMPORARY, src_dir_fd=source, dst_dir_fd=self._incoming, follow_symlinks=False)
+            self._make_link(source, name)
         except FileNotFoundError:
             self.unsettled.append(path)
             return False
         except OSError as error:
-            if error.errno not in _LINK_REFUSED:
+            if error.errno not in LINK_REFUSED:
                 raise
             if old and old.size == seen.size and seen.ctime_ns + _SETTLED_NS < old.ctime_ns:
                 return False
@@ -156,6 +160,14 @@ class FolderMirror:
         os.unlink(_TEMPORARY, dir_fd=self._incoming)
         self.unsettled.append(path)
         return False
+
+    def _make_link(self, source: int, name: str) -> None:
+        link = partial(os.link, name, _TEMPORARY, src_dir_fd=source, dst_dir_fd=self._incoming, follow_symlinks=False)
+        try:
+            link()
+        except FileExistsError:  # another process had stored the last file meanwhile: to rename it did nothing
+            os.unlink(_TEMPORARY, dir_fd=self._incoming)
+            link()
 
     def _copy(self, source: int, name: str, path: str, seen: FileStat) -> bool:
         try:
@@ -221,20 +233,22 @@ def mirror_folder(
 
     Returns:
         The files in the store, and those left out.
+
+    Raises:
+        OSError: The store cannot be written, or the attempt was closed or its folder removed meanwhile.
     """
-    incoming = directory / "incoming"
-    with suppress(FileNotFoundError):
-        shutil.rmtree(incoming)  # left by a sync that was killed
     (directory / "files").mkdir(parents=True, exist_ok=True)
-    incoming.mkdir()
-    with opened_folder(directory / "files") as store, opened_folder(incoming) as arriving:
-        found = _mirror_until_stable(source, store, arriving, limits, final=final, stopped=stopped)
-    incoming.rmdir()
-    return found
+    # Of this process only: another one, that was frozen, may be about to remove its own.
+    incoming = Path(tempfile.mkdtemp(prefix=f"{INCOMING}.", dir=directory))
+    try:
+        with opened_folder(directory / "files") as store, opened_folder(incoming) as arriving:
+            return _mirror_until_stable(directory, source, store, arriving, limits, final=final, stopped=stopped)
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
 
 
 def _mirror_until_stable(
-    source: Path, store: int, incoming: int, limits: ArtifactLimits, *, final: bool, stopped: Stopped
+    directory: Path, source: Path, store: int, incoming: int, limits: ArtifactLimits, *, final: bool, stopped: Stopped
 ) -> tuple[FolderScan, SkipList]:
     try:
         origin = os.open(source, OPEN_FOLDER)
@@ -246,7 +260,7 @@ def _mirror_until_stable(
         return scan(store, SkipList()), skips
     try:
         for _ in range(_FINAL_PASSES if final else 1):
-            stored, skips, unsettled = _mirror_once(origin, store, incoming, limits, stopped)
+            stored, skips, unsettled = _mirror_once(directory, origin, store, incoming, limits, stopped)
             if not unsettled:
                 break
     finally:
@@ -258,11 +272,14 @@ def _mirror_until_stable(
 
 
 def _mirror_once(
-    source: int, store: int, incoming: int, limits: ArtifactLimits, stopped: Stopped
+    directory: Path, source: int, store: int, incoming: int, limits: ArtifactLimits, stopped: Stopped
 ) -> tuple[FolderScan, SkipList, list[str]]:
     skips = SkipList()
     stored = scan(store, SkipList())
     wanted = scan(source, skips, max_files=limits.max_files)
+    # To scan a removed folder finds no files, and is no error. Another worker removes it once it has the manifest.
+    if (directory / MANIFEST).exists() or not os.fstat(source).st_nlink:
+        raise OSError(errno.ESTALE, "the attempt was closed, or its folder removed, meanwhile")
     same_device = os.fstat(source).st_dev == os.fstat(store).st_dev
     skip_outside_links(wanted, stored if same_device else FolderScan(), skips)
     apply_hole_limit(wanted, source, limits.max_hole_bytes, skips)

@@ -48,14 +48,20 @@ class Manifest:
     skipped: tuple[Skipped, ...]
 
 
-def write_manifest(path: Path, manifest: Manifest, files: Iterable[ArtifactFile], *, durable: bool) -> None:
+def write_manifest(
+    path: Path, manifest: Manifest, files: Iterable[ArtifactFile], *, durable: bool, replace: bool = True
+) -> None:
     """Write a list atomically.
 
     Args:
-        path: The file to replace.
+        path: The file.
         manifest: Its header.
         files: The files, sorted by path.
         durable: Flush it to disk, so that it survives a power cut.
+        replace: Replace an existing list.
+
+    Raises:
+        FileExistsError: There is one, and `replace` is False.
     """
     header = {
         "format": _FORMAT,
@@ -66,7 +72,7 @@ def write_manifest(path: Path, manifest: Manifest, files: Iterable[ArtifactFile]
         "skipped": [skipped._asdict() for skipped in manifest.skipped],
     }
     lines = (_line(file._asdict()) for file in files)
-    write_atomically(path, chain([_line(header)], lines), durable=durable)
+    write_atomically(path, chain([_line(header)], lines), durable=durable, replace=replace)
 
 
 class ManifestReader:

@@ -1,12 +1,13 @@
 """Storage of job artifacts: synced while the job runs, closed with a manifest at its end.
 
 Layout of the directory store, below its root: `<first 3 of the id>/<job id>/<attempt>/` with `files/` (the
-mirror), `incoming/` (files on their way in), `listing.jsonl` (after each sync) and `manifest.jsonl` (written
+mirror), `incoming.…/` (files on their way in), `listing.jsonl` (after each sync) and `manifest.jsonl` (written
 once, last). On one file system the files are hard links to the job's own, not copies.
 """
 
 import fcntl
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 from core.ids import checked_job_id
-from core.storage.artifacts.folder_mirror import Stopped, mirror_folder, never
+from core.storage.artifacts.folder_mirror import INCOMING, MANIFEST, Stopped, mirror_folder, never
 from core.storage.artifacts.hashing import hash_files
 from core.storage.artifacts.manifests import ArtifactFile, ArtifactsState, Manifest, ManifestReader, write_manifest
 from core.storage.artifacts.paths import (
@@ -197,9 +198,12 @@ class DirectoryStore:
             return Manifest("complete", 0, 0, ())
         skips, files = _store(directory, source, lost, self._limits.capped(max_bytes), stopped)
         manifest = _summary("partial" if skips.lost else "complete", files, skips)
-        write_manifest(directory / "manifest.jsonl", manifest, files, durable=True)
+        with suppress(FileExistsError):  # written meanwhile by another worker: its files are removed by now
+            write_manifest(directory / MANIFEST, manifest, files, durable=True, replace=False)
         (directory / "listing.jsonl").unlink(missing_ok=True)
-        return manifest
+        for left in directory.glob(f"{INCOMING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        return self._manifest(job_id, attempt) or manifest
 
     def list(
         self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
@@ -279,12 +283,12 @@ class DirectoryStore:
             return 0
         with opened_folder(directory) as locked:
             fcntl.flock(locked, fcntl.LOCK_EX)  # of two concurrent deletions, neither may restore the other's entries
-            with ManifestReader(directory / "manifest.jsonl") as closed:
+            with ManifestReader(directory / MANIFEST) as closed:
                 files, before = list(closed.files()), closed.manifest
             kept = [one for one in files if not selected(one.path)]
             gone = [one.path for one in files if selected(one.path)]
             header = replace(before, files=len(kept), bytes=sum(one.size for one in kept))
-            write_manifest(directory / "manifest.jsonl", header, kept, durable=True)
+            write_manifest(directory / MANIFEST, header, kept, durable=True)
             with opened_folder(directory / "files") as root:
                 for path in gone:
                     self._unlink(root, path)
@@ -318,14 +322,14 @@ class DirectoryStore:
     def _files(self, job_id: str, attempt: int) -> ManifestReader | None:
         directory = self._directory(job_id, attempt)
         # `close` writes the manifest and then removes the listing: if both seem missing, the second try finds it.
-        for name in ("manifest.jsonl", "listing.jsonl", "manifest.jsonl"):
+        for name in (MANIFEST, "listing.jsonl", MANIFEST):
             with suppress(FileNotFoundError):
                 return ManifestReader(directory / name)
         return None
 
     def _manifest(self, job_id: str, attempt: int) -> Manifest | None:
         try:
-            with ManifestReader(self._directory(job_id, attempt) / "manifest.jsonl") as closed:
+            with ManifestReader(self._directory(job_id, attempt) / MANIFEST) as closed:
                 return closed.manifest
         except FileNotFoundError:
             return None

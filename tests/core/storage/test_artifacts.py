@@ -253,6 +253,7 @@ def test_left_overs_of_a_killed_sync_do_no_harm(store, source, tmp_path):
     write(source / "a", b"alpha")
     assert_true(store, store.close(JOB, 1, source))
     assert kept(store) == {"a": b"alpha"}
+    assert not (directory / "incoming").exists() or not isinstance(store, DirectoryStore)
 
 
 @pytest.mark.usefixtures("no_links")

@@ -8,6 +8,7 @@ from support.toy_backend import ToyBackend
 
 from core.errors import StoreUnavailable
 from core.settings import Settings
+from worker.attempt import self_fence
 from worker.attempt.control import AttemptControl
 from worker.attempt.self_fence import SelfFence
 from worker.backends.base import base_handle
@@ -63,6 +64,18 @@ def test_a_job_that_has_not_been_started_is_not_ended_once_it_is(tmp_path, job):
     signals = AttemptControl()
     check(tmp_path, [(job, signals)], [_Backend(None)])
     assert not signals.contact_lost
+
+
+def test_a_worker_that_was_frozen_asks_the_database_before_it_ends_a_job(tmp_path, job, monkeypatch):
+    clock, backend, signals = SimpleNamespace(at=0.0), _Backend(job), AttemptControl()
+    monkeypatch.setattr(self_fence, "time", SimpleNamespace(monotonic=lambda: clock.at))
+    fence = SelfFence(SimpleNamespace(settings=Settings(home=tmp_path), backend=lambda _: backend))
+    clock.at = 10_000.0
+    fence.check([(job, signals)])
+    assert backend.stopped == [], "another worker of this host may run it by now"
+    clock.at += 5
+    fence.check([(job, signals)])
+    assert backend.stopped == [(job.id, True)], "the database does not answer"
 
 
 def test_a_device_without_a_process_has_nothing_to_stop(tmp_path):

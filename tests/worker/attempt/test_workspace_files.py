@@ -144,3 +144,18 @@ def test_a_workspace_replaced_by_a_link_is_not_followed(attempt, tmp_path):
     assert [path for path, _ in skipped] == ["."]
     assert notes == ["No file of the working directory matches the output '**'."]
     assert attempt.kept == set()
+
+
+def test_a_worker_that_wakes_in_the_middle_of_a_copy_mixes_up_no_files(attempt, monkeypatch):
+    for name in ("a.pt", "b.pt"):
+        attempt.write(name, name)
+    copy = workspace_files.FolderMirror._write_copy
+
+    def freeze(mirror, reading, status):
+        copy(mirror, reading, status)
+        monkeypatch.setattr(workspace_files.FolderMirror, "_write_copy", copy)
+        attempt.collect("*.pt")  # by another worker, which has the job now
+
+    monkeypatch.setattr(workspace_files.FolderMirror, "_write_copy", freeze)
+    assert attempt.collect("*.pt") == ([], [])
+    assert {name: (attempt.artifacts / name).read_text() for name in attempt.kept} == {"a.pt": "a.pt", "b.pt": "b.pt"}

@@ -3,6 +3,7 @@
 import glob
 import json
 import shlex
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -87,19 +88,19 @@ class WorkspaceFiles:
     def _copy_files(
         self, wanted: FolderScan, artifacts: Path, limits: ArtifactLimits, skips: SkipList, stopped: Stopped
     ) -> None:
-        incoming = artifacts.with_name("outputs.new")
-        incoming.mkdir(exist_ok=True)
         try:
             with (
+                # Of this process only: a worker that was frozen may go on with a copy of its own.
+                tempfile.TemporaryDirectory(prefix="outputs.", dir=artifacts.parent) as incoming,
                 opened_folder(self._workspace) as source,
                 opened_folder(artifacts) as target,
-                opened_folder(incoming) as arriving,
+                opened_folder(Path(incoming)) as arriving,
             ):
                 apply_hole_limit(wanted, source, limits.max_hole_bytes, skips)
                 apply_size_limit(wanted, limits.max_bytes, skips)
                 mirror = FolderMirror(source, target, arriving, skips, stopped, link=False)
                 for path, seen in wanted.files.items():
-                    (incoming / "new").unlink(missing_ok=True)  # left by a copy that failed
+                    Path(incoming, "new").unlink(missing_ok=True)  # left by a copy that failed
                     try:
                         mirror.run(FolderScan(files={path: seen}), FolderScan())
                     except OSError as error:  # a full disk, or the job put something else in the way
