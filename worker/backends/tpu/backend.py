@@ -248,6 +248,8 @@ class TpuBackend(CloudBackend):
                 self._vm_client.destroy(entry.zone, handle["job_id"], handle["attempt"])
         with self._lock:
             self._ending.pop(handle["name"], None)
+        if self._resource_inventory.list_of_attempt(handle["job_id"], handle["attempt"] + 1):
+            return  # this host was frozen: the next attempt has the folders in the bucket now, and cleans them up
         # Last, since it may take long: the device is no longer billed.
         self._output_collector.complete(handle["job_id"], [entry.zone for entry in entries], self._artifacts(handle))
         missing = read_control(Path(handle["control"]), MISSING_FILE, MISSING_BYTES)

@@ -389,3 +389,15 @@ def test_what_should_be_gone_is_deleted_again_also_while_its_job_runs_elsewhere(
     assert place.backend.remove_orphans(lambda *_: True, no_job_ended) == 0
     assert simulator.cloud.nodes(first) == []
     assert len(simulator.cloud.remaining_resources()[0]) == 1, "the job's own stays"
+
+
+def test_a_host_that_was_frozen_leaves_the_next_attempt_its_folders_in_the_bucket(make_harness, monkeypatch):
+    place, completed = make_harness(), []
+    handle = place.launch(place.spec("true"))
+    place.wait(handle)
+    monkeypatch.setattr(place.backend._output_collector, "complete", lambda job_id, *_: completed.append(job_id))
+    place._resource_inventory.record_intent("node", "next", job_id=place.job_id, attempt=2)
+    place.backend.destroy(handle)
+    assert completed == []
+    place.backend.destroy(handle | {"attempt": 2})
+    assert completed == [place.job_id]
