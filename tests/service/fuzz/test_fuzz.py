@@ -33,12 +33,15 @@ LINKED.config.analysis.constants.enabled = False
 LINKED.config.generation.with_security_parameters = False
 LINKED.config.generation.update(modes=[schemathesis.GenerationMode.POSITIVE])
 OPEN = {"GET /health", "GET /readiness"}
+EACH_BY_ITSELF = {"POST /jobs:batch"}
+"""Operations that answer 200 with a refusal for each part of the body that is wrong."""
 
 
 @API.parametrize()
 @fuzz_settings(5)
 def test_every_answer_is_as_described(case, fuzz_target):
-    case.validate_response(fuzz_target.call(case), checks=[*CHECKS, negative_data_rejection])
+    checks = CHECKS if case.operation.label in EACH_BY_ITSELF else [*CHECKS, negative_data_rejection]
+    case.validate_response(fuzz_target.call(case), checks=checks)
 
 
 @WITHOUT_KEY.parametrize()
