@@ -189,8 +189,9 @@ def test_git_reaches_no_such_address_by_a_name(fetch, answering, monkeypatch):
 
 def test_a_name_that_changes_its_address_leads_nowhere_else(fetch, answering, served, monkeypatch):
     """DNS rebinding: the first answer may be connected to, every later one is the victim's."""
-    port = int(served({"main.py": "pass\n"}, at="127.0.0.2").rpartition("/")[0].rpartition(":")[2])
-    _, requests = answering(respond(200), port=port)
+    address, requests = answering(respond(200))
+    port = int(address.rpartition(":")[2])  # other tests use ports of the first address only
+    served({"main.py": "pass\n"}, at="127.0.0.2", port=port)
     monkeypatch.setattr(egress.socket, "getaddrinfo", fake_resolver("127.0.0.2", "127.0.0.1"))
     folder = fetch(f"http://innocent.example:{port}/repo.git", allowed=["127.0.0.2"])
     assert (folder / "main.py").is_file()
