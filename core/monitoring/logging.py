@@ -16,7 +16,7 @@ _COLORS = {
 }
 _RESET = "\033[0m"
 _RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What `logging` itself sets; the other attributes of a record are its `extra`."""
+"""Attributes that `logging` itself sets; the others of a record are its `extra`."""
 
 _bound: ContextVar[Mapping[str, object]] = ContextVar("bound_fields")
 

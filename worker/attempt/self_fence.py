@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 CONTACT_LOST_GRACE_SECONDS = 30.0
 """Longest grace period of a job on a cut-off host, in seconds; the settings leave room for it."""
 
-_PAUSED_SECONDS = 30.0
+_FROZEN_SECONDS = 30.0
 """Time between two checks after which this process, or its whole machine, was frozen meanwhile."""
 
 
@@ -40,7 +40,7 @@ class SelfFence:
     def check(self, running: Iterable[tuple[Job, AttemptControl]]) -> None:
         """End the jobs that must be ended by now."""
         now = time.monotonic()
-        frozen, self._checked_at = now - self._checked_at > _PAUSED_SECONDS, now
+        frozen, self._checked_at = now - self._checked_at > _FROZEN_SECONDS, now
         if now - self._last_contact_at < self._context.settings.worker.self_fence_seconds:
             self._kill_at.clear()
             return

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from core.storage.artifacts.manifests import MANIFEST
 from core.storage.artifacts.paths import NOT_A_FOLDER, OPEN_FILE, open_beneath, opened_beneath, opened_folder
 from core.storage.artifacts.scan import (
     ArtifactLimits,
@@ -26,8 +27,6 @@ from core.storage.artifacts.scan import (
 )
 from core.system.filesystem import LINK_REFUSED, OPEN_FOLDER, write_all
 
-MANIFEST = "manifest.jsonl"
-"""List of a closed attempt's files, in its directory."""
 INCOMING = "incoming"
 """Start of the names of folders for files on their way in; one that is left belongs to a process that was killed."""
 _TEMPORARY = "new"

@@ -15,6 +15,9 @@ from typing import BinaryIO, Literal, NamedTuple, Self
 from core.storage.artifacts.scan import Skipped
 from core.system.filesystem import write_atomically
 
+MANIFEST, LISTING = "manifest.jsonl", "listing.jsonl"
+"""Names of the lists of an attempt that is closed, and of one that is not."""
+
 ArtifactsState = Literal["none", "partial", "complete"]
 
 _FORMAT = "gradient-artifacts"

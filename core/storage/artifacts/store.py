@@ -16,9 +16,17 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 from core.ids import checked_job_id
-from core.storage.artifacts.folder_mirror import INCOMING, MANIFEST, Stopped, mirror_folder, never
+from core.storage.artifacts.folder_mirror import INCOMING, Stopped, mirror_folder, never
 from core.storage.artifacts.hashing import hash_files
-from core.storage.artifacts.manifests import ArtifactFile, ArtifactsState, Manifest, ManifestReader, write_manifest
+from core.storage.artifacts.manifests import (
+    LISTING,
+    MANIFEST,
+    ArtifactFile,
+    ArtifactsState,
+    Manifest,
+    ManifestReader,
+    write_manifest,
+)
 from core.storage.artifacts.paths import (
     NOT_A_FOLDER,
     OPEN_FILE,
@@ -162,7 +170,7 @@ class DirectoryStore:
             for path, seen in stored.files.items()
         )
         listing = _summary("partial", files, skips)
-        write_manifest(directory / "listing.jsonl", listing, files, durable=False)
+        write_manifest(directory / LISTING, listing, files, durable=False)
         return SyncResult(listing.files, listing.bytes, listing.skipped)
 
     def close(
@@ -200,7 +208,7 @@ class DirectoryStore:
         manifest = _summary("partial" if skips.lost else "complete", files, skips)
         with suppress(FileExistsError):  # written meanwhile by another worker: its files are removed by now
             write_manifest(directory / MANIFEST, manifest, files, durable=True, replace=False)
-        (directory / "listing.jsonl").unlink(missing_ok=True)
+        (directory / LISTING).unlink(missing_ok=True)
         for left in directory.glob(f"{INCOMING}*"):
             shutil.rmtree(left, ignore_errors=True)
         return self._manifest(job_id, attempt) or manifest
@@ -322,7 +330,7 @@ class DirectoryStore:
     def _files(self, job_id: str, attempt: int) -> ManifestReader | None:
         directory = self._directory(job_id, attempt)
         # `close` writes the manifest and then removes the listing: if both seem missing, the second try finds it.
-        for name in (MANIFEST, "listing.jsonl", MANIFEST):
+        for name in (MANIFEST, LISTING, MANIFEST):
             with suppress(FileNotFoundError):
                 return ManifestReader(directory / name)
         return None

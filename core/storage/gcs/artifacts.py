@@ -20,12 +20,12 @@ from google.cloud import storage
 from core.ids import checked_job_id
 from core.settings import Settings
 from core.storage.artifacts.folder_mirror import Stopped, never
-from core.storage.artifacts.manifests import ArtifactFile, ManifestReader, write_manifest
+from core.storage.artifacts.manifests import LISTING, MANIFEST, ArtifactFile, ManifestReader, write_manifest
 from core.storage.artifacts.paths import not_found, parse_public_path
 from core.storage.artifacts.scan import Skipped
 from core.storage.artifacts.store import ArtifactPage, DirectoryStore, Manifest, OpenArtifact, SyncResult, read_page
 from core.storage.gcs.client import open_client, translate_errors
-from core.storage.gcs.manifest_cache import LISTING, MANIFEST, ManifestCache
+from core.storage.gcs.manifest_cache import ManifestCache
 from core.storage.gcs.signed_urls import signed_url
 from core.storage.gcs.transfer import RemoteFile
 from core.storage.gcs.uploader import Uploader, object_name, remove_all

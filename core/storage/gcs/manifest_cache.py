@@ -10,10 +10,9 @@ from typing import IO
 from google.api_core.exceptions import NotFound, PreconditionFailed
 from google.cloud import storage
 
-from core.storage.artifacts.manifests import ManifestReader
+from core.storage.artifacts.manifests import LISTING, MANIFEST, ManifestReader
 from core.storage.gcs.client import translate_errors
 
-MANIFEST, LISTING = "manifest.jsonl", "listing.jsonl"
 _MAX_COPIES = 200
 _TRIES = 3
 
