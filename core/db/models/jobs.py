@@ -59,7 +59,10 @@ class Project(Base):
     max_stored_mb: Mapped[int | None]
     """MiB of logs and artifacts kept at most; 0: no limit; None: as in the service's settings."""
     last_claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Time of its last claim: among projects with equally many running jobs, the longest unserved is next."""
+    """Time of its last claim: among projects with equally many running jobs, the longest unserved is next.
+
+    No two projects have the same time, even if they are served within one tick of the clock.
+    """
     keep_logs_days: Mapped[int | None]
     """Days that logs are kept after the end of a job; 0: forever; None: as in the service's settings."""
     keep_artifacts_days: Mapped[int | None]

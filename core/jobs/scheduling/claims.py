@@ -5,6 +5,7 @@ consider the same job. A claim takes a few milliseconds, an attempt seconds at l
 """
 
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -48,7 +49,11 @@ _HOST_USAGE = Prepared(
 )
 _GPUS = select(GpuAllocation.gpu).where(GpuAllocation.host == bindparam("on_host"))
 _PROJECTS = Base.metadata.tables[Project.__tablename__]
-_MARK_SERVED = Prepared(update(_PROJECTS).where(_PROJECTS.c.id == bindparam("served")).values(last_claimed_at=now()))
+_LATEST_CLAIM = Prepared(select(func.max(_PROJECTS.c.last_claimed_at)))
+_SET_CLAIMED = Prepared(
+    update(_PROJECTS).where(_PROJECTS.c.id == bindparam("project")).values(last_claimed_at=bindparam("claimed_at"))
+)
+_TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +151,15 @@ def _record_claim(session: Session, job: Job, offer: WorkerOffer, free: _FreeCap
         of_job = {"host": offer.host, "job_id": job.id, "attempt": job.attempt}
         session.execute(_INSERT_GPU_ALLOCATION, [of_job | {"gpu": gpu} for gpu in free.gpus[: job.gpus]])
     port_allocations.allocate_ports(session, job, offer.host, offer.ports, free.allocated_ports)
-    _MARK_SERVED.execute(session, {"served": job.project_id})
+    _set_claimed(session, job)
     add_event(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=offer.worker)
+
+
+def _set_claimed(session: Session, job: Job) -> None:
+    """Set the time of the project's last claim: after every other project's, also within one tick of the clock."""
+    ((latest,),) = _LATEST_CLAIM.rows(session, {})
+    claimed_at = job.claimed_at if latest is None else max(job.claimed_at, latest + _TICK)
+    _SET_CLAIMED.execute(session, {"project": job.project_id, "claimed_at": claimed_at})
 
 
 def _free_capacity(session: Session, offer: WorkerOffer) -> _FreeCapacity:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import select, update
 
-from core.db.database import Database
+from core.db.database import Database, now
 from core.db.models.jobs import GpuAllocation, Job, Project
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle
@@ -64,6 +64,21 @@ def test_projects_take_turns_at_a_single_machine(database, submit):
         job = take(database)
         order.append(job.id)
         end(database, job)
+    assert order == [job for pair in zip(many, few, strict=True) for job in pair]
+
+
+def test_projects_take_turns_while_the_clock_stands_still_or_goes_back(database, submit):
+    many = [submit(project="many").id for _ in range(3)]
+    few = [submit(project="few").id for _ in range(3)]
+    order = []
+    for _ in range(6):
+        job = take(database)
+        order.append(job.id)
+        end(database, job)
+        if len(order) == 1:
+            ahead = now(3600)  # the clock goes back by an hour; all claims after it are before this time
+            with database.write() as session:
+                session.execute(update(Project).where(Project.id == job.project_id).values(last_claimed_at=ahead))
     assert order == [job for pair in zip(many, few, strict=True) for job in pair]
 
 
