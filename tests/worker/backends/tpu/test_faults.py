@@ -9,6 +9,7 @@ import pytest
 from support.deployment import wait_until
 from support.google.tpu_simulator import NO_RESOURCES, ZONES, expect_launch_error, no_job_ended
 
+from core.errors import LeaseLost
 from gradient_server.simulator.tpu.faults import HANG, TpuFault
 from gradient_server.simulator.tpu.state import DENIED, Health, NodeState
 from worker.backends.base import LaunchError
@@ -401,3 +402,20 @@ def test_a_host_that_was_frozen_leaves_the_next_attempt_its_folders_in_the_bucke
     assert completed == []
     place.backend.destroy(handle | {"attempt": 2})
     assert completed == [place.job_id]
+
+
+@WAYS
+def test_a_host_that_was_frozen_leaves_its_successor_the_device(make_harness, simulator, way):
+    """Frozen while it asks for the device; it resumes with an error, and another worker has the job by now."""
+    place, reports = make_harness(provisioning=way), []
+
+    def report(_, detail):
+        reports.append(detail)
+        if len(reports) == 2:
+            raise LeaseLost("another worker holds the job")
+
+    simulator.inject("*", TpuFault(grpc.StatusCode.INVALID_ARGUMENT, times=0))
+    with pytest.raises(LeaseLost):
+        place.backend.launch(place.spec("true"), lambda: None, report)
+    (entry,) = place._resource_inventory.list_of_attempt(place.job_id, 1)
+    assert not entry.over

@@ -7,6 +7,7 @@ import pytest
 from support.backend_harness import BackendHarness
 from support.google.tpu_simulator import ZONES, expect_launch_error, no_job_ended
 
+from core.errors import LeaseLost
 from gradient_server.simulator.tpu.faults import TpuFault
 from gradient_server.simulator.tpu.state import Health, NodeState
 from worker.backends.base import LaunchError
@@ -107,6 +108,22 @@ def test_a_started_job_keeps_its_node_while_the_api_is_away(with_pool, simulator
     again = place.new_instance().launch(spec, lambda: None, progress)
     assert waited_for[0].startswith("Google's TPU API does not answer")
     assert all(names == [again["device"]["name"]] for names in held)
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED])
+def test_a_host_that_was_frozen_leaves_its_successor_the_node(with_pool, simulator, code):
+    """Frozen while it checks the node; it resumes with an error, and another worker runs the job there by now."""
+    place = with_pool()
+    spec = place.spec("sleep 600", stop_grace=0)
+
+    def report(*_):
+        raise LeaseLost("another worker holds the job")
+
+    simulator.inject("GetNode", TpuFault(code, times=0))
+    with pytest.raises(LeaseLost):
+        place.backend.launch(spec, lambda: None, report)
+    (entry,) = place._resource_inventory.list_of_attempt(spec.job_id, 1)
+    assert not entry.over
 
 
 def test_many_jobs_at_once_never_share_a_node(with_pool, tmp_path):

@@ -272,6 +272,7 @@ class _ZoneSearch:
         self._report(f"{self._mode.label} {entry.name}: {since}")
 
     def _release(self, entry: ResourceEntry, why: str) -> None:
+        self._report_state(entry)  # only the job's holder may delete its device, also after the host was frozen
         try:
             self._deleter.remove(entry, why)
         except ApiError as error:  # the resource inventory still lists it: the teardown and the sweep try again
@@ -307,7 +308,7 @@ class _NodePool:
                 failures.clear()
                 recheck_at = time.monotonic() + _RECHECK_POLLS * self._settings.poll_seconds
             try:
-                device = self._reserve_first(spec, [name for name in names if name not in failures], failures)
+                device = self._reserve_first(spec, [name for name in names if name not in failures], failures, report)
                 retry_budget.record_answer()
                 waits_for = _describe_wait(failures, len(names))
             except ApiUnavailable as error:
@@ -320,7 +321,7 @@ class _NodePool:
             pause(self._settings.poll_seconds, spec.check)
 
     def _reserve_first(
-        self, spec: LaunchSpec, names: list[str], failures: dict[str, NodeFailure]
+        self, spec: LaunchSpec, names: list[str], failures: dict[str, NodeFailure], report: Report
     ) -> ReservedTpu | None:
         """Reserve the first of these nodes that is free and healthy; add the problems of others to `failures`."""
         held = [
@@ -336,18 +337,23 @@ class _NodePool:
                 continue  # another job has it
             try:
                 found = self._check_node(entry)
-            except ApiUnavailable:
+            except ApiUnavailable as error:
                 if name not in mine:  # else its job may run there
-                    self._resource_inventory.record_deletion(entry, gone=True)
+                    self._free(entry, str(error), report)
                 raise
             if isinstance(found, Node):
                 self._resource_inventory.update(entry, state=found.state, health=found.health)
                 price = self._spot_price if found.spot else None
                 self._resource_inventory.record_billing(entry, since=time.time(), price=price)  # its share of the pool
                 return ReservedTpu(entry, found)
-            self._resource_inventory.record_deletion(entry, gone=True, detail=found.detail)
+            self._free(entry, found.detail, report)
             failures[name] = found
         return None
+
+    def _free(self, entry: ResourceEntry, why: str, report: Report) -> None:
+        """Leave a node to other jobs; raises if another worker holds this job, which may run on the node."""
+        report(f"TPU {entry.name} of the pool is not used: {why}")
+        self._resource_inventory.record_deletion(entry, gone=True, detail=why)
 
     def _check_node(self, entry: ResourceEntry) -> Node | NodeFailure:
         try:
