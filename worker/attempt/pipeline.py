@@ -163,9 +163,8 @@ class AttemptRun:
         failpoint("prepared")
 
     def _fetch(self, folder: Path) -> str:
-        url = self.job.spec.workspace or ""
         login = LaunchSecrets(self._context.settings, self._context.database, self.job).git_login()
-        return self._context.fetcher.fetch(url, login, folder, self._check)
+        return self._context.fetcher.fetch(self.job.spec.workspace or "", login, folder, self._check)
 
     def _check(self) -> None:
         """Raise if the start must be aborted."""
@@ -316,7 +315,8 @@ class AttemptRun:
         )
 
     def _prepare_python(self, folder: Path) -> JobPython | None:
-        return prepare_python(self._context, self.job, self._scratch, folder, self._check, self._report_progress)
+        check, confirm, progress = self._check, self._confirm, self._report_progress
+        return prepare_python(self._context, self.job, self._scratch, folder, check, confirm, progress)
 
     def _working_dir(self) -> str | None:
         """Return the folder that the command starts in, as the job sees it; None if it is the workspace itself."""

@@ -29,6 +29,7 @@ def prepare_python(
     scratch: Scratch,
     folder: Path,
     check: Callable[[], None],
+    confirm: Callable[[], None],
     progress: Progress,
 ) -> JobPython | None:
     """Install the requirements of a job, unless they are here, and create its own virtual environment.
@@ -39,6 +40,7 @@ def prepare_python(
         scratch: Its attempt's folders, with its workspace.
         folder: The folder that its command starts in.
         check: Called periodically; raises if the start must be aborted.
+        confirm: Called before the virtual environment is created; raises if another worker holds the job now.
         progress: Called with what is being done.
 
     Returns:
@@ -50,9 +52,12 @@ def prepare_python(
     if context.backend(job.backend).capabilities.containers or read_control(scratch.control, "started") is not None:
         return None
     preparation = _Preparation(context, job, scratch, check, progress)
-    if job.image is not None:  # the default packages stand for it, and an image brings its requirements itself
-        return preparation.run(None)
-    return preparation.run(find_declared(preparation.reader, scratch.workspace, folder, job.spec.command))
+    declared = None
+    if job.image is None:  # else the default packages stand for it, and an image brings its requirements itself
+        declared = find_declared(preparation.reader, scratch.workspace, folder, job.spec.command)
+    shared = preparation.install_packages(declared)
+    confirm()  # another worker may have started the job, which uses the layer that would be replaced here
+    return create_layer(scratch.root, shared)
 
 
 class _Preparation:
@@ -67,15 +72,15 @@ class _Preparation:
         self._check = check
         self._progress = progress
 
-    def run(self, declared: Declared | None) -> JobPython:
+    def install_packages(self, declared: Declared | None) -> Path:
         python = self._find_python(declared)
         if declared is not None and declared.locked is not None:
             self._read_lock(declared, python)
         if declared is None or not self.reader.lines:
-            return create_layer(self._scratch.root, self._install_default(python))
+            return self._install_default(python)
         wanted = Wanted(python, tuple(self.reader.lines), tuple(self.reader.constraints))
         try:
-            return create_layer(self._scratch.root, self._install(wanted, declared.source))
+            return self._install(wanted, declared.source)
         except UvError as error:
             raise self._failed(error, declared.source) from error
 

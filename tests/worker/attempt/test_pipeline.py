@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from sqlalchemy import update
@@ -30,6 +31,7 @@ from worker.backends import process
 from worker.backends.base import read_control
 from worker.backends.process import ProcessBackend
 from worker.context import WorkerContext
+from worker.environments.prepare import _Preparation
 
 pytestmark = pytest.mark.integration
 
@@ -97,6 +99,22 @@ def test_a_job_that_has_ended_when_it_is_first_looked_at_needs_no_watch_of_its_f
     row = ended(host, job)
     assert (row.state, row.exit_code) == (JobState.FAILED, 3)
     assert output(host, job) == ["short"]
+
+
+def test_a_worker_that_was_frozen_leaves_its_successor_the_python_of_the_job(host, claim, monkeypatch):
+    job = claim("true")
+    installed = host.scratch(job.id, 1).root / "python" / "installed-by-the-job"
+
+    def freeze(*_):
+        with host.database.write() as session:  # another worker takes over
+            session.execute(update(Job).values(lease=Job.lease + 1))
+        installed.parent.mkdir()
+        installed.touch()
+        return Path(sys.prefix)
+
+    monkeypatch.setattr(_Preparation, "install_packages", freeze)
+    run_attempt(host, job, AttemptControl())
+    assert installed.exists()
 
 
 @pytest.mark.parametrize(("number", "reason"), [(errno.ENOSPC, "disk_full"), (errno.EIO, "launch_failed")])
