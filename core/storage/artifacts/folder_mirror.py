@@ -10,6 +10,7 @@ import stat
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +35,7 @@ _COPY_BLOCK = 1 << 20
 _FINAL_PASSES = 3
 # A copy may have missed a change that is this close to its end.
 _SETTLED_NS = 2_000_000_000
-
+_MICROSECOND_NS = 1_000  # not every file system stores a time to the nanosecond
 
 Stopped = Callable[[], bool]
 """Polled during long operations; True means stop."""
@@ -150,7 +151,7 @@ class FolderMirror:
         except OSError as error:
             if error.errno not in LINK_REFUSED:
                 raise
-            if old and old.size == seen.size and seen.ctime_ns + _SETTLED_NS < old.ctime_ns:
+            if old and _is_copy(old, seen):
                 return False
             return self._copy(source, name, path, seen)
         status = os.stat(_TEMPORARY, dir_fd=self._incoming, follow_symlinks=False)
@@ -214,6 +215,15 @@ class FolderMirror:
             os.close(copy)
 
 
+def _is_copy(old: FileStat, seen: FileStat) -> bool:
+    """Check whether a stored file is a copy of a file as it is now.
+
+    The time of the last change alone would not do: the two file systems' clocks differ, and clocks are set back.
+    """
+    same = old.size == seen.size and old.mtime_ns // _MICROSECOND_NS == seen.mtime_ns // _MICROSECOND_NS
+    return same and seen.ctime_ns + _SETTLED_NS < old.ctime_ns
+
+
 def _parts(path: str) -> list[str]:
     return path.split("/") if path else []
 
@@ -270,6 +280,15 @@ def _mirror_until_stable(
     return stored, skips
 
 
+def _linked_inodes(directory: Path, stored: FolderScan) -> list[int]:
+    """Return the inode of each link that syncs have made, also on its way in when its worker was killed or frozen."""
+    inodes = [seen.inode for seen in stored.files.values()]
+    for link in directory.glob(f"{INCOMING}*/{_TEMPORARY}"):
+        with suppress(FileNotFoundError):
+            inodes.append(link.lstat().st_ino)
+    return inodes
+
+
 def _mirror_once(
     directory: Path, source: int, store: int, incoming: int, limits: ArtifactLimits, stopped: Stopped
 ) -> tuple[FolderScan, SkipList, list[str]]:
@@ -280,7 +299,7 @@ def _mirror_once(
     if (directory / MANIFEST).exists() or not os.fstat(source).st_nlink:
         raise OSError(errno.ESTALE, "the attempt was closed, or its folder removed, meanwhile")
     same_device = os.fstat(source).st_dev == os.fstat(store).st_dev
-    skip_outside_links(wanted, stored if same_device else FolderScan(), skips)
+    skip_outside_links(wanted, _linked_inodes(directory, stored) if same_device else [], skips)
     apply_hole_limit(wanted, source, limits.max_hole_bytes, skips)
     apply_size_limit(wanted, limits.max_bytes, skips)
     mirror = FolderMirror(source, store, incoming, skips, stopped)

@@ -3,6 +3,7 @@
 import os
 import stat
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple, Self
@@ -126,16 +127,16 @@ def scan(
     return walk.found
 
 
-def skip_outside_links(found: FolderScan, linked: FolderScan, skips: SkipList) -> None:
+def skip_outside_links(found: FolderScan, linked: Iterable[int], skips: SkipList) -> None:
     """Remove files with a hard link elsewhere: their content need not be the job's own.
 
     Args:
         found: The job's folder; loses such files.
-        linked: The store's folder, whose hard links are expected; empty if it is on another file system.
+        linked: Inodes of the expected hard links: one for each that the store has made.
         skips: Gets the removed files.
     """
     names = Counter(seen.inode for seen in found.files.values() if seen.links > 1)
-    names.update(seen.inode for seen in linked.files.values() if seen.inode in names)
+    names.update(inode for inode in linked if inode in names)
     for path, seen in list(found.files.items()):
         if seen.links > 1 and seen.links > names[seen.inode]:
             del found.files[path]

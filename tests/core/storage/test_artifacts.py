@@ -130,6 +130,18 @@ def test_an_unchanged_copy_is_not_made_again(store, source, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_links")
+def test_a_changed_file_of_the_same_size_is_copied_where_clocks_differ(store, source, monkeypatch):
+    """The store's clock is ahead, or the job's was set back: the older copy seems to be younger than the change."""
+    write(source / "model.bin", b"old")
+    store.sync(JOB, 1, source)
+    monkeypatch.setattr(folder_mirror, "_SETTLED_NS", -(10**12))
+    write(source / "model.bin", b"new")
+    os.utime(source / "model.bin", (0, 1_600_000_000))
+    assert_true(store, store.close(JOB, 1, source))
+    assert kept(store) == {"model.bin": b"new"}
+
+
+@pytest.mark.usefixtures("no_links")
 def test_a_copy_keeps_the_time_of_the_file(store, source):
     write(source / "model.bin", b"x")
     os.utime(source / "model.bin", ns=(0, 1_600_000_000_123_456_789))
@@ -254,6 +266,18 @@ def test_left_overs_of_a_killed_sync_do_no_harm(store, source, tmp_path):
     assert_true(store, store.close(JOB, 1, source))
     assert kept(store) == {"a": b"alpha"}
     assert not (directory / "incoming").exists() or not isinstance(store, DirectoryStore)
+
+
+def test_a_file_that_a_killed_sync_had_just_linked_is_kept(directory, source, tmp_path):
+    write(source / "model.bin", b"old")
+    directory.sync(JOB, 1, source)
+    write(source / "other", b"new")
+    (source / "other").rename(source / "model.bin")
+    left = tmp_path / "store" / JOB[:3] / JOB / "1" / "incoming.killed"
+    left.mkdir()
+    os.link(source / "model.bin", left / "new")
+    assert_true(directory, directory.close(JOB, 1, source))
+    assert kept(directory) == {"model.bin": b"new"}
 
 
 @pytest.mark.usefixtures("no_links")
