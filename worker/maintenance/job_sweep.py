@@ -6,13 +6,14 @@ Each repair may run on any worker, any number of times.
 import logging
 import threading
 import time
+from datetime import datetime
 from functools import partial
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
 from core.db.database import now
 from core.db.models.jobs import Job
-from core.errors import LeaseLost
+from core.errors import LeaseLost, StoreUnavailable
 from core.jobs import lifecycle, metrics, queries
 from core.jobs.scheduling import port_allocations, repair_queries
 from core.jobs.states import OWNED, TERMINAL
@@ -53,6 +54,7 @@ class Sweep:
         self._lost_after = context.settings.worker.lost_after_seconds
         self._renotify_seconds = context.settings.worker.renotify_seconds
         self._lost_detection_at = time.monotonic() + self._lost_after
+        self._silent_since: dict[tuple[str, int, datetime | None], float] = {}
         self._prune_at = 0.0
 
     def defer_lost_detection(self) -> None:
@@ -113,15 +115,23 @@ class Sweep:
         )
 
     def _fail_lost_attempts(self) -> int:
-        """Fail attempts whose host sent no heartbeat for `lost_after_seconds`; they may be retried elsewhere."""
-        if time.monotonic() < self._lost_detection_at:
+        """Fail attempts whose host sent no heartbeat for `lost_after_seconds`; they may be retried elsewhere.
+
+        None came while two more were due, either: if the database's clock is set forward, every last one seems old.
+        """
+        current = time.monotonic()
+        if current < self._lost_detection_at:
             return 0
         lost = select(Job).where(
             Job.state.in_(OWNED), Job.heartbeat_at < now(-self._lost_after), Job.host != self._context.hostname
         )
         with self._context.database.read() as session:
-            jobs = list(session.scalars(lost))
-        return sum(self._fail_lost(job) for job in jobs)
+            jobs = {(job.id, job.lease, job.heartbeat_at): job for job in session.scalars(lost)}
+        self._silent_since = {silent: self._silent_since.get(silent, current) for silent in jobs}
+        due = 2 * self._context.settings.worker.heartbeat_seconds
+        return sum(
+            self._fail_lost(jobs[silent]) for silent, since in self._silent_since.items() if current - since >= due
+        )
 
     def _fail_lost(self, job: Job) -> bool:
         detail = f"{self._lost_after / 60:.0f} minutes"
@@ -194,19 +204,26 @@ class Sweep:
 
     def _remove_deleted_outputs(self) -> int:
         """Remove the logs, artifacts and metrics of deleted jobs; their rows stay."""
-        deleted = select(Job).where(
-            Job.deleted_at.is_not(None), Job.state.in_(TERMINAL), Job.artifacts_state != "removed"
-        )
+        left = or_(Job.logs_removed_at.is_(None), Job.artifacts_removed_at.is_(None))
+        deleted = select(Job).where(Job.deleted_at.is_not(None), Job.state.in_(TERMINAL), left)
         with self._context.database.read() as session:
             jobs = list(session.scalars(deleted))
-        for job in jobs:
+        count = sum(self._remove_outputs(job) for job in jobs)
+        if count:  # their archives follow
+            self._prune_at = min(self._prune_at, time.monotonic() + FREED_AFTER_SECONDS)
+        return count
+
+    def _remove_outputs(self, job: Job) -> bool:
+        """Remove all outputs of a deleted job; return False on failure, which must not prevent the other repairs."""
+        try:
             self._context.logs.remove(job.id)
             self._context.artifacts.remove(job.id)
-            metrics.remove(self._context.database, job.id)
-            self._context.write(partial(lifecycle.mark_outputs_removed, job_id=job.id))
-        if jobs:  # their archives follow
-            self._prune_at = min(self._prune_at, time.monotonic() + FREED_AFTER_SECONDS)
-        return len(jobs)
+        except (OSError, StoreUnavailable):  # as from a bucket that refuses to delete
+            logger.warning("outputs_not_removed", exc_info=True, extra=job.log_context())
+            return False
+        metrics.remove(self._context.database, job.id)
+        self._context.write(partial(lifecycle.mark_outputs_removed, job_id=job.id))
+        return True
 
     def _prune(self) -> int:
         """Delete expired logs, artifacts and archives, once an hour; return how many."""

@@ -1,24 +1,30 @@
 """The periodic repair, on a host without a supervisor."""
 
+from types import SimpleNamespace
+
 import pytest
 from sqlalchemy import delete, select, update
 
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, Job, LeaderLease, Outbox, RepairCount, Worker
+from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
 from core.settings import Settings
+from core.storage import retention
+from core.storage.retention import OutputKind
 from worker.attempt.scratch import Scratch, list_scratch_folders
 from worker.context import WorkerContext
+from worker.maintenance import job_sweep
 from worker.maintenance.job_sweep import HOST_LOST_SECONDS, Sweep
 
 
 @pytest.fixture
 def host(database, tmp_path):
     settings = Settings(home=tmp_path / "home")
-    settings.worker.lost_after_seconds = 0.0
+    settings.worker.lost_after_seconds = settings.worker.heartbeat_seconds = 0.0
     return WorkerContext.open(settings, database, worker_name="w1", hostname="here")
 
 
@@ -116,6 +122,24 @@ def test_nobody_is_given_up_just_after_the_start_or_an_outage(host, database, su
     assert sweep.run(set())["lost_jobs"] == 0
 
 
+def test_nobody_is_given_up_because_the_clock_was_set_forward(host, database, submit, monkeypatch):
+    """Then every last heartbeat seems old, and the next one comes as ever."""
+    job, current = claimed(database, submit, "there", silent=1000), [0.0]
+    monkeypatch.setattr(job_sweep, "time", SimpleNamespace(monotonic=lambda: current[0]))
+    host.settings.worker.heartbeat_seconds = 10.0
+    sweep = Sweep(host)
+    assert sweep.run(set())["lost_jobs"] == 0
+    with database.write() as session:
+        session.execute(update(Job).values(heartbeat_at=now(-999)))
+    current[0] = 30.0
+    assert sweep.run(set())["lost_jobs"] == 0
+    current[0] = 49.0
+    assert sweep.run(set())["lost_jobs"] == 0
+    current[0] = 50.0
+    assert sweep.run(set())["lost_jobs"] == 1, "none came since"
+    assert state(database, job) is JobState.QUEUED
+
+
 def test_scratch_of_ended_attempts_is_removed_and_of_unknown_jobs_kept(host, database, submit):
     alive = claimed(database, submit, "here")
     held = claimed(database, submit, "here")
@@ -155,6 +179,44 @@ def test_what_a_deleted_job_left_is_removed_and_its_record_stays(host, database,
     assert host.logs.reader(job.id).size == 0
     assert state(database, job) is JobState.CANCELLED
     assert Sweep(host).run(set())["deleted_jobs"] == 0
+
+
+@pytest.mark.parametrize("kind", OutputKind)
+def test_what_a_deleted_job_still_has_is_removed_if_a_part_was_removed_before(host, database, submit, kind):
+    job = submit()
+    with host.logs.open_writer(job.id, 1) as writer:
+        writer.append(b"hello\n", 0)
+    (tmp := host.scratch(job.id, 1).root).mkdir(parents=True)
+    (tmp / "model.bin").write_bytes(b"x")
+    host.artifacts.close(job.id, 1, tmp)
+    with database.write() as session:
+        lifecycle.request_stop(session, job.id)
+        retention.mark_expired(session, kind, [job.id], "on request", left=[job.id])
+        lifecycle.delete(session, job.id)
+    assert Sweep(host).run(set())["deleted_jobs"] == 1
+    assert host.logs.reader(job.id).size == 0
+    assert host.artifacts.list(job.id, 1).files == ()
+    assert Sweep(host).run(set())["deleted_jobs"] == 0
+
+
+def test_outputs_that_cannot_be_removed_hold_up_no_other_repair(host, database, submit, monkeypatch):
+    lost, jobs = claimed(database, submit, "gone", silent=1000), [submit() for _ in range(2)]
+    with database.write() as session:
+        for job in jobs:
+            lifecycle.delete(session, job.id)
+    remove = host.artifacts.remove
+
+    def refuse(job_id):
+        if job_id == jobs[0].id:
+            raise StoreUnavailable("Cloud Storage: removing failed: 403 the object is under a retention policy")
+        remove(job_id)
+
+    monkeypatch.setattr(host.artifacts, "remove", refuse)
+    swept = Sweep(host).run(set())
+    assert (swept["deleted_jobs"], swept["lost_jobs"]) == (1, 1)
+    assert state(database, lost) is JobState.QUEUED
+    monkeypatch.undo()
+    assert Sweep(host).run(set())["deleted_jobs"] == 1
 
 
 def test_scratch_is_kept_for_who_asks_for_it(host, database):
