@@ -9,13 +9,13 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import bindparam, or_, select, update
+from sqlalchemy import bindparam, func, or_, select, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.credentials import GitLogin
-from core.db.models.jobs import Job
+from core.db.models.jobs import Event, Job
 from core.db.prepared import Prepared
 from core.errors import JobNotFound
 from core.jobs.guarded_updates import (
@@ -302,7 +302,8 @@ def request_stop(session: Session, job_id: str, *, at_once: bool = False) -> Job
         raise JobNotFound(job_id)
     if job.state is JobState.QUEUED:
         return _cancel_queued(session, job)
-    repeated = job.stop_requested_at is not None and not _stops_collecting(job)
+    stops_collecting = job.state is JobState.FINISHING and not stop_follows_end(session, job)
+    repeated = job.stop_requested_at is not None and not stops_collecting
     if job.state not in OWNED or (repeated and not at_once):
         return job
     at = job.stop_requested_at if repeated else now()
@@ -312,10 +313,18 @@ def request_stop(session: Session, job_id: str, *, at_once: bool = False) -> Job
     return requested
 
 
-def _stops_collecting(job: Job) -> bool:
-    """Check whether a new stop request ends the collection of outputs: the earlier one only ended the command."""
-    before = job.stop_requested_at is not None and job.ended_at is not None and job.stop_requested_at < job.ended_at
-    return job.state is JobState.FINISHING and before
+def stop_follows_end(session: Session, job: Job) -> bool:
+    """Return whether a stop was requested after the attempt's command had ended.
+
+    By the order of the events, not by their times: a clock may be set back in between.
+    """
+    ended = select(func.max(Event.id)).where(
+        Event.job_id == job.id, Event.attempt == job.attempt, Event.kind == "ended"
+    )
+    stops = select(Event.id).where(
+        Event.job_id == job.id, Event.kind == STOP_REQUESTED, Event.id > ended.scalar_subquery()
+    )
+    return session.scalar(stops.limit(1)) is not None
 
 
 def _cancel_queued(session: Session, job: Job) -> Job:

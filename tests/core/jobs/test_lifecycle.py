@@ -197,6 +197,21 @@ def test_a_running_job_is_only_wished_to_stop(database, submit):
     assert move(database, lifecycle.request_stop, job.id).stop_requested_at == when
 
 
+def test_a_stop_ends_the_collection_only_if_it_was_made_after_the_end(database, submit):
+    """By the order of both, and not by their times: the clock was set back in between."""
+    submit()
+    job = move(database, lifecycle.mark_running, claim(database), HANDLE)
+    move(database, lifecycle.request_stop, job.id)
+    job = move(database, lifecycle.mark_finishing, job, "stopped_by_user", exit_code=0)
+    with database.write() as session:
+        session.execute(update(Job).values(ended_at=now(-3600)))
+    assert not move(database, lifecycle.stop_follows_end, job)
+    for _ in range(2):
+        move(database, lifecycle.request_stop, job.id)
+        assert move(database, lifecycle.stop_follows_end, job)
+    assert [kind for kind, _, _ in events(database, job)].count("stop_requested") == 2, "a repetition adds nothing"
+
+
 def test_stopping_an_unknown_job_says_so(database):
     with pytest.raises(JobNotFound, match="jobs list"):
         move(database, lifecycle.request_stop, "jnone")

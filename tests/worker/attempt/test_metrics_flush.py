@@ -1,10 +1,11 @@
 """Metrics of several running attempts, stored together."""
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from support.deployment import wait_until
 
-from core.db.models.metrics import Metric
+from core.db.models.jobs import Job
+from core.db.models.metrics import LastMetric, Metric
 from core.errors import StoreUnavailable
 from core.jobs.metrics import last_values
 from core.settings.limits import MetricSettings
@@ -66,6 +67,25 @@ def test_a_database_that_does_not_answer_is_tried_again(database, flush, queues,
     flush.request(queues[0])
     wait_until(lambda: stored(database) == 1, "the row")
     assert len(begun) == 3
+
+
+def test_a_worker_that_lost_the_job_changes_no_metric(database, flush, queues):
+    """It was frozen; its successor has stored newer values."""
+    lost, held = queues[:2]
+    for queue in (lost, held):
+        queue.add([row(queue, 0)])
+        queue.set_totals({"peak_cpu_percent": 1.0}, at_once=True)
+    with database.write() as session:
+        session.execute(update(Job).where(Job.id == lost.job.id).values(lease=Job.lease + 1))
+        session.add(LastMetric(job_id=lost.job.id, name="loss", value=0.1))
+    for queue in (lost, held):
+        flush.flush(queue)
+    with database.read() as session:
+        assert last_values(session, [lost.job.id, held.job.id]) == {
+            lost.job.id: {"loss": 0.1},
+            held.job.id: {"loss": 1.0},
+        }
+    assert stored(database) == 1
 
 
 def test_metrics_that_cannot_be_stored_keep_back_no_other_job_s(database, flush, queues, caplog):

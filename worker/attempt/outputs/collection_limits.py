@@ -5,7 +5,7 @@ import time
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
 from core.formatting import MIB
-from core.jobs import queries, storage_quota
+from core.jobs import lifecycle, queries, storage_quota
 from worker.context import WorkerContext
 
 _CHECK_SECONDS = 1.0
@@ -45,11 +45,7 @@ class CollectionLimits:
             self._check_at = time.monotonic() + _CHECK_SECONDS
             try:
                 with self._context.database.read() as session:
-                    row = queries.get_row(session, self._job.id)
+                    self._stopped = lifecycle.stop_follows_end(session, self._job)
             except StoreUnavailable:
                 return False
-            requested_at = None if row is None else row.stop_requested_at
-            self._stopped = (
-                requested_at is not None and self._job.ended_at is not None and requested_at >= self._job.ended_at
-            )
         return self._stopped

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from core.db.database import Database
@@ -183,6 +184,10 @@ class MetricsFlush(PeriodicTask):
 
 
 def _write(session: Session, batches: Sequence[tuple[MetricsQueue, _Batch]]) -> None:
+    """Store the batches of jobs that are still held: another worker has stored newer metrics of the others."""
+    leases = select(Job.id, Job.lease).where(Job.id.in_([queue.job.id for queue, _ in batches]))
+    held = {(row.id, row.lease) for row in session.execute(leases)}
+    batches = [(queue, batch) for queue, batch in batches if (queue.job.id, queue.job.lease) in held]
     metrics.add(session, [row for _, batch in batches for row in batch.rows])
     for queue, batch in batches:
         if batch.totals:
