@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import bindparam, func, or_, select, update
+from sqlalchemy import and_, bindparam, func, or_, select, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session
 
@@ -55,14 +55,14 @@ def adopt(
 ) -> list[Job]:
     """Take over jobs of this host whose worker is dead or silent: lease + 1, same state, same attempt.
 
-    Jobs of a worker of the same name are taken at once: a process locks its worker name, so the earlier holder
-    is dead. Others are taken only after `stale_seconds` without a heartbeat. Jobs that the caller holds (`held`)
-    are skipped.
+    Jobs of a worker of the same name are taken at once, also of a backend that is not enabled any more: a process
+    locks its worker name, so the earlier holder is dead. Others are taken only after `stale_seconds` without a
+    heartbeat, if their backend is one of `backends`. Jobs that the caller holds (`held`) are skipped.
     """
-    gone = or_(Job.worker == worker, Job.heartbeat_at < now(-stale_seconds))
+    left = and_(Job.backend.in_(backends), Job.heartbeat_at < now(-stale_seconds))
     statement = (
         update(Job)
-        .where(Job.host == host, Job.backend.in_(backends), Job.state.in_(OWNED), gone, Job.id.not_in(held))
+        .where(Job.host == host, Job.state.in_(OWNED), or_(Job.worker == worker, left), Job.id.not_in(held))
         .values(lease=Job.lease + 1, worker=worker, heartbeat_at=now())
     )
     jobs = returning_all(session, statement)

@@ -125,6 +125,15 @@ def test_a_worker_of_the_same_name_adopts_at_once(database, submit):
     assert (adopted.id, adopted.lease) == (job.id, 2)
 
 
+def test_a_worker_goes_on_with_its_jobs_of_a_backend_that_was_switched_off(database, submit):
+    submit()
+    job = claim(database)
+    silence(database, job, 120)
+    assert move(database, lifecycle.adopt, "w2", "h1", backends=["docker"], stale_seconds=60) == []
+    (adopted,) = move(database, lifecycle.adopt, "w1", "h1", backends=["docker"], stale_seconds=60)
+    assert (adopted.id, adopted.lease) == (job.id, 2)
+
+
 def test_higher_priority_goes_first_then_the_older(database, submit):
     low, high, high_later = submit(priority=10), submit(priority=90), submit(priority=90)
     assert [claim(database).id for _ in range(3)] == [high.id, high_later.id, low.id]
