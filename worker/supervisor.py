@@ -254,8 +254,8 @@ class Supervisor:
         thread = threading.Thread(
             target=self._run_attempt, args=(job, control, ended), name=f"job-{job.id}", daemon=True
         )
+        thread.start()  # if that fails, as with too many threads, the job is not held, and adopted later
         self._running[job.id] = _RunningAttempt(job, control, thread, ended)
-        thread.start()
 
     def _run_attempt(self, job: Job, control: AttemptControl, ended: threading.Event) -> None:
         bind(**job.log_context())

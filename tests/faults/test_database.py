@@ -131,7 +131,7 @@ def test_a_host_that_is_given_up_has_ended_what_runs_elsewhere_by_then(postgres_
 
 
 def test_a_job_is_ended_though_its_start_could_not_be_recorded(postgres_deployment, proxy):
-    """The database goes out of reach between the command's start and the record of it."""
+    """The database goes out of reach between the command's start and the record of it: others start the job again."""
     postgres_deployment.start_api()
     through = {
         "GRADIENT_DATABASE__URL": proxy.url(postgres_deployment.database_url),
@@ -139,9 +139,7 @@ def test_a_job_is_ended_though_its_start_could_not_be_recorded(postgres_deployme
     }
     cut_off = start_far(postgres_deployment, "one", "here", **through)
     with fault_trial("F15", postgres_deployment, seconds=300) as one:
-        job_id = postgres_deployment.submit(
-            recorded_command('say up; [ "$GRADIENT_ATTEMPT" -ge 2 ] || sleep 600'), maxAttempts=2
-        )
+        job_id = postgres_deployment.submit(recorded_command('say up; [ "$GRADIENT_ATTEMPT" -ge 2 ] || sleep 600'))
         wait_until(cut_off.frozen, "the worker to freeze")
         wait_until(postgres_deployment.running, "the command to run")
         proxy.shut()

@@ -109,6 +109,24 @@ def test_a_worker_that_cannot_claim_keeps_the_jobs_that_it_has(
     wait_until(lambda: heartbeat() > last, "a heartbeat of the first")
 
 
+def test_a_job_whose_thread_cannot_be_started_is_taken_up_later(host, submit, attempts, start, monkeypatch):
+    """As when a job has used up the threads that its host allows, for a moment."""
+    failed = []
+
+    def start_thread(thread, real=threading.Thread.start):
+        if thread.name.startswith("job-") and not failed:
+            failed.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_thread)
+    host.settings.worker.sweep_seconds = 0.05
+    job = submit()
+    start()
+    wait_until(lambda: job.id in attempts, "the job to be taken up")
+    assert failed == [f"job-{job.id}"]
+
+
 def test_cut_off_from_the_database_it_ends_what_others_will_start_again(host, submit, attempts, start, monkeypatch):
     once, again = submit(), submit(max_attempts=2)
     host.settings.worker.lost_after_seconds = 0.4

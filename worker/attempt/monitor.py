@@ -20,7 +20,7 @@ from worker.attempt.outputs.log_shipper import LogShipper, MetricsReader, Source
 from worker.attempt.outputs.metrics_flush import MetricsQueue
 from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
-from worker.attempt.self_fence import CONTACT_LOST_GRACE_SECONDS
+from worker.attempt.self_fence import CONTACT_LOST_FILE, CONTACT_LOST_GRACE_SECONDS
 from worker.attempt.usage import UsageSampler, UsageTotals
 from worker.backends.base import (
     SIGNALLED_FILE,
@@ -216,7 +216,9 @@ class JobMonitor:
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None
         # An earlier worker may have asked the job to end; its grace period starts again.
-        self._ending = self._requested_end() if read_control(self._control, STOPPING_FILE) is not None else None
+        stopping = read_control(self._control, STOPPING_FILE) is not None
+        self._contact_lost = stopping and read_control(self._control, CONTACT_LOST_FILE) is not None
+        self._ending = self._requested_end() if stopping else None
         self._signalled = self._ending is not None and read_control(self._control, SIGNALLED_FILE) is not None
         self._kill_at = time.monotonic() + self._grace
         self._interval = max(_MIN_SAMPLE_SECONDS, context.settings.worker.sample_seconds)
@@ -292,7 +294,7 @@ class JobMonitor:
         """Return the reason to end the job now; None if it may keep running."""
         if self._requests.stop_requested:
             return Exit(None, "stopped_by_user")
-        if self._requests.contact_lost:
+        if self._requests.contact_lost or self._contact_lost:
             return Exit(None, "lost_contact", f"{self._context.settings.worker.self_fence_seconds / 60:.0f} minutes")
         if self._quota.over is not None:
             return Exit(None, "disk_quota", self._quota.over)

@@ -4,8 +4,9 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from types import MappingProxyType
@@ -16,6 +17,11 @@ logger = logging.getLogger(__name__)
 
 _MAX_AT_ONCE = 64
 """Steps that run at once, such as long copies; further ones wait."""
+_THREAD_PAUSE_SECONDS = 1.0
+
+
+def _do_nothing() -> None:
+    """Do nothing."""
 
 
 class PeriodicTask(ABC):
@@ -76,8 +82,9 @@ class Schedule:
         with self._changed:
             heappush(self._waiting, (due, next(self._numbers), task))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="schedule", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="schedule", daemon=True)
+                thread.start()
+                self._thread = thread
             elif self._waiting[0][0] == due:
                 self._changed.notify()
 
@@ -94,10 +101,22 @@ class Schedule:
                 task = heappop(self._waiting)[2]
             if task.ended:  # most jobs end before their first step is due
                 continue
-            try:
-                self._pool.submit(self._run_step, task)
-            except RuntimeError:  # this process ends
+            if not self._submit(partial(self._run_step, task)):
                 return
+
+    def _submit(self, step: Callable[[], None]) -> bool:
+        """Run a step in the pool; return False if this process ends."""
+        while True:
+            try:
+                self._pool.submit(step)
+            except RuntimeError:
+                if not threading.main_thread().is_alive():
+                    return False
+                logger.warning("thread_not_started", exc_info=True)
+                time.sleep(_THREAD_PAUSE_SECONDS)
+                step = _do_nothing  # the step is queued already; only a thread to run it is missing
+            else:
+                return True
 
     def _run_step(self, task: PeriodicTask) -> None:
         try:

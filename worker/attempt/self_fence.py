@@ -6,13 +6,16 @@ from collections.abc import Iterable
 
 from core.db.models.jobs import Job
 from worker.attempt.control import AttemptControl
-from worker.backends.base import Backend, Handle
+from worker.backends.base import Backend, Handle, read_exit_code, write_control_file
 from worker.context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
 CONTACT_LOST_GRACE_SECONDS = 30.0
 """Longest grace period of a job on a cut-off host, in seconds; the settings leave room for it."""
+
+CONTACT_LOST_FILE = "contact_lost"
+"""Control file of a job that is ended here, for a worker that adopts it: its own exit code says nothing then."""
 
 _FROZEN_SECONDS = 30.0
 """Time between two checks after which this process, or its whole machine, was frozen meanwhile."""
@@ -21,9 +24,9 @@ _FROZEN_SECONDS = 30.0
 class SelfFence:
     """Checked repeatedly by a thread of its own: what blocks the worker's loop does not block it.
 
-    Attempts without retries keep running; their record is updated when the database returns. A watched job is ended by
-    its watch. A job whose attempt waits for the database, for example to record its start, has no watch and is ended
-    here.
+    Attempts without retries keep running; their record is updated when the database returns. One whose start is not
+    recorded yet is ended, too: for other workers it never began. A watched job is ended by its watch. A job whose
+    attempt waits for the database, for example to record its start, has no watch and is ended here.
 
     After a freeze, the database is asked first: another worker may hold the jobs by now, also on this host.
     """
@@ -46,17 +49,20 @@ class SelfFence:
             return
         if frozen:
             return  # until the next check, a heartbeat is due
-        repeatable = [(job, signals) for job, signals in running if job.max_attempts > 1]
+        repeatable = [(job, signals) for job, signals in running if _may_be_repeated(job, signals)]
         # Those with a watch first: ending the others waits for engines, and for the database.
         for job, signals in sorted(repeatable, key=lambda one: not one[1].monitored):
             ends = signals.monitored or self._end_job(job)
             if ends and not signals.contact_lost:
                 logger.error("job_cut_off", extra=job.log_context())
+                self._record_reason(job)
                 signals.report_contact_lost()
 
     def _end_job(self, job: Job) -> bool:
-        """End a job without a watch; return False if there is nothing to end, because it is not started yet."""
+        """End a job without a watch; return False if there is nothing to end: it is not started yet, or has ended."""
         found = False
+        if read_exit_code(self._context.scratch(job.id, job.attempt).control) is not None:
+            return False
         try:
             backend = self._context.backend(job.backend)
             for handle in backend.list_owned():
@@ -72,6 +78,16 @@ class SelfFence:
         now = time.monotonic()
         if job.id not in self._kill_at:
             self._kill_at[job.id] = now + min(job.spec.stop_grace, CONTACT_LOST_GRACE_SECONDS)
+            self._record_reason(job)
             backend.stop(handle, grace=True)
         elif now >= self._kill_at[job.id]:
             backend.stop(handle, grace=False)
+
+    def _record_reason(self, job: Job) -> None:
+        control = self._context.scratch(job.id, job.attempt).control
+        write_control_file(control, CONTACT_LOST_FILE, "the database was out of reach")
+
+
+def _may_be_repeated(job: Job, signals: AttemptControl) -> bool:
+    """Check whether another worker would start the job again, if it counts this host as lost."""
+    return job.max_attempts > 1 or (job.started_at is None and not signals.monitored)

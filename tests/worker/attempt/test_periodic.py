@@ -5,6 +5,7 @@ import threading
 import pytest
 from support.deployment import wait_until
 
+from worker.attempt import periodic
 from worker.attempt.periodic import PeriodicTask, Schedule
 
 
@@ -99,6 +100,29 @@ def test_a_step_that_fails_is_logged_and_ends_its_task_alone(submit, schedule, c
     wait_until(lambda: "periodic_step_failed" in caplog.text, "the message")
     assert _after_a_step(submit, schedule) == 1
     assert broken.count == 1
+
+
+def test_a_thread_that_cannot_be_started_delays_the_steps_alone(submit, schedule, monkeypatch):
+    """As when a job has used up the threads that its host allows, for a moment."""
+    failures = 2
+
+    def start(thread, real=threading.Thread.start):
+        nonlocal failures
+        if failures and thread.name.startswith(name):
+            failures -= 1
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(periodic, "_THREAD_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    name, task = "schedule", _Steps(submit(), 0.0)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="thread"):
+            task.start(schedule)
+    name, failures = "periodic", 2
+    assert _after_a_step(submit, schedule) == 1
+    assert _after_a_step(submit, schedule) == 1
+    task.end()
 
 
 def test_of_a_short_job_no_step_runs_and_no_thread_stays(submit, schedule):

@@ -27,6 +27,7 @@ from worker.attempt import pipeline as module
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.monitor import JobMonitor
 from worker.attempt.pipeline import AttemptRun, run_attempt
+from worker.attempt.self_fence import SelfFence
 from worker.backends import process
 from worker.backends.base import read_control
 from worker.backends.process import ProcessBackend
@@ -237,6 +238,25 @@ def test_a_job_that_was_cut_off_from_its_record_is_tried_again(host, claim, monk
     row = ended(host, job)
     assert (row.state, row.machine_faults) == (JobState.QUEUED, 1)
     assert (attempt.reason, attempt.exit_code) == ("lost_contact", 143)
+
+
+def test_a_worker_that_adopts_a_job_knows_that_it_was_cut_off(host, claim):
+    """It saved its work and exited with 0, because it was asked to end: it is not done."""
+    job = claim("trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done", max_attempts=2)
+    attempt = AttemptRun(host, job, AttemptControl())
+    attempt._start()
+    control = host.scratch(job.id, 1).control
+    wait_until(lambda: (control / "log").exists() and (control / "log").read_bytes(), "the output")
+    fence = SelfFence(host)
+    fence.record_contact(-1e6)
+    fence.check([(attempt.job, AttemptControl())])
+    wait_until(lambda: read_control(control, "exit"), "the end")
+    adopted = host.write(lambda session: lifecycle.adopt(session, "w1", "here", backends=["process"], stale_seconds=60))
+    run_attempt(host, adopted[0], AttemptControl())
+    with host.database.read() as session:
+        (row,) = queries.attempts(session, job.id)
+    assert (row.reason, row.exit_code) == ("lost_contact", 0)
+    assert ended(host, job).state is JobState.QUEUED
 
 
 def test_a_job_finds_its_gpus_in_its_environment(host, database, submit):

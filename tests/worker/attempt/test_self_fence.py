@@ -10,6 +10,7 @@ from core.errors import StoreUnavailable
 from core.settings import Settings
 from worker.attempt import self_fence
 from worker.attempt.control import AttemptControl
+from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import SelfFence
 from worker.backends.base import base_handle
 from worker.backends.tpu.backend import TpuBackend
@@ -40,11 +41,19 @@ def job(submit):
     return made
 
 
+def context(tmp_path, backend):
+    def scratch(job_id, attempt):
+        made = Scratch(tmp_path, job_id, attempt)
+        made.control.mkdir(parents=True, exist_ok=True)
+        return made
+
+    return SimpleNamespace(settings=Settings(home=tmp_path), backend=backend, scratch=scratch)
+
+
 def check(tmp_path, running, backends):
     """Check these jobs, each with its backend, on a worker that lost contact long ago."""
-    settings = Settings(home=tmp_path)
     by_name = {f"backend {number}": backend for number, backend in enumerate(backends)}
-    fence = SelfFence(SimpleNamespace(settings=settings, backend=by_name.__getitem__))
+    fence = SelfFence(context(tmp_path, by_name.__getitem__))
     fence.record_contact(-1e6)
     for (job, _), name in zip(running, by_name, strict=True):
         job.backend = name
@@ -60,6 +69,28 @@ def test_a_backend_that_needs_the_database_keeps_no_other_job_running(tmp_path, 
     assert all(one.contact_lost for one in signals), "the first may run, too"
 
 
+@pytest.mark.parametrize(("watched", "ended"), [(False, [True]), (True, [])])
+def test_a_job_without_retries_is_ended_if_nobody_knows_of_its_start(tmp_path, submit, watched, ended):
+    """For other workers it never began, so that they start it again."""
+    once = submit(max_attempts=1)
+    once.attempt = 1
+    signals, backend = AttemptControl(), _Backend(once)
+    if watched:
+        signals.set_watcher(SimpleNamespace(wake=lambda: None))
+    check(tmp_path, [(once, signals)], [backend])
+    assert [grace for _, grace in backend.stopped] == ended
+    assert signals.contact_lost == (not watched)
+
+
+def test_a_job_that_has_ended_keeps_its_own_end(tmp_path, job):
+    signals, backend = AttemptControl(), _Backend(job)
+    control = Scratch(tmp_path, job.id, 1).control
+    control.mkdir(parents=True)
+    (control / "exit").write_text("0\n")
+    check(tmp_path, [(job, signals)], [backend])
+    assert (backend.stopped, signals.contact_lost) == ([], False)
+
+
 def test_a_job_that_has_not_been_started_is_not_ended_once_it_is(tmp_path, job):
     signals = AttemptControl()
     check(tmp_path, [(job, signals)], [_Backend(None)])
@@ -69,7 +100,7 @@ def test_a_job_that_has_not_been_started_is_not_ended_once_it_is(tmp_path, job):
 def test_a_worker_that_was_frozen_asks_the_database_before_it_ends_a_job(tmp_path, job, monkeypatch):
     clock, backend, signals = SimpleNamespace(at=0.0), _Backend(job), AttemptControl()
     monkeypatch.setattr(self_fence, "time", SimpleNamespace(monotonic=lambda: clock.at))
-    fence = SelfFence(SimpleNamespace(settings=Settings(home=tmp_path), backend=lambda _: backend))
+    fence = SelfFence(context(tmp_path, lambda _: backend))
     clock.at = 10_000.0
     fence.check([(job, signals)])
     assert backend.stopped == [], "another worker of this host may run it by now"
