@@ -140,11 +140,11 @@ class _Builder:
 
     def _time(self, term: Term, value: str) -> ColumnElement[bool]:
         column = Job.created_at if term.field == "created" else Job.finished_at
-        if age := _AGE.fullmatch(value):
-            # `created<2d`: its age is below two days, so its time is after that moment.
-            moment = datetime.now(UTC) - timedelta(seconds=float(age[1]) * _UNITS[age[2].lower()])
-            return _compare(column, term.operator.translate(str.maketrans("<>", "><")), moment)
         try:
+            if age := _AGE.fullmatch(value):
+                # `created<2d`: its age is below two days, so its time is after that moment.
+                moment = datetime.now(UTC) - timedelta(seconds=float(age[1]) * _UNITS[age[2].lower()])
+                return _compare(column, term.operator.translate(str.maketrans("<>", "><")), moment)
             moment = datetime.fromisoformat(value)
             moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
             return _compare(column, term.operator, moment.astimezone(UTC))

@@ -35,13 +35,17 @@ class Params:
         self._query = query
         self._body = body
 
+    def is_empty(self, name: str) -> bool:
+        """Return whether the client sent a parameter with empty text."""
+        return bool(self._value(name) == "")
+
     def text(self, name: str) -> str | None:
         """Return a parameter as text.
 
         Raises:
             RequestValidationError: The value is a list or an object, or not valid Unicode.
         """
-        value = self._body[name] if name in self._body else self._query.get(name)
+        value = self._value(name)
         if value is None or value == "":
             return None
         if isinstance(value, bool):
@@ -104,6 +108,9 @@ class Params:
             return value
         text = self.text(name)
         return {} if text is None else parse_object(text.encode(), name)
+
+    def _value(self, name: str) -> Any:  # noqa: ANN401 - any JSON value
+        return self._body[name] if name in self._body else self._query.get(name)
 
     def _iter_texts(self, name: str) -> Iterator[str]:
         numbered = re.compile(rf"{re.escape(name)}(?:\[[0-9]*\])?\Z")

@@ -5,7 +5,8 @@ import re
 from core.storage.joblogs.reader import LogLine, LogReader
 
 _LAST_LINES = 100
-_PAGE_BYTES = 64 * 1024
+_LAST_BYTES = 1024**2
+_LINE_BYTES = 1024
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _ERROR = re.compile(r"(?:[\w.]*(?:Error|Exception|Interrupt)|error|fatal|panic)\b", re.IGNORECASE)
 
@@ -13,10 +14,12 @@ _ERROR = re.compile(r"(?:[\w.]*(?:Error|Exception|Interrupt)|error|fatal|panic)\
 def failure_line(reader: LogReader) -> LogLine | None:
     """Return the last line that begins with an error's name, such as that of a traceback, else the last with text.
 
-    Reads only the end of the log, which must be of an ended job. Colours are removed from the text.
+    Reads only the end of the log, which must be of an ended job. Colours are removed from the text, and a long line is
+    truncated.
     """
-    after = reader.tail(_LAST_LINES, final=True)
-    found = reader.lines(after, _LAST_LINES, final=True, max_page_bytes=_PAGE_BYTES)
+    newlines = reader.raw(reader.size - _LAST_BYTES, _LAST_BYTES).count(b"\n")
+    count = min(_LAST_LINES, max(1, newlines))
+    found = reader.lines(reader.tail(count, final=True), count, final=True, max_line_bytes=_LINE_BYTES)
     plain = [line._replace(message=_COLOURS.sub("", line.message).strip()) for line in found]
     spoken = [line for line in plain if line.message]
     errors = [line for line in spoken if _ERROR.match(line.message)]

@@ -118,6 +118,11 @@ class JobMetricsCache:
             notices.append(
                 f"Series have {points_per_series:,} points: a response has at most {MAX_POINTS:,}. Request one series."
             )
+        if columns.sampled:
+            notices.append(
+                f"Rows were left out at even intervals: a request reads about {self._settings.read_values:,} values "
+                "of each source (GRADIENT_METRICS__READ_VALUES). Request a range of steps or times."
+            )
         if columns.full:
             notices.append(f"A response has at most {MAX_SERIES:,} series: request one by name.")
         left_out = " ".join(notices) or None

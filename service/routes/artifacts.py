@@ -20,7 +20,7 @@ from service.deps import AppState, AppStateDep, ReadSession
 from service.http import file_responses
 from service.http.joined_files import joined_blocks
 from service.http.json_body import json_body_schema, parse_json_body
-from service.http.path_convertor import FILE
+from service.http.path_convertor import FILE, FilePath
 from service.http.zip_stream import zip_blocks
 from service.presenters import openapi_links
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
@@ -104,7 +104,7 @@ def read_artifact(
     session: ReadSession,
     app_state: AppStateDep,
     job_id: str,
-    path: str,
+    path: FilePath,
     inline: Annotated[bool, Query(description="display an image or text in the browser")] = False,  # noqa: FBT002 - a query parameter
     attempt: AttemptNumber = None,
 ) -> Response:
@@ -171,7 +171,10 @@ def read_zip(
     prefix: Annotated[str, Query(description="only files whose path begins with this, such as `model/`")] = "",
     path: Annotated[
         list[str] | None,
-        Query(max_length=_MAX_CHOSEN, description="only these files, and those in the folders that end with a slash"),
+        Query(
+            max_length=_MAX_CHOSEN,
+            description="only these files, by their exact paths, and folders, with a slash at the end",
+        ),
     ] = None,
     attempt: AttemptNumber = None,
 ) -> Response:
@@ -180,8 +183,10 @@ def read_zip(
     check_not_removed(session, job, OutputKind.ARTIFACTS)
     number = attempt or job.attempt
     chosen = frozenset(path or ())
-    for given in {prefix, *chosen} - {""}:
-        if not app_state.artifacts.list(job.id, number, prefix=given, limit=1).files:
+    for given in chosen | ({prefix} if prefix else set()):
+        first = app_state.artifacts.list(job.id, number, prefix=given, limit=1).files
+        # The list is sorted: a file of exactly this name comes before all others that begin with it.
+        if not first or (given in chosen and not given.endswith("/") and first[0].path != given):
             raise not_found(given)
     folders = tuple(one for one in chosen if one.endswith("/"))
 

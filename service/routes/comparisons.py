@@ -10,7 +10,7 @@ from service.auth.authentication import Caller
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters.comparisons import comparison_summary, comparison_view
-from service.routes.jobs import IdempotencyKey, SubmissionBodyDep, submission_schema
+from service.routes.jobs import IdempotencyKey, NoQuery, SubmissionBodyDep, submission_schema
 from service.schemas.base import ErrorView, parse_request
 from service.schemas.comparisons import CompareJobs, ComparisonsPage, ComparisonView, SubmitComparison
 from service.submission import compare
@@ -33,6 +33,7 @@ async def submit_comparison(
     caller: Caller,
     request_id: RequestId,
     body: SubmissionBodyDep,
+    _query: NoQuery,
     idempotency_key: IdempotencyKey = None,
 ) -> ComparisonView:
     """Submit one program to several machine types, as JSON or as a form with an archive in `workspace`."""

@@ -28,12 +28,12 @@ from service.presenters import openapi_links
 from service.presenters.job_diff import job_diff
 from service.presenters.jobs import event_view, job_filter, job_view, job_views
 from service.presenters.predictions import prediction_view
-from service.schemas.base import ErrorView, parse_request
+from service.schemas.base import ErrorView, QueryModel, parse_request
 from service.schemas.comparisons import JobDiff, PredictionView
 from service.schemas.events import Events
-from service.schemas.job_changes import ActionResult, ActionResults, ChangeTags, CloneJob, JobActions
+from service.schemas.job_changes import ActionResult, ActionResults, ChangeTags, CloneJob, CloneQuery, JobActions
 from service.schemas.job_list import ListJobs
-from service.schemas.jobs import BatchResults, DryRun, JobsPage, JobView, SubmitBatch, SubmitJob
+from service.schemas.jobs import BatchResults, DryRun, JobsPage, JobView, SubmissionQuery, SubmitBatch, SubmitJob
 from service.submission import batch, create
 from service.submission.body import SPEC, WORKSPACE, SubmissionBody, read_json, read_submission
 from service.submission.create import Submitted
@@ -45,6 +45,9 @@ IdempotencyKey = Annotated[
     str | None,
     Header(alias="Idempotency-Key", description="a repeated request with the same key returns the first job"),
 ]
+
+NoQuery = Annotated[QueryModel, Query()]
+"""No query parameters: a misspelt one, or one of another endpoint, is refused."""
 
 AtOnce = Annotated[
     bool, Query(alias="now", description="without the job's grace period, also for one that is stopping already")
@@ -121,11 +124,11 @@ async def submit_job(
     caller: Caller,
     request_id: RequestId,
     body: SubmissionBodyDep,
+    query: Annotated[SubmissionQuery, Query()],
     idempotency_key: IdempotencyKey = None,
-    dry_run: Annotated[bool, Query(alias="dryRun", description="only return the job that would be created")] = False,  # noqa: FBT002 - a query parameter
 ) -> JobView | DryRun:
     """Submit a job as JSON, or as a form with its JSON in `spec` and an archive in `workspace`."""
-    if dry_run:
+    if query.dry_run:
         response.status_code = 200
         return await run_in_threadpool(_dry_run, app_state, body)
     submitted = await _submit(app_state, RequestOrigin(caller.id, request_id, idempotency_key), body)
@@ -186,7 +189,11 @@ async def _read_batch(
 
 @router.post(":batch", openapi_extra=json_body_schema(SubmitBatch))
 def submit_batch(
-    app_state: AppStateDep, caller: Caller, request_id: RequestId, body: Annotated[bytes, Depends(_read_batch)]
+    app_state: AppStateDep,
+    caller: Caller,
+    request_id: RequestId,
+    body: Annotated[bytes, Depends(_read_batch)],
+    _query: NoQuery,
 ) -> BatchResults:
     """Submit up to 1,000 jobs in one transaction; each succeeds or fails by itself, as in a submission of its own."""
     return batch.submit(app_state, caller.id, request_id, body)
@@ -329,12 +336,12 @@ def clone_job(
     origin: Annotated[RequestOrigin, Depends(_origin)],
     job_id: str,
     changes: Annotated[CloneJob, Depends(parse_json_body(CloneJob, may_be_empty=True))],
-    pin_image: Annotated[bool, Query(alias="pinImage", description="use the image digest of the original job")] = False,  # noqa: FBT002 - a query parameter
+    query: Annotated[CloneQuery, Query()],
 ) -> JobView:
     """Submit the same job again, with the same workspace, and with changes if the body has some."""
     app_state.limits.submissions.acquire(origin.key_id)
     with app_state.service_metrics.time_submission():
-        submitted = create.clone(app_state, origin, job_id, changes, pin_image=pin_image)
+        submitted = create.clone(app_state, origin, job_id, changes, pin_image=query.pin_image)
     response.status_code = 201 if submitted.created else 200
     return submitted.view
 

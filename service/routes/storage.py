@@ -18,7 +18,7 @@ from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession
 from service.http import file_responses
 from service.http.body_limit import allow_upload
-from service.http.path_convertor import FILE
+from service.http.path_convertor import FILE, FilePath
 from service.routes.artifacts import file_response
 from service.schemas.base import ErrorView
 from service.schemas.job_list import refuse_number
@@ -72,7 +72,7 @@ def list_storage(
     openapi_extra=file_responses.declare_request_headers("Range", "If-Range", "If-None-Match"),
 )
 def read_stored_file(
-    request: Request, session: ReadSession, app_state: AppStateDep, project_id: str, path: str
+    request: Request, session: ReadSession, app_state: AppStateDep, project_id: str, path: FilePath
 ) -> Response:
     """Read a file in the project's storage, or a range of it."""
     opened = ProjectFiles(app_state.storage, queries.project(session, project_id).id).open(path)
@@ -85,7 +85,7 @@ async def store_file(
     app_state: AppStateDep,
     caller: Caller,
     project_id: str,
-    path: str,
+    path: FilePath,
     sha256: Annotated[str | None, Query(pattern=f"^{_SHA256.pattern}$", description="digest of the body")] = None,
     modified: Annotated[
         AwareDatetime | None, BeforeValidator(refuse_number), Query(description="time of its last change")
@@ -115,7 +115,7 @@ def delete_stored_file(
     app_state: AppStateDep,
     _caller: Caller,
     project_id: str,
-    path: str,
+    path: FilePath,
     recursive: Annotated[bool, Query(description="delete a folder with its contents")] = False,  # noqa: FBT002 - a query parameter
 ) -> None:
     """Delete a file or an empty folder in the project's storage; with `recursive` any folder."""

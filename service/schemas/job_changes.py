@@ -7,7 +7,7 @@ from pydantic import Field
 
 from core.errors import SpecInvalid
 from core.jobs.spec.job_spec import JobSpec
-from service.schemas.base import ErrorDetail, RequestModel, View
+from service.schemas.base import ErrorDetail, QueryModel, RequestModel, View
 from service.schemas.job_options import RequestOptions
 from service.schemas.jobs import JobView, Ports
 
@@ -42,6 +42,12 @@ class CloneJob(RequestOptions, RequestModel):
             given["tags"] = tuple(given["tags"])
         variables = {**spec.env_vars, **given.get("env_vars", {})}
         return replace(spec, **given | {"machine_type": machine_type, "env_vars": variables})
+
+
+class CloneQuery(QueryModel):
+    """Query parameters of a clone."""
+
+    pin_image: bool = Field(default=False, description="use the image digest of the original job")
 
 
 class ChangeTags(RequestModel):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from core.jobs.spec.job_spec import JobSpec
-from service.schemas.base import ErrorDetail, RequestModel, Time, View, single_error_message
+from service.schemas.base import ErrorDetail, QueryModel, RequestModel, Time, View, single_error_message
 from service.schemas.catalogue.machine_types import MachineTypeView
 from service.schemas.job_options import RequestOptions, ViewOptions
 
@@ -64,6 +64,12 @@ class SubmitJob(RequestOptions, RequestModel):
                 "registry_username": self.registry_username or None,
             }
         )
+
+
+class SubmissionQuery(QueryModel):
+    """Query parameters of a submission."""
+
+    dry_run: bool = Field(default=False, description="only return the job that would be created")
 
 
 class BatchJob(SubmitJob):

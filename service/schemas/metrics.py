@@ -30,4 +30,6 @@ class Metrics(View):
     """A job's metrics."""
 
     series: list[SeriesView]
-    left_out: str | None = Field(None, description="data left out because of a limit, and the limit; null: none")
+    left_out: str | None = Field(
+        None, description="data left out because of a limit other than `maxPoints`, and the limit; null: none"
+    )

@@ -12,12 +12,16 @@ from core.jobs.states import OWNED
 
 
 def try_become_leader(session: Session, name: str, holder: str, seconds: float) -> bool:
-    """Take or renew the lease on a task for `seconds`; False if another holder has it."""
+    """Take or renew the lease on a task for `seconds`; False if another holder has it.
+
+    A lease that ends later than a new one would was taken before the database's clock was set back, and is over.
+    """
     first = insert_ignore(session.get_bind().dialect.name, LeaderLease)
     session.execute(first.values(name=name, holder=holder, until=now()))
+    over = or_(LeaderLease.until < now(), LeaderLease.until > now(seconds))
     mine = (
         update(LeaderLease)
-        .where(LeaderLease.name == name, or_(LeaderLease.holder == holder, LeaderLease.until < now()))
+        .where(LeaderLease.name == name, or_(LeaderLease.holder == holder, over))
         .values(holder=holder, until=now(seconds))
         .returning(LeaderLease.name)
     )

@@ -98,6 +98,10 @@ def destroy_artifacts(session: ReadSession, app_state: AppStateDep, given: Origi
     """Delete files of an ended job: all, or those named in `files`."""
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.ARTIFACTS)
+    if given.is_empty("files"):
+        raise SpecInvalid(
+            "files: empty. Name files or patterns, or leave `files` out to delete all artifacts.", field="files"
+        )
     wanted = given.text("files")
     prune.remove_artifacts(app_state, job, None if wanted is None else path_matcher(app_state, wanted))
 

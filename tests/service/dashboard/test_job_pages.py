@@ -3,6 +3,7 @@
 import re
 from html.parser import HTMLParser
 
+import pytest
 from sqlalchemy import update
 from support.live_service import make_job_body
 
@@ -257,6 +258,18 @@ def test_without_an_error_the_last_words_are_shown(signed_in_browser, client, wo
         log.append(b"one\nno such dataset\n \n", 1000)
     worker.end(job, "exit_nonzero", detail="exit code 3", exit_code=3)
     assert "<code>no such dataset</code>" in signed_in_browser.get(f"/ui/jobs/{job_id}").text
+
+
+@pytest.mark.parametrize("length", [2_000, 50_000])
+def test_the_cause_is_found_behind_long_lines(signed_in_browser, client, worker, stores, length):
+    job_id = made(client)
+    job = worker.start()
+    with stores.logs.open_writer(job_id, 1) as log:
+        log.append((b"." * length + b"\n") * 99 + b"ValueError: bad " + b"." * length, 1000)
+    worker.end(job, "exit_nonzero", detail="exit code 1", exit_code=1)
+    page = signed_in_browser.get(f"/ui/jobs/{job_id}").text
+    assert "<code>ValueError: bad ..." in page
+    assert f'<a href="/ui/jobs/{job_id}/log#L100">line 100</a>' in page
 
 
 def test_the_place_of_a_waiting_job_is_said_once(signed_in_browser, client, worker):

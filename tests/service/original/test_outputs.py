@@ -99,6 +99,15 @@ def test_a_long_pattern_is_refused_before_a_file_is_compared(client, job):
         assert "a pattern has 20,002 characters, at most 255" in answer.text
 
 
+@pytest.mark.parametrize("given", [{"json": {"files": ""}}, {"params": {"files": ""}}])
+def test_an_empty_list_of_files_deletes_none(client, job, given):
+    answer = client.post(f"/jobs/{job}/artifactsDestroy", **given)
+    assert answer.status_code == 400, answer.text
+    assert "files: empty" in answer.text
+    listed = client.get("/jobs/artifactsList", params={"jobId": job}).json()
+    assert [one["file"] for one in listed] == sorted(FILES)
+
+
 def test_comparing_files_with_patterns_ends(client, job, monkeypatch):
     """Many patterns and many files, each of them short."""
     monkeypatch.setattr("service.original.routes.artifacts._MATCH_SECONDS", -1.0, raising=False)

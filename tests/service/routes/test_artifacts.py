@@ -269,6 +269,11 @@ def test_a_bucket_that_does_not_answer_is_told(gcs, client, job_id, stored_files
     assert client.get(url(job_id, "notes.txt")).content == stored_files["notes.txt"]
 
 
+def test_a_path_that_is_not_utf8_is_refused(client, job_id):
+    answer = client.get(f"/jobs/{job_id}/artifacts/file/notes%FF.txt")
+    assert (answer.status_code, answer.json()["error"]["field"]) == (400, "path")
+
+
 def test_one_folder_as_a_zip(client, job_id, stored_files):
     answer = client.get(f"/jobs/{job_id}/artifacts.zip", params={"prefix": "model/"})
     assert answer.headers["content-disposition"] == f"attachment; filename*=UTF-8''{job_id}-model.zip"
@@ -281,6 +286,14 @@ def test_one_folder_as_a_zip(client, job_id, stored_files):
     assert client.get(f"/jobs/{job_id}/artifacts.zip", params={"path": ["model/", "nope"]}).status_code == 404
     nothing = client.get(f"/jobs/{job_id}/artifacts.zip", params={"prefix": "modal/"})
     assert (nothing.status_code, "No artifact at 'modal/'" in nothing.json()["error"]["message"]) == (404, True)
+
+
+@pytest.mark.usefixtures("stored_files")
+@pytest.mark.parametrize("path", ["model", "notes.tx", ""])
+def test_a_path_that_is_only_the_beginning_of_others_is_no_file_of_a_zip(client, job_id, path):
+    answer = client.get(f"/jobs/{job_id}/artifacts.zip", params={"path": ["notes.txt", path]})
+    assert answer.status_code == 404
+    assert f"No artifact at {path!r}" in answer.json()["error"]["message"]
 
 
 def test_many_files_come_joined_in_the_order_of_the_list(client, job_id, stored_files):

@@ -78,6 +78,7 @@ def test_a_query_finds_jobs(client, jobs, query, found):
         ("tag:a accuracy>nan", "'nan' is not a number"),
         ("tag:a created<soon", "'soon' is not an age such as 30m"),
         ("tag:a created>0001-01-01T00:00+14:00", "is not an age"),
+        ("tag:a created<999999w", "'999999w' is not an age"),
         ("tag:a name:", "A value is missing after 'name:'"),
         ('tag:a "open', "A quotation mark is not closed"),
     ],

@@ -123,6 +123,21 @@ def test_a_key_that_is_none_is_refused(client, key):
     assert "255" in message
 
 
+@pytest.mark.parametrize("path", ["/jobs?dryrun=true", "/jobs:batch?dryRun=true", "/comparisons?dryRun=true", "clone"])
+def test_an_unknown_query_parameter_creates_no_job(client, path):
+    job = make_job_body(machineType="CPU,V100" if "comparisons" in path else "CPU")
+    body, name = {"jobs": [job]} if "batch" in path else job, path.partition("?")[2].partition("=")[0]
+    existing = []
+    if path == "clone":
+        existing = [client.post("/jobs", json=job).json()["id"]]
+        path, name = f"/jobs/{existing[0]}/clone?pinimage=true", "pinimage"
+    answer = client.post(path, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["field"]) == (422, name)
+    assert f"{name!r} is not a field here" in error["message"]
+    assert [one["id"] for one in client.get("/jobs").json()["jobs"]] == existing
+
+
 @pytest.mark.usefixtures("nothing_left")
 def test_an_unknown_machine_type_names_the_nearest(client):
     message = error_of(
