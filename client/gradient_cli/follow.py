@@ -8,7 +8,8 @@ import sys
 import time
 
 from gradient_cli import terminal
-from gradient_cli.api.transport import jitter
+from gradient_cli.api.retries import Reconnection, retry_until_connected
+from gradient_cli.api.transport import RESPONSE_SECONDS
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, ClientError, TimedOut
 from gradient_cli.formatting import (
     describe_port,
@@ -23,18 +24,19 @@ from gradient_cli.formatting import (
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Any, TypeVar
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
 
     from gradient_cli.api.client import Api
 
-    T = TypeVar("T")
-
+SUCCEEDED = "Stopped"
+"""State of a job whose command ran and exited with 0: the original service's word."""
 _RUNNING = "Running"
-_SUCCEEDED = "Stopped"  # the original service's word for a command that ran and exited with 0
 _MAX_EXIT_CODE = 255
 _MIN_POLL_SECONDS = 0.2
 _MAX_POLL_SECONDS = 2.0
+_LAST_POLL_SECONDS = 5.0
+"""Time that the last poll before a deadline has for an answer."""
 _SAME_REASON_SECONDS = 10.0
 _NEAR = 3
 _PARTIAL_SECONDS = 10.0
@@ -237,7 +239,7 @@ def wait(api: Api, job_ids: Sequence[str], timeout: float | None) -> Iterator[di
 
 
 def _wait_for(api: Api, job: dict[str, Any], until: float | None, timeout: float | None) -> dict[str, Any]:
-    delay, job_id = _MIN_POLL_SECONDS, str(job["id"])
+    delay, job_id, reconnection = _MIN_POLL_SECONDS, str(job["id"]), Reconnection()
     while not job.get("finishedAt"):
         left = None if until is None else until - time.monotonic()
         if left is not None and left <= 0:
@@ -245,35 +247,22 @@ def _wait_for(api: Api, job: dict[str, Any], until: float | None, timeout: float
                 f"job {job_id} has not ended within {format_duration(timeout)}: {describe_state(job)}",
                 hint=f"The job was not stopped: `gradient-cli jobs logs {job_id} --follow` follows it.",
             )
-        time.sleep(delay if left is None else min(delay, left))
-        delay = min(delay * 1.5, _MAX_POLL_SECONDS)
-        job = retry_until_connected(lambda: api.job(job_id))
-    return job
-
-
-def retry_until_connected(request: Callable[[], T]) -> T:
-    """Send a request, again and again while the server cannot be reached: it may restart during a long wait.
-
-    Raises:
-        ClientError: A failure that is not transient.
-    """
-    delay = _MIN_POLL_SECONDS
-    while True:
+        pause = delay if left is None else min(delay, left)
+        time.sleep(pause)
+        seconds = RESPONSE_SECONDS if left is None else max(_LAST_POLL_SECONDS, left - pause)
         try:
-            return request()
+            job = api.poll_job(job_id, min(RESPONSE_SECONDS, seconds))
+            delay = min(delay * 1.5, _MAX_POLL_SECONDS)
+            reconnection.succeed()
         except ClientError as error:
-            if not error.transient:
-                raise
-            if delay == _MIN_POLL_SECONDS:
-                terminal.print_message(terminal.style("connection lost, trying again…", "yellow", sys.stderr))
-        time.sleep(jitter(delay))
-        delay = min(delay * 2, 10.0)
+            delay = reconnection.delay_after(error)
+    return job
 
 
 def exit_code(job: dict[str, Any]) -> int:
     """Return the client's exit code: 0 for success, else the job's own, or 1 if it has none between 1 and 255."""
     code = job.get("exitCode")
-    if job.get("state") == _SUCCEEDED:
+    if job.get("state") == SUCCEEDED:
         return OK
     return code if isinstance(code, int) and 0 < code <= _MAX_EXIT_CODE else FAILED
 

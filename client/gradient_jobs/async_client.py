@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from gradient_cli import config
 from gradient_cli.api.client import Api
+from gradient_cli.api.retries import retry_delay
 from gradient_cli.api.transport import Transport
 from gradient_cli.errors import ClientError, ServerError, TimedOut
 from gradient_cli.follow import describe_state
@@ -42,14 +43,13 @@ async def _call(settings: config.Settings, action: Callable[[Api], T]) -> T:
 
 
 async def _retry_until_connected(request: Callable[[], Awaitable[T]]) -> T:
-    """Send a request, again and again while the server cannot be reached."""
+    """Send a request, again and again while the server cannot answer."""
     while True:
         try:
             return await request()
         except ClientError as error:
-            if not error.transient:
-                raise
-        await asyncio.sleep(_POLL_SECONDS)
+            delay = retry_delay(error, _POLL_SECONDS)
+        await asyncio.sleep(delay)
 
 
 class AsyncClient:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Union
 
 from gradient_cli import config, follow
 from gradient_cli.api.client import Api
+from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.api.submissions import IDEMPOTENCY_KEY
 from gradient_cli.api.transport import Transport
 from gradient_cli.errors import ServerError
 from gradient_cli.workspace import batch_submission, download, job_spec, submission
+from gradient_cli.workspace.public_names import to_local_name
 from gradient_jobs import metrics
 from gradient_jobs.options import JobFilters, JobOptions, build_filters, build_spec
 from gradient_jobs.records import Artifact, JobRecord, LogLine, Prediction
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     PathList = list[Path]
 
 _LOG = logging.getLogger("gradient_jobs")
-_LINES = 2000
 
 
 class Client:
@@ -188,16 +189,11 @@ class Job(JobRecord):
         for name, data in self._api.follow(self.id, after):
             if name == "line":
                 yield LogLine.parse(data)
-        self._update(follow.retry_until_connected(lambda: self._api.job(self.id)))
+        self._update(retry_until_connected(lambda: self._api.job(self.id)))
 
     def logs(self, *, tail: int | None = None) -> list[LogLine]:
         """Return all lines that the job has written so far, or the last `tail` of them."""
-        if tail is not None:
-            return [LogLine.parse(row) for row in self._api.logs(self.id, tail=tail, limit=_LINES)["lines"]]
-        found: list[LogLine] = []
-        while page := self._api.logs(self.id, line=found[-1].number if found else 0, limit=_LINES)["lines"]:
-            found += map(LogLine.parse, page)
-        return found
+        return [LogLine.parse(row) for page in self._api.log_pages(self.id, tail=tail) for row in page["lines"]]
 
     def metrics(self, *, name: str | None = None, points: int = 1000, source: str = "job") -> pd.DataFrame:
         """Return the job's metrics as a table with the columns `step` and `time`, and one for each metric.
@@ -255,7 +251,7 @@ class Artifacts:
         found = self._api.all_artifacts(self._job_id)
         folder = None if to is None else str(to)
         files, _, root = download.download(self._api, self._job_id, found, patterns, to=folder, force=force)
-        return [Path(root, *file["path"].split("/")) for file in files]
+        return [Path(root, *map(to_local_name, file["path"].split("/"))) for file in files]
 
     def read(self, path: str) -> bytes:
         """Return the contents of one artifact."""

@@ -95,6 +95,7 @@ def test_a_folder_comes_back_and_nothing_is_overwritten(shell, data):
     copy = shell.folder / "copy"
     assert (copy / "test.csv").read_bytes() == (data / "test.csv").read_bytes()
     assert (copy / "test.csv").stat().st_mtime_ns // 10**6 == (data / "test.csv").stat().st_mtime_ns // 10**6
+    assert (copy / "more" / "ünï %41.csv").read_text() == "x"
     assert "0 files (0 B) to copy; 3 already downloaded" in shell("storage", "get", "data", "copy").stderr
     (copy / "train.csv").write_text("mine")
     refused = shell("storage", "get", "data", "copy", code=1)

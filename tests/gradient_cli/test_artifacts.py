@@ -1,5 +1,6 @@
 import hashlib
 import json
+from urllib.parse import quote
 
 import pytest
 
@@ -21,7 +22,7 @@ def left(server, protocol):
             "GET", f"/jobs/{protocol.id}/artifacts", {"state": state, "files": entries, "skipped": [], "next": None}
         )
         for path, data in files.items():
-            server.on("GET", f"/jobs/{protocol.id}/artifacts/file/{path}", protocol.Reply(data))
+            server.on("GET", f"/jobs/{protocol.id}/artifacts/file/{quote(path)}", protocol.Reply(data))
 
     return leave
 
@@ -218,6 +219,14 @@ def test_nothing_is_written_outside(cli, server, protocol, path):
     assert "outside of the folder" in got.stderr
     assert len(server.requests) == 1
     assert list(cli.folder.iterdir()) == []
+
+
+def test_names_with_escapes_are_written_as_the_job_had_them(cli, protocol, left):
+    left({"a%5Cb/per%2541.txt": b"x", "%2E%2E/c": b"y"})
+    assert cli("jobs", "artifacts", "get", protocol.id, "--to", "out").returncode == 0
+    assert (cli.folder / "out" / "a\\b" / "per%41.txt").read_bytes() == b"x"
+    assert (cli.folder / "out" / "%2E%2E" / "c").read_bytes() == b"y"
+    assert "2 already downloaded" in cli("jobs", "artifacts", "get", protocol.id, "--to", "out").stderr
 
 
 def test_a_link_in_the_way_is_not_followed(cli, protocol, left):

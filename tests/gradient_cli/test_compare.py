@@ -201,6 +201,17 @@ def test_show_waits_for_the_last_job_though_the_server_restarts(cli, server, pro
     assert ["5 of 6" in shown.stderr, "6 of 6" in shown.stderr] == [True, True]
 
 
+def test_show_with_wait_gives_the_highest_exit_code(cli, server, protocol):
+    states = {"j1": "Stopped", "j2": "Failed", "j3": "Error"}
+    members = [{"jobId": one, "state": state} for one, state in states.items()]
+    server.on("GET", "/comparisons/c1", comparison(machine_row("V100", members=members)))
+    server.on("GET", "/jobs/j2", protocol.ended(7, "Failed"))
+    server.on("GET", "/jobs/j3", protocol.ended(None, "Error"))
+    assert cli("compare", "show", "c1", "--wait").returncode == 7
+    assert cli("compare", "show", "c1", "--wait", "--json").returncode == 7
+    assert cli("compare", "show", "c1").returncode == 0
+
+
 def test_a_comparison_is_exported(cli, server):
     server.on("GET", "/comparisons/c1", comparison(machine_row("V100"), UNMEASURED, notes=["Be careful."]))
     rows = list(csv.DictReader(io.StringIO(cli("compare", "export", "c1", "--format", "csv").stdout)))

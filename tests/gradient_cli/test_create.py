@@ -148,6 +148,14 @@ def test_include_needs_a_folder(cli, server):
 
 
 @pytest.mark.usefixtures("main_py")
+def test_an_include_pattern_without_a_file_is_refused_before_anything_is_sent(cli, server):
+    refused = cli("jobs", "create", *BASICS, "--include", "conf/*.pem")
+    assert refused.returncode == 2
+    assert "include: 'conf/*.pem' matches no file of" in refused.stderr
+    assert server.requests == []
+
+
+@pytest.mark.usefixtures("main_py")
 def test_a_workspace_removed_in_between_is_uploaded_after_all(cli, server, protocol):
     server.on("POST", "/jobs", {"job": {}}, protocol.job())
     cli("jobs", "create", *BASICS, "--detach")
@@ -326,6 +334,12 @@ def test_a_lost_answer_does_not_make_two_jobs(cli, server, protocol):
     assert len(keys) == 3
     assert len(set(keys)) == 1
     assert made.stderr.count("trying again") == 2
+
+
+def test_a_submission_is_not_repeated_after_a_failure_of_the_server(cli, server, protocol):
+    server.on("POST", "/jobs", protocol.error(500, "internal error"))
+    assert cli("jobs", "create", *BASICS, "--workspace", "none", "--detach").returncode == 3
+    assert len(server.requests) == 1
 
 
 @pytest.mark.usefixtures("main_py")

@@ -59,6 +59,28 @@ def test_each_line_is_a_job_over_the_project_file_and_under_the_flags(cli, serve
     ]
 
 
+@pytest.mark.parametrize("filed", ['envVars = ["A=1", "B=1"]\n', "[envVars]\nA = 1\nB = 1\n"])
+@pytest.mark.parametrize("own", [["B=2"], {"B": 2}])
+def test_variables_of_a_line_are_added_in_either_form(cli, server, filed, own):
+    (cli.folder / ".gradient.toml").write_text(filed)
+    server.on(*BATCH, {"results": [created(1)]})
+    done = create(cli, json.dumps({"command": "x", "envVars": own}))
+    assert done.returncode == 0, done.stderr
+    assert sent(server)[0][0]["envVars"] == {"A": "1", "B": "2"}
+
+
+def test_an_include_pattern_without_a_file_is_refused_before_any_job_is_submitted(cli, server):
+    for name in ("first", "second"):
+        (cli.folder / name).mkdir()
+    (cli.folder / "first" / "a.pem").write_text("x")
+    lines = [{"command": "x", "workspace": name, "include": ["a.pem"]} for name in ("first", "second")]
+    (cli.folder / "jobs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    done = cli("jobs", "create-batch", "jobs.jsonl", "-m", "CPU")
+    assert done.returncode == 2
+    assert "include: 'a.pem' matches no file of" in done.stderr
+    assert server.requests == []
+
+
 def test_the_default_machine_type_leaves_the_lowest_priority(cli, server):
     server.on("GET", "/machine-types", {"machineTypes": [], "default": "CPU"})
     server.on(*BATCH, {"results": [created(1), created(2)]})

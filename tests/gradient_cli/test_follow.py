@@ -4,11 +4,12 @@ import pty
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gradient_cli.api import sse
-from gradient_cli.errors import ConnectionFailed
+from gradient_cli.errors import ConnectionFailed, ServerError
 
 BASICS = ("jobs", "create", "--machineType", "CPU", "--command", "x", "--workspace", "none")
 
@@ -127,6 +128,31 @@ def test_a_broken_stream_is_taken_up_where_it_broke(cli, server, protocol, follo
     assert made.stderr.count("connected again") == 1
     resumed = [r.headers["Last-Event-ID"] for r in server.requests_to("GET", f"/jobs/{protocol.id}/logs")]
     assert resumed == ["0", "2", "2", "2"]
+
+
+def test_a_limit_or_a_failure_of_the_server_ends_no_follower(cli, protocol, followed):
+    limited = protocol.error(429, "Limit reached: 1 stream for one key.", name="LimitReached")
+    limited.headers["Retry-After"] = "1"
+    stream = protocol.Reply(stream=[protocol.line(1, "one"), protocol.end()])
+    followed(limited, limited, protocol.error(500, "internal error"), stream)
+    made = cli(*BASICS)
+    assert (made.stdout, made.returncode) == ("one\n", 0)
+    assert made.stderr.count("Limit reached: 1 stream for one key, trying again…") == 1
+    assert made.stderr.count("again") == 2, "the reason is told once, and then the new connection"
+
+
+def test_a_limit_of_streams_is_waited_for_however_long_it_lasts(monkeypatch, protocol):
+    waits = []
+    monkeypatch.setattr(sse, "time", SimpleNamespace(sleep=waits.append))
+    limited = ServerError("Limit reached.", status=429, retry_after=60.0)
+
+    def connect(_line):
+        if len(waits) < 20:
+            raise limited
+        return [protocol.end()]
+
+    assert [name for name, _ in sse.follow(connect, 0)] == ["end"]
+    assert waits == [60.0] * 20
 
 
 def test_a_stream_that_just_ends_is_no_end_of_the_job(cli, server, protocol, followed):
@@ -270,7 +296,7 @@ def test_a_log_without_lines_says_whether_more_can_come(cli, server, protocol):
 
 def test_logs_begin_where_asked(cli, server, protocol):
     row = json.loads(protocol.line(9, "nine").split(b"data: ")[1])
-    server.on("GET", f"/jobs/{protocol.id}/logs", {"lines": [row], "complete": True})
+    server.on("GET", f"/jobs/{protocol.id}/logs", {"lines": [row], "total": 9, "complete": True})
     shown = cli("jobs", "logs", protocol.id, "--tail", "1", "--timestamps")
     assert shown.stdout == "2024-05-01T10:00:00.000Z nine\n"
     assert server.requests[-1].query == {"limit": "2000", "tail": "1"}
@@ -281,12 +307,19 @@ def test_logs_begin_where_asked(cli, server, protocol):
 def test_following_after_a_tail_goes_on_behind_it(cli, server, protocol, followed):
     row = json.loads(protocol.line(9, "nine").split(b"data: ")[1])
     followed(
-        {"lines": [row], "complete": False},
+        {"lines": [row], "total": 9, "complete": False},
         protocol.Reply(stream=[protocol.line(10, "ten"), protocol.end(7, "Failed")]),
     )
     server.on("GET", f"/jobs/{protocol.id}", protocol.ended(7, "Failed"))
     shown = cli("jobs", "logs", protocol.id, "-f", "--tail", "1")
     assert (shown.stdout, shown.returncode) == ("nine\nten\n", 7)
+    assert server.requests_to("GET", f"/jobs/{protocol.id}/logs")[-1].headers["Last-Event-ID"] == "9"
+
+
+def test_following_after_no_line_begins_at_the_end(cli, server, protocol, followed):
+    nothing = {"lines": [], "total": 9, "complete": False}
+    followed(nothing, nothing, protocol.Reply(stream=[protocol.line(10, "ten"), protocol.end()]))
+    assert cli("jobs", "logs", protocol.id, "-f", "--tail", "0").stdout == "ten\n"
     assert server.requests_to("GET", f"/jobs/{protocol.id}/logs")[-1].headers["Last-Event-ID"] == "9"
 
 

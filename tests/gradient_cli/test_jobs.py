@@ -3,6 +3,8 @@ import os
 import pty
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 
 def test_the_list_is_a_table(cli, server, protocol):
     server.on(
@@ -203,6 +205,26 @@ def test_wait_takes_over_the_exit_code(cli, server, protocol):
     assert "Failed: The command ended." in shown.stderr
     assert shown.stderr.count("connection lost") == 1
     assert f"gradient-cli jobs artifacts get {protocol.id}" in shown.stderr
+
+
+def test_a_failure_or_a_limit_of_the_server_ends_no_wait(cli, server, protocol):
+    limited = protocol.error(429, "Limit reached.", name="LimitReached")
+    limited.headers["Retry-After"] = "1"
+    failed = protocol.error(500, "internal error")
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job(), failed, limited, limited, protocol.ended(7, "Failed"))
+    shown = cli("jobs", "wait", protocol.id)
+    assert shown.returncode == 7
+    assert shown.stderr.count("again") == shown.stderr.count("internal error, trying again…") == 1
+
+
+@pytest.mark.parametrize("status", [None, 429, 500, 503])
+def test_wait_gives_up_in_time_while_the_server_cannot_answer(cli, server, protocol, status):
+    away = protocol.error(status, "no answer now") if status else protocol.Reply(breaks="unanswered")
+    away.headers["Retry-After"] = "60"
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job(message="2 jobs ahead"), away)
+    shown = cli("jobs", "wait", protocol.id, "--timeout", "2s")
+    assert shown.returncode == 124
+    assert f"job {protocol.id} has not ended within 2s: Pending: 2 jobs ahead" in shown.stderr
 
 
 def test_wait_gives_up_in_time(cli, server, protocol):

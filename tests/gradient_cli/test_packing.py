@@ -1,13 +1,14 @@
 import gzip
 import io
 import os
+import re
 import socket
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from gradient_cli.errors import ClientError
+from gradient_cli.errors import ClientError, UsageError
 from gradient_cli.workspace import archive as packing
 from gradient_cli.workspace import pack_cache
 
@@ -225,8 +226,11 @@ def test_a_negated_pattern_brings_back_what_is_left_out(tmp_path):
         (["data/a"], {"data/a/big.bin"}),
         (["*/*.pem", "/.env"], {"conf/x.pem", ".env"}),
         (["node_modules/mine/**"], {"node_modules/mine/index.js"}),
-        ([".git"], set()),
-        (["absent"], set()),
+        (["./conf/x.pem", "./.env"], {"conf/x.pem", ".env"}),
+        (["wandb/**/*.json"], {"wandb/a.json", "wandb/run/files/deep/b.json"}),
+        (["**/deep/*.json"], {"wandb/run/files/deep/b.json"}),
+        (["data", "!data/b"], {"data/a/big.bin"}),
+        (["main.py"], set()),
     ],
 )
 def test_include_brings_back_what_is_excluded(tmp_path, include, brought):
@@ -244,6 +248,8 @@ def test_include_brings_back_what_is_excluded(tmp_path, include, brought):
                     "data/b",
                     "node_modules/mine/index.js",
                     "node_modules/other/.env",
+                    "wandb/a.json",
+                    "wandb/run/files/deep/b.json",
                     ".git/config",
                 ],
                 "x",
@@ -256,6 +262,13 @@ def test_include_brings_back_what_is_excluded(tmp_path, include, brought):
     folders = {entry.path for entry in folder.entries if entry.kind == "folder"}
     assert {str(Path(path).parent) for path in files} - {"."} <= folders
     assert not brought & set(folder.left_out)
+
+
+@pytest.mark.parametrize("pattern", [".git", "absent", "./", "./a.pem", "data/**/*.txt", "#", ""])
+def test_an_include_pattern_that_matches_no_file_is_refused(tmp_path, pattern):
+    write(tmp_path, {".gitignore": "data/\n", "data/x/b.bin": "x", "conf/a.pem": "x", ".git/config": "x"})
+    with pytest.raises(UsageError, match=re.escape(f"include: {pattern!r} matches no file of {tmp_path}")):
+        packing.WorkspaceFolder(str(tmp_path), ["data/", pattern])
 
 
 def test_a_folder_marked_as_excluded_is_left_out_itself(tmp_path):

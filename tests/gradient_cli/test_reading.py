@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from gradient_cli.commands.jobs import metrics
 from gradient_cli.commands.jobs.logs import _group
 from gradient_cli.commands.jobs.metrics import sparkline
 
@@ -53,6 +54,51 @@ def test_metrics_for_programs(cli, server, protocol):
     assert table[:2] == ["name,source,step,time,value", "loss,job,0,2024-05-01T10:00:00.000Z,2.0"]
     assert server.requests[-1].query == {"name": "loss", "maxPoints": "50"}
     assert cli("jobs", "metrics", protocol.id, "--csv", "--json").returncode == 2
+
+
+class MetricServer:
+    """Answers with values of a metric of the job and one of its machine, 4,000 in a response."""
+
+    def __init__(self, server, protocol, values):
+        self.asked = []
+        self._start, self._values, self._reply = datetime(2024, 5, 1, 10, tzinfo=UTC), values, protocol.Reply
+        server.answer = self.answer
+
+    def answer(self, request):
+        self.asked.append(request.query)
+        start, stop = (float(request.query.get(name, other)) for name, other in (("from", 0), ("to", 1e10)))
+        times = [self._start + timedelta(milliseconds=at) for at in range(self._values)]
+        chosen = [(at, time) for at, time in enumerate(times) if start <= time.timestamp() <= stop]
+        wanted = int(request.query["maxPoints"])
+        most = min(wanted, 2000)
+        left_out = "Request one series." if wanted > most else None
+        if len(chosen) > most:
+            left_out = "Rows were left out."
+            sections = (most - 2) // 2  # of which the server sends at least one value each
+            chosen = [chosen[0], *(chosen[len(chosen) * at // sections] for at in range(sections)), chosen[-1]]
+        points = [{"step": at, "time": time.isoformat(), "value": float(at)} for at, time in chosen]
+        ends = {"last": 0.0, "min": 0.0, "max": 0.0}
+        found = [{"name": name, "source": source, "points": points, **ends} for name, source in self.NAMES if points]
+        return self._reply({"series": found, "leftOut": left_out})
+
+    NAMES = (("loss", "job"), ("cpu_percent", "system"))
+
+
+def test_all_values_of_long_metrics_are_read_in_parts(cli, server, protocol, monkeypatch):
+    monkeypatch.setattr(metrics, "_MOST_POINTS", 4000)
+    answers = MetricServer(server, protocol, 5000)
+    found = json.loads(cli("jobs", "metrics", protocol.id, "--json").stdout)
+    assert [(one["name"], [at["value"] for at in one["points"]]) for one in found["series"]] == [
+        (name, [float(at) for at in range(5000)]) for name, _ in MetricServer.NAMES
+    ]
+    assert found["leftOut"] is None
+    assert [(one["last"], one["min"], one["max"]) for one in found["series"]] == [(4999.0, 0.0, 4999.0)] * 2
+    assert len(cli("jobs", "metrics", protocol.id, "--csv").stdout.splitlines()) == 10_001
+    answers.asked.clear()
+    assert len(cli("jobs", "metrics", protocol.id, "--csv", "--points", "10").stdout.splitlines()) < 40
+    assert len(answers.asked) == 1
+    MetricServer(server, protocol, 1)
+    assert len(cli("jobs", "metrics", protocol.id, "--csv").stdout.splitlines()) == 3
 
 
 def test_a_job_without_metrics_says_how_to_write_them(cli, server, protocol):
@@ -170,10 +216,16 @@ def test_filters_of_the_list(cli, server, protocol):
 
 
 class LogServer:
-    """Answers for a log of 100 lines, one a second; searches at most 60 lines at once."""
+    """Answers for a log of 100 lines, one a second; searches at most 60 lines at once.
+
+    Attributes:
+        page: Lines of a page at most.
+        growth: Lines written after each page.
+    """
 
     def __init__(self, server, protocol):
         self.asked, self.searched = [], []
+        self.total, self.page, self.growth = 100, 2000, 0
         self._fallback, self._protocol = server.answer, protocol
         server.answer = self.answer
 
@@ -184,12 +236,15 @@ class LogServer:
             return self._fallback(request)
         query = {name: int(value) for name, value in request.query.items()}
         self.asked.append(query)
-        after = 100 - query["tail"] if "tail" in query else query.get("line", 0)
+        total = self.total
+        after = total - query["tail"] if "tail" in query else query.get("line", 0)
+        last = min(total, after + min(query["limit"], self.page))
+        self.total += self.growth
         rows = [
             {"line": n, "timestamp": f"2024-05-01T10:{n // 60:02}:{n % 60:02}.000Z", "message": f"Step {n}"}
-            for n in range(after + 1, min(100, after + query["limit"]) + 1)
+            for n in range(after + 1, last + 1)
         ]
-        return self._protocol.Reply({"lines": rows, "complete": True})
+        return self._protocol.Reply({"lines": rows, "total": total, "complete": True})
 
     def _search(self, text, after):
         end = min(100, after + 60)
@@ -207,7 +262,7 @@ def log(cli, server, protocol):
         assert shown.returncode == 0, shown.stderr
         return shown.stdout.splitlines(), shown.stderr
 
-    read.asked, read.searched = answers.asked, answers.searched
+    read.asked, read.searched, read.answers = answers.asked, answers.searched, answers
     return read
 
 
@@ -218,6 +273,19 @@ def test_lines_of_a_time(log):
     assert log("--since", "2024-05-01T09:00Z")[0][0] == "Step 1"
     assert log("--since", "1m") == ([], "no more lines\n")
     assert log("--until", "2024-05-01T09:00Z") == ([], "no lines before that time\n")
+
+
+def test_a_tail_of_several_pages_is_read_to_its_end(log):
+    log.answers.page = 30
+    assert log("--tail", "70")[0] == [f"Step {n}" for n in range(31, 101)]
+    assert log("--tail", "70", "--search", "Step 9")[0] == [f"Step {n}" for n in range(90, 100)]
+    log.answers.growth = 30
+    assert log("--tail", "70")[0] == [f"Step {n}" for n in range(31, 101)], "the job writes on, but this ends"
+    assert log.asked[-1]["limit"] == 10
+
+
+def test_a_tail_of_no_lines_says_that_there_are_no_more(log):
+    assert log("--tail", "0") == ([], "no more lines\n")
 
 
 def test_lines_with_a_text(log):

@@ -109,6 +109,17 @@ def test_a_clone_with_changes(script, server, protocol):
     assert script(*clone, "--project", "p").returncode == 2
 
 
+def test_a_lost_answer_does_not_make_two_clones(cli, server, protocol):
+    path = f"/jobs/{protocol.id}/clone"
+    lost = protocol.Reply(breaks="unanswered")
+    server.on("POST", path, lost, protocol.error(503, "busy"), protocol.Reply(protocol.job(), 201))
+    done = cli("jobs", "clone", protocol.id, "--pinImage", "-d")
+    assert (done.returncode, done.stdout) == (0, f"{protocol.id}\n")
+    sent = server.requests_to("POST", path)
+    assert [request.query for request in sent] == [{"pinImage": "true"}] * 3
+    assert len({request.headers["Idempotency-Key"] for request in sent}) == 1
+
+
 def test_tags_are_added_and_removed(cli, server, protocol):
     server.on("PATCH", f"/jobs/{protocol.id}/tags", protocol.job(tags=["a", "b"]), protocol.job(tags=[]))
     assert f"tags of {protocol.id}: a, b" in cli("jobs", "tags", "add", protocol.id, "a", "b").stderr

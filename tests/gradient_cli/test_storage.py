@@ -5,6 +5,9 @@ import os
 
 import pytest
 
+from core.storage.artifacts.paths import to_public_path
+from gradient_cli.workspace import public_names
+
 STORAGE = "/projects/p1/storage"
 DATA = bytes(range(256)) * 2000
 ENTRY = {"path": "big", "kind": "file", "size": len(DATA), "modified": "2024-05-01T10:00:00.123Z", "etag": "7d000-18f"}
@@ -48,3 +51,40 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(cli, server):
     refused = cli("storage", "get", "set", "here")
     assert refused.returncode == 1
     assert "outside of the folder" in refused.stderr
+
+
+@pytest.mark.usefixtures("project")
+def test_what_an_upload_does_not_keep_is_named(cli, server):
+    for name in ("set/empty/deeper", "set/bin"):
+        (cli.folder / name).mkdir(parents=True)
+    for name, mode in (("run.sh", 0o755), ("a.txt", 0o644)):
+        (cli.folder / "set" / "bin" / name).write_text("x")
+        (cli.folder / "set" / "bin" / name).chmod(mode)
+        server.on("PUT", f"{STORAGE}/set/bin/{name}", {"path": name})
+    left_out = ["set/empty/deeper: an empty folder", "permission to execute: set/bin/run.sh"]
+    assert json.loads(cli("storage", "put", "set", "--json").stdout)["leftOut"] == left_out
+    said = cli("storage", "put", "set").stderr
+    assert [f"left out: {one}" in said for one in left_out] == [True, True]
+
+
+@pytest.mark.parametrize("name", ["a", "95%best", "100%", "a%2Fb", "a\\b", os.fsdecode(b"\xff%fe"), "\u00e9%C3%A9"])
+def test_a_name_is_the_same_after_a_round_trip(name):
+    public = public_names.to_public_name(name)
+    assert public == to_public_path(name)
+    assert public_names.to_local_name(public) == name
+
+
+@pytest.mark.parametrize("name", ["a%2Fb", "%00", "%2E%2E", "%2E", "a%41", "100%25", "%C3%A9"])
+def test_a_name_that_no_file_can_have_is_kept(name):
+    assert public_names.to_local_name(name) == name
+
+
+@pytest.mark.usefixtures("project")
+def test_names_with_escapes_come_back_as_they_were(cli, server, protocol):
+    server.on("GET", STORAGE, {"entries": [ENTRY | {"path": "m%25b1/acc_95%25best"}], "next": None})
+    server.on("GET", f"{STORAGE}/m%2525b1/acc_95%2525best", protocol.Reply(DATA))
+    for args, written in ((["m%25b1"], "m%b1/acc_95%best"), (["m%25b1/acc_95%25best", "my%25b1"], "my%25b1")):
+        got = cli("storage", "get", *args)
+        assert got.returncode == 0, got.stderr
+        assert (cli.folder / written).read_bytes() == DATA
+        assert f"to {written.partition('/')[0]}" in got.stderr

@@ -11,6 +11,7 @@ import gradient_jobs
 from gradient_cli.api.transport import Transport
 from gradient_cli.workspace import job_spec
 from gradient_jobs.options import JobOptions
+from gradient_jobs.remote import RemoteCall
 
 pytestmark = pytest.mark.integration
 
@@ -188,14 +189,14 @@ def test_the_same_with_asyncio(folder):
     assert (files, tail, state) == (["out/log.txt", "out/model.txt"], ["step 2"], "Stopped")
 
 
-def lose_requests(monkeypatch, number=1):
+def lose_requests(monkeypatch, number=1, error=None):
     """Let this GET request of each path fail, counted from 1."""
     counts, send = Counter(), Transport.json
 
     def send_or_fail(transport, method, path, **settings):
         counts[method, path] += 1
         if method == "GET" and counts[method, path] == number:
-            raise gradient_jobs.ConnectionFailed("connection lost")
+            raise error or gradient_jobs.ConnectionFailed("connection lost")
         return send(transport, method, path, **settings)
 
     monkeypatch.setattr(Transport, "json", send_or_fail)
@@ -206,6 +207,51 @@ def test_a_lost_connection_ends_no_wait(client, monkeypatch):
     lose_requests(monkeypatch)
     assert [str(line) for line in job.follow()] == ["done"]
     assert job.succeeded
+
+
+def test_a_wait_times_out_while_the_server_is_away(client, monkeypatch):
+    job = client.jobs.create(machine_type="CPU", command="sleep 600", workspace="none")
+    send, sent = Transport._send, []
+
+    def send_first(transport, *request, **settings):
+        sent.append(request)
+        if len(sent) > 1:
+            raise gradient_jobs.ConnectionFailed("connection lost")
+        return send(transport, *request, **settings)
+
+    with monkeypatch.context() as away:
+        away.setattr(Transport, "_send", send_first)
+        for wait in (job.wait, RemoteCall(job).result):
+            sent.clear()
+            with pytest.raises(gradient_jobs.TimedOut, match=f"job {job.id} has not ended within 1s"):
+                wait(1)
+    job.stop(now=True)
+
+
+def test_a_tail_of_several_pages_is_read_to_its_end(client):
+    job = client.jobs.create(machine_type="CPU", command="seq 5000", workspace="none").wait(60, check=True)
+    assert [line.text for line in job.logs(tail=3000)] == [str(number) for number in range(2001, 5001)]
+    assert len(job.logs()) == 5000
+    assert job.logs(tail=0) == []
+
+
+def test_a_downloaded_file_has_the_name_that_the_job_gave_it(client, folder):
+    command = 'echo x > "$GRADIENT_ARTIFACTS_DIR/per%41.txt"'
+    job = client.jobs.create(machine_type="CPU", command=command, workspace="none").wait(60, check=True)
+    assert job.artifacts.download(to="got") == [Path("got/per%41.txt")]
+    assert (folder / "got" / "per%41.txt").read_text() == "x\n"
+    assert job.artifacts.read(job.artifacts.list()[0].path) == b"x\n"
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("status", [429, 500])
+def test_a_limit_or_a_failure_of_the_server_ends_no_wait_with_asyncio(monkeypatch, status):
+    async def scenario():
+        job = await gradient_jobs.AsyncClient().jobs.create(machine_type="CPU", command="sleep 2", workspace="none")
+        lose_requests(monkeypatch, 2, gradient_jobs.ServerError("no answer now", status=status))
+        return (await job.wait(60)).state
+
+    assert asyncio.run(scenario()) == "Stopped"
 
 
 @pytest.mark.usefixtures("folder")

@@ -15,8 +15,9 @@ from gradient_cli.api.paths import (
     secrets_path,
     storage_path,
 )
+from gradient_cli.api.retries import retry
 from gradient_cli.api.submissions import SUBMIT_DELAYS, SubmissionApi
-from gradient_cli.api.transport import STREAM_SECONDS, UPLOAD_SECONDS, Transport, retry
+from gradient_cli.api.transport import STREAM_SECONDS, UPLOAD_SECONDS, Transport
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from gradient_cli.api import sse
 
 _FILE_PAGE = 1000
+_LOG_PAGE = 2000
 _JOBS_PAGE = 200
 _ACTION_JOBS = 200
 
@@ -89,6 +91,10 @@ class Api(SubmissionApi):
         """Return one job."""
         return self._transport.json("GET", job_path(job_id), needs="id")
 
+    def poll_job(self, job_id: str, seconds: float) -> dict[str, Any]:
+        """Return one job, as `job` does, with this timeout and without waiting for a rate limit."""
+        return self._transport.read_json(self._transport.open_once("GET", job_path(job_id), seconds=seconds), "id")
+
     def job_diff(self, job_id: str, other: str) -> dict[str, Any]:
         """Return the difference between two jobs."""
         return self._transport.json("GET", f"{job_path(job_id)}/diff", query={"other": other}, needs="differences")
@@ -112,19 +118,37 @@ class Api(SubmissionApi):
         return self._transport.json("POST", "/tensorboards", body={"ids": ids}, needs="url")
 
     def clone_job(self, job_id: str, changes: dict[str, Any], *, pin_image: bool = False) -> dict[str, Any]:
-        """Submit the same job again, with changes; if `pin_image`, with the exact image digest of the original job."""
-        query = {"pinImage": "true"} if pin_image else {}
-        return self._transport.json("POST", f"{job_path(job_id)}/clone", query=query, body=changes, needs="id")
+        """Submit the same job again with changes, once, however often the connection breaks.
+
+        If `pin_image`, with the exact image digest of the original job.
+        """
+        return self.create(changes, to=f"{job_path(job_id)}/clone", query={"pinImage": "true"} if pin_image else None)
 
     def change_tags(self, job_id: str, changes: dict[str, list[str]]) -> dict[str, Any]:
         """Add tags to a job (`add`) or remove them (`remove`), and return the job."""
         return self._transport.json("PATCH", f"{job_path(job_id)}/tags", body=changes, needs="id")
 
     def metrics(
-        self, job_id: str, *, name: str | None = None, points: int, attempt: int | None = None
+        self,
+        job_id: str,
+        *,
+        name: str | None = None,
+        points: int,
+        attempt: int | None = None,
+        within: tuple[float, float] | None = None,
     ) -> dict[str, Any]:
-        """Return a job's metrics, of all attempts or of one, each with at most `points` values."""
-        query = {"name": name, "maxPoints": points, "attempt": attempt}
+        """Return a job's metrics, of all attempts or of one, each with at most `points` values.
+
+        Args:
+            job_id: The job.
+            name: Only this metric.
+            points: Largest number of values of each.
+            attempt: Only this attempt.
+            within: Only values between these Unix times in seconds, both included.
+        """
+        query: dict[str, object] = {"name": name, "maxPoints": points, "attempt": attempt}
+        if within:
+            query |= {"axis": "time", "from": within[0], "to": within[1]}
         return self._transport.json("GET", f"{job_path(job_id)}/metrics", query=query, needs="series")
 
     def predict(self, job_id: str, machine_types: str | None, precision: str | None = None) -> dict[str, Any]:
@@ -136,10 +160,19 @@ class Api(SubmissionApi):
         """Delete a job, stopping it if it runs."""
         self._transport.json("DELETE", job_path(job_id))
 
-    def logs(self, job_id: str, *, line: int = 0, tail: int | None = None, limit: int = 2000) -> dict[str, Any]:
+    def logs(self, job_id: str, *, line: int = 0, tail: int | None = None, limit: int = _LOG_PAGE) -> dict[str, Any]:
         """Return one page of a job's log: the lines after `line`, or the last `tail` lines."""
         query = {"limit": limit, **({"line": line} if tail is None else {"tail": tail})}
         return self._transport.json("GET", f"{job_path(job_id)}/logs", query=query, needs="lines")
+
+    def log_pages(self, job_id: str, *, line: int = 0, tail: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the pages of a job's log after `line`, or those of the last `tail` lines that it has now."""
+        page = self.logs(job_id, line=line, tail=tail)
+        yield page
+        end = None if tail is None else int(page["total"])
+        while page["lines"] and (line := int(page["lines"][-1]["line"])) != end:
+            page = self.logs(job_id, line=line, limit=_LOG_PAGE if end is None else min(_LOG_PAGE, end - line))
+            yield page
 
     def search_log(self, job_id: str, text: str, *, line: int = 0) -> dict[str, Any]:
         """Return the numbers of the lines after `line` that contain a text, as far as the server has searched."""
@@ -151,7 +184,7 @@ class Api(SubmissionApi):
         from gradient_cli.api import sse
 
         def stream(after: int) -> Iterator[bytes]:
-            response = self._transport.open(
+            response = self._transport.open_once(
                 "GET",
                 f"{job_path(job_id)}/logs",
                 headers={"Accept": "text/event-stream", "Last-Event-ID": str(after), "Connection": "close"},

@@ -7,7 +7,7 @@ import sys
 import time
 
 from gradient_cli import terminal
-from gradient_cli.api.transport import jitter
+from gradient_cli.api.retries import Reconnection
 from gradient_cli.errors import ClientError, ConnectionFailed
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     Event = tuple[str, dict[str, Any]]
-
-_MIN_DELAY = 0.5
-_MAX_DELAY = 10.0
 
 
 def parse_events(chunks: Iterable[bytes]) -> Iterator[Event]:
@@ -77,13 +74,14 @@ def follow(connect: Callable[[int], Iterable[bytes]], line: int) -> Iterator[Eve
     Raises:
         ClientError: A failure that is not transient.
     """
-    delay, lost = _MIN_DELAY, False
+    reconnection = Reconnection()
     while True:
+        broken: ClientError | None = None
         try:
             for name, data in parse_events(connect(line)):
-                if lost:
+                if reconnection.lost:
                     terminal.print_message(terminal.style("connected again", "dim", sys.stderr))
-                    delay, lost = _MIN_DELAY, False
+                    reconnection.succeed()
                 if name == "line":
                     number = int(data["line"])
                     if number <= line:
@@ -93,10 +91,5 @@ def follow(connect: Callable[[int], Iterable[bytes]], line: int) -> Iterator[Eve
                 if name == "end":
                     return
         except ClientError as error:
-            if not error.transient:
-                raise
-        if not lost:
-            terminal.print_message(terminal.style("connection lost, trying again…", "yellow", sys.stderr))
-            lost = True
-        time.sleep(jitter(delay))
-        delay = min(delay * 2, _MAX_DELAY)
+            broken = error
+        time.sleep(reconnection.delay_after(broken))

@@ -7,12 +7,13 @@ import os
 from functools import partial
 
 from gradient_cli.api.forms import Form
-from gradient_cli.api.transport import UPLOAD_SECONDS, Transport, retry
+from gradient_cli.api.retries import retry
+from gradient_cli.api.transport import UPLOAD_SECONDS, Transport
 from gradient_cli.errors import ServerError
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 JOBS = "/jobs"
@@ -35,10 +36,13 @@ class SubmissionApi:
         spec, _ = _split_idempotency_key(spec)
         return self._transport.json("POST", "/jobs", query={"dryRun": "true"}, body=spec, needs="job")
 
-    def create(self, spec: dict[str, Any], *, to: str = JOBS) -> dict[str, Any]:
+    def create(
+        self, spec: dict[str, Any], *, to: str = JOBS, query: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
         """Submit a job, or a comparison, once, however often the connection breaks."""
         spec, key = _split_idempotency_key(spec)
-        return retry(lambda: self._transport.json("POST", to, body=spec, headers=key, needs="id"), SUBMIT_DELAYS)
+        send = partial(self._transport.json, "POST", to, query=query, body=spec, headers=key, needs="id")
+        return retry(send, SUBMIT_DELAYS)
 
     def create_with_archive(
         self, spec: dict[str, Any], path: str, sent: Callable[[int], None], *, to: str = JOBS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import socket
 import ssl
 import time
@@ -13,18 +12,16 @@ from functools import partial
 from urllib.parse import urlencode, urlsplit
 
 from gradient_cli.config import explain_missing_key
-from gradient_cli.errors import ClientError, ConnectionFailed, ServerError
+from gradient_cli.errors import TOO_MANY_REQUESTS, ClientError, ConnectionFailed, ServerError
 from gradient_cli.terminal import print_message, sanitize
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Any, TypeVar
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any
     from urllib.parse import SplitResult
 
     from websockets.sync.client import ClientConnection
-
-    T = TypeVar("T")
 
 CONNECT_SECONDS = 15.0
 RESPONSE_SECONDS = 60.0
@@ -35,7 +32,6 @@ MAX_RATE_LIMIT_SECONDS = 300.0  # longest total wait for a rate limit of the ser
 CHUNK = 1 << 18
 _ERROR_BYTES = 1_000_000
 _UNAUTHORIZED = 401
-TOO_MANY_REQUESTS = 429
 _PAGE_BYTES = 256_000_000
 
 
@@ -117,6 +113,22 @@ class Transport:
         body: bytes | Iterator[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
         seconds: float = RESPONSE_SECONDS,
+    ) -> http.client.HTTPResponse:
+        """Send a request as `open_once` does, and again while a rate limit is reached, for a few minutes at most."""
+        send = partial(self.open_once, method, path, query=query, body=body, headers=headers, seconds=seconds)
+        if body is None or isinstance(body, bytes):
+            return self._retry_rate_limited(send)
+        return send()  # an iterator is consumed by it; only its caller can make another one
+
+    def open_once(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: bytes | Iterator[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float = RESPONSE_SECONDS,
         keep: bool = True,
     ) -> http.client.HTTPResponse:
         """Send a request, and return the response with its body unread.
@@ -127,7 +139,7 @@ class Transport:
             query: Parameters; those that are None are left out.
             body: The bytes to send; an iterator needs a Content-Length header.
             headers: More headers.
-            seconds: Timeout for each read of the response.
+            seconds: Timeout for the connection and for each read of the response.
             keep: Use the persistent connection; a followed log takes one of its own.
 
         Raises:
@@ -140,11 +152,7 @@ class Transport:
             sent["x-api-key"] = self._key
 
         send = partial(self._send, method, target, body, sent, seconds, keep=keep)
-        send_repeatedly = partial(self._send_checked, send, repeat=keep and method == "GET")
-
-        if body is None or isinstance(body, bytes):
-            return self._retry_rate_limited(send_repeatedly)
-        return send_repeatedly()  # an iterator is consumed by it; only its caller can make another one
+        return self._send_checked(send, repeat=keep and method == "GET")
 
     def _send_checked(self, send: Callable[[], http.client.HTTPResponse], *, repeat: bool) -> http.client.HTTPResponse:
         """Return a successful response; with `repeat`, send again if the persistent connection was stale."""
@@ -269,7 +277,7 @@ class Transport:
         try:
             connection = self._kept if keep and self._kept else self._connection()
             if connection.sock is None:
-                connection.timeout = CONNECT_SECONDS
+                connection.timeout = min(CONNECT_SECONDS, seconds)
                 connection.connect()
             connection.sock.settimeout(seconds)
             if keep:
@@ -396,29 +404,6 @@ _HINTS = {
 def _parse_retry_after(retry_after: str) -> float:
     """Parse Retry-After as seconds, at most a minute; 5 s if it is not a plain number."""
     return min(float(retry_after), 60.0) if retry_after.isdecimal() and len(retry_after) < 9 else 5.0  # noqa: PLR2004
-
-
-def retry(action: Callable[[], T], delays: Sequence[float]) -> T:
-    """Call `action`; after a transient failure wait and call it again, once for each delay.
-
-    Raises:
-        ClientError: The last failure, or one that is not transient.
-    """
-    for delay in delays:
-        try:
-            return action()
-        except ClientError as error:
-            limited = isinstance(error, ServerError) and error.status == TOO_MANY_REQUESTS
-            if not (error.transient or limited):
-                raise
-            print_message(f"{error}; trying again…")
-            time.sleep(max(jitter(delay), error.retry_after if isinstance(error, ServerError) and limited else 0.0))
-    return action()
-
-
-def jitter(delay: float) -> float:
-    """Change a delay by up to a fifth at random, so that disconnected clients do not all return at once."""
-    return delay * (0.8 + 0.4 * os.urandom(1)[0] / 255)
 
 
 def _encode_query(query: Mapping[str, object] | None) -> str:

@@ -8,10 +8,11 @@ import sys
 import time
 
 from gradient_cli import terminal
+from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.commands.jobs import create
 from gradient_cli.errors import OK, ServerError, UsageError
 from gradient_cli.options import add_option
-from gradient_cli.workspace.job_spec import describe
+from gradient_cli.workspace import job_spec as specs
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ exec python3 -m jupyterlab --no-browser --allow-root --ip=127.0.0.1 --port="$GRA
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `notebooks run`."""
     create.add_create(parser)
-    describe(parser, "command", "TEXT", argparse.SUPPRESS)  # `run` makes the command
+    specs.describe(parser, "command", "TEXT", argparse.SUPPRESS)  # `run` makes the command
     add_option(
         parser,
         "--idleMinutes",
@@ -67,8 +68,9 @@ def run(args: argparse.Namespace) -> int:
     args.command = _COMMAND.format(port=PORT, idle=max(1, round(args.idleMinutes * 60)))
     args.token = os.urandom(24).hex()
     args.envVars = [*(args.envVars or []), f"JUPYTER_TOKEN={args.token}"]
-    args.ports = [*(args.ports or []), str(PORT)]
-    return create.create(args)
+    spec, workspace, include = specs.resolve(args)
+    spec["ports"] = list(dict.fromkeys([*spec.get("ports", []), str(PORT)]))
+    return create.submit(args, spec, workspace, include)
 
 
 def _open(args: argparse.Namespace, api: Api, job: dict[str, Any]) -> int:
@@ -112,8 +114,6 @@ def _link(port: int, token: str) -> str:
 
 def _wait_until_running(api: Api, job_id: str) -> dict[str, Any]:
     """Return the job once it runs or has ended, and print what it waits for."""
-    from gradient_cli.follow import retry_until_connected
-
     shown = None
     while True:
         job = retry_until_connected(lambda: api.job(job_id))
@@ -138,7 +138,7 @@ def _wait_until_it_answers(api: Api, job_id: str, forward: Any) -> bool:  # noqa
             connection.request("GET", "/api")
             connection.getresponse()
         except (OSError, http.client.HTTPException):
-            if api.job(job_id)["state"] in _ENDED:
+            if retry_until_connected(lambda: api.job(job_id))["state"] in _ENDED:
                 return False
             time.sleep(_POLL_SECONDS)
         else:

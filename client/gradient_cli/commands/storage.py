@@ -141,7 +141,7 @@ def get(args: argparse.Namespace) -> int:
         terminal.print_message(f"left out: {terminal.sanitize(other)}: not a file")
     have = f"; {len(files) - len(got)} already downloaded" if len(got) < len(files) else ""
     size = format_size(sum(file["size"] for file in got))
-    where = os.path.normpath(os.path.join(root, names[0])) if [file["path"] for file in files] == [path] else root
+    where = os.path.normpath(target.local_path(names[0])) if [file["path"] for file in files] == [path] else root
     terminal.print_message(f"{format_count(len(got), 'file')} ({size}) to {terminal.sanitize(where)}{have}")
     return OK
 

@@ -291,7 +291,7 @@ _shtab_gradient_cli_compare_list_defaults_added=0
 
 _shtab_gradient_cli_compare_show_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--wait[first wait until all of its jobs have ended]"
+  "--wait[first wait until all of its jobs have ended, and exit with the highest of their exit codes]"
   "--json[print one JSON object and nothing else]"
   "--url[address of the server (default\: GRADIENT_URL, else saved by \`login\`, else this machine)]:URL:"
   "--apiKey[API key (default\: GRADIENT_API_KEY, else saved by \`login\`, else the key of this machine)]:KEY:"
@@ -597,7 +597,7 @@ _shtab_gradient_cli_jobs_logs_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {-f,--follow}"[follow the log until the job has ended, and exit with its exit code]"
   "--line[print only the lines after line N (default\: 0)]:N:"
-  {-n,--tail}"[print only the last N lines]:N:"
+  {-n,--tail}"[print only the last N lines\; 0\: only new ones of --follow]:N:"
   "--since[print only lines since then\: 10m, 2h or 1d ago, or a time]:TIME:"
   "--until[print only lines until then]:TIME:"
   "--search[print only lines with this text, in any case]:TEXT:"
@@ -617,7 +617,7 @@ _shtab_gradient_cli_jobs_metrics_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {-n,--name}"[show only this metric]:NAME:"
   "--csv[print all values as CSV\: name, source, step, time, value]"
-  "--points[most values of each metric (default\: 1000)]:N:"
+  "--points[most values of each metric (default\: 1000\; with --csv or --json all)]:N:"
   "--json[print one JSON object and nothing else]"
   "--url[address of the server (default\: GRADIENT_URL, else saved by \`login\`, else this machine)]:URL:"
   "--apiKey[API key (default\: GRADIENT_API_KEY, else saved by \`login\`, else the key of this machine)]:KEY:"

@@ -8,8 +8,8 @@ from functools import partial
 from statistics import median
 
 from gradient_cli import terminal
+from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.errors import UsageError
-from gradient_cli.follow import retry_until_connected
 from gradient_cli.formatting import format_count
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start

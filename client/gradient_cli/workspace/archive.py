@@ -66,6 +66,10 @@ class WorkspaceFolder:
         skipped: Paths that cannot be packed, each with the reason.
         left_out: Paths that are excluded by default.
         scanned_at: Unix time in nanoseconds of the start of the scan.
+
+    Raises:
+        UsageError: A pattern is invalid, or matches nothing.
+        ClientError: A file cannot be read.
     """
 
     def __init__(self, root: str, include: Sequence[str] = ()) -> None:
@@ -75,8 +79,11 @@ class WorkspaceFolder:
         self.left_out: list[str] = []
         self.scanned_at = time.time_ns()
         self._unreadable: list[str] = []
-        self._scan(self.root, "", IgnoreRules.for_root(self.root, include))
+        rules = IgnoreRules.for_root(self.root, include)
+        self._scan(self.root, "", rules)
         _raise_unreadable(self._unreadable)
+        if rules.inclusion:
+            rules.inclusion.refuse_unused([e.path + "/" * (e.kind == "folder") for e in self.entries])
         self.entries.sort(key=lambda entry: os.fsencode(entry.path))
         self.left_out.sort()
 

@@ -8,8 +8,8 @@ import time
 
 from gradient_cli import terminal
 from gradient_cli.api.submissions import IDEMPOTENCY_KEY
-from gradient_cli.api.transport import MAX_RATE_LIMIT_SECONDS, TOO_MANY_REQUESTS
-from gradient_cli.errors import ServerError
+from gradient_cli.api.transport import MAX_RATE_LIMIT_SECONDS
+from gradient_cli.errors import TOO_MANY_REQUESTS, ServerError
 from gradient_cli.workspace import job_spec, submission
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gradient_cli.api.client import Api
+    from gradient_cli.workspace.archive import WorkspaceFolder
 
     Outcome = dict[str, Any] | ServerError
     """A job as the server created it, or why the server refused it."""
@@ -42,7 +43,7 @@ def submit(
         A job's place in `jobs`, and what became of it.
 
     Raises:
-        UsageError: There is no such folder, or the server has no default machine type.
+        UsageError: Nothing was submitted: a folder, a file of a pattern, or the default machine type is missing.
     """
     specs = _with_machine_types(api, [spec for spec, _, _ in jobs], report)
     ready: dict[int, dict[str, Any]] = {}
@@ -54,23 +55,24 @@ def submit(
             ready[place] = {**specs[place], "workspace": workspace}
         else:
             by_folder.setdefault((workspace, tuple(include)), []).append(place)
-    for (path, included), places in by_folder.items():
+    folders = {key: submission.read_folder(key[0], list(key[1])) for key in by_folder}
+    for key, places in by_folder.items():
         uploaded = None
         for place in places:
             if uploaded is None:
-                outcome = _submit_first(api, specs[place], path, list(included), report)
+                outcome = _submit_first(api, specs[place], key[0], folders[key], report)
                 uploaded = None if isinstance(outcome, ServerError) else outcome["workspaceSha256"]
                 yield place, outcome
             else:
                 ready[place] = {**specs[place], "workspaceSha256": uploaded}
     order = sorted(ready)
-    keyed = [{IDEMPOTENCY_KEY: os.urandom(16).hex(), **ready[place]} for place in order]
-    for number, outcome in _submit_ready(api, keyed):
+    for number, outcome in _submit_ready(api, [ready[place] for place in order]):
         yield order[number], outcome
 
 
 def _submit_ready(api: Api, specs: list[dict[str, Any]]) -> Iterator[tuple[int, Outcome]]:
     """Submit jobs without an upload, waiting where a limit of the server is reached."""
+    specs = [{IDEMPOTENCY_KEY: os.urandom(16).hex(), **spec} for spec in specs]
     waiting = list(range(len(specs)))
     until = time.monotonic() + MAX_RATE_LIMIT_SECONDS
     while waiting:
@@ -113,11 +115,11 @@ def _with_machine_types(api: Api, specs: list[dict[str, Any]], report: Callable[
 
 
 def _submit_first(
-    api: Api, spec: dict[str, Any], path: str, include: list[str], report: Callable[[str], None]
+    api: Api, spec: dict[str, Any], path: str, folder: WorkspaceFolder | None, report: Callable[[str], None]
 ) -> Outcome:
     """Submit the first valid job of a folder alone, because it may have to be uploaded with it."""
     try:
-        return submission.submit(api, spec, path, submission.read_folder(path, include), report)
+        return submission.submit(api, spec, path, folder, report)
     except ServerError as error:
         if error.status not in _REFUSED_SPEC or error.field.startswith("workspace"):
             raise

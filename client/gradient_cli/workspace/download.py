@@ -9,11 +9,12 @@ from contextlib import suppress
 from functools import partial
 
 from gradient_cli import terminal
-from gradient_cli.api.transport import retry
+from gradient_cli.api.retries import retry
 from gradient_cli.errors import ClientError, ServerError
 from gradient_cli.formatting import describe_removed
 from gradient_cli.progress import Progress
 from gradient_cli.workspace.digest import sha256
+from gradient_cli.workspace.public_names import to_local_name
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class DownloadFolder:
             ClientError: One is, or its path leads out of the folder.
         """
         for file in files:
-            path = self._local_path(str(file["path"]))
+            path = self.local_path(str(file["path"]))
             if os.path.exists(path) and not os.path.islink(path) and not self._source.is_same(path, file):
                 raise ClientError(
                     f"{terminal.sanitize(path)} exists with other contents; nothing was downloaded",
@@ -131,12 +132,12 @@ class DownloadFolder:
 
         Args:
             file: The file, as the server lists it.
-            name: Its path below this folder, if it is not the one on the server.
+            name: Its path below this folder, of public names, if it is not the one on the server.
 
         Raises:
             ClientError: The path leads out of the folder, or the file cannot be written or arrives damaged.
         """
-        path = self._local_path(name or str(file["path"]))
+        path = self.local_path(name or str(file["path"]))
         etag = self._source.etag(file)
         try:
             if self._source.is_same(path, file):
@@ -170,7 +171,7 @@ class DownloadFolder:
             for file in files
             if file.get("sha256")
             and file["size"] <= _SMALL_BYTES
-            and not os.path.lexists(self._local_path(str(file["path"])))
+            and not os.path.lexists(self.local_path(str(file["path"])))
         ]
         got: set[str] = set()
         for start in range(0, len(small), _BATCH):
@@ -189,7 +190,7 @@ class DownloadFolder:
         checked = ""
         try:
             for file in files:
-                path, size = self._local_path(str(file["path"])), int(file["size"])
+                path, size = self.local_path(str(file["path"])), int(file["size"])
                 while len(pending) < size and (chunk := next(chunks, b"")):
                     pending += chunk
                 data = bytes(pending[:size])
@@ -225,11 +226,16 @@ class DownloadFolder:
             hint=f"Free disk space, then repeat the download, which resumes; or choose {self._source.ELSEWHERE}.",
         )
 
-    def _local_path(self, path: str) -> str:
+    def local_path(self, path: str) -> str:
+        """Return where the file with this path is written: below the root, with the local names of its parts.
+
+        Raises:
+            ClientError: The path leads out of the folder.
+        """
         parts = path.split("/")
         if not path or "\0" in path or "\\" in path or any(part in {"", ".", ".."} for part in parts):
             raise _outside_error(path)
-        return os.path.join(self.root, *parts)
+        return os.path.join(self.root, *map(to_local_name, parts))
 
     def _write_mark(self) -> None:
         if self._mark:

@@ -37,7 +37,7 @@ class Inclusion:
 
     Args:
         root: The workspace's absolute path, which the patterns are relative to.
-        patterns: Patterns as in a `.gitignore`.
+        patterns: Patterns as in a `.gitignore`; `./x` is the same as `/x`.
 
     Raises:
         UsageError: A pattern is invalid.
@@ -47,9 +47,11 @@ class Inclusion:
         from pathspec import GitIgnoreSpec
 
         self._root = root
-        self._parts = [pattern.strip("/").split("/") for pattern in patterns]
+        anchored = [pattern[1:] if pattern.startswith("./") else pattern for pattern in patterns]
+        self._parts = [pattern.strip("/").split("/") for pattern in anchored]
         try:
-            self._spec = GitIgnoreSpec.from_lines(patterns)
+            self._spec = GitIgnoreSpec.from_lines(anchored)
+            self._each = [(given, GitIgnoreSpec.from_lines([one])) for given, one in zip(patterns, anchored)]
         except ValueError as error:
             raise UsageError(f"include: {error}", hint="Write a pattern as in a .gitignore: .env, or data/*.") from None
 
@@ -62,10 +64,24 @@ class Inclusion:
         from fnmatch import fnmatchcase
 
         names = path[len(self._root.rstrip("/")) + 1 :].split("/")
-        return any(
-            len(parts) > len(names) and all(fnmatchcase(name, part) for name, part in zip(names, parts))
-            for parts in self._parts
-        )
+        for parts in self._parts:
+            depth = parts.index("**") if "**" in parts else len(names)
+            if len(parts) > depth and all(fnmatchcase(name, part) for name, part in zip(names, parts[:depth])):
+                return True
+        return False
+
+    def refuse_unused(self, paths: Sequence[str]) -> None:
+        """Refuse a pattern that matches none of these paths to upload; those of folders end with a slash.
+
+        Raises:
+            UsageError: There is one.
+        """
+        for pattern, spec in self._each:
+            if not pattern.startswith("!") and not any(map(spec.match_file, paths)):
+                raise UsageError(
+                    f"include: {pattern!r} matches no file of {self._root} that can be uploaded",
+                    hint="Correct it, relative to that folder and as in a .gitignore, or leave it out.",
+                )
 
 
 class IgnoreRules:

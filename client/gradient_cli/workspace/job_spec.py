@@ -111,7 +111,7 @@ def resolve(
     if path:
         _refuse_unknown(options, path)
     if line:
-        options = _override(options, line)
+        options = _override(options, line, path)
     files = {name: path for name in options if name not in (line or {})}
     spec: dict[str, Any] = {}
     for name, (convert, _, _) in _FIELDS.items():
@@ -140,15 +140,14 @@ def _resolve_lists(args: argparse.Namespace, options: dict[str, Any], path: str 
     return {name: value for name, value in {"envVars": environment, **lists, **given}.items() if value}
 
 
-def _override(options: dict[str, Any], line: dict[str, Any]) -> dict[str, Any]:
+def _override(options: dict[str, Any], line: dict[str, Any], path: str | None) -> dict[str, Any]:
     """Return the options of a project file with those of a line in their place; variables are added."""
     _refuse_unknown(line, None)
     for name, other in (("project", "projectId"), ("projectId", "project")):
         if name in line:
             options = {key: value for key, value in options.items() if key != other}
-    filed, own = options.get("envVars"), line.get("envVars")
-    added = {"envVars": {**filed, **own}} if isinstance(filed, dict) and isinstance(own, dict) else {}
-    return {**options, **line, **added}
+    filed, own = _filed_variables(options.get("envVars"), path), _filed_variables(line.get("envVars"), None)
+    return {**options, **line, "envVars": {**filed, **own}}
 
 
 def resolve_workspace(args: argparse.Namespace) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 
 from gradient_cli import terminal
@@ -11,6 +10,7 @@ from gradient_cli.errors import ClientError, UsageError
 from gradient_cli.formatting import format_count, parse_time
 from gradient_cli.progress import Progress
 from gradient_cli.workspace.digest import sha256
+from gradient_cli.workspace.public_names import to_local_name, to_public_name
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gradient_cli.api.client import Api
 
 STORAGE = "/storage"
-_ESCAPED = re.compile(r"[\udc80-\udcff\\]|%(?=[0-9A-Fa-f]{2})")
+_MAX_NAMED = 10
 
 
 def remote_path(given: str) -> str:
@@ -48,12 +48,13 @@ class UploadPlan:
 
     Attributes:
         files: Local paths by remote path.
-        left_out: Local paths that are not uploaded, each with the reason.
+        left_out: Local paths that are not uploaded, each with the reason, and permissions that are not kept.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
         self.left_out: list[str] = []
+        self._executable: list[str] = []
 
     @classmethod
     def of(cls, sources: Sequence[str], target: str | None) -> UploadPlan:
@@ -72,7 +73,7 @@ class UploadPlan:
         for source in sources:
             name = os.path.basename(os.path.realpath(source) if source in {".", ".."} else os.path.normpath(source))
             base = remote_path(target or "")
-            place = "/".join(filter(None, (base, _escape(name)))) if into else base
+            place = "/".join(filter(None, (base, to_public_name(name)))) if into else base
             if os.path.isdir(source):
                 plan._add_folder(source, place)
             elif os.path.exists(source):
@@ -81,24 +82,31 @@ class UploadPlan:
                 raise ClientError(
                     f"{source!r} does not exist", hint="Name files or folders of this machine; the destination is last."
                 )
+        if plan._executable:
+            some, more = ", ".join(plan._executable[:_MAX_NAMED]), len(plan._executable) - _MAX_NAMED
+            plan.left_out.append(f"permission to execute: {some}{f' and {more} more' if more > 0 else ''}")
         return plan
 
     def _add_folder(self, folder: str, place: str) -> None:
         for path, folders, names in os.walk(folder, onerror=_refuse_unreadable):
             relative = os.path.relpath(path, folder)
-            above = [place] if relative == "." else [place, *map(_escape, relative.split("/"))]
+            above = [place] if relative == "." else [place, *map(to_public_name, relative.split("/"))]
             folders.sort()
+            if not (folders or names):
+                self.left_out.append(f"{path}: an empty folder")
             self.left_out += [
                 f"{os.path.join(path, name)}: a link to a folder"
                 for name in folders
                 if os.path.islink(os.path.join(path, name))
             ]
             for name in sorted(names):
-                self._add_file(os.path.join(path, name), "/".join([*above, _escape(name)]))
+                self._add_file(os.path.join(path, name), "/".join([*above, to_public_name(name)]))
 
     def _add_file(self, path: str, place: str) -> None:
         if os.path.isfile(path):
             self.files[place] = path
+            if os.stat(path).st_mode & stat.S_IXUSR:
+                self._executable.append(path)
         else:
             self.left_out.append(f"{path}: not a file, or a link to nothing")
 
@@ -167,18 +175,18 @@ def modified(status: os.stat_result) -> str:
 
 
 def local_target(files: Sequence[dict[str, Any]], remote: str, local: str | None) -> tuple[str, list[str]]:
-    """Return the folder to download into, and the path of each file below it.
+    """Return the folder to download into, and the path of each file below it, of public names.
 
     Args:
         files: The stored files at `remote` or below it.
         remote: Path of a file or a folder in the storage.
         local: The file or folder to write; None: one of the same name in the current folder.
     """
-    name = os.path.basename(remote)
+    name = to_local_name(os.path.basename(remote))
     if [file["path"] for file in files] == [remote]:
         into = local is None or local.endswith("/") or os.path.isdir(local)
         target = os.path.join(local or "", name) if into else str(local)
-        return os.path.dirname(target) or ".", [os.path.basename(target)]
+        return os.path.dirname(target) or ".", [to_public_name(os.path.basename(target))]
     return local or name or "storage", [file["path"][len(remote) :].lstrip("/") for file in files]
 
 
@@ -216,10 +224,6 @@ class StoredFiles:
         """Give a downloaded file the time of the stored one."""
         ms = round(parse_time(file["modified"]).timestamp() * 1000)
         os.utime(path, ns=(ms * 1_000_000, ms * 1_000_000))
-
-
-def _escape(name: str) -> str:
-    return _ESCAPED.sub(lambda found: f"%{ord(found[0]) & 0xFF:02X}", name)
 
 
 def _refuse_unreadable(error: OSError) -> None:

@@ -45,7 +45,7 @@ def read_folder(path: str, include: list[str]) -> WorkspaceFolder | None:
     """List the files of a workspace; None if it is an archive.
 
     Raises:
-        UsageError: There is no such folder or file.
+        UsageError: There is no such folder or file, or a pattern matches nothing.
         ClientError: A file of it cannot be read.
     """
     if os.path.isdir(path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK
@@ -34,7 +35,11 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 def add_show(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `compare show`."""
     _add_id(parser)
-    parser.add_argument("--wait", action="store_true", help="first wait until all of its jobs have ended")
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="first wait until all of its jobs have ended, and exit with the highest of their exit codes",
+    )
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=show)
@@ -90,9 +95,10 @@ def show(args: argparse.Namespace) -> int:
 
     api = connect(args)
     found = _wait(api, args.id) if args.wait else api.comparison(args.id)
+    code = _exit_code(api, found) if args.wait else OK
     if args.json:
         print_json(found)
-        return OK
+        return code
     heads, rows = _table(found)
     print_table(heads, rows, spare=(_FRONT, "PEAK GPU", "PEAK MEMORY", "$/H", "$/1000 STEPS", "BOUND BY"))
     for each in found["differences"]:
@@ -104,11 +110,21 @@ def show(args: argparse.Namespace) -> int:
         terminal.print_message(terminal.sanitize(line))
     for line in _judgements(found):
         terminal.print_message(line)
-    return OK
+    return code
+
+
+def _exit_code(api: Api, found: Mapping[str, Any]) -> int:
+    """Return the highest exit code of the jobs, all of which have ended."""
+    from gradient_cli.api.retries import retry_until_connected
+    from gradient_cli.follow import SUCCEEDED, exit_code
+
+    members = [each for row in found["rows"] for each in row["members"] if each["state"] != SUCCEEDED]
+    jobs = [retry_until_connected(partial(api.job, each["jobId"])) for each in members]
+    return max(map(exit_code, jobs), default=OK)
 
 
 def _wait(api: Api, comparison_id: str) -> dict[str, Any]:
-    from gradient_cli.follow import retry_until_connected
+    from gradient_cli.api.retries import retry_until_connected
 
     ended, found = -1, api.comparison(comparison_id)
     while True:

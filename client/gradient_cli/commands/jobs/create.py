@@ -68,12 +68,16 @@ def _add_follow_options(parser: argparse.ArgumentParser) -> None:
 
 def create(args: argparse.Namespace) -> int:
     """Submit a job from flags, project file and folder."""
+    if args.program:
+        args.command = join_program(args.command, args.program)
+    return submit(args, *specs.resolve(args))
+
+
+def submit(args: argparse.Namespace, spec: dict[str, Any], workspace: str, include: list[str]) -> int:
+    """Submit a job of these fields, as `create` does."""
     from gradient_cli.api.client import connect
     from gradient_cli.workspace import submission
 
-    if args.program:
-        args.command = join_program(args.command, args.program)
-    spec, workspace, include = specs.resolve(args)
     try:
         api = connect(args)
         submission.choose_machine_type(api, spec, terminal.print_message)

@@ -32,7 +32,9 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
         help="follow the log until the job has ended, and exit with its exit code",
     )
     parser.add_argument("--line", type=int, metavar="N", help="print only the lines after line N (default: 0)")
-    parser.add_argument("-n", "--tail", type=int, metavar="N", help="print only the last N lines")
+    parser.add_argument(
+        "-n", "--tail", type=int, metavar="N", help="print only the last N lines; 0: only new ones of --follow"
+    )
     parser.add_argument("--since", metavar="TIME", help="print only lines since then: 10m, 2h or 1d ago, or a time")
     parser.add_argument("--until", metavar="TIME", help="print only lines until then")
     parser.add_argument("--search", metavar="TEXT", help="print only lines with this text, in any case")
@@ -60,7 +62,7 @@ def logs(args: argparse.Namespace) -> int:
     )
     # Fails at once on an unknown job or an unreachable server, which following would retry.
     job = api.job(job_id) if args.follow else {}
-    start = seen = _first_line_since(api, job_id, since) if since else args.line or 0
+    start = seen = _start_line(api, job_id, args, since)
     partial = ""
     if not args.follow or args.tail is not None:
         for page in _pages(api, job_id, seen, args.tail, args.search or ""):
@@ -94,6 +96,13 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError(f"{name}: must not be negative", hint=f"For example --{name} 100.")
 
 
+def _start_line(api: Api, job_id: str, args: argparse.Namespace, since: datetime | None) -> int:
+    """Return the number of the line after which to begin: of the last one with `--tail 0`; 0 with another tail."""
+    if args.tail == 0:
+        return int(api.logs(job_id, tail=0, limit=1)["total"])
+    return _first_line_since(api, job_id, since) if since else args.line or 0
+
+
 def _first_line_since(api: Api, job_id: str, since: datetime) -> int:
     """Return the number of the last line before a time; 0 if there is none. Searches by halves: times only increase."""
     last = api.logs(job_id, tail=1)["lines"]
@@ -121,11 +130,7 @@ def _pages(api: Api, job_id: str, line: int, tail: int | None, search: str) -> I
     if tail is None and 0 < len(search) <= _SEARCH_CHARACTERS and search.isascii() and search.isprintable():
         yield from _pages_with(search, api, job_id, line)
         return
-    page = api.logs(job_id, line=line, tail=tail, limit=_PAGE)
-    yield page
-    while tail is None and (rows := page["lines"]):
-        page = api.logs(job_id, line=int(rows[-1]["line"]), limit=_PAGE)
-        yield page
+    yield from api.log_pages(job_id, line=line, tail=tail)
 
 
 def _pages_with(text: str, api: Api, job_id: str, line: int) -> Iterator[dict[str, Any]]:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.formatting import format_size, print_json, print_table
+from gradient_cli.formatting import format_size, parse_time, print_json, print_table
 from gradient_cli.options import add_connection, add_job_id, add_json, resolve_job_id
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
+    from gradient_cli.api.client import Api
+
 _POINTS = 1000
+_MOST_POINTS = 100_000
+"""Most values that the server sends in one response, of all series; it reads twice as many."""
+_FEW_POINTS = 300
+_LAST_TIME = 4_102_444_800_000_000
+"""The last time in microseconds that the server takes: the year 2100."""
 _CURVE_CELLS = 24
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -26,7 +34,10 @@ def add_metrics(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--name", metavar="NAME", help="show only this metric")
     parser.add_argument("--csv", action="store_true", help="print all values as CSV: name, source, step, time, value")
     parser.add_argument(
-        "--points", type=int, default=_POINTS, metavar="N", help=f"most values of each metric (default: {_POINTS})"
+        "--points",
+        type=int,
+        metavar="N",
+        help=f"most values of each metric (default: {_POINTS}; with --csv or --json all)",
     )
     add_json(parser)
     add_connection(parser)
@@ -40,7 +51,11 @@ def show_metrics(args: argparse.Namespace) -> int:
     if args.csv and args.json:
         raise UsageError("csv and json: cannot be combined", hint="Give one of them.")
     api = connect(args)
-    found = api.metrics(resolve_job_id(args.id, api), name=args.name, points=args.points)
+    job_id = resolve_job_id(args.id, api)
+    if args.points is None and (args.csv or args.json):
+        found = _all_values(api, job_id, args.name)
+    else:
+        found = api.metrics(job_id, name=args.name, points=args.points or _POINTS)
     if args.json:
         print_json(found)
     elif args.csv:
@@ -54,6 +69,55 @@ def show_metrics(args: argparse.Namespace) -> int:
     if found.get("leftOut"):
         terminal.print_message(terminal.sanitize(found["leftOut"]))
     return OK
+
+
+def _all_values(api: Api, job_id: str, name: str | None) -> dict[str, Any]:
+    """Return a job's metrics with all values: long ones in parts, each of a time that the server sends whole."""
+    found = api.metrics(job_id, name=name, points=_FEW_POINTS)
+    if _is_whole(found, _FEW_POINTS):
+        return found
+    times = [_to_microseconds(at["time"]) for one in found["series"] for at in one["points"]]
+    first, last = min(times), max(times)
+    points = _MOST_POINTS // len(found["series"])
+    read = partial(api.metrics, job_id, name=name, points=points)
+    spans = ((0, first - 1), (first, last), (last + 1, _LAST_TIME))
+    parts = [part for start, stop in spans for part in _parts(read, points, start, stop)]
+    values: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in (one for part in parts for one in part["series"]):
+        values.setdefault((one["name"], one["source"]), []).extend(one["points"])
+    left_out = dict.fromkeys(part["leftOut"] for part in parts if part.get("leftOut"))
+    return {"series": [_series(*key, found) for key, found in values.items()], "leftOut": " ".join(left_out) or None}
+
+
+def _parts(read: Callable[..., dict[str, Any]], points: int, start: int, stop: int) -> Iterator[dict[str, Any]]:
+    """Yield the metrics between two Unix times in microseconds, of halves if the server may have left out values."""
+    if start > stop:
+        return
+    part = read(within=(start / 1e6, stop / 1e6))
+    if _is_whole(part, points) or start == stop:
+        yield part
+    else:
+        times = sorted(map(_to_microseconds, (at["time"] for one in part["series"] for at in one["points"])))
+        middle = times[len(times) // 2]
+        if not start <= middle < stop:  # the server sends times in whole milliseconds
+            middle = (start + stop) // 2
+        yield from _parts(read, points, start, middle)
+        yield from _parts(read, points, middle + 1, stop)
+
+
+def _is_whole(found: dict[str, Any], points: int) -> bool:
+    """Return whether the server left out no values to send at most so many: it sends more than half as many then."""
+    return all(len(one["points"]) < points // 2 for one in found["series"])
+
+
+def _series(name: str, source: str, points: list[dict[str, Any]]) -> dict[str, Any]:
+    values = [at["value"] for at in points if at["value"] is not None]
+    ends = {"last": points[-1]["value"], "min": min(values, default=None), "max": max(values, default=None)}
+    return {"name": name, "source": source, "points": points, **ends}
+
+
+def _to_microseconds(time: str) -> int:
+    return round(parse_time(time).timestamp() * 1_000_000)
 
 
 def _print_csv(series: Sequence[dict[str, Any]]) -> None:

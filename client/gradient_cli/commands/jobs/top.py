@@ -38,7 +38,7 @@ def add_top(parser: argparse.ArgumentParser) -> None:
 def top(args: argparse.Namespace) -> int:
     """Print the running jobs; on a terminal, again and again until Ctrl-C."""
     from gradient_cli.api.client import connect
-    from gradient_cli.follow import retry_until_connected
+    from gradient_cli.api.retries import retry_until_connected
 
     if not 1 <= args.interval <= 3600:  # noqa: PLR2004  an hour
         raise UsageError(
