@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, or_, select, update
+from sqlalchemy import and_, bindparam, func, insert, literal, or_, select, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session
 
@@ -348,6 +348,16 @@ def delete(session: Session, job_id: str) -> Job:
     session.execute(delete_rows(GitLogin).where(GitLogin.job_id == job_id))
     add_event(session, job, "deleted")
     return job
+
+
+def delete_of_project(session: Session, project_id: str) -> None:
+    """Hide all jobs of a project, as `delete` does, in three statements: all of them must have ended."""
+    shown = Job.project_id == project_id, Job.deleted_at.is_(None)
+    events = select(Job.id, now(), literal("deleted"), Job.attempt, Job.lease).where(*shown)
+    session.execute(insert(Event).from_select(["job_id", "at", "kind", "attempt", "lease"], events))
+    logins = delete_rows(GitLogin).where(GitLogin.job_id.in_(select(Job.id).where(*shown)))
+    for statement in (logins, update(Job).where(*shown).values(deleted_at=now())):
+        session.execute(statement, execution_options={"synchronize_session": False})
 
 
 def set_tags(session: Session, job_id: str, tags: Sequence[str]) -> Job:

@@ -154,9 +154,7 @@ def delete(session: Session, project_id: str) -> None:
             f"{going.running + going.queued} jobs of this project have not ended. Stop them, then delete the project.",
             field="projectId",
         )
-    jobs = select(Job.id).where(Job.project_id == project_id, Job.deleted_at.is_(None))
-    for job_id in session.scalars(jobs).all():
-        lifecycle.delete(session, job_id)
+    lifecycle.delete_of_project(session, project_id)
     project.name = f"{_DELETED_MARK}{project.id}"
     project.deleted_at = session.scalar(select(now()))
     session.flush()

@@ -36,7 +36,7 @@ HOST_LOST_SECONDS = 24 * 3600
 """A host silent for this long is not expected to return and clean up its attempts."""
 PRUNE_INTERVAL_SECONDS = 3600.0
 PRUNE_SECONDS = 20.0
-"""Longest time that deletions by retention policy delay the other repairs; the next sweep continues."""
+"""Longest time that deletions, by policy or of deleted jobs, delay the other repairs; the next sweep continues."""
 
 
 class Sweep:
@@ -205,24 +205,28 @@ class Sweep:
     def _remove_deleted_outputs(self) -> int:
         """Remove the logs, artifacts and metrics of deleted jobs; their rows stay."""
         left = or_(Job.logs_removed_at.is_(None), Job.artifacts_removed_at.is_(None))
-        deleted = select(Job).where(Job.deleted_at.is_not(None), Job.state.in_(TERMINAL), left)
+        deleted = select(Job.id).where(Job.deleted_at.is_not(None), Job.state.in_(TERMINAL), left)
         with self._context.database.read() as session:
             jobs = list(session.scalars(deleted))
-        count = sum(self._remove_outputs(job) for job in jobs)
+        until, count = time.monotonic() + PRUNE_SECONDS, 0
+        for job_id in jobs:
+            if time.monotonic() >= until:  # the next sweep continues
+                break
+            count += self._remove_outputs(job_id)
         if count:  # their archives follow
             self._prune_at = min(self._prune_at, time.monotonic() + FREED_AFTER_SECONDS)
         return count
 
-    def _remove_outputs(self, job: Job) -> bool:
+    def _remove_outputs(self, job_id: str) -> bool:
         """Remove all outputs of a deleted job; return False on failure, which must not prevent the other repairs."""
         try:
-            self._context.logs.remove(job.id)
-            self._context.artifacts.remove(job.id)
+            self._context.logs.remove(job_id)
+            self._context.artifacts.remove(job_id)
         except (OSError, StoreUnavailable):  # as from a bucket that refuses to delete
-            logger.warning("outputs_not_removed", exc_info=True, extra=job.log_context())
+            logger.warning("outputs_not_removed", exc_info=True, extra={"job_id": job_id})
             return False
-        metrics.remove(self._context.database, job.id)
-        self._context.write(partial(lifecycle.mark_outputs_removed, job_id=job.id))
+        metrics.remove(self._context.database, job_id)
+        self._context.write(partial(lifecycle.mark_outputs_removed, job_id=job_id))
         return True
 
     def _prune(self) -> int:

@@ -30,16 +30,21 @@ def test_jobs_are_found_by_what_stands_in_their_spec(database, submit):
 
 
 def test_a_deleted_project_takes_its_jobs_along_and_frees_its_name(database, submit):
-    job = submit(project="p")
+    gone, job, other = submit(project="p"), submit(project="p"), submit(project="other")
+    with database.write() as session:
+        lifecycle.delete(session, gone.id)
     with pytest.raises(SpecInvalid, match="1 jobs of this project have not ended"), database.write() as session:
         projects.delete(session, job.project_id)
     with database.write() as session:
         lifecycle.request_stop(session, job.id)
     with database.write() as session:
         projects.delete(session, job.project_id)
-    assert listed(database) == []
+    assert listed(database) == [other.id]
     with database.read() as session:
-        assert queries.projects(session) == []
+        assert [project.name for project in queries.projects(session)] == ["other"]
+        kinds = {one.id: [event.kind for event in queries.events(session, one.id)] for one in (gone, job, other)}
+    ended = ["submitted", "finished", "deleted"]
+    assert kinds == {gone.id: ended, job.id: ended, other.id: ["submitted"]}
     for change in (projects.delete, lambda session, one: projects.set_tags(session, one, ["x"])):
         with pytest.raises(ProjectNotFound), database.write() as session:
             change(session, job.project_id)
