@@ -30,7 +30,8 @@ Handle = dict[str, Any]
 
 `gpus` may describe the job's GPUs: for each its index and, as far as known, uuid, name, memory (bytes), serial, driver
 and cuda. `image` describes the image it runs, and `tpu` its TPU: zone, name, type and url.
-`sandboxed` is set for a process of this host: whether it runs in a sandbox.
+`sandboxed` is set for a process of this host: whether it runs in a sandbox. `over` is added to destroy what an attempt
+left that is over, when nobody stores its outputs any more.
 """
 
 WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"

@@ -195,8 +195,9 @@ class Sweep:
             return None
 
     def _destroy(self, backend: Backend, handle: Handle) -> bool:
+        """Destroy an attempt that is over: outputs that its cloud keeps stay there, since nothing here stores them."""
         try:
-            backend.destroy(handle)
+            backend.destroy(handle | {"over": True})
         except LaunchError:
             logger.warning("stray_not_destroyed", exc_info=True)
             return False

@@ -282,6 +282,9 @@ class GoogleHandler(BaseHTTPRequestHandler):
         if self.query.get("ifGenerationMatch") == "0" and (bucket, name) in self.state.objects:
             self._fail(412, "At least one of the pre-conditions you specified did not hold.")
             return
+        if {"\n", "\r"} & set(name) or len(name.encode()) > 1024:
+            self._fail(400, "Disallowed unicode characters present in object name, or it is too long.")
+            return
         self.state.put(bucket, name, content)
         self._json(200, self._resource(bucket, name))
 

@@ -12,9 +12,11 @@ from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
 from core.settings import Settings
 from worker.backends.tpu.backend import TpuBackend
+from worker.backends.tpu.storage import open_bucket
 from worker.context import WorkerContext
 from worker.database_resource_inventory import DatabaseResourceInventory
 from worker.maintenance.cloud_orphans import CloudSweep
+from worker.maintenance.job_sweep import Sweep
 
 
 @pytest.fixture
@@ -107,6 +109,27 @@ def test_what_could_not_be_fetched_of_a_job_stays_in_the_bucket(host, database, 
     give_up(database, lost)
     CloudSweep(host).run()
     assert asked == [False], "no worker has fetched anything"
+
+
+def test_what_a_job_that_was_given_up_left_in_the_bucket_stays_there_when_its_host_returns(
+    database, submit, simulator, gcs, tmp_path
+):
+    settings = Settings(home=tmp_path / "home", tpu=tpu_settings(simulator), gcs=gcs.settings)
+    host = WorkerContext.open(settings, database, worker_name="w1", hostname="here")
+    submit(machine="TPU")
+    with database.write() as session:
+        job = lifecycle.mark_running(session, claims.claim(session, WorkerOffer("w1", "here", ("process",))), {})
+    host.scratch(job.id, 1).make(host.artifacts)
+    name = f"gj-{job.id}-1"
+    host.resource_inventory.record_intent("tpu_node", f"us-central1-b/{name}", job_id=job.id, attempt=1)
+    simulator.cloud.create_node("projects/simulated/locations/us-central1-b", name, {})
+    bucket = open_bucket(settings, "us-central1")
+    bucket.prepare(job.id)
+    gcs.put_object(bucket.name, f"jobs/{job.id}/model/final", b"weights")
+    give_up(database, job)
+    assert Sweep(host).run(set())["scratch"] == 1
+    assert simulator.cloud.remaining_resources() == ([], [])
+    assert gcs.read_objects(bucket.name)[f"jobs/{job.id}/model/final"] == b"weights"
 
 
 def test_where_there_are_no_tpus_none_are_swept(database, tmp_path):

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from core.catalogue.backends import BACKENDS
 from core.catalogue.machine_types import Catalogue, MachineType
-from core.errors import GradientError, StoreUnavailable
+from core.errors import StoreUnavailable
 from core.jobs.states import WAITING_PHASE
 from core.settings import Settings
 from core.storage.artifacts.scan import Skipped
 from worker.attempt.outputs.missing_artifacts import read_missing, record_missing
+from worker.attempt.scratch import list_scratch_folders
 from worker.backends import make_backend
 from worker.backends.base import (
     CloudBackend,
@@ -45,9 +46,9 @@ from worker.backends.tpu.provisioning.provision import Provisioner, ReservedTpu
 from worker.backends.tpu.resource_inventory import POOL, ResourceEntry, ResourceInventory
 from worker.backends.tpu.storage.job_storage import JobStorage, OutputCollector, make_bucket_opener
 from worker.backends.tpu.storage.token_server import FIXED_TOKEN, TokenServer
-from worker.backends.tpu.vm.agent_client import MISSING_BYTES, MISSING_FILE, SHUTDOWN, VmAgentClient
+from worker.backends.tpu.vm.agent_client import SHUTDOWN, VmAgentClient
 from worker.backends.tpu.vm.port_forwarder import PortForwarder
-from worker.backends.tpu.vm.slices import read_host
+from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE, read_host
 from worker.backends.tpu.worker_presence import WorkerPresence
 
 logger = logging.getLogger(__name__)
@@ -159,7 +160,9 @@ class TpuBackend(CloudBackend):
         self._stay_connected(handle, _START_SECONDS)
         env = _device_environment(device) | storage.environment(device.entry.zone)
         isolated = self._catalogue.get(spec.machine_type).docker.network
-        issued = None if isolated else self._issue_tokens(spec, device.entry.zone)
+        issued = None  # such a job keeps the token that it starts with
+        if self._tokens is not None and not isolated:
+            issued = self._tokens.issue(spec.name, spec.job_id, device.entry.zone)
         if issued is not None:
             handle["token_key"], variables = issued
             env = {name: value for name, value in env.items() if name != FIXED_TOKEN} | variables
@@ -231,11 +234,14 @@ class TpuBackend(CloudBackend):
                     self._release(entry, None)
 
     def destroy(self, handle: Handle) -> None:
-        """See `Backend.destroy`: the process first, so that nothing uses the device any more."""
+        """See `Backend.destroy`: the process first, so that nothing uses the device any more.
+
+        Outputs stay in the bucket if the handle says that the attempt is `over`: then nobody stores them any more.
+        """
         self._ports.close(handle["name"])
         self._presence.end(handle["name"])
-        if self._tokens is not None and "token_key" in handle:
-            self._tokens.remove(handle["token_key"])
+        if self._tokens is not None:
+            self._tokens.remove(handle)
         inner = handle.get("runner") or self._runner_handle(handle["name"])
         if inner is not None:
             self._runner.destroy(inner)
@@ -248,6 +254,8 @@ class TpuBackend(CloudBackend):
                 self._vm_client.destroy(entry.zone, handle["job_id"], handle["attempt"])
         with self._lock:
             self._ending.pop(handle["name"], None)
+        if handle.get("over"):
+            return
         if self._resource_inventory.list_of_attempt(handle["job_id"], handle["attempt"] + 1):
             return  # this host was frozen: the next attempt has the folders in the bucket now, and cleans them up
         # Last, since it may take long: the device is no longer billed.
@@ -258,14 +266,22 @@ class TpuBackend(CloudBackend):
             record_missing(self._artifacts(handle), "", [*others, Skipped(_ALL, f"on the TPU VM, {missing}")])
 
     def list_owned(self) -> list[Handle]:
-        """See `Backend.list_owned`: processes, and devices that no process uses (yet)."""
+        """See `Backend.list_owned`: processes, and devices that no process uses (yet).
+
+        While the inventory is away, each attempt with a folder here counts as having a device. So no sweep takes one
+        for destroyed, and the processes can be ended.
+        """
         found: dict[str, Handle] = {}
         runner_idle = self._only_on_vms() and self._runner.unavailable_reason() is not None
         for inner in [] if runner_idle else self._runner.list_owned():
             found[inner["name"]] = inner | {"runner": inner}
-        for entry in self._resource_inventory.list_on_host():
-            name = f"{entry.job_id}-{entry.attempt}"
-            found.setdefault(name, base_handle(entry.job_id, entry.attempt, self._attempts / name / "control"))
+        try:
+            attempts = [(entry.job_id, entry.attempt) for entry in self._resource_inventory.list_on_host()]
+        except StoreUnavailable:
+            attempts = list_scratch_folders(self._attempts)
+        for job_id, attempt in attempts:
+            name = f"{job_id}-{attempt}"
+            found.setdefault(name, base_handle(job_id, attempt, self._attempts / name / "control"))
         return list(found.values())
 
     def remove_orphans(self, is_owned: IsOwned, is_finished: Callable[[str], bool]) -> int:
@@ -285,14 +301,6 @@ class TpuBackend(CloudBackend):
         """Tell a node that was made for its job that this worker follows it."""
         if handle["device"]["kind"] != POOL:
             self._presence.keep(handle["name"], handle["tpu"]["url"], seconds)
-
-    def _issue_tokens(self, spec: LaunchSpec, zone: str) -> tuple[str, dict[str, str]] | None:
-        """Return what `TokenServer.issue` returns; a job without renewed tokens keeps the one that it starts with."""
-        try:
-            return self._tokens.issue(spec.job_id, zone) if self._tokens is not None else None
-        except GradientError as error:
-            logger.warning("token_not_issued", extra={"job_id": spec.job_id, "error": error.message})
-            return None
 
     def _vm_client_for(self, spec: LaunchSpec, machine: MachineType) -> VmAgentClient | None:
         """Return the runner of this attempt on its TPU VM; None: the job runs on the worker's host.

@@ -1,8 +1,9 @@
-"""Containers beside the device, and the creation and start-up script of a new node."""
+"""Jobs beside the device, also without the database, and the creation and start-up script of a new node."""
 
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from support.backend_harness import BackendHarness
@@ -10,9 +11,12 @@ from support.google.tpu_simulator import NO_RESOURCES, MemoryResourceInventory, 
 
 from core.catalogue.backends import enabled_backends
 from core.catalogue.machine_types import Catalogue
-from core.errors import ExtraMissing
+from core.errors import ExtraMissing, StoreUnavailable
 from core.settings import Settings
 from core.settings.cloud import TpuSettings
+from worker.attempt.control import AttemptControl
+from worker.attempt.scratch import Scratch
+from worker.attempt.self_fence import SelfFence
 from worker.backends import make_backend
 from worker.backends.tpu.provisioning.node_request import build_request
 
@@ -44,6 +48,51 @@ def test_a_container_that_cannot_be_started_gives_the_device_back(beside, simula
         beside.launch(beside.spec("true", container="gradient-test:none"))
     assert simulator.cloud.remaining_resources() == NO_RESOURCES
     assert [what for what, _ in simulator.cloud.record].count("created") == 2
+
+
+@pytest.fixture
+def cut_off(make_harness, monkeypatch):
+    """A backend, and a function after which its record of resources does not answer."""
+    place = make_harness()
+
+    def fail(*_):
+        raise StoreUnavailable("The database does not answer.")
+
+    def cut():
+        for name in ("list_on_host", "list_of_attempt"):
+            monkeypatch.setattr(place._resource_inventory, name, fail)
+
+    yield place, cut
+    monkeypatch.undo()
+
+
+def test_a_host_cut_off_from_the_database_ends_jobs_beside_their_tpus(cut_off):
+    """Other hosts start them again."""
+    place, cut = cut_off
+    spec, handle = place.running("echo up; exec sleep 600")
+    cut()
+    scratch = Scratch(place.root / "attempts", spec.job_id, spec.attempt)
+    context = SimpleNamespace(
+        settings=place.settings, backend=lambda _: place.backend, scratch=lambda _job, _attempt: scratch
+    )
+    job = SimpleNamespace(id=spec.job_id, attempt=1, backend="tpu", max_attempts=2, spec=spec.job_spec)
+    job.log_context = dict
+    fence, signals = SelfFence(context), AttemptControl()
+    fence.record_contact(-1e6)
+    fence.check([(job, signals)])
+    assert signals.contact_lost
+    assert place.wait(handle).code == 143
+
+
+def test_no_device_counts_as_destroyed_while_the_database_is_away(cut_off):
+    place, cut = cut_off
+    spec = place.spec("true")
+    place.wait(place.launch(spec))
+    cut()
+    [owned] = place.backend.list_owned()
+    assert owned["name"] == spec.name
+    with pytest.raises(StoreUnavailable):
+        place.backend.destroy(owned)
 
 
 @pytest.mark.parametrize(

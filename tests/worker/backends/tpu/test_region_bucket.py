@@ -368,10 +368,11 @@ def test_a_data_set_is_staged_once_and_without_what_links_lead_to(gcs, opened, t
     (source / "a.bin").write_bytes(os.urandom(300_000))
     (source / "deep" / "b").write_bytes(b"b")
     (source / "link").symlink_to("/etc/hostname")
+    (source / "Icon\r").touch()  # macOS writes such files; Cloud Storage refuses the name
     opened.prepare(JOB)
     done = stage(opened, source)
     assert (done.files, done.bytes) == (2, 300_001)
-    assert [skipped.path for skipped in done.skipped] == ["link"]
+    assert [skipped.path for skipped in done.skipped] == ["Icon\r", "link"]
     data = {name: content for name, content in gcs.read_objects(opened.name).items() if "/data/" in name and content}
     assert data == {
         f"jobs/{JOB}/data/a.bin": (source / "a.bin").read_bytes(),

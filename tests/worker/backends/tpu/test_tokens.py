@@ -56,6 +56,37 @@ def test_a_job_finds_a_fresh_token_for_as_long_as_it_runs(make_google_harness, g
     assert list(heir._tokens._folder.iterdir()) == []
 
 
+def test_a_job_that_is_launched_again_keeps_its_key(make_google_harness, port):
+    """Its worker died before it stored the handle; the process runs with the first key."""
+    place = make_google_harness(bucket={"token_port": port})
+    spec = place.spec(f"exec {sys.executable} -c '{ASK}'")
+    first = place.launch(spec)
+    wait_until(lambda: place.backend.poll(first) or tokens(place, spec), "its first token")
+    place.backend._tokens._server.shutdown()
+    place.backend._tokens._server.server_close()
+    heir, before = place.new_instance(), tokens(place, spec)
+    again = heir.launch(spec, lambda: None, lambda *_: None)
+    heir._tokens._renew_seconds = 0.5
+    assert again["token_key"] == first["token_key"]
+    more = wait_until(lambda: heir.poll(again) or (tokens(place, spec) - before and "more"), "the next worker's tokens")
+    assert more == "more"
+    heir._tokens._server.shutdown()
+    heir._tokens._server.server_close()
+    [owned] = heir.list_owned()
+    heir.destroy(owned)  # without the key
+    assert (list(heir._tokens._folder.iterdir()), list(heir._tokens._keys.iterdir())) == ([], [])
+
+
+def test_a_key_in_use_is_kept_where_it_cannot_be_served_for_now(make_google_harness, port):
+    place = make_google_harness(bucket={"token_port": port})
+    server = place.backend._tokens
+    issued = server.issue("j1-1", "j1", "us-central1-b")
+    server._server.shutdown()
+    server._server.server_close()
+    with socket.create_server(("127.0.0.1", port)):
+        assert place.new_instance()._tokens.issue("j1-1", "j1", "us-central1-b") == issued
+
+
 def test_a_job_keeps_its_first_token_where_none_can_be_served(make_google_harness, port):
     with socket.create_server(("127.0.0.1", port)):
         place = make_google_harness(bucket={"token_port": port}, timeout_seconds=1.0)

@@ -1,7 +1,10 @@
 """Jobs on a TPU VM: options that are refused, and how the worker validates what the VM reports."""
 
+import errno
 import json
+import os
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +16,10 @@ from core.settings import Settings
 from worker.backends.base import LaunchError, read_control
 from worker.backends.tpu import cancellation
 from worker.backends.tpu.storage.errors import BucketRefused
-from worker.backends.tpu.vm import agent_client, output_parts
+from worker.backends.tpu.vm import agent_client, output_parts, slices
 from worker.backends.tpu.vm.agent import PART_BYTES
 from worker.backends.tpu.vm.agent_client import VmAgentClient
+from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE
 
 
 class MemoryRelay:
@@ -25,6 +29,7 @@ class MemoryRelay:
 
     def __init__(self):
         self.objects = {}
+        self.hosts = {}
         self.away = False
         self.request = lambda: None
 
@@ -46,6 +51,9 @@ class MemoryRelay:
 
     def clear(self):
         self.objects.clear()
+
+    def of_host(self, rank):
+        return self.hosts.setdefault(rank, MemoryRelay())
 
 
 @pytest.fixture
@@ -87,6 +95,78 @@ def test_wherever_the_last_worker_died_the_rest_is_added_once(vms, relay, handle
     assert (tmp_path / "log").read_bytes() == b"abcdef"
 
 
+@pytest.fixture
+def full_disk(monkeypatch):
+    """A disk that takes half of the next write, and nothing more until it has room again."""
+    disk = SimpleNamespace(left=None)
+    write = os.write
+
+    def write_some(descriptor, content):
+        if disk.left is None:
+            return write(descriptor, content)
+        if not disk.left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content[: disk.left.pop()])
+
+    monkeypatch.setattr(os, "write", write_some)
+    return disk
+
+
+def test_a_disk_that_was_full_for_a_moment_truncates_no_output(
+    defaults, relay, handle, tmp_path, monkeypatch, full_disk
+):
+    clock = Clock(monkeypatch)
+
+    def look_again():
+        clock.sleep(2.0)
+        return looked(defaults, handle)
+
+    relay.objects[part(0)] = b"abcd"
+    look_again()
+    relay.objects[part(4)] = b"efgh"
+    full_disk.left = [2]
+    look_again()
+    assert (tmp_path / "log").read_bytes() == b"abcdef"
+    full_disk.left = None
+    relay.objects |= {part(8): b"ijkl", "exit": b'{"code": 0}'}
+    look_again()
+    assert (tmp_path / "log").read_bytes() == b"abcdefghijkl"
+
+
+def test_a_disk_that_was_full_for_a_moment_repeats_no_line_of_a_slice(
+    tmp_path, defaults, handle, monkeypatch, full_disk
+):
+    clock = Clock(monkeypatch)
+    handle |= {"hosts": ["10.0.0.1", "10.0.0.2"], "stop_grace": 30.0}
+    host_logs = [slices.host_folder(tmp_path, rank) / "log" for rank in range(2)]
+
+    def merge():
+        clock.sleep(2.0)
+        looked(defaults, handle)
+        return (tmp_path / "log").read_bytes()
+
+    host_logs[0].write_bytes(b"first\n")
+    assert merge() == b"[0] first\n"
+    host_logs[1].write_bytes(b"second\n")
+    full_disk.left = [6]
+    assert merge() == b"[0] first\n[1] se"
+    full_disk.left = None
+    host_logs[0].write_bytes(b"first\nthird\n")
+    assert merge() == b"[0] first\n[1] second\n[0] third\n"
+
+
+@pytest.mark.parametrize("cut", [b"[", b"[1", b"[1]", b"[1] ", b"[1] sec"])
+def test_a_line_of_a_slice_that_was_cut_short_is_finished_first(tmp_path, cut):
+    for rank, text in enumerate((b"", b"second\n", b"third\n")):
+        (slices.host_folder(tmp_path, rank) / "log").write_bytes(text)
+    (tmp_path / "log").write_bytes(b"[0] first\n" + cut)
+    (slices.host_folder(tmp_path, 0) / "log").write_bytes(b"first\n" + (b"" if cut == b"[" else b"fourth\n"))
+    slices.SliceLog(tmp_path, 3).merge()
+    lines = (tmp_path / "log").read_bytes().splitlines()
+    assert lines[:2] == [b"[0] first", b"[1] second"]
+    assert sorted(lines[2:]) == ([] if cut == b"[" else [b"[0] fourth"]) + [b"[2] third"]
+
+
 def test_what_a_job_puts_among_the_parts_is_passed_over(vms, relay, handle, tmp_path):
     relay.objects |= {part(0): b"abc", "log/-1": b"x", "log/word": b"x", part(2): b"Cd", part(99): b"gap"}
     relay.objects |= {part(4): b"z" * (PART_BYTES + 1), "exit": b'{"code": 1}'}
@@ -108,6 +188,7 @@ def test_a_wish_reaches_the_vm_and_one_that_is_not_heard_is_an_end(vms, relay, h
     assert ended(vms, handle).reason == "process_lost"
     assert relay.objects["wish"] == b"kill"
     assert read_control(tmp_path, "stopping") is not None
+    assert "did not report the end" in read_control(tmp_path, MISSING_FILE)
 
 
 def test_a_vm_that_tells_nothing_is_given_up(vms, handle):
@@ -146,6 +227,58 @@ def looked(vms, handle):
     found = vms.poll(handle)
     vms._status_of(handle).poll.result()
     return found
+
+
+def beat(relay, clock, **report):
+    relay.objects["alive"] = json.dumps({"beat": clock.now, "ended": False, **report}).encode()
+
+
+@pytest.mark.parametrize(
+    ("collecting", "alive_for", "given_up_after"),
+    [(True, 10_000, 3630), (False, 10_000, 30), (True, 100, 250), (True, 0, 30)],
+    ids=["it sends artifacts", "its program cannot be killed", "it dies while it sends", "it was dead before"],
+)
+def test_a_killed_vm_is_given_up_unless_it_sends_artifacts(
+    defaults, relay, handle, monkeypatch, collecting, alive_for, given_up_after
+):
+    clock = Clock(monkeypatch)
+    beat(relay, clock, collecting=collecting)
+    looked(defaults, handle)
+    clock.sleep(1.0)
+    defaults.stop(handle, grace=False)
+    killed_at = clock.now
+    while (found := looked(defaults, handle)) is None:
+        clock.sleep(10.0)
+        if clock.now - killed_at <= alive_for:
+            beat(relay, clock, collecting=collecting)
+    assert found.reason == "process_lost"
+    assert clock.now - killed_at == given_up_after
+    assert "did not report the end" in read_control(Path(handle["control"]), MISSING_FILE)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_failed_host_of_a_slice_lets_the_others_send_their_artifacts(
+    defaults, relay, handle, tmp_path, monkeypatch, answers
+):
+    clock = Clock(monkeypatch)
+    handle |= {"hosts": ["10.0.0.1", "10.0.0.2"], "stop_grace": 30.0}
+    relay.of_host(0).objects |= {"alive": b'{"ended": true}', "exit": b'{"code": 3, "at": 1}'}
+    for _ in range(360):
+        beat(relay.of_host(1), clock, collecting=True)
+        assert looked(defaults, handle) is None
+        clock.sleep(10.0)
+    if answers:
+        end = {"code": 143, "at": 2, "missing": "refused by the bucket: 'x'"}
+        relay.of_host(1).objects |= {"alive": b'{"ended": true}', "exit": json.dumps(end).encode()}
+    while (found := looked(defaults, handle)) is None:
+        clock.sleep(10.0)
+        if not answers:
+            beat(relay.of_host(1), clock, collecting=True)
+    assert relay.objects["wish"] == b"kill"
+    assert (found.code, found.reason) == ((3, "tpu_host_failed") if answers else (None, "tpu_lost"))
+    missing = read_control(tmp_path, MISSING_FILE, MISSING_BYTES)
+    assert missing.startswith("host 1: refused by the bucket" if answers else "host 1: not sent")
+    assert 3600 <= clock.now - 1000 <= 3600 + 30 + 30 + 20
 
 
 def test_three_hours_of_steady_output_are_no_silence(defaults, relay, handle, tmp_path, monkeypatch):

@@ -1,14 +1,16 @@
 """The agent on a TPU VM, where the network or a worker fails it."""
 
+import contextlib
 import http.client
 import io
 import json
 import time
+import urllib.error
 
 import pytest
 
 from worker.backends.tpu.vm.agent import __main__ as module
-from worker.backends.tpu.vm.agent import bucket, deletion, runners
+from worker.backends.tpu.vm.agent import artifacts, bucket, deletion, runners
 
 CUT_OFF = http.client.IncompleteRead(b"half of it")
 
@@ -50,6 +52,110 @@ def test_an_answer_that_is_cut_off_does_not_end_the_signs_of_life(make_agent):
     assert len(tries) == 3
 
 
+def test_a_vm_reports_that_its_command_has_ended_while_it_sends_artifacts(make_agent, monkeypatch, tmp_path):
+    """So that a worker that stops the job meanwhile lets it finish."""
+    agent = make_agent()
+    reports = [json.loads(agent._status())]
+    (tmp_path / "control").mkdir()
+    (tmp_path / "control" / "exit").write_text("0\n")
+    monkeypatch.setattr(agent._artifacts, "send", lambda: reports.append(json.loads(agent._status())))
+    assert agent._monitor()["code"] == 0
+    assert [(one["collecting"], one["ended"]) for one in reports] == [(False, False), (True, False)]
+
+
+class MemoryBucket:
+    """Objects in memory; `errors` are raised by the next uploads of an object."""
+
+    def __init__(self):
+        self.objects, self.errors, self.tries = {}, {}, []
+
+    def put(self, name, content, _size, *, new=False):
+        self.tries.append(name)
+        if errors := self.errors.get(name):
+            raise errors.pop(0)
+        self.objects[name] = content if isinstance(content, bytes) else b"".join(content)
+        return new
+
+
+def http_error(code):
+    return urllib.error.HTTPError("https://storage", code, "no", {}, io.BytesIO())
+
+
+@pytest.fixture
+def make_sender(tmp_path):
+    """A sender of these files; `sub/kept` comes after those of the folder itself."""
+
+    def make(*names):
+        (tmp_path / "sub").mkdir()
+        for name in (*names, "sub/kept"):
+            (tmp_path / name).write_text(name)
+        memory = MemoryBucket()
+        return artifacts.ArtifactSender(memory, tmp_path, "m/"), memory
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["line\nbreak", "carriage\rreturn", "nested/" * 5 + "x"])
+def test_a_name_that_the_bucket_cannot_have_holds_up_no_other_artifact(make_sender, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(bucket, "_MAX_NAME_BYTES", 30)
+    sender, memory = make_sender()
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).touch()
+    sender.send()
+    assert memory.tries == ["m/sub/kept"]
+    assert f"1 of the artifacts: {name!r}: its name" in sender.refused()
+
+
+@pytest.mark.parametrize(("code", "tries"), [(400, 2), (403, 2), (412, 2), (401, 3), (408, 3), (429, 3), (503, 3)])
+def test_an_artifact_is_sent_again_only_if_that_can_help(make_sender, code, tries):
+    sender, memory = make_sender("bad")
+    memory.errors["m/bad"] = [http_error(code) for _ in range(3)]
+    for _ in range(2):
+        with contextlib.suppress(OSError):
+            sender.send()
+    sender.forget_refused()
+    with contextlib.suppress(OSError):
+        sender.send()
+    assert memory.tries.count("m/bad") == tries
+    assert memory.objects == {"m/sub/kept": b"sub/kept"}
+    assert (sender.refused() == "") == (tries == 3)
+    memory.errors.clear()
+    sender.forget_refused()
+    sender.send()
+    assert memory.objects["m/bad"] == b"bad"
+
+
+def test_a_file_that_becomes_shorter_while_it_is_sent_holds_up_no_other(make_sender, tmp_path):
+    sender, memory = make_sender("busy")
+    put = memory.put
+
+    def shorten(name, content, size):
+        (tmp_path / "busy").write_text("")
+        return put(name, content, size)
+
+    memory.put = shorten
+    with pytest.raises(OSError, match="1 of the artifacts: 'busy': the file became shorter"):
+        sender.send()
+    assert list(memory.objects) == ["m/sub/kept"]
+    memory.put = put
+    sender.send()
+    assert sorted(memory.objects) == ["m/busy", "m/sub/kept"]
+
+
+def test_artifacts_that_the_bucket_refuses_are_reported_with_the_end(make_agent, tmp_path):
+    (tmp_path / "control").mkdir()
+    (tmp_path / "control" / "exit").write_text("0\n")
+    agent = make_agent(collect_seconds=60.0)
+    agent._artifacts._bucket = MemoryBucket()
+    (tmp_path / "artifacts").mkdir()
+    for number in range(1000):
+        (tmp_path / "artifacts" / f"{number}\n").touch()
+    end = agent._monitor()
+    assert end["code"] == 0
+    assert end["missing"].startswith("refused by the bucket: 1000 of the artifacts: ")
+    assert len(end["missing"]) < 2000, "the worker reads no more than 64 KiB of the report"
+
+
 def test_outputs_that_cannot_be_sent_keep_the_vm_no_longer_than_allowed(make_agent, monkeypatch, tmp_path):
     agent = make_agent()
     (tmp_path / "control").mkdir()
@@ -59,7 +165,7 @@ def test_outputs_that_cannot_be_sent_keep_the_vm_no_longer_than_allowed(make_age
     def refuse():
         raise next(tries)
 
-    monkeypatch.setattr(agent, "_send_artifacts", refuse)
+    monkeypatch.setattr(agent._artifacts, "send", refuse)
     end = agent._monitor()
     assert end["code"] == 3
     assert "not sent" in end["missing"]
@@ -99,8 +205,48 @@ def test_an_engine_that_is_gone_for_good_does_not_keep_the_end_back(
         (tmp_path / "shutting-down").touch()
     agent = make_agent()
     monkeypatch.setattr(agent._runner, "running", fail)
-    monkeypatch.setattr(agent, "_send_artifacts", lambda: None)
+    monkeypatch.setattr(agent._artifacts, "send", lambda: None)
     assert agent._monitor() == {"code": end, "reason": "shut_down" if shutting_down else None}
+
+
+OTHER_BOOT, ASKED = "of an earlier start", "asked to end\n"
+
+
+@pytest.mark.parametrize(
+    ("stopping", "boot", "exit_file", "end"),
+    [
+        ("shut down\n", OTHER_BOOT, "0\n", (None, "shut_down")),
+        ("shut down\n", None, "0\n", (None, "shut_down")),
+        (None, OTHER_BOOT, "143\n", (None, "restarted")),
+        (None, OTHER_BOOT, "137\n", (None, "restarted")),
+        (None, OTHER_BOOT, "", (None, "restarted")),
+        (None, OTHER_BOOT, "0\n", (0, None)),
+        (None, OTHER_BOOT, "1\n", (1, None)),
+        (None, None, "137\n", (137, None)),
+        (ASKED, OTHER_BOOT, "0\n", (0, None)),
+    ],
+)
+def test_a_job_that_a_shutdown_ended_is_lost_also_for_the_agent_after_it(
+    make_agent, tmp_path, stopping, boot, exit_file, end
+):
+    (tmp_path / "control").mkdir()
+    (tmp_path / "control" / "exit").write_text(exit_file)
+    (tmp_path / "boot-id").write_text(boot or module._BOOT.read_text())
+    if stopping is not None:
+        (tmp_path / "control" / "stopping").write_text(stopping)
+    found = make_agent()._monitor()
+    assert (found["code"], found["reason"]) == end
+
+
+def test_a_shutdown_after_a_stop_does_not_change_why_the_job_ended(make_agent, tmp_path):
+    (tmp_path / "control").mkdir()
+    (tmp_path / "control" / "stopping").write_text(ASKED)
+    (tmp_path / "shutting-down").touch()
+    agent = make_agent()
+    agent._applied = b"stop"
+    agent._heed_shutdown()
+    assert agent._shut_down
+    assert (tmp_path / "control" / "stopping").read_text() == ASKED
 
 
 def test_a_token_that_is_cut_off_is_read_again(monkeypatch):

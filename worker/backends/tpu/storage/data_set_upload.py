@@ -16,6 +16,7 @@ from core.storage.artifacts.scan import SkipList, Skipped, scan
 from core.storage.gcs.transfer import FileChanged, upload_file
 from worker.backends.tpu.cancellation import Check
 from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
+from worker.backends.tpu.vm.agent.bucket import is_valid_name
 
 _BLOCK = 1 << 20
 
@@ -48,7 +49,7 @@ def upload_tree(
     """
     try:
         whole = stat.S_ISDIR(os.fstat(source).st_mode)
-        sizes, skipped = _folder(source) if whole else _file(source, name)
+        sizes, skipped = _folder(source, prefix) if whole else _file(source, name)
         if sum(sizes.values()) > max_bytes:
             raise BucketRefused(
                 "bucket_refused",
@@ -61,9 +62,14 @@ def upload_tree(
     return UploadResult(len(sizes), sum(sizes.values()), skipped)
 
 
-def _folder(opened: int) -> tuple[dict[str, int], tuple[Skipped, ...]]:
-    skips = SkipList()
-    return {path: seen.size for path, seen in scan(opened, skips).files.items()}, skips.entries()
+def _folder(opened: int, prefix: str) -> tuple[dict[str, int], tuple[Skipped, ...]]:
+    skips, sizes = SkipList(), {}
+    for path, seen in scan(opened, skips).files.items():
+        if is_valid_name(prefix + to_public_path(path)):
+            sizes[path] = seen.size
+        else:
+            skips.add(path, "its name has a line break, or is too long for Cloud Storage")
+    return sizes, skips.entries()
 
 
 def _file(opened: int, name: str) -> tuple[dict[str, int], tuple[Skipped, ...]]:

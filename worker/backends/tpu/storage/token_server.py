@@ -48,33 +48,35 @@ class TokenServer:
         self._port = settings.bucket.token_port
         self._find_address = find_address
         self._folder = settings.root / "cache" / "tokens"
+        self._keys = settings.root / "cache" / "token_keys"
         self._renew_seconds = settings.bucket.token_seconds / 6
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tpu-tokens")
         self._lock = threading.Lock()
         self._server: _Server | None = None
         self._renewed_at: dict[str, float] = {}
 
-    def issue(self, job_id: str, zone: str) -> tuple[str, dict[str, str]] | None:
-        """Return a new key, and the variables by which a job finds its tokens; None: none can be served here.
+    def issue(self, name: str, job_id: str, zone: str) -> tuple[str, dict[str, str]] | None:
+        """Return the attempt's key, and the variables by which it finds its tokens; None: none can be served here.
 
-        Raises:
-            GradientError: Google makes no token.
+        A repeat returns the same key, whose token is renewed later if that fails now: the job may run with it already.
         """
         address = self._find_address() if self._port else None
         if address is None:
             return None
-        key = secrets.token_urlsafe(_KEY_BYTES)
-        self._write(key, job_id, zone)
-        self._serve(address)
+        known = self._read_key(name)
+        key = known or self._make_key(name)
         host = f"{address}:{self._port}/{key}"
         try:
+            self._write(key, job_id, zone)
+            self._serve(address)
             request = urllib.request.Request(f"http://{host}/{_ACCOUNTS}default/email", headers=_HEADERS)
-            with _DIRECT.open(request, timeout=_CALL_SECONDS):
-                return key, {"GCE_METADATA_HOST": host, "GCE_METADATA_IP": host}
-        except OSError as error:
+            _DIRECT.open(request, timeout=_CALL_SECONDS).close()
+        except (GradientError, OSError) as error:
             logger.warning("tokens_not_served", extra={"address": address, "port": self._port, "error": str(error)})
-            self.remove(key)
-            return None
+            if known is None:
+                self.remove({"name": name})
+                return None
+        return key, {"GCE_METADATA_HOST": host, "GCE_METADATA_IP": host}
 
     def renew(self, handle: Handle) -> None:
         """Renew a job's token if that is due, in another thread; serve it, if this worker does not do so yet."""
@@ -87,11 +89,26 @@ class TokenServer:
             self._renewed_at[key] = time.monotonic()
         self._pool.submit(self._renew, key, handle["job_id"], handle["device"]["name"].partition("/")[0])
 
-    def remove(self, key: str) -> None:
-        """Remove a job's token."""
-        (self._folder / key).unlink(missing_ok=True)
-        with self._lock:
-            self._renewed_at.pop(key, None)
+    def remove(self, handle: Handle) -> None:
+        """Remove a job's token and key, also if the handle does not have the key."""
+        key = handle.get("token_key") or self._read_key(handle["name"])
+        if key is not None:
+            (self._folder / key).unlink(missing_ok=True)
+            with self._lock:
+                self._renewed_at.pop(key, None)
+        (self._keys / handle["name"]).unlink(missing_ok=True)
+
+    def _read_key(self, name: str) -> str | None:
+        with suppress(FileNotFoundError):
+            return (self._keys / name).read_text()
+        return None
+
+    def _make_key(self, name: str) -> str:
+        self._keys.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key = secrets.token_urlsafe(_KEY_BYTES)
+        with suppress(FileExistsError):  # another worker launches the same attempt
+            write_atomically(self._keys / name, key.encode(), durable=False, replace=False)
+        return (self._keys / name).read_text()
 
     def _renew(self, key: str, job_id: str, zone: str) -> None:
         try:

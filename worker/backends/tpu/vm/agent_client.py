@@ -40,7 +40,7 @@ from worker.backends.tpu.vm.agent import HEARTBEAT_STEPS, STREAMED_FILES
 from worker.backends.tpu.vm.chip_usage import parse_chips
 from worker.backends.tpu.vm.job_description import VM_FOLDERS, describe_job
 from worker.backends.tpu.vm.output_parts import append_parts
-from worker.backends.tpu.vm.slices import END_FILE
+from worker.backends.tpu.vm.slices import END_FILE, MISSING_BYTES, MISSING_FILE
 from worker.backends.tpu.vm.startup_reports import StartingHost, check_failure, parse_report, to_launch_error
 
 if TYPE_CHECKING:
@@ -53,10 +53,6 @@ SHUTDOWN = (_HERE / "shutdown.sh").read_text()
 """The script that each VM runs when it is shut down."""
 _THREADS = 4
 _KILL_FILE = "killed"
-MISSING_FILE = "vm_missing"
-"""Control file with the reason that artifacts were left on the VM."""
-MISSING_BYTES = 1000
-"""Longest reason in it."""
 _FINAL_STEPS = 15  # allowed for the report of an end after the job was killed
 _EXCHANGE_SECONDS = 10.0  # of one look at the output: signs of life are looked for in between
 _END_REASONS = {
@@ -73,6 +69,7 @@ class _VmStatus:
     polled_at: float = 0.0
     poll: Future[None] | None = None
     alive: bytes | None = None
+    collecting: bool = False
     chips: dict[str, float] = field(default_factory=dict)
     answered_at: float = 0.0
     checked_at: float = 0.0
@@ -225,7 +222,8 @@ class VmAgentClient:
                 status.poll = self._pool.submit(self._read_reports, handle, status)
         if read_control(control, _KILL_FILE) is not None:
             status.killed_at = status.killed_at or time.monotonic()
-            if time.monotonic() - status.killed_at >= _FINAL_STEPS * self._settings.vm_poll_seconds:
+            if time.monotonic() >= self._give_up_at(status.killed_at, _list_unreported(control, status)):
+                write_control_file(control, MISSING_FILE, slices.NO_END)
                 return Exit(None, "process_lost")  # the VM is lost, or does not respond
         return None
 
@@ -246,6 +244,12 @@ class VmAgentClient:
     def _is_silent(self, host: _VmStatus) -> bool:
         longest = self._settings.unhealthy_seconds + 2 * HEARTBEAT_STEPS * self._settings.vm_poll_seconds
         return host.checked_at - host.answered_at >= longest
+
+    def _give_up_at(self, killed_at: float, hosts: list[_VmStatus]) -> float:
+        """Return when VMs that had to end their job are given up: later while one of them still sends artifacts."""
+        sends = any(one.collecting and one.answered_at > killed_at and not self._is_silent(one) for one in hosts)
+        seconds = self._settings.vm_collect_seconds if sends else 0.0
+        return killed_at + _FINAL_STEPS * self._settings.vm_poll_seconds + seconds
 
     def sample(self, handle: Handle) -> dict[str, float]:
         """Return the use of the chips; of a slice, those of host 0."""
@@ -302,12 +306,11 @@ class VmAgentClient:
     def _exchange_with_slice(self, mailbox: "Mailbox", handle: Handle, status: _VmStatus) -> None:
         """Follow each host of a slice; one that fails ends all."""
         control, count = Path(handle["control"]), len(status.hosts)
-        request, given_up = _requested_action(control), False
+        request, kill_at = _requested_action(control), float("inf")
         if slices.first_failure(control, count) is not None:
             status.failed_at = status.failed_at or time.monotonic()
-            left = status.failed_at + handle["stop_grace"] - time.monotonic()
-            request = "kill" if left <= 0 else request or "stop"
-            given_up = left <= -_FINAL_STEPS * self._settings.vm_poll_seconds
+            kill_at = status.failed_at + handle["stop_grace"]
+            request = "kill" if time.monotonic() >= kill_at else request or "stop"
         self._send_request(mailbox, status, request)
         for rank, host in enumerate(status.hosts):
             folder = slices.host_folder(control, rank)
@@ -315,11 +318,11 @@ class VmAgentClient:
             files = {"log": folder / "log"} | ({"metrics.jsonl": control / "metrics.jsonl"} if rank == 0 else {})
             if not slices.has_ended(folder) and not self._receive(mailbox.of_host(rank), folder, host, files):
                 status.polled_at = 0.0
-        status.log = status.log or slices.SliceLog(control, count)
-        status.log.merge()
-        missing = [
-            host for rank, host in enumerate(status.hosts) if not slices.has_ended(slices.host_folder(control, rank))
-        ]
+        log, status.log = status.log or slices.SliceLog(control, count), None
+        log.merge()
+        status.log = log  # after an error the file is read again: its last line may be cut short
+        missing = _list_unreported(control, status)
+        given_up = time.monotonic() >= self._give_up_at(kill_at, missing)
         slices.write_end(
             control, count, given_up=given_up or (request is not None and all(map(self._is_silent, missing)))
         )
@@ -337,6 +340,7 @@ class VmAgentClient:
             status.alive, status.answered_at = alive, status.checked_at
         reported = parse_report(alive)
         status.chips = parse_chips(reported.get("chips"))
+        status.collecting = reported.get("collecting") is True
         # Read before the output: everything reported before the end is there then.
         ended = mailbox.get("exit") if reported.get("ended", True) else None
         until = time.monotonic() + _EXCHANGE_SECONDS
@@ -352,6 +356,13 @@ class VmAgentClient:
             write_control_file(control, slices.ENDED_AT_FILE, str(end.get("at")))
             write_control_file(control, "exit" if known else END_FILE, str(code if known else end.get("reason")))
         return True
+
+
+def _list_unreported(control: Path, status: _VmStatus) -> list[_VmStatus]:
+    """List the VMs that have not reported the end of their job."""
+    if not status.hosts:
+        return [status]
+    return [host for rank, host in enumerate(status.hosts) if not slices.has_ended(slices.host_folder(control, rank))]
 
 
 def _first_line(text: str) -> str:

@@ -39,6 +39,7 @@ def append_parts(
             content = mailbox.get(f"{name}/{part}", PART_BYTES)
             # A write may have been cut short by a full disk or a crash: only what is missing is added.
             rest = memoryview(content or b"")[max(0, size - begins) :]
+            aligned.discard(name)
             while rest:
                 written = os.write(descriptor, rest)
                 rest, size = rest[written:], size + written

@@ -9,6 +9,12 @@ from pathlib import Path
 from worker.backends.base import Exit, Handle, read_control, read_exit_code, write_control_file
 
 END_FILE, ENDED_AT_FILE, HOST_FILE = "vm_ended", "vm_ended_at", "vm_host"
+MISSING_FILE = "vm_missing"
+"""Control file with the reason that artifacts were left on the VM."""
+MISSING_BYTES = 1000
+"""Longest reason in it."""
+NO_END = "not sent: it did not report the end of its job"
+"""The reason for a VM that was given up."""
 COORDINATOR_PORT = 8476
 _BLOCK_BYTES = 1 << 20
 _NEVER = float("inf")
@@ -63,7 +69,7 @@ class SliceLog:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self._control / "log", flags, 0o600)
         try:
-            for rank in range(len(self._merged)):
+            for rank in self._order():
                 folder = host_folder(self._control, rank)
                 ended = has_ended(folder)  # read first: all of its output is here then
                 while lines := self._read_lines(folder, rank, ended=ended):
@@ -71,6 +77,12 @@ class SliceLog:
                         self._append(descriptor, rank, line)
         finally:
             os.close(descriptor)
+
+    def _order(self) -> list[int]:
+        """Order the hosts: one that can finish a line that was cut short comes first."""
+        cut = self._unfinished
+        ranks = range(len(self._merged))
+        return sorted(ranks, key=lambda rank: (b"[%d] " % rank)[: len(cut)] != cut[: len(b"[%d] " % rank)])
 
     def _read_lines(self, folder: Path, rank: int, *, ended: bool) -> list[bytes]:
         try:
@@ -116,7 +128,7 @@ def first_failure(control: Path, count: int) -> int | None:
 
 
 def write_end(control: Path, count: int, *, given_up: bool) -> bool:
-    """Write the job's end once every host has ended; return whether there is one.
+    """Write the job's end, and why artifacts are missing, once every host has ended; return whether there is an end.
 
     Args:
         control: The job's control folder.
@@ -126,6 +138,10 @@ def write_end(control: Path, count: int, *, given_up: bool) -> bool:
     silent = [rank for rank in range(count) if not has_ended(host_folder(control, rank))]
     if silent and not given_up:
         return False
+    left = {rank: read_control(host_folder(control, rank), MISSING_FILE, MISSING_BYTES) for rank in range(count)}
+    missing = "; ".join(f"host {rank}: {why}" for rank, why in (left | dict.fromkeys(silent, NO_END)).items() if why)
+    if missing:
+        write_control_file(control, MISSING_FILE, missing[: MISSING_BYTES - 1])
     rank = silent[0] if silent else first_failure(control, count)
     folder = host_folder(control, rank or 0)
     code = read_exit_code(folder)

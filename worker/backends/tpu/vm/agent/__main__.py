@@ -12,11 +12,12 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from . import CALL_SECONDS, FOLDERS, HEARTBEAT_STEPS, NETWORK_ERRORS, PART_BYTES, STREAMED_FILES
+from .artifacts import ArtifactSender
 from .bucket import Bucket
 from .chip_metrics import read_chips
 from .deletion import delete_vm
@@ -25,10 +26,11 @@ from .metadata_server import Metadata
 from .runners import Container, JobFailed, Process
 from .slice_rank import read_rank
 
-_BLOCK_BYTES = 1024**2
 _ARTIFACT_SECONDS = 10.0
 _SAVE_SECONDS = 600.0
 _SHUTDOWN_STEP_SECONDS = 0.2
+_SHUT_DOWN = "shut down\n"
+_SIGNALLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -43,16 +45,15 @@ class Agent:
         self._rank = read_rank() if self._in_slice else 0
         self._shared: str = settings["prefix"]
         self._prefix = f"{self._shared}hosts/{self._rank}/" if self._in_slice else self._shared
-        self._model: str = settings["model"] + (f"hosts/{self._rank}/" if self._rank else "")
+        model: str = settings["model"] + (f"hosts/{self._rank}/" if self._rank else "")
         self._seconds: float = settings["seconds"]
         self._abandoned_seconds: float = settings["abandoned_seconds"]
         self._collect_seconds: float = settings["collect_seconds"]
-        self._collect_until = float("inf")
         self._resources: list[str] = settings["resources"]
         self._bucket = Bucket(settings["bucket"], self._shared + "token", settings["token_url"])
+        self._artifacts = ArtifactSender(self._bucket, place / "artifacts", model)
         plain = os.environ.get("GRADIENT_VM_RUN", "docker") == "process"
         self._runner: Any = Process(place) if plain else Container(place)
-        self._sent: dict[str, tuple[int, int]] = {}
         self._positions: dict[str, int] = {}
         self._applied = b""
         self._shut_down = False
@@ -63,7 +64,7 @@ class Agent:
         self._chips_read_at = 0.0
         self._ended_at = 0.0
         self._reported, self._reported_at, self._synced_at = b"", 0.0, 0.0
-        self._artifacts_lock, self._alive_lock = threading.Lock(), threading.Lock()
+        self._alive_lock = threading.Lock()
 
     def run(self) -> None:
         """Run the whole job, starting from its current state; then wait until the VM is deleted."""
@@ -218,19 +219,26 @@ class Agent:
                 self._heed_shutdown()
                 # Checked first: what was written before the end is sent below.
                 ended = not self._is_running()
-                self._ended_at = self._ended_at or (time.time() if ended else 0.0)
+                if ended and not self._ended_at:
+                    self._ended_at = time.time()
+                    self._artifacts.forget_refused()
                 for name in STREAMED_FILES:
                     self._upload_output(name)
                 if ended:
-                    self._collect_until = min(self._collect_until, time.monotonic() + self._collect_seconds)
-                    self._send_artifacts()
-                    return self._end()
+                    self._artifacts.until = min(self._artifacts.until, time.monotonic() + self._collect_seconds)
+                    self._artifacts.send()
+                    return self._end() | self._missing()
                 self._apply_request()
             except NETWORK_ERRORS as error:  # network or engine down: the job runs on, and is reported later
                 sys.stderr.write(f"not told of the job: {error}\n")
-                if time.monotonic() >= self._collect_until:  # the VM is billed for as long as it tries
-                    return self._end() | {"missing": f"not sent in {self._collect_seconds:.0f} s: {error}"}
+                if time.monotonic() >= self._artifacts.until:  # the VM is billed for as long as it tries
+                    return self._end() | self._missing(f"not sent in {self._collect_seconds:.0f} s: {error}")
             time.sleep(self._seconds)
+
+    def _missing(self, unsent: str = "") -> dict[str, object]:
+        """Return the part of the end's report that says why artifacts are missing, if some are."""
+        why = "; ".join(filter(None, (unsent, self._artifacts.refused())))
+        return {"missing": why} if why else {}
 
     def _is_running(self) -> bool:
         """Return whether the job runs.
@@ -251,16 +259,23 @@ class Agent:
             return int((self._control / "exit").read_text())
         return None
 
+    def _read_stopping(self) -> str:
+        """Return why the job was asked to end: an agent before the VM's restart may have written it."""
+        with contextlib.suppress(OSError, ValueError):
+            return (self._control / "stopping").read_text()
+        return ""
+
     def _end(self) -> dict[str, object]:
         if self._abandoned:
             return {"code": None, "reason": "no_worker"}
-        if self._shut_down and not self._applied:
+        if (self._shut_down and not self._applied) or self._read_stopping() == _SHUT_DOWN:
             return {"code": None, "reason": "shut_down"}
         code = self._exit_code()
+        # A restart ends programs with signals; a job that ended by itself before it has a code of its own.
+        if code in {None, *_SIGNALLED} and (self._place / "boot-id").read_text() != _BOOT.read_text():
+            return {"code": None, "reason": "restarted"}
         if code is not None:
             return {"code": code, "reason": None}
-        if (self._place / "boot-id").read_text() != _BOOT.read_text():
-            return {"code": None, "reason": "restarted"}
         code = self._runner.code()
         return {"code": code, "reason": "process_lost" if code is None else None}
 
@@ -282,7 +297,8 @@ class Agent:
                 self._reported, self._reported_at = sent, time.monotonic()
 
     def _status(self, *, beat: int = 0, ended: bool = False, chips: dict[str, float] | None = None) -> bytes:
-        return json.dumps({"beat": beat, "ended": ended, "chips": chips or {}, **self._positions}).encode()
+        report = {"beat": beat, "ended": ended, "collecting": self._ended_at > 0, "chips": chips or {}}
+        return json.dumps(report | self._positions).encode()
 
     def _read_chips(self) -> None:
         """Read the use of the TPU as often as it can be told."""
@@ -291,7 +307,7 @@ class Agent:
 
     def _sync_artifacts(self) -> None:
         if time.monotonic() - self._synced_at >= _ARTIFACT_SECONDS:
-            self._send_artifacts()
+            self._artifacts.send()
             self._synced_at = time.monotonic()
 
     def _heed_shutdown(self) -> None:
@@ -300,7 +316,8 @@ class Agent:
         if shutting_down and self._exit_code() is None:
             self._shut_down = True
             self._seconds = min(self._seconds, _SHUTDOWN_STEP_SECONDS)
-            (self._control / "stopping").write_text("shut down\n")
+            if not self._applied:
+                (self._control / "stopping").write_text(_SHUT_DOWN)
             self._runner.signal(signal.SIGTERM)
 
     def _apply_request(self) -> None:
@@ -338,42 +355,6 @@ class Agent:
                 (int(part.rpartition("/")[2]) + size for part, size in parts.items()), default=0
             )
         return self._positions[name]
-
-    def _send_artifacts(self) -> None:
-        """Send new and changed artifacts, regular files only, without following links; remove deleted ones."""
-        with self._artifacts_lock:
-            root = self._place / "artifacts"
-            there = set()
-            for folder, _, names in os.walk(root):
-                for name in names:
-                    path = Path(folder, name)
-                    shown = os.fsencode(path.relative_to(root)).decode(errors="replace")
-                    there.add(shown)
-                    with contextlib.suppress(FileNotFoundError):
-                        self._send(path, shown)
-            for gone in self._sent.keys() - there:
-                self._bucket.remove(self._model + gone)
-                del self._sent[gone]
-
-    def _send(self, path: Path, shown: str) -> None:
-        status = path.lstat()
-        state = status.st_size, status.st_mtime_ns
-        if not stat.S_ISREG(status.st_mode) or self._sent.get(shown) == state:
-            return
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-            self._bucket.put(self._model + shown, self._blocks(file, status.st_size), status.st_size)
-        self._sent[shown] = state
-
-    def _blocks(self, file: Any, size: int) -> Iterator[bytes]:  # noqa: ANN401 - a binary file
-        """Read as many bytes of a file as were announced, even if it grows meanwhile."""
-        while size:
-            if time.monotonic() >= self._collect_until:
-                raise OSError("there was no time for all of it")
-            block: bytes = file.read(min(size, _BLOCK_BYTES))
-            if not block:
-                raise OSError("the file became shorter while it was sent")
-            size -= len(block)
-            yield block
 
     def _report(self, phase: str, reason: str | None = None, detail: str | None = None) -> None:
         self._put("status", json.dumps({"phase": phase, "reason": reason, "detail": detail}).encode())

@@ -16,6 +16,18 @@ from . import CALL_SECONDS, NETWORK_ERRORS
 _STORAGE = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
 _MISSING, _PRESENT = 404, 412
 _TOKEN_SECONDS = 300.0
+_RETRIED = (401, 408, 429)
+_MAX_NAME_BYTES = 1024
+
+
+def is_valid_name(name: str) -> bool:
+    """Return whether Cloud Storage accepts an object's name."""
+    return not {"\n", "\r"} & set(name) and len(name.encode()) <= _MAX_NAME_BYTES
+
+
+def is_permanent(error: urllib.error.HTTPError) -> bool:
+    """Return whether repeating the same request does not help, as for Google's own clients."""
+    return 400 <= error.code < 500 and error.code not in _RETRIED  # noqa: PLR2004 - the errors of a client
 
 
 class Bucket:

@@ -1,0 +1,108 @@
+"""Sends the job's artifacts to the bucket."""
+
+import os
+import stat
+import threading
+import time
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import NETWORK_ERRORS
+from .bucket import Bucket, is_permanent, is_valid_name
+
+_BLOCK_BYTES = 1024**2
+_REASON_CHARACTERS = 1000
+
+
+class ArtifactSender:
+    """Sends what is new in a folder; usable from any thread.
+
+    Args:
+        bucket: The job's objects.
+        root: The folder.
+        prefix: Prefix of the objects' names.
+    """
+
+    def __init__(self, bucket: Bucket, root: Path, prefix: str) -> None:
+        self._bucket = bucket
+        self._root = root
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._refused: dict[str, str] = {}
+        self.until = float("inf")
+        """Time at which to stop sending."""
+
+    def send(self) -> None:
+        """Send new and changed files, regular ones only, without following links; remove deleted ones.
+
+        Raises:
+            OSError: Some were not sent; all others were, except those that the bucket refuses for good.
+        """
+        with self._lock:
+            there, failed = set(), {}
+            for folder, _, names in os.walk(self._root):
+                for name in names:
+                    path = Path(folder, name)
+                    shown = os.fsencode(path.relative_to(self._root)).decode(errors="replace")
+                    there.add(shown)
+                    try:
+                        self._send(path, shown)
+                    except FileNotFoundError:  # removed meanwhile
+                        continue
+                    except NETWORK_ERRORS as error:
+                        failed[shown] = str(error)
+            for gone in self._sent.keys() - there:
+                self._bucket.remove(self._prefix + gone)
+                del self._sent[gone]
+            if failed:
+                raise OSError(_describe(failed))
+
+    def refused(self) -> str:
+        """Describe the files that the bucket refuses for good; empty if there are none."""
+        return f"refused by the bucket: {_describe(self._refused)}" if self._refused else ""
+
+    def forget_refused(self) -> None:
+        """Let the next `send` try refused files once more."""
+        self._refused.clear()
+
+    def _send(self, path: Path, shown: str) -> None:
+        status = path.lstat()
+        state = status.st_size, status.st_mtime_ns
+        if not stat.S_ISREG(status.st_mode) or self._sent.get(shown) == state or shown in self._refused:
+            return
+        if not is_valid_name(self._prefix + shown):  # a large upload can break before the refusal is read
+            self._refused[shown] = "its name has a line break, or is too long"
+            return
+        self._check_time()
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            try:
+                self._bucket.put(self._prefix + shown, self._blocks(file, status.st_size), status.st_size)
+            except urllib.error.HTTPError as error:
+                if not is_permanent(error):
+                    raise
+                self._refused[shown] = str(error)
+                return
+        self._sent[shown] = state
+
+    def _blocks(self, file: Any, size: int) -> Iterator[bytes]:  # noqa: ANN401 - a binary file
+        """Read as many bytes of a file as were announced, even if it grows meanwhile."""
+        while size:
+            self._check_time()
+            block: bytes = file.read(min(size, _BLOCK_BYTES))
+            if not block:
+                raise OSError("the file became shorter while it was sent")
+            size -= len(block)
+            yield block
+
+    def _check_time(self) -> None:
+        if time.monotonic() >= self.until:
+            raise OSError("there was no time for all of it")
+
+
+def _describe(files: dict[str, str]) -> str:
+    """Describe files and what is wrong with each, as far as a report has room."""
+    each = "; ".join(f"{name!r}: {why}" for name, why in files.items())
+    return f"{len(files)} of the artifacts: {each}"[:_REASON_CHARACTERS]
