@@ -5,7 +5,7 @@ import re
 from core.storage.joblogs.reader import LogLine, LogReader
 
 _LAST_LINES = 100
-_LAST_BYTES = 1024**2
+_LAST_BYTES, _MOST_BYTES = 64 * 1024, 1024**2
 _LINE_BYTES = 1024
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _ERROR = re.compile(r"(?:[\w.]*(?:Error|Exception|Interrupt)|error|fatal|panic)\b", re.IGNORECASE)
@@ -17,7 +17,10 @@ def failure_line(reader: LogReader) -> LogLine | None:
     Reads only the end of the log, which must be of an ended job. Colours are removed from the text, and a long line is
     truncated.
     """
-    newlines = reader.raw(reader.size - _LAST_BYTES, _LAST_BYTES).count(b"\n")
+    newlines = 0
+    for length in (_LAST_BYTES, _MOST_BYTES):
+        if newlines < _LAST_LINES:
+            newlines = reader.raw(reader.size - length, length).count(b"\n")
     count = min(_LAST_LINES, max(1, newlines))
     found = reader.lines(reader.tail(count, final=True), count, final=True, max_line_bytes=_LINE_BYTES)
     plain = [line._replace(message=_COLOURS.sub("", line.message).strip()) for line in found]

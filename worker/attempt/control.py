@@ -24,6 +24,8 @@ class AttemptControl:
         self._on_slot_free = on_slot_free
         self._waiting = False
         self._contact_lost = False
+        self.start_unrecorded = False
+        """True while the command runs, or may run, and its start is not recorded: for other workers it never began."""
         self._detached = threading.Event()
         self._watcher: FileWatcher | None = None
         self._lock = threading.Lock()

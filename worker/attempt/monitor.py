@@ -20,7 +20,7 @@ from worker.attempt.outputs.log_shipper import LogShipper, MetricsReader, Source
 from worker.attempt.outputs.metrics_flush import MetricsQueue
 from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
-from worker.attempt.self_fence import CONTACT_LOST_FILE, CONTACT_LOST_GRACE_SECONDS
+from worker.attempt.self_fence import CONTACT_LOST_FILE, CONTACT_LOST_GRACE_SECONDS, contact_lost_detail
 from worker.attempt.usage import UsageSampler, UsageTotals
 from worker.backends.base import (
     SIGNALLED_FILE,
@@ -284,6 +284,8 @@ class JobMonitor:
             grace = min(self._grace, CONTACT_LOST_GRACE_SECONDS) if self._ending.reason in _SHORT_GRACE else self._grace
             self._kill_at = now + grace
             self._context.sessions.end(self._job.id, STOPPING)
+            if self._ending.reason == "lost_contact":
+                write_control_file(self._control, CONTACT_LOST_FILE, "ended")
             self._backend.stop(self._handle, grace=True)
             write_control_file(self._control, SIGNALLED_FILE, "asked to end")
         if now >= self._kill_at:
@@ -295,7 +297,7 @@ class JobMonitor:
         if self._requests.stop_requested:
             return Exit(None, "stopped_by_user")
         if self._requests.contact_lost or self._contact_lost:
-            return Exit(None, "lost_contact", f"{self._context.settings.worker.self_fence_seconds / 60:.0f} minutes")
+            return Exit(None, "lost_contact", contact_lost_detail(self._context))
         if self._quota.over is not None:
             return Exit(None, "disk_quota", self._quota.over)
         if self._deadline is not None and time.monotonic() >= self._deadline:

@@ -109,8 +109,8 @@ class Schedule:
         while True:
             try:
                 self._pool.submit(step)
-            except RuntimeError:
-                if not threading.main_thread().is_alive():
+            except RuntimeError as error:
+                if "new thread" not in str(error):
                     return False
                 logger.warning("thread_not_started", exc_info=True)
                 time.sleep(_THREAD_PAUSE_SECONDS)

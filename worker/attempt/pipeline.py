@@ -6,7 +6,6 @@ its row.
 
 import errno
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,15 +26,17 @@ from core.storage.artifacts.scan import Skipped
 from core.system.failpoints import failpoint
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
+from worker.attempt.job_environment import service_environment
 from worker.attempt.launch_secrets import LaunchSecrets
 from worker.attempt.monitor import ArtifactSync, JobMonitor, OutputRecorder, open_log_shipper
 from worker.attempt.outputs.build_log import build_log
 from worker.attempt.outputs.collection_limits import CollectionLimits
 from worker.attempt.outputs.missing_artifacts import read_missing
 from worker.attempt.scratch import Scratch
+from worker.attempt.self_fence import contact_lost_detail
 from worker.attempt.spans import AttemptSpans
 from worker.backends import base
-from worker.backends.base import Exit, Handle, ImageBackend, ImageBuild, JobPython, LaunchError, LaunchSpec, PortForward
+from worker.backends.base import Exit, Handle, ImageBackend, ImageBuild, JobPython, LaunchError, LaunchSpec
 from worker.context import WorkerContext
 from worker.environments.prepare import prepare_python
 
@@ -134,8 +135,18 @@ class AttemptRun:
         if handle is None:
             self._mark_finishing(Exit(0, "built", self.job.image_digest))
             return
-        self._transition(lambda session: lifecycle.mark_running(session, self.job, handle))
+        self._requests.start_unrecorded = True
+        self._transition(lambda session: self._record_start(session, handle))
+        self._requests.start_unrecorded = False
         failpoint("running")
+
+    def _record_start(self, session: Session, handle: Handle) -> Job:
+        """Record that the command runs; or that it ended unrecorded, so that it is started again as any such job."""
+        if self._requests.contact_lost:
+            return lifecycle.mark_finishing(
+                session, self.job, "lost_contact", detail=contact_lost_detail(self._context)
+            )
+        return lifecycle.mark_running(session, self.job, handle)
 
     def _launch(self) -> Handle | None:
         """Start the command, or only build the image: then return None."""
@@ -163,8 +174,9 @@ class AttemptRun:
         failpoint("prepared")
 
     def _fetch(self, folder: Path) -> str:
+        url = self.job.spec.workspace or ""
         login = LaunchSecrets(self._context.settings, self._context.database, self.job).git_login()
-        return self._context.fetcher.fetch(self.job.spec.workspace or "", login, folder, self._check)
+        return self._context.fetcher.fetch(url, login, folder, self._check)
 
     def _check(self) -> None:
         """Raise if the start must be aborted."""
@@ -187,9 +199,9 @@ class AttemptRun:
             quota = DiskQuota(self._context, self.job, self._scratch)
             tasks = ArtifactSync(self._context, self.job, self._scratch), quota
             monitor = JobMonitor(self._context, self.job, self._scratch, self._requests, recorder, quota, fresh=fresh)
-            for task in tasks:
-                task.start(self._context.schedule)
             try:
+                for task in tasks:
+                    task.start(self._context.schedule)
                 end = monitor.run()
                 failpoint("exited")
                 self._mark_finishing(end)
@@ -287,10 +299,10 @@ class AttemptRun:
             return claims.gpus_of(session, self.job)
 
     def _launch_spec(self) -> LaunchSpec:
-        spec, scratch, gpus = self.job.spec, self._scratch, self._gpus()
+        spec, scratch, gpus, capabilities = self.job.spec, self._scratch, self._gpus(), self._backend.capabilities
         secrets = LaunchSecrets(self._context.settings, self._context.database, self.job)
         ports, working_dir, dockerfile = secrets.ports(), self._working_dir(), spec.rel_dockerfile_path or DOCKERFILE
-        storage = self._context.storage.project_folder(self.job.project_id, mounted=self._backend.capabilities.mounts)
+        storage = self._context.storage.project_folder(self.job.project_id, mounted=capabilities.mounts)
         return LaunchSpec(
             name=scratch.name,
             job_id=self.job.id,
@@ -299,7 +311,7 @@ class AttemptRun:
             machine_type=self.job.machine_type,
             job_spec=spec,
             container=self.job.image or spec.container,
-            env=secrets.environment() | self._service_env(gpus, storage) | self._port_env(ports),
+            env=secrets.environment() | service_environment(self.job, scratch, capabilities, gpus, storage, ports),
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
             storage=storage,
@@ -330,37 +342,6 @@ class AttemptRun:
             within = str(self._scratch.folder(within).relative_to(self._scratch.workspace.resolve()))
         workspace = base.WORKSPACE if self._backend.capabilities.mounts else self._scratch.workspace
         return str(Path(workspace, within))
-
-    def _port_env(self, ports: tuple[PortForward, ...]) -> dict[str, str]:
-        """Build the environment variables that name the ports to listen on.
-
-        These are the job's own ports in a container, else the host's allocated ports.
-        """
-        contained = self._backend.capabilities.containers
-        return {f"GRADIENT_PORT_{port.internal}": str(port.internal if contained else port.external) for port in ports}
-
-    def _service_env(self, gpus: tuple[str, ...], shared: Path) -> dict[str, str]:
-        """Build the environment variables that every backend gives to a job."""
-        scratch, mounted = self._scratch, self._backend.capabilities.mounts
-        workspace = Path(base.WORKSPACE) if mounted else scratch.workspace
-        artifacts = Path(base.ARTIFACTS) if mounted else scratch.artifacts
-        storage = Path(base.STORAGE) if mounted else shared
-        control = Path(base.CONTROL) if mounted else scratch.control
-        return {
-            "GRADIENT_JOB_ID": self.job.id,
-            "GRADIENT_ATTEMPT": str(self.job.attempt),
-            "GRADIENT_MACHINE_TYPE": self.job.machine_type,
-            **({"GRADIENT_GPUS": ",".join(gpus)} if gpus else {}),
-            "GRADIENT_WORKSPACE_DIR": str(workspace),
-            "GRADIENT_ARTIFACTS_DIR": str(artifacts),
-            "GRADIENT_STORAGE_DIR": str(storage),
-            "GRADIENT_METRICS_FILE": str(control / "metrics.jsonl"),
-            "PS_JOB_ID": self.job.id,
-            "PS_JOBSPACE": str(workspace),
-            "PS_MODEL_PATH": str(artifacts),
-            "PS_HOSTNAME": os.uname().nodename,
-            "PYTHONUNBUFFERED": "1",
-        }
 
     def _set_phase(self, phase: str, detail: str | None = None) -> None:
         self._transition(lambda session: lifecycle.set_phase(session, self.job, phase, detail))
@@ -412,11 +393,12 @@ class AttemptRun:
 def run_attempt(context: WorkerContext, job: Job, control: AttemptControl) -> None:
     """Run an attempt to its end, or until this worker must release it. Raises nothing."""
     logger.info("attempt_taken_up", extra={"state": job.state, "machine_type": job.machine_type})
-    attempt = AttemptRun(context, job, control)
+    attempt: AttemptRun | None = None
     failures = 0
     while True:
         began = time.monotonic()
         try:
+            attempt = attempt or AttemptRun(context, job, control)
             attempt.run()
         except (LeaseLost, Detached) as error:
             logger.info("attempt_let_go", extra={"why": str(error) or "the worker is going away"})
@@ -443,7 +425,9 @@ def _wait_before_retry(control: AttemptControl, seconds: float) -> bool:
     return True
 
 
-def _fail_attempt(attempt: AttemptRun, error: Exception) -> None:
+def _fail_attempt(attempt: AttemptRun | None, error: Exception) -> None:
+    if attempt is None:
+        return  # its backend cannot be used here
     try:
         attempt.fail(f"{type(error).__name__}: {error}")
     except Exception:  # this worker, or another one of this host, adopts the job soon and tries again

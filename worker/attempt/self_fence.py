@@ -55,7 +55,6 @@ class SelfFence:
             ends = signals.monitored or self._end_job(job)
             if ends and not signals.contact_lost:
                 logger.error("job_cut_off", extra=job.log_context())
-                self._record_reason(job)
                 signals.report_contact_lost()
 
     def _end_job(self, job: Job) -> bool:
@@ -78,16 +77,17 @@ class SelfFence:
         now = time.monotonic()
         if job.id not in self._kill_at:
             self._kill_at[job.id] = now + min(job.spec.stop_grace, CONTACT_LOST_GRACE_SECONDS)
-            self._record_reason(job)
+            write_control_file(self._context.scratch(job.id, job.attempt).control, CONTACT_LOST_FILE, "ended")
             backend.stop(handle, grace=True)
         elif now >= self._kill_at[job.id]:
             backend.stop(handle, grace=False)
 
-    def _record_reason(self, job: Job) -> None:
-        control = self._context.scratch(job.id, job.attempt).control
-        write_control_file(control, CONTACT_LOST_FILE, "the database was out of reach")
+
+def contact_lost_detail(context: WorkerContext) -> str:
+    """Return how long there was no contact, for the reason of a job that is ended because of it."""
+    return f"{context.settings.worker.self_fence_seconds / 60:.0f} minutes"
 
 
 def _may_be_repeated(job: Job, signals: AttemptControl) -> bool:
     """Check whether another worker would start the job again, if it counts this host as lost."""
-    return job.max_attempts > 1 or (job.started_at is None and not signals.monitored)
+    return job.max_attempts > 1 or signals.start_unrecorded

@@ -55,6 +55,7 @@ class Sweep:
         self._renotify_seconds = context.settings.worker.renotify_seconds
         self._lost_detection_at = time.monotonic() + self._lost_after
         self._silent_since: dict[tuple[str, int, datetime | None], float] = {}
+        self._refused_at: dict[str, float] = {}
         self._prune_at = 0.0
 
     def defer_lost_detection(self) -> None:
@@ -209,11 +210,13 @@ class Sweep:
         deleted = select(Job.id).where(Job.deleted_at.is_not(None), Job.state.in_(TERMINAL), left)
         with self._context.database.read() as session:
             jobs = list(session.scalars(deleted))
-        until, count = time.monotonic() + PRUNE_SECONDS, 0
+        began, count = time.monotonic(), 0
+        self._refused_at = {job_id: at for job_id in jobs if (at := self._refused_at.get(job_id)) is not None}
         for job_id in jobs:
-            if time.monotonic() >= until:  # the next sweep continues
+            if time.monotonic() - began >= PRUNE_SECONDS:  # the next sweep continues
                 break
-            count += self._remove_outputs(job_id)
+            if began - self._refused_at.get(job_id, -PRUNE_INTERVAL_SECONDS) >= PRUNE_INTERVAL_SECONDS:
+                count += self._remove_outputs(job_id)
         if count:  # their archives follow
             self._prune_at = min(self._prune_at, time.monotonic() + FREED_AFTER_SECONDS)
         return count
@@ -225,6 +228,7 @@ class Sweep:
             self._context.artifacts.remove(job_id)
         except (OSError, StoreUnavailable):  # as from a bucket that refuses to delete
             logger.warning("outputs_not_removed", exc_info=True, extra={"job_id": job_id})
+            self._refused_at[job_id] = time.monotonic()
             return False
         metrics.remove(self._context.database, job_id)
         self._context.write(partial(lifecycle.mark_outputs_removed, job_id=job_id))

@@ -21,6 +21,6 @@ def to_local_name(name: str) -> str:
     So `%2F`, `%00` and `%2E%2E` stay as they are: no separator, NUL or `..` comes out.
     """
     local = os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), os.fsencode(name)))
-    if sys.platform == "darwin" and not local.isprintable():
-        return name  # macOS refuses names that are not UTF-8
+    if sys.platform == "win32" or (sys.platform == "darwin" and not local.isprintable()):
+        return name  # there a backslash is a separator; macOS refuses names that are not UTF-8
     return local if to_public_name(local) == name else name

@@ -10,15 +10,18 @@ from core.db.models.jobs import IS_QUEUED, GpuAllocation, Job, LeaderLease, Outb
 from core.jobs.guarded_updates import enqueue_wake, insert_ignore
 from core.jobs.states import OWNED
 
+_CLOCK_SECONDS = 600.0
+"""Allowed difference of leases: workers may have different settings."""
+
 
 def try_become_leader(session: Session, name: str, holder: str, seconds: float) -> bool:
     """Take or renew the lease on a task for `seconds`; False if another holder has it.
 
-    A lease that ends later than a new one would was taken before the database's clock was set back, and is over.
+    A lease that ends much later than a new one would was taken before the database's clock was set back, and is over.
     """
     first = insert_ignore(session.get_bind().dialect.name, LeaderLease)
     session.execute(first.values(name=name, holder=holder, until=now()))
-    over = or_(LeaderLease.until < now(), LeaderLease.until > now(seconds))
+    over = or_(LeaderLease.until < now(), LeaderLease.until > now(seconds + _CLOCK_SECONDS))
     mine = (
         update(LeaderLease)
         .where(LeaderLease.name == name, or_(LeaderLease.holder == holder, over))

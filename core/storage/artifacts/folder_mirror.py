@@ -35,7 +35,7 @@ _COPY_BLOCK = 1 << 20
 _FINAL_PASSES = 3
 # A copy may have missed a change that is this close to its end.
 _SETTLED_NS = 2_000_000_000
-_MICROSECOND_NS = 1_000  # not every file system stores a time to the nanosecond
+_MICROSECOND_NS, _SECOND_NS = 1_000, 1_000_000_000
 
 Stopped = Callable[[], bool]
 """Polled during long operations; True means stop."""
@@ -220,7 +220,9 @@ def _is_copy(old: FileStat, seen: FileStat) -> bool:
 
     The time of the last change alone would not do: the two file systems' clocks differ, and clocks are set back.
     """
-    same = old.size == seen.size and old.mtime_ns // _MICROSECOND_NS == seen.mtime_ns // _MICROSECOND_NS
+    # Not every file system stores a time to the nanosecond; some have seconds only.
+    unit = _MICROSECOND_NS if old.mtime_ns % _SECOND_NS else _SECOND_NS
+    same = old.size == seen.size and old.mtime_ns // unit == seen.mtime_ns // unit
     return same and seen.ctime_ns + _SETTLED_NS < old.ctime_ns
 
 

@@ -26,10 +26,11 @@ from worker.attempt import monitor
 from worker.attempt import pipeline as module
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.monitor import JobMonitor
+from worker.attempt.periodic import Schedule
 from worker.attempt.pipeline import AttemptRun, run_attempt
 from worker.attempt.self_fence import SelfFence
 from worker.backends import process
-from worker.backends.base import read_control
+from worker.backends.base import read_control, read_exit_code
 from worker.backends.process import ProcessBackend
 from worker.context import WorkerContext
 from worker.environments.prepare import _Preparation
@@ -226,18 +227,54 @@ def test_a_job_that_was_cut_off_from_its_record_is_tried_again(host, claim, monk
 
     def run_once_it_says_something(watch):
         wait_until((watch._control / "log").read_bytes, "the output")
+        signals.report_contact_lost()
         return run(watch)
 
     monkeypatch.setattr(JobMonitor, "run", run_once_it_says_something)
     job = claim("echo said; sleep 100", max_attempts=2)
     signals = AttemptControl()
-    signals.report_contact_lost()
     run_attempt(host, job, signals)
     with host.database.read() as session:
         (attempt,) = queries.attempts(session, job.id)
     row = ended(host, job)
     assert (row.state, row.machine_faults) == (JobState.QUEUED, 1)
     assert (attempt.reason, attempt.exit_code) == ("lost_contact", 143)
+
+
+def test_a_job_that_was_cut_off_before_its_start_was_recorded_never_began(host, claim):
+    """It has no retries, and is started again all the same."""
+    job, signals = claim("sleep 100"), AttemptControl()
+    signals.report_contact_lost()
+    run_attempt(host, job, signals)
+    with host.database.read() as session:
+        (attempt,) = queries.attempts(session, job.id)
+    row = ended(host, job)
+    assert (row.state, row.machine_faults, attempt.reason) == (JobState.QUEUED, 1, "lost_contact")
+    assert host.backend("process").list_owned() == []
+
+
+def test_no_periodic_task_goes_on_after_one_could_not_be_started(host, claim, monkeypatch):
+    add, added = Schedule.add, []
+
+    def fail_at_first(schedule, task, due):
+        added.append(task)
+        if len(added) == 2:
+            raise RuntimeError("can't start new thread")
+        add(schedule, task, due)
+
+    monkeypatch.setattr(Schedule, "add", fail_at_first)
+    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+    job = claim("true")
+    run_attempt(host, job, AttemptControl())
+    assert ended(host, job).state is JobState.SUCCEEDED
+    assert [task.ended for task in added] == [True] * len(added)
+
+
+def test_an_attempt_whose_backend_cannot_be_used_raises_nothing(host, claim, monkeypatch, caplog):
+    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(host, "backend", {}.__getitem__)
+    run_attempt(host, claim("true"), AttemptControl())
+    assert "attempt_failed" in caplog.text
 
 
 def test_a_worker_that_adopts_a_job_knows_that_it_was_cut_off(host, claim):
@@ -250,7 +287,7 @@ def test_a_worker_that_adopts_a_job_knows_that_it_was_cut_off(host, claim):
     fence = SelfFence(host)
     fence.record_contact(-1e6)
     fence.check([(attempt.job, AttemptControl())])
-    wait_until(lambda: read_control(control, "exit"), "the end")
+    wait_until(lambda: read_exit_code(control) is not None, "the end")
     adopted = host.write(lambda session: lifecycle.adopt(session, "w1", "here", backends=["process"], stale_seconds=60))
     run_attempt(host, adopted[0], AttemptControl())
     with host.database.read() as session:

@@ -69,17 +69,16 @@ def test_a_backend_that_needs_the_database_keeps_no_other_job_running(tmp_path, 
     assert all(one.contact_lost for one in signals), "the first may run, too"
 
 
-@pytest.mark.parametrize(("watched", "ended"), [(False, [True]), (True, [])])
-def test_a_job_without_retries_is_ended_if_nobody_knows_of_its_start(tmp_path, submit, watched, ended):
-    """For other workers it never began, so that they start it again."""
+@pytest.mark.parametrize("unrecorded", [True, False])
+def test_a_job_without_retries_is_ended_if_nobody_knows_of_its_start(tmp_path, submit, unrecorded):
+    """For other workers it never began, so that they start it again; one that was recorded runs on."""
     once = submit(max_attempts=1)
     once.attempt = 1
     signals, backend = AttemptControl(), _Backend(once)
-    if watched:
-        signals.set_watcher(SimpleNamespace(wake=lambda: None))
+    signals.start_unrecorded = unrecorded
     check(tmp_path, [(once, signals)], [backend])
-    assert [grace for _, grace in backend.stopped] == ended
-    assert signals.contact_lost == (not watched)
+    assert [grace for _, grace in backend.stopped] == [True] * unrecorded
+    assert signals.contact_lost == unrecorded
 
 
 def test_a_job_that_has_ended_keeps_its_own_end(tmp_path, job):

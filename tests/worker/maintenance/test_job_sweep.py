@@ -204,16 +204,20 @@ def test_outputs_that_cannot_be_removed_hold_up_no_other_repair(host, database, 
     with database.write() as session:
         for job in jobs:
             lifecycle.delete(session, job.id)
-    remove = host.artifacts.remove
+    remove, refused = host.artifacts.remove, []
 
     def refuse(job_id):
         if job_id == jobs[0].id:
+            refused.append(job_id)
             raise StoreUnavailable("Cloud Storage: removing failed: 403 the object is under a retention policy")
         remove(job_id)
 
     monkeypatch.setattr(host.artifacts, "remove", refuse)
-    swept = Sweep(host).run(set())
+    sweep = Sweep(host)
+    swept = sweep.run(set())
     assert (swept["deleted_jobs"], swept["lost_jobs"]) == (1, 1)
+    assert sweep.run(set())["deleted_jobs"] == 0
+    assert len(refused) == 1, "it is tried again an hour later"
     assert state(database, lost) is JobState.QUEUED
     monkeypatch.undo()
     assert Sweep(host).run(set())["deleted_jobs"] == 1

@@ -134,7 +134,7 @@ class TpuBackend(CloudBackend):
 
         spot_price = machine.spot_price_per_hour
         provisioner = Provisioner(self._api, self._resource_inventory, self._settings, ready, self._deleter, spot_price)
-        device = provisioner.provision(spec, request, partial(progress, WAITING_PHASE))
+        device = provisioner.provision(spec, request, partial(progress, WAITING_PHASE), confirm)
         handle = _make_handle(spec, device, on_vm=vm_client is not None)
         try:
             if vm_client is not None:

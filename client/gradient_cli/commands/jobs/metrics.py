@@ -55,7 +55,7 @@ def show_metrics(args: argparse.Namespace) -> int:
     if args.points is None and (args.csv or args.json):
         found = _all_values(api, job_id, args.name)
     else:
-        found = api.metrics(job_id, name=args.name, points=args.points or _POINTS)
+        found = api.metrics(job_id, name=args.name, points=_POINTS if args.points is None else args.points)
     if args.json:
         print_json(found)
     elif args.csv:
@@ -107,7 +107,8 @@ def _parts(read: Callable[..., dict[str, Any]], points: int, start: int, stop: i
 
 def _is_whole(found: dict[str, Any], points: int) -> bool:
     """Return whether the server left out no values to send at most so many: it sends more than half as many then."""
-    return all(len(one["points"]) < points // 2 for one in found["series"])
+    most = min(points, _MOST_POINTS // max(1, len(found["series"])))
+    return all(len(one["points"]) < most // 2 for one in found["series"])
 
 
 def _series(name: str, source: str, points: list[dict[str, Any]]) -> dict[str, Any]:

@@ -114,14 +114,16 @@ def test_a_started_job_keeps_its_node_while_the_api_is_away(with_pool, simulator
 def test_a_host_that_was_frozen_leaves_its_successor_the_node(with_pool, simulator, code):
     """Frozen while it checks the node; it resumes with an error, and another worker runs the job there by now."""
     place = with_pool()
-    spec = place.spec("sleep 600", stop_grace=0)
+    spec, checks = place.spec("sleep 600", stop_grace=0), []
 
-    def report(*_):
-        raise LeaseLost("another worker holds the job")
+    def confirm():
+        checks.append(1)
+        if len(checks) == 2:  # the first is that before anything bills
+            raise LeaseLost("another worker holds the job")
 
     simulator.inject("GetNode", TpuFault(code, times=0))
     with pytest.raises(LeaseLost):
-        place.backend.launch(spec, lambda: None, report)
+        place.backend.launch(spec, confirm, lambda *_: None)
     (entry,) = place._resource_inventory.list_of_attempt(spec.job_id, 1)
     assert not entry.over
 

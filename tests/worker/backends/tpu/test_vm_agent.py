@@ -77,6 +77,12 @@ class MemoryBucket:
         return new
 
 
+    def remove(self, name):
+        if errors := self.errors.get(name):
+            raise errors.pop(0)
+        del self.objects[name]
+
+
 def http_error(code):
     return urllib.error.HTTPError("https://storage", code, "no", {}, io.BytesIO())
 
@@ -123,6 +129,21 @@ def test_an_artifact_is_sent_again_only_if_that_can_help(make_sender, code, trie
     sender.forget_refused()
     sender.send()
     assert memory.objects["m/bad"] == b"bad"
+
+
+def test_an_object_that_may_not_be_removed_is_kept_and_nothing_is_missing(make_sender, tmp_path):
+    """As by a retention policy of the bucket."""
+    sender, memory = make_sender("kept", "gone")
+    sender.send()
+    memory.errors["m/kept"], memory.errors["m/gone"] = [http_error(403)], [http_error(503)]
+    for name in ("kept", "gone"):
+        (tmp_path / name).unlink()
+    for _ in range(2):
+        with contextlib.suppress(urllib.error.HTTPError):
+            sender.send()
+    assert sorted(memory.objects) == ["m/kept", "m/sub/kept"]
+    sender.send()
+    assert sender.refused() == ""
 
 
 def test_a_file_that_becomes_shorter_while_it_is_sent_holds_up_no_other(make_sender, tmp_path):

@@ -111,13 +111,16 @@ class Provisioner:
         self._deleter = deleter
         self._spot_price = spot_price
 
-    def provision(self, spec: LaunchSpec, request: NodeRequest, report: Report) -> ReservedTpu:
+    def provision(
+        self, spec: LaunchSpec, request: NodeRequest, report: Report, confirm: Callable[[], None]
+    ) -> ReservedTpu:
         """Reserve or create a device.
 
         Args:
             spec: The attempt.
             request: The node to create, if one has to be created.
             report: Called with what is waited for.
+            confirm: Called before a node of a pool is freed; raises if another worker holds the job.
 
         Raises:
             LaunchError: No device is available.
@@ -128,7 +131,7 @@ class Provisioner:
         provisioning = self._settings.provisioning_for(spec.machine_type)
         if provisioning == "pool":
             pool = _NodePool(self._api, self._resource_inventory, self._settings, self._prepare_zone, self._spot_price)
-            return pool.take(spec, until, report)
+            return pool.take(spec, until, report, confirm)
         mode: ProvisioningMode = DirectNodeMode(self._api) if provisioning == "node" else QueuedResourceMode(self._api)
         passed = {entry.zone for entry in before if entry.over}
         tried: list[tuple[str, _NextZone]] = []
@@ -296,7 +299,7 @@ class _NodePool:
         self._prepare_zone = prepare_zone
         self._spot_price = spot_price
 
-    def take(self, spec: LaunchSpec, until: float, report: Report) -> ReservedTpu:
+    def take(self, spec: LaunchSpec, until: float, report: Report, confirm: Callable[[], None]) -> ReservedTpu:
         names = self._settings.pool.get(spec.machine_type, [])
         if not names:
             raise LaunchError("tpu_denied", f"GRADIENT_TPU__POOL names no node for {spec.machine_type}")
@@ -308,7 +311,7 @@ class _NodePool:
                 failures.clear()
                 recheck_at = time.monotonic() + _RECHECK_POLLS * self._settings.poll_seconds
             try:
-                device = self._reserve_first(spec, [name for name in names if name not in failures], failures, report)
+                device = self._reserve_first(spec, [name for name in names if name not in failures], failures, confirm)
                 retry_budget.record_answer()
                 waits_for = _describe_wait(failures, len(names))
             except ApiUnavailable as error:
@@ -321,7 +324,7 @@ class _NodePool:
             pause(self._settings.poll_seconds, spec.check)
 
     def _reserve_first(
-        self, spec: LaunchSpec, names: list[str], failures: dict[str, NodeFailure], report: Report
+        self, spec: LaunchSpec, names: list[str], failures: dict[str, NodeFailure], confirm: Callable[[], None]
     ) -> ReservedTpu | None:
         """Reserve the first of these nodes that is free and healthy; add the problems of others to `failures`."""
         held = [
@@ -339,21 +342,18 @@ class _NodePool:
                 found = self._check_node(entry)
             except ApiUnavailable as error:
                 if name not in mine:  # else its job may run there
-                    self._free(entry, str(error), report)
+                    confirm()  # another worker may hold this job, and run it on the node
+                    self._resource_inventory.record_deletion(entry, gone=True, detail=str(error))
                 raise
             if isinstance(found, Node):
                 self._resource_inventory.update(entry, state=found.state, health=found.health)
                 price = self._spot_price if found.spot else None
                 self._resource_inventory.record_billing(entry, since=time.time(), price=price)  # its share of the pool
                 return ReservedTpu(entry, found)
-            self._free(entry, found.detail, report)
+            confirm()
+            self._resource_inventory.record_deletion(entry, gone=True, detail=found.detail)
             failures[name] = found
         return None
-
-    def _free(self, entry: ResourceEntry, why: str, report: Report) -> None:
-        """Leave a node to other jobs; raises if another worker holds this job, which may run on the node."""
-        report(f"TPU {entry.name} of the pool is not used: {why}")
-        self._resource_inventory.record_deletion(entry, gone=True, detail=why)
 
     def _check_node(self, entry: ResourceEntry) -> Node | NodeFailure:
         try:

@@ -63,8 +63,8 @@ class TokenServer:
         address = self._find_address() if self._port else None
         if address is None:
             return None
-        known = self._read_key(name)
-        key = known or self._make_key(name)
+        key = self._read_key(name) or self._make_key(name)
+        known = (self._folder / key).exists()  # else no job has it yet, as if its token was never made
         host = f"{address}:{self._port}/{key}"
         try:
             self._write(key, job_id, zone)
@@ -73,7 +73,7 @@ class TokenServer:
             _DIRECT.open(request, timeout=_CALL_SECONDS).close()
         except (GradientError, OSError) as error:
             logger.warning("tokens_not_served", extra={"address": address, "port": self._port, "error": str(error)})
-            if known is None:
+            if not known:
                 self.remove({"name": name})
                 return None
         return key, {"GCE_METADATA_HOST": host, "GCE_METADATA_IP": host}

@@ -54,9 +54,9 @@ class ArtifactSender:
                         continue
                     except NETWORK_ERRORS as error:
                         failed[shown] = str(error)
+            self._refused = {shown: why for shown, why in self._refused.items() if shown in there}
             for gone in self._sent.keys() - there:
-                self._bucket.remove(self._prefix + gone)
-                del self._sent[gone]
+                self._remove(gone)
             if failed:
                 raise OSError(_describe(failed))
 
@@ -67,6 +67,14 @@ class ArtifactSender:
     def forget_refused(self) -> None:
         """Let the next `send` try refused files once more."""
         self._refused.clear()
+
+    def _remove(self, shown: str) -> None:
+        try:
+            self._bucket.remove(self._prefix + shown)
+        except urllib.error.HTTPError as error:
+            if not is_permanent(error):  # else it is kept, as by a retention policy: nothing is missing
+                raise
+        del self._sent[shown]
 
     def _send(self, path: Path, shown: str) -> None:
         status = path.lstat()

@@ -1,0 +1,55 @@
+"""The environment variables that the service gives to every job."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from core.catalogue.backends import Capabilities
+from core.db.models.jobs import Job
+from worker.attempt.scratch import Scratch
+from worker.backends import base
+from worker.backends.base import PortForward
+
+
+def service_environment(
+    job: Job,
+    scratch: Scratch,
+    capabilities: Capabilities,
+    gpus: Sequence[str],
+    shared: Path,
+    ports: Sequence[PortForward],
+) -> dict[str, str]:
+    """Build the environment variables that every backend gives to a job.
+
+    Args:
+        job: The job.
+        scratch: Its attempt's folders on this host.
+        capabilities: Those of its backend, which may mount the folders elsewhere.
+        gpus: The host's GPUs reserved for the job.
+        shared: The folder on this host that the project's jobs share.
+        ports: The job's ports. In a container it listens on its own ports, else on those allocated on the host.
+    """
+    mounted = capabilities.mounts
+    workspace = Path(base.WORKSPACE) if mounted else scratch.workspace
+    artifacts = Path(base.ARTIFACTS) if mounted else scratch.artifacts
+    storage = Path(base.STORAGE) if mounted else shared
+    control = Path(base.CONTROL) if mounted else scratch.control
+    return {
+        "GRADIENT_JOB_ID": job.id,
+        "GRADIENT_ATTEMPT": str(job.attempt),
+        "GRADIENT_MACHINE_TYPE": job.machine_type,
+        **({"GRADIENT_GPUS": ",".join(gpus)} if gpus else {}),
+        "GRADIENT_WORKSPACE_DIR": str(workspace),
+        "GRADIENT_ARTIFACTS_DIR": str(artifacts),
+        "GRADIENT_STORAGE_DIR": str(storage),
+        "GRADIENT_METRICS_FILE": str(control / "metrics.jsonl"),
+        "PS_JOB_ID": job.id,
+        "PS_JOBSPACE": str(workspace),
+        "PS_MODEL_PATH": str(artifacts),
+        "PS_HOSTNAME": os.uname().nodename,
+        "PYTHONUNBUFFERED": "1",
+        **{
+            f"GRADIENT_PORT_{port.internal}": str(port.internal if capabilities.containers else port.external)
+            for port in ports
+        },
+    }
