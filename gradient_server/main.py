@@ -143,6 +143,12 @@ def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     )
     prune.add_argument("--dry-run", action="store_true", help="list what would be deleted, but delete nothing")
     prune.add_argument("--json", action="store_true", help="print JSON")
+    commands.add_parser(
+        "reconcile",
+        help="after a restore: give jobs that ran since the backup new attempt numbers",
+        description="Raise the attempt number of every job that has not ended to that of its last log and artifacts, "
+        "so that its next run does not reuse one. Run it after a restore, before the service and workers start.",
+    )
     disk = commands.add_parser(
         "disk",
         help="show what holds the disk space",
@@ -264,7 +270,7 @@ def _run_command(parsed: argparse.Namespace, settings: Settings) -> int:
         from gradient_server.commands import doctor
 
         return doctor.run(settings, as_json=parsed.json, tpu=parsed.tpu)
-    if parsed.command in {"disk", "prune"}:
+    if parsed.command in {"disk", "prune", "reconcile"}:
         return _run_storage(parsed, settings)
     if parsed.command == "alive":
         from gradient_server.commands import worker_health
@@ -278,6 +284,10 @@ def _run_storage(parsed: argparse.Namespace, settings: Settings) -> int:
         from gradient_server.commands import disk
 
         return disk.run(settings, as_json=parsed.json)
+    if parsed.command == "reconcile":
+        from gradient_server.commands import reconcile
+
+        return reconcile.run(settings)
     if parsed.images:
         from gradient_server.commands import prune_images
 

@@ -90,6 +90,7 @@ def find_axe_core() -> Path | None:
 
 REQUIREMENTS = {
     "postgres": (find_binaries, "PostgreSQL's server programs are not installed (apt-get install postgresql)"),
+    "sqlite3_program": (lambda: shutil.which("sqlite3"), "SQLite's program is not installed (apt-get install sqlite3)"),
     "redis": (find_redis, "Redis is not installed (apt-get install redis-server)"),
     "compose_program": (find_compose, "Docker Compose is not installed (apt-get install docker-compose)"),
     "small_disk": (find_mount, "no file system may be mounted here (run the tests as root, or let sudo ask nothing)"),

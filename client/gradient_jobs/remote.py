@@ -149,7 +149,9 @@ class RemoteCall(Generic[R]):
 
         Raises:
             Exception: The one that the function raised; its cause is a RemoteTraceback.
-            JobFailed: The job ended without a result, for example because it was stopped.
+            JobFailed: The job ended without a result, for example because it was stopped; or the function raised an
+                exception that cannot be loaded here, for example of a library that only the job has. Its cause is a
+                RemoteTraceback then, too.
             TimedOut: The job has not ended in time; it goes on.
         """
         self.job.wait(timeout)
@@ -163,8 +165,17 @@ class RemoteCall(Generic[R]):
         if "error" not in outcome:
             value: R = outcome["value"]
             return value
-        raised = outcome["error"] or JobFailed(f"{outcome['summary']} (in job {self.job.id})", self.job)
+        raised = _load_error(outcome["error"]) or JobFailed(f"{outcome['summary']} (in job {self.job.id})", self.job)
         raise raised from RemoteTraceback(outcome["traceback"])
+
+
+def _load_error(data: bytes | None) -> Exception | None:
+    """Return the function's exception; None if it could not be sent, or cannot be loaded here."""
+    try:
+        error: Exception | None = pickle.loads(data) if data else None  # noqa: S301  of the user's own job
+    except Exception:  # noqa: BLE001  of any kind: it is only described then
+        return None
+    return error
 
 
 def _pickle(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

@@ -55,19 +55,23 @@ def _call(payload: bytes) -> dict[str, Any]:
         cloudpickle.dumps(value)
     except Exception as error:  # noqa: BLE001  any is sent to the caller
         summary = "".join(traceback.format_exception_only(type(error), error)).strip()
-        return {"error": _picklable(error), "summary": summary, "traceback": traceback.format_exc()}
+        return {"error": _pickle_error(error), "summary": summary, "traceback": traceback.format_exc()}
     return {"value": value}
 
 
-def _picklable(error: Exception) -> Exception | None:
-    """Return the exception if another program can load it."""
+def _pickle_error(error: Exception) -> bytes | None:
+    """Return the pickled exception if another program can load it.
+
+    It is a pickle of its own: the caller may lack the library of its class, and can still load the rest.
+    """
     import cloudpickle  # noqa: PLC0415  in the archive of a job, and optional elsewhere
 
     try:
-        pickle.loads(cloudpickle.dumps(error))  # noqa: S301  written above
+        data: bytes = cloudpickle.dumps(error)
+        pickle.loads(data)  # noqa: S301  written above
     except Exception:  # noqa: BLE001  of any kind: it is only described then
         return None
-    return error
+    return data
 
 
 def _write(outcome: dict[str, Any]) -> None:

@@ -4,9 +4,11 @@ An encrypted value names its key and is bound to its purpose: it cannot be decry
 """
 
 import base64
+import fcntl
 import hashlib
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -84,12 +86,21 @@ class Vault:
         """
         return self.encrypt(purpose, self.decrypt(purpose, sealed))
 
+    @contextmanager
+    def lock_keys(self) -> Iterator[None]:
+        """Keep other rotations from changing the key file meanwhile; waits for one that does."""
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Not the key file itself, which is replaced.
+        with self._path.with_suffix(".lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
     def add_key(self) -> None:
-        """Add a new key at the start of the file."""
+        """Add a new key at the start of the file, under `lock_keys`."""
         self._write([_new_key(), *self._keys()])
 
     def drop_old_keys(self) -> None:
-        """Keep only the first key of the file and the previous one; no value may be encrypted with another."""
+        """Keep only the file's first two keys, under `lock_keys`; no value may be encrypted with another."""
         self._write(self._keys()[:_MAX_OLD_KEYS])
 
     def _keys(self) -> list[str]:

@@ -1,6 +1,7 @@
 """`gradient-server secrets rotate` and `signing rotate`: replace the encryption key or the signing key."""
 
 import sys
+from contextlib import nullcontext
 
 from core.db.database import Database
 from core.security import credentials
@@ -13,16 +14,19 @@ from service.auth.signing import SIGNING_KEYS, SigningKeys
 def rotate(settings: Settings) -> int:
     """Re-encrypt all stored values; return 1 if some could not be decrypted.
 
-    If the keys are in the service's own file, a new one is created first. If the settings name the keys, the
-    administrator puts the new one first, in every process.
+    If the keys are in the service's own file, a new one is created first, and a second rotation waits until this one
+    has ended. If the settings name the keys, the administrator puts the new one first, in every process.
     """
     vault = Vault(settings)
     database = Database(settings.database_url)
     prepare_schema(database)
-    if not vault.keys_from_settings:
-        vault.add_key()
-    with database.write() as session:
-        done, failed = credentials.reencrypt_all(session, vault)
+    with nullcontext() if vault.keys_from_settings else vault.lock_keys():
+        if not vault.keys_from_settings:
+            vault.add_key()
+        with database.write() as session:
+            done, failed = credentials.reencrypt_all(session, vault)
+        if not failed and not vault.keys_from_settings:
+            vault.drop_old_keys()
     database.close()
     for problem in failed:
         print(f"error: {problem}", file=sys.stderr)
@@ -30,8 +34,6 @@ def rotate(settings: Settings) -> int:
         print("Old keys were kept.", file=sys.stderr)
         return 1
     print(f"{done} value{'' if done == 1 else 's'} encrypted with the first key of {vault.key_location}.")
-    if not vault.keys_from_settings:
-        vault.drop_old_keys()
     return 0
 
 

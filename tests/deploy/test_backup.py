@@ -1,64 +1,137 @@
-"""The commands of docs/deploy.md bring a service back from its backup, over PostgreSQL."""
+"""The commands of docs/deploy.md bring a service back from its backup, over PostgreSQL and over SQLite."""
 
 import os
+import re
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
-from support.deployment import Deployment
+from support.deployment import SERVER_PROGRAM, Deployment
 from support.servers.postgres import find_binaries
 
 pytestmark = pytest.mark.timeout(240)
 
+_DOCS = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+_SECTION = _DOCS[_DOCS.index("\n## Backup and restore\n") : _DOCS.index("\n## Upgrades\n")]
+BACKUPS = dict(re.findall(r"^\| (.+?) \| `(.+?)`", _SECTION, re.MULTILINE))
+"""The command that backs up each thing."""
+RESTORE_POSTGRES, RESTORE_SQLITE = re.findall(r"^```\n(.+?)^```", _SECTION, re.MULTILINE | re.DOTALL)
 
-def shell(command, folder, **env):
-    path = f"{find_binaries()}:{os.environ['PATH']}"
+
+def shell(command, folder, service):
     done = subprocess.run(
-        ["bash", "-euc", command],
+        ["bash", "-euxc", command],
         cwd=folder,
-        env=os.environ | {"PATH": path} | env,
+        env=service.environment(PATH=f"{SERVER_PROGRAM.parent}:{find_binaries()}:{os.environ['PATH']}"),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture
-def services(tmp_path, postgres):
-    """The one that is lost, and the one that takes its place."""
-    pair = [Deployment(tmp_path / name, GRADIENT_DATABASE__URL=postgres.new_database()) for name in ("before", "after")]
-    yield pair
-    for service in pair:
+def sqlite3_program():
+    """Without SQLite's program, tests/conftest.py does not run the test."""
+    return shutil.which("sqlite3")
+
+
+@pytest.fixture
+def backup(tmp_path):
+    """The folder that the backup is in."""
+    folder = tmp_path / "backup"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def deploy(tmp_path):
+    """Makes services, which end with the test."""
+    made = []
+
+    def new(name, **settings):
+        made.append(Deployment(tmp_path / name, **settings))
+        return made[-1]
+
+    yield new
+    for service in made:
         service.stop()
 
 
-def test_a_restored_service_has_every_job_log_and_artifact(tmp_path, services):
-    before, after = services
-    backup = tmp_path / "backup"
-    backup.mkdir()
+def start(service):
+    return [service.start_api(), service.start_worker()]
+
+
+class Jobs:
+    """A job that ended before the backup of the database, and one that waited for a worker then and ran afterwards.
+
+    Args:
+        folder: Has a file whose content they print and leave as an artifact.
+    """
+
+    def __init__(self, service, folder):
+        self._text = folder / "text"
+        self._text.write_text("first")
+        self._command = f'cat {self._text}; cp {self._text} "$GRADIENT_ARTIFACTS_DIR/model"'
+        self.ended = self.run(service)
+
+    def run(self, service):
+        job_id = service.submit(self._command)
+        service.wait_ended(job_id)
+        return job_id
+
+    def wait(self, service):
+        self.waiting = service.submit(self._command)
+
+    def check(self, service):
+        """Check every log and artifact after the restore, of a waiting job that runs again, too."""
+        assert service.job(self.ended)["state"] == "Stopped"
+        assert service.raw_log(self.ended) == b"first"
+        assert service.artifact(self.ended, "model") == b"first"
+        self._text.write_text("second")
+        service.start_worker()
+        assert service.wait_ended(self.waiting)["attempt"] == 2
+        assert service.raw_log(self.waiting) == b"first\nsecond"
+        assert [service.artifact(self.waiting, f"model?attempt={number}") for number in (1, 2)] == [b"first", b"second"]
+
+
+def back_up(service, database, folder):
+    """Back up the database and then the files, while a job runs that waits for a worker in the backup."""
+    api, worker = start(service)
+    jobs = Jobs(service, folder)
+    worker.kill()
+    jobs.wait(service)
+    shell(BACKUPS[database], folder, service)
+    worker = service.start_worker()
+    service.wait_ended(jobs.waiting)
+    shell(BACKUPS["files"], folder, service)
+    return jobs, [api, worker]
+
+
+def test_a_restored_service_has_every_job_log_and_artifact(deploy, backup, postgres):
+    before, after = (deploy(name, GRADIENT_DATABASE__URL=postgres.new_database()) for name in ("before", "after"))
     before.migrate()
-    before.start_api()
-    before.start_worker()
-    job_id = before.submit('echo trained; printf weights >"$GRADIENT_ARTIFACTS_DIR/model"')
-    before.wait_ended(job_id)
-    shell(
-        'pg_dump --format=custom --file=gradient.dump "$URL" && '
-        'tar --exclude=./attempts -C "$GRADIENT_HOME" -cf stores.tar .',
-        backup,
-        URL=before.database_url,
-        GRADIENT_HOME=str(before.home),
-    )
+    jobs, _ = back_up(before, "PostgreSQL", backup)
     before.stop()
     after.home.mkdir()
-    shell(
-        'pg_restore --clean --if-exists --no-owner --single-transaction --dbname="$URL" gradient.dump && '
-        'tar -C "$GRADIENT_HOME" -xpf stores.tar',
-        backup,
-        URL=after.database_url,
-        GRADIENT_HOME=str(after.home),
-    )
-    after.migrate()
+    assert "1 job changed" in shell(RESTORE_POSTGRES, backup, after)
+    assert "0 jobs changed" in shell("gradient-server reconcile", backup, after)
     after.start_api()
-    assert after.job(job_id)["state"] == "Stopped"
-    assert after.raw_log(job_id) == b"trained\n"
-    assert after.artifact(job_id, "model") == b"weights"
+    jobs.check(after)
+
+
+def test_a_restore_over_sqlite_is_not_mixed_with_the_database_that_it_replaces(deploy, backup, sqlite3_program):
+    service = deploy("home")
+    jobs, processes = back_up(service, "SQLite", backup)
+    later = jobs.run(service)
+    for process in processes:
+        process.kill()
+    assert (service.home / "gradient.db-wal").stat().st_size, "changes that are not in gradient.db yet"
+    assert "1 job changed" in shell(RESTORE_SQLITE, backup, service)
+    service.start_api()
+    assert service.request("GET", f"/jobs/{later}").status_code == 404, "it is newer than the backup"
+    jobs.check(service)
+    assert shell(f"{sqlite3_program} $GRADIENT_HOME/gradient.db 'PRAGMA integrity_check'", backup, service) == "ok\n"
+    assert "gradient.db" not in shell("tar -tf stores.tar", backup, service)

@@ -70,6 +70,21 @@ def test_an_exception_that_cannot_be_sent_is_described():
     assert "Traceback" in str(caught.value.__cause__)
 
 
+def test_an_exception_of_a_library_that_only_the_job_has_is_described(folder):
+    (folder / "library.py").write_text("class OutOfMemory(Exception):\n    pass\n")
+
+    @gradient_jobs.remote(machine_type="CPU", files=["library.py"])
+    def fail():
+        import library  # noqa: PLC0415  in the job only
+
+        raise library.OutOfMemory("16 GiB are too few")
+
+    with pytest.raises(gradient_jobs.JobFailed, match=r"library\.OutOfMemory: 16 GiB are too few") as caught:
+        fail.submit().result(60)
+    assert isinstance(caught.value.__cause__, gradient_jobs.RemoteTraceback)
+    assert "in fail\n" in str(caught.value.__cause__)
+
+
 def test_a_result_that_cannot_be_sent_is_an_error():
     @gradient_jobs.remote(machine_type="CPU")
     def generator():

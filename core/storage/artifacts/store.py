@@ -125,6 +125,9 @@ class ArtifactStore(Protocol):
     def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
         """Yield all files from path `start` on, in order of path."""
 
+    def last_attempt(self, job_id: str) -> int:
+        """Return the last attempt with artifacts, complete or not; 0 if there is none."""
+
     def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
         """Delete the files of a closed attempt whose public path `selected` accepts; returns their number."""
 
@@ -277,6 +280,10 @@ class DirectoryStore:
         if opened := self._files(job_id, attempt):
             with opened:
                 yield from opened.files(start)
+
+    def last_attempt(self, job_id: str) -> int:
+        """Return the last attempt with artifacts, complete or not; 0 if there is none."""
+        return max((int(found.name) for found in self._directory(job_id, 0).parent.glob("[0-9]*")), default=0)
 
     def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
         """Delete the files of a closed attempt whose public path `selected` accepts; returns their number.

@@ -177,6 +177,20 @@ class BucketStore:
         with opened:
             yield from opened.files(start)
 
+    def last_attempt(self, job_id: str) -> int:
+        """Return the last attempt with artifacts, complete or not; 0 if there is none.
+
+        Raises:
+            StoreUnavailable: The bucket does not answer.
+        """
+        base = self._base(job_id)
+        with translate_errors("listing attempts"):
+            listing = self._bucket.list_blobs(prefix=base, delimiter="/")
+            for _ in listing.pages:
+                pass  # the folders are complete once every page was read
+        attempts = [int(folder.removeprefix(base).rstrip("/")) for folder in listing.prefixes]
+        return max([*attempts, self._staging.last_attempt(job_id)])
+
     def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
         """Delete the files of a closed attempt whose public path is selected by `selected`; return how many.
 

@@ -42,6 +42,11 @@ class LogReader:
         """Complete lines, that is newlines; an unfinished last line is not counted."""
         return self._last().lines_end
 
+    @property
+    def last_attempt(self) -> int:
+        """The last attempt that has printed something; 0 if none has."""
+        return self._last().attempt
+
     def tail(self, count: int, *, final: bool) -> int:
         """Return the value of `after` for which `lines` returns the last `count` lines."""
         last = self._last()

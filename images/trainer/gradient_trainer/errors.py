@@ -4,7 +4,8 @@ TrainerError
 ├── OptionsError            the options cannot be carried out; exit code 2
 │   ├── UnknownNameError    no such model or data set
 │   ├── DataSetError        a data set is missing or cannot be read
-│   └── OtherTrainingError  the output folder holds checkpoints of a different training
+│   ├── OtherTrainingError  the output folder holds checkpoints of a different training
+│   └── DamagedCheckpointsError  every checkpoint in the output folder is damaged
 ├── DeviceUnreachable       no TPU answers where one should be; exit code 75, "try again later"
 ├── BucketError             outputs cannot be copied to Cloud Storage; exit code 1
 └── DivergedError           the loss is no longer a number; exit code 1
@@ -36,6 +37,10 @@ class DataSetError(OptionsError):
 
 class OtherTrainingError(OptionsError):
     """The checkpoints in the output folder belong to a training with other options."""
+
+
+class DamagedCheckpointsError(OptionsError):
+    """Every checkpoint in the output folder is damaged."""
 
 
 class DeviceUnreachable(TrainerError):

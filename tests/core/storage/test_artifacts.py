@@ -67,6 +67,16 @@ def assert_true(store, manifest, attempt=1):
     assert (manifest.files, manifest.bytes) == (len(contents), sum(map(len, contents.values())))
 
 
+def test_the_last_attempt_is_found_complete_or_not(store, source):
+    assert store.last_attempt(JOB) == 0
+    write(source / "model", b"weights")
+    store.close(JOB, 9, source)
+    assert store.last_attempt(JOB) == 9
+    store.sync(JOB, 10, source)
+    assert store.last_attempt(JOB) == 10
+    assert store.last_attempt("jabc124") == 0
+
+
 def test_nothing_is_there_before_the_first_sync(store):
     page = store.list(JOB, 1)
     assert (page.files, page.state, page.total_files, page.next) == ((), "none", 0, None)

@@ -175,6 +175,26 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(stopped, small
     assert resumed.result["test_loss"] == small.result["test_loss"]
 
 
+def test_a_resumed_training_validates_each_epoch_and_reports_the_target_once(train_small, tmp_path):
+    output, metrics_file = tmp_path / "outputs", tmp_path / "metrics.jsonl"
+
+    def resume_to(steps):
+        """Train to this step; return the steps of validations and of the target so far, and the target."""
+        flags = ("--steps", str(steps), "--target-accuracy", "0.05")
+        ended = train_small(output, *flags, epochs=None, GRADIENT_METRICS_FILE=str(metrics_file))
+        assert ended.exit_code == 0, ended.text
+        rows = [json.loads(line) for line in metrics_file.read_text().splitlines()]
+        validated = [row["step"] for row in rows if "val_accuracy" in row]
+        reached = [row["target_step"] for row in rows if "target_step" in row]
+        return validated, reached, json.loads((output / "summary.json").read_text())["target"]
+
+    validated, reached, target = resume_to(49)
+    assert (validated, reached, target["step"]) == ([42, 49], [42], 42)
+    assert resume_to(84) == ([42, 49, 84], [42], target)
+    # The checkpoint of an epoch's end is older than its validation, which is repeated.
+    assert resume_to(100) == ([42, 49, 84, 84, 100], [42], target)
+
+
 def test_checkpoints_of_another_training_are_refused(stopped, train_small):
     refused = train_small(stopped.output, "--batch-size", "64")
 

@@ -1,8 +1,8 @@
 """Checkpoints: one .npz file each, written atomically; the newest two are kept."""
 
+import io
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from gradient_trainer.errors import DamagedCheckpointsError
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -24,11 +26,15 @@ class Checkpoint:
         step: Training steps done.
         arrays: Every variable of model and optimizer, by name.
         training: Identifies the training, to refuse the checkpoints of another one.
+        validated_step: Step of the last validation; 0: none.
+        target: The target accuracy, and the step and seconds at which it was reached; None: it was not.
     """
 
     step: int
     arrays: Arrays
     training: Mapping[str, Any]
+    validated_step: int = 0
+    target: dict[str, float | None] | None = None
 
 
 class CheckpointFolder:
@@ -54,7 +60,7 @@ class CheckpointFolder:
         """
         path = self.folder / f"step-{checkpoint.step:08d}.npz"
         partial = path.with_suffix(".partial")
-        meta = json.dumps({"step": checkpoint.step, "training": dict(checkpoint.training)})
+        meta = json.dumps({name: value for name, value in vars(checkpoint).items() if name != "arrays"})
         with partial.open("wb") as file:
             np.savez(file, **{META: np.array(meta)}, **checkpoint.arrays)  # type: ignore[arg-type]  # its stub takes a bool first
             file.flush()
@@ -66,12 +72,29 @@ class CheckpointFolder:
         return path
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest readable checkpoint; newer damaged ones are renamed."""
+        """Return the newest intact checkpoint, and rename newer damaged ones; None if there are no checkpoints.
+
+        Raises:
+            OSError: One cannot be read now; it may be intact, so it is not renamed.
+            DamagedCheckpointsError: All are damaged. They keep their names, so that the next run is refused as well.
+        """
+        damaged = []
         for path in self._paths():
+            content = path.read_bytes()
             try:
-                return _read(path)
-            except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
-                self.set_aside.append(path.replace(path.with_suffix(".damaged")))
+                found = _parse(content)
+            except MemoryError:
+                raise
+            except Exception:  # noqa: BLE001  zipfile, its decompressors, NumPy and JSON raise a dozen kinds, OSError too
+                damaged.append(path)
+            else:
+                self.set_aside += [each.replace(each.with_suffix(".damaged")) for each in damaged]
+                return found
+        if damaged:
+            raise DamagedCheckpointsError(
+                f"every checkpoint in {self.folder} is damaged ({', '.join(path.name for path in damaged)}); put an "
+                "intact copy there, or start from the beginning with --restart"
+            )
         return None
 
     def clear(self) -> None:
@@ -90,9 +113,10 @@ class CheckpointFolder:
             os.close(descriptor)
 
 
-def _read(path: Path) -> Checkpoint:
+def _parse(data: bytes) -> Checkpoint:
     # Reading a member to its end also verifies its checksum, which detects damage in the middle.
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+    with np.load(io.BytesIO(data), allow_pickle=False) as content:
         meta = json.loads(str(content[META]))
         arrays = {name: content[name] for name in content.files if name != META}
-    return Checkpoint(step=meta["step"], arrays=arrays, training=meta["training"])
+    # Earlier releases stored neither a validation nor a target.
+    return Checkpoint(meta["step"], arrays, meta["training"], meta.get("validated_step", 0), meta.get("target"))

@@ -78,7 +78,7 @@ class Training:
         self._sync.download("checkpoints")
         self._checkpoints = CheckpointFolder(output / "checkpoints")
         self._pace = Pace()
-        self._step = self._saved_step = self._resumed_from = self._fit_from = self._fit_to = 0
+        self._step = self._saved_step = self._resumed_from = self._fit_from = self._fit_to = self._validated_step = 0
         self._reported = Averages()
         self._target: dict[str, float | None] | None = None
 
@@ -106,13 +106,17 @@ class Training:
         Raises:
             TrainingStopped: A signal arrived; the checkpoint is written.
             OtherTrainingError: The output folder belongs to another training.
+            DamagedCheckpointsError: Every checkpoint in it is damaged.
             DivergedError: The loss is no longer a number.
         """
         self._announce()
         self._resume()
         self._training_began = time.perf_counter()
         with closing(MetricsWriter(self._output / "tensorboard", os.environ)) as self._metrics:
-            validation = self._validate() if self._step >= self._total_steps else (math.nan, math.nan)
+            # An earlier run may have ended between the checkpoint of an epoch and its validation.
+            epoch_ended = self._step % self._batches.per_epoch == 0 and self._step != self._validated_step
+            due = epoch_ended or self._step >= self._total_steps
+            validation = self._validate() if due else (math.nan, math.nan)
             while self._step < self._total_steps:
                 self._train_epoch()
                 validation = self._validate()
@@ -189,6 +193,9 @@ class Training:
             )
         self._learner.load(found.arrays)
         self._step = self._saved_step = self._resumed_from = found.step
+        self._validated_step = found.validated_step
+        if found.target and found.target["accuracy"] == self._options.target_accuracy:
+            self._target = found.target
         print(f"resuming from step {found.step}", flush=True)
 
     def _train_epoch(self) -> None:
@@ -272,13 +279,15 @@ class Training:
             seconds = None if self._resumed_from else time.perf_counter() - self._training_began
             self._target = {"accuracy": target, "step": self._step, "seconds": seconds}
             values |= {"target_step": self._step, "target_seconds": seconds}
+        self._validated_step = self._step
         self._metrics.write(self._step, values)
         print(f"epoch {self._epoch()}/{self._epochs}  val_loss {loss:.4f}  val_accuracy {accuracy:.4f}", flush=True)
         return loss, accuracy
 
     def _save(self, *, last: bool = False) -> None:
         if self._step != self._saved_step:
-            self._checkpoints.save(Checkpoint(self._step, self._learner.arrays(), self._identity()))
+            arrays, identity = self._learner.arrays(), self._identity()
+            self._checkpoints.save(Checkpoint(self._step, arrays, identity, self._validated_step, self._target))
             self._saved_step = self._step
         elif not last:
             return

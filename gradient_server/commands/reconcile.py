@@ -1,0 +1,18 @@
+"""`gradient-server reconcile`: adapts a restored database to the logs and artifacts that were restored with it."""
+
+from core.db.database import Database
+from core.settings import Settings
+from core.storage.artifacts.factory import open_artifacts
+from core.storage.restored_attempts import raise_attempts
+from core.storage.stores import Stores
+from gradient_server.schema_upgrade import prepare_schema
+
+
+def run(settings: Settings) -> int:
+    """Raise the attempt numbers of jobs that have run since the database was backed up."""
+    database = Database(settings.database_url)
+    prepare_schema(database)
+    changed = raise_attempts(Stores(settings=settings, database=database, artifacts=open_artifacts(settings)))
+    database.close()
+    print(f"{changed} job{'' if changed == 1 else 's'} changed: their next run gets an attempt number of its own.")
+    return 0
