@@ -298,7 +298,9 @@ def test_guarantees_are_shown_by_tests_of_make_test():
 def test_every_reason_and_variable_of_a_job_is_documented():
     text = (ROOT / "docs" / "jobs.md").read_text()
     assert [name for name in REASONS if f"`{name}`" not in text] == []
-    variables = set(re.findall(r'"((?:GRADIENT|PS)_\w+)":', (ROOT / "worker" / "attempt" / "pipeline.py").read_text()))
+    variables = set(
+        re.findall(r'"((?:GRADIENT|PS)_\w+)":', (ROOT / "worker" / "attempt" / "job_environment.py").read_text())
+    )
     assert len(variables) > 10
     assert [name for name in sorted(variables) if f"`{name}`" not in text] == []
 

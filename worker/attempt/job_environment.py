@@ -19,15 +19,9 @@ def service_environment(
     shared: Path,
     ports: Sequence[PortForward],
 ) -> dict[str, str]:
-    """Build the environment variables that every backend gives to a job.
+    """Build the variables of a job that reserved these GPUs and ports; its project's storage is `shared` on this host.
 
-    Args:
-        job: The job.
-        scratch: Its attempt's folders on this host.
-        capabilities: Those of its backend, which may mount the folders elsewhere.
-        gpus: The host's GPUs reserved for the job.
-        shared: The folder on this host that the project's jobs share.
-        ports: The job's ports. In a container it listens on its own ports, else on those allocated on the host.
+    In a container it finds its folders where they are mounted, and listens on its own ports, not on the host's.
     """
     mounted = capabilities.mounts
     workspace = Path(base.WORKSPACE) if mounted else scratch.workspace

@@ -19,7 +19,6 @@ from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
-from core.settings import Settings
 from core.storage.joblogs.writer import LogWriter
 from core.storage.workspaces import WorkspaceStore
 from worker.attempt import monitor
@@ -28,11 +27,9 @@ from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.monitor import JobMonitor
 from worker.attempt.periodic import Schedule
 from worker.attempt.pipeline import AttemptRun, run_attempt
-from worker.attempt.self_fence import SelfFence
 from worker.backends import process
-from worker.backends.base import read_control, read_exit_code
+from worker.backends.base import read_control
 from worker.backends.process import ProcessBackend
-from worker.context import WorkerContext
 from worker.environments.prepare import _Preparation
 
 pytestmark = pytest.mark.integration
@@ -41,20 +38,6 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def database(sqlite_database: Database):
     return sqlite_database
-
-
-@pytest.fixture
-def host(database, tmp_path):
-    return WorkerContext.open(Settings(home=tmp_path / "home"), database, worker_name="w1", hostname="here")
-
-
-@pytest.fixture
-def claim(host, submit):
-    def make(command, **spec):
-        submit(command, **spec)
-        return host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("process",))))
-
-    return make
 
 
 def ended(host, job):
@@ -222,37 +205,6 @@ def test_a_job_is_asked_to_end_though_that_cannot_be_noted(host, claim):
     backend.destroy(handle)
 
 
-def test_a_job_that_was_cut_off_from_its_record_is_tried_again(host, claim, monkeypatch):
-    run = JobMonitor.run
-
-    def run_once_it_says_something(watch):
-        wait_until((watch._control / "log").read_bytes, "the output")
-        signals.report_contact_lost()
-        return run(watch)
-
-    monkeypatch.setattr(JobMonitor, "run", run_once_it_says_something)
-    job = claim("echo said; sleep 100", max_attempts=2)
-    signals = AttemptControl()
-    run_attempt(host, job, signals)
-    with host.database.read() as session:
-        (attempt,) = queries.attempts(session, job.id)
-    row = ended(host, job)
-    assert (row.state, row.machine_faults) == (JobState.QUEUED, 1)
-    assert (attempt.reason, attempt.exit_code) == ("lost_contact", 143)
-
-
-def test_a_job_that_was_cut_off_before_its_start_was_recorded_never_began(host, claim):
-    """It has no retries, and is started again all the same."""
-    job, signals = claim("sleep 100"), AttemptControl()
-    signals.report_contact_lost()
-    run_attempt(host, job, signals)
-    with host.database.read() as session:
-        (attempt,) = queries.attempts(session, job.id)
-    row = ended(host, job)
-    assert (row.state, row.machine_faults, attempt.reason) == (JobState.QUEUED, 1, "lost_contact")
-    assert host.backend("process").list_owned() == []
-
-
 def test_no_periodic_task_goes_on_after_one_could_not_be_started(host, claim, monkeypatch):
     add, added = Schedule.add, []
 
@@ -275,25 +227,6 @@ def test_an_attempt_whose_backend_cannot_be_used_raises_nothing(host, claim, mon
     monkeypatch.setattr(host, "backend", {}.__getitem__)
     run_attempt(host, claim("true"), AttemptControl())
     assert "attempt_failed" in caplog.text
-
-
-def test_a_worker_that_adopts_a_job_knows_that_it_was_cut_off(host, claim):
-    """It saved its work and exited with 0, because it was asked to end: it is not done."""
-    job = claim("trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done", max_attempts=2)
-    attempt = AttemptRun(host, job, AttemptControl())
-    attempt._start()
-    control = host.scratch(job.id, 1).control
-    wait_until(lambda: (control / "log").exists() and (control / "log").read_bytes(), "the output")
-    fence = SelfFence(host)
-    fence.record_contact(-1e6)
-    fence.check([(attempt.job, AttemptControl())])
-    wait_until(lambda: read_exit_code(control) is not None, "the end")
-    adopted = host.write(lambda session: lifecycle.adopt(session, "w1", "here", backends=["process"], stale_seconds=60))
-    run_attempt(host, adopted[0], AttemptControl())
-    with host.database.read() as session:
-        (row,) = queries.attempts(session, job.id)
-    assert (row.reason, row.exit_code) == ("lost_contact", 0)
-    assert ended(host, job).state is JobState.QUEUED
 
 
 def test_a_job_finds_its_gpus_in_its_environment(host, database, submit):

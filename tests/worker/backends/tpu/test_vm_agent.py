@@ -76,7 +76,6 @@ class MemoryBucket:
         self.objects[name] = content if isinstance(content, bytes) else b"".join(content)
         return new
 
-
     def remove(self, name):
         if errors := self.errors.get(name):
             raise errors.pop(0)

@@ -114,13 +114,9 @@ class Provisioner:
     def provision(
         self, spec: LaunchSpec, request: NodeRequest, report: Report, confirm: Callable[[], None]
     ) -> ReservedTpu:
-        """Reserve or create a device.
+        """Reserve or create a device; `request` describes the node to create.
 
-        Args:
-            spec: The attempt.
-            request: The node to create, if one has to be created.
-            report: Called with what is waited for.
-            confirm: Called before a node of a pool is freed; raises if another worker holds the job.
+        Reports what is waited for, and confirms that the job is still held before a node of a pool is freed.
 
         Raises:
             LaunchError: No device is available.
