@@ -9,9 +9,9 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from core.comparison import measurement
+from core.comparison import measurement, whole_metric
 from core.comparison.differences import WORKSPACE, find_differences
-from core.comparison.measurement import Goal, Point
+from core.comparison.measurement import Arrival, Goal, Point
 from core.comparison.run_figures import build_figures, find_pace, last_values, peak_usage, run_times
 from core.comparison.table import Member
 from core.db.database import now
@@ -212,7 +212,7 @@ def learning_curves(
     found: dict[str, list[tuple[float, float]]] = {}
     for job in jobs:
         runs = run_times(queries.attempts(session, job.id), current)
-        if curve := measurement.learning_curve(_judged(session, comparison, job, _CURVE_POINTS), runs):
+        if curve := measurement.learning_curve(_sample_metric(session, comparison, job), runs):
             found[job.id] = curve
     return found
 
@@ -221,13 +221,8 @@ def _measure(session: Session, comparison: Comparison, job: Job, current: dateti
     attempts = queries.attempts(session, job.id)
     runs = run_times(attempts, current)
     columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=_READ_VALUES)
-    series = [each for each in columns if each.source == "job"]
-    judged = next((each.points for each in series if each.name == comparison.metric), [])
-    if columns.sampled:
-        judged = _judged(session, comparison, job, _READ_VALUES)
-    goal = cast(Goal, comparison.goal)
-    arrival = None if comparison.target is None else measurement.find_arrival(judged, goal, comparison.target, runs)
-    pace = find_pace(series)
+    pace = find_pace([each for each in columns if each.source == "job"])
+    best, arrival = _judge_metric(session, comparison, job, runs)
     return Member(
         job_id=job.id,
         machine_type=job.machine_type,
@@ -236,7 +231,7 @@ def _measure(session: Session, comparison: Comparison, job: Job, current: dateti
         price_per_hour=job.price_per_hour,
         seconds=sum(end - start for start, end in runs),
         pace=pace,
-        best=measurement.best_value(judged, goal),
+        best=best,
         arrival=arrival,
         memory_bytes=peak_usage(attempts, "peak_memory_bytes"),
         gpu_memory_bytes=peak_usage(attempts, "peak_gpu_memory_bytes"),
@@ -244,12 +239,23 @@ def _measure(session: Session, comparison: Comparison, job: Job, current: dateti
     )
 
 
-def _judged(session: Session, comparison: Comparison, job: Job, most_values: int) -> list[Point]:
-    """Return a job's reports of the metric that the comparison is judged by."""
+def _judge_metric(
+    session: Session, comparison: Comparison, job: Job, runs: Sequence[tuple[float, float]]
+) -> tuple[float | None, Arrival | None]:
+    """Return the best value of the comparison's metric, and its arrival at the target."""
+    name, goal, target = comparison.metric, cast(Goal, comparison.goal), comparison.target
+    if name is None:
+        return None, None
+    best = whole_metric.best_value(session, job.id, name, goal)
+    return best, None if target is None else whole_metric.find_arrival(session, job.id, name, goal, target, runs)
+
+
+def _sample_metric(session: Session, comparison: Comparison, job: Job) -> list[Point]:
+    """Return about as many of a job's reports of the comparison's metric as a curve shows."""
     if comparison.metric is None:
         return []
     rows = [each for each in metrics.count_rows(session, job.id) if each.source == "job"]
-    columns = metrics.read(session, job.id, rows, most_values=most_values, name=comparison.metric)
+    columns = metrics.read(session, job.id, rows, most_values=_CURVE_POINTS, name=comparison.metric)
     return next((each.points for each in columns), [])
 
 

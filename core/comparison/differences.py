@@ -8,7 +8,11 @@ from core.jobs.spec.job_spec import JobSpec
 
 SEED = "SEED"
 """Variable that tells the repeats of a comparison apart; it may differ."""
-_COMPARED = ("command", "workspace", "workspace_sha256", "container", "working_dir", "python", "cpus", "memory_mb")
+_COMPARED = (
+    *("command", "workspace", "workspace_sha256", "container", "use_dockerfile", "rel_dockerfile_path"),
+    *("working_dir", "user", "python", "cpus", "memory_mb", "shared_mem_mb", "data_disks"),
+)
+"""Options of a program and of what it may use. The capacity of a TPU is not one: figures are of the list price."""
 WORKSPACE = ("workspace", "workspaceSha256")
 """Names of the differences that make two jobs different programs."""
 
@@ -39,11 +43,18 @@ def find_differences(jobs: Sequence[Job]) -> list[Difference]:
 
 def _options(spec: JobSpec) -> Iterable[tuple[str, str]]:
     for name in _COMPARED:
-        value = getattr(spec, name)
-        yield _in_camel_case(name), "" if value is None else str(value)
+        yield _in_camel_case(name), _text(getattr(spec, name))
     for name, value in sorted(spec.env_vars.items()):
         if name != SEED:
             yield f"envVars.{name}", value
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
 
 
 def _difference(name: str, values: Mapping[str, Sequence[str]]) -> Difference:

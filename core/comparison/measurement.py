@@ -72,29 +72,6 @@ def measure_pace(points: Iterable[Point]) -> Pace | None:
     return Pace(median(rates), low, high)
 
 
-def best_value(points: Iterable[Point], goal: Goal) -> float | None:
-    """Return the best value of a metric; None if it never was a finite number."""
-    values = [value for _, _, value in points if value is not None]
-    return (max if goal == "max" else min)(values, default=None)
-
-
-def find_arrival(
-    points: Iterable[Point], goal: Goal, target: float, runs: Sequence[tuple[float, float]]
-) -> Arrival | None:
-    """Find the first report at which the target was reached.
-
-    Args:
-        points: Reports of the metric, in the order in which they were written.
-        goal: Direction in which the metric improves.
-        target: Value to be reached.
-        runs: Start and end of each attempt's command, unix times in seconds; the last end may be now.
-    """
-    for step, at, value in points:
-        if value is not None and (value >= target if goal == "max" else value <= target):
-            return Arrival(running_seconds(at, runs), step)
-    return None
-
-
 def running_seconds(at: float, runs: Sequence[tuple[float, float]]) -> float:
     """Return the running time until a moment, without the pauses between attempts."""
     return sum(max(0.0, min(end, at) - start) for start, end in runs)

@@ -1,6 +1,7 @@
 """Charts drawn on the server as SVG: axes with round ticks, lines, and final points with their Pareto front."""
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,10 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 34, 12, 30
 _SPARK_WIDTH, _SPARK_HEIGHT = 120, 24
 _TICKS = 5
 _STEPS = (1, 2, 2.5, 5, 10)
+_FLAT = 1e-12
+"""Share of the largest value below which a span is flat: the marks of a smaller one would be the same numbers."""
+_SMALLEST = 1e-300
+"""Span below which a fifth of it may be zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,7 @@ def draw_lines(
     points = [*(point for line in lines for point in line.points), *((dot.x, dot.y) for dot in dots)]
     if not points:
         return None
-    x_marks = _marks(0.0, max(x for x, _ in points))
+    x_marks = _marks(min(0.0, *(x for x, _ in points)), max(x for x, _ in points))
     y_marks = _marks(min(y for _, y in points), max(y for _, y in points))
     place = partial(_place, x_marks, y_marks)
     placed = [(dot, *place(dot.x, dot.y)) for dot in dots]
@@ -147,12 +152,16 @@ def _draw_fronts(dots: Sequence[tuple[Dot, float, float]], worst: float) -> dict
 
 def _marks(low: float, high: float) -> list[float]:
     """Return evenly spaced round numbers from at most `low` to at least `high`."""
-    span = high - low or abs(high) or 1.0
-    rough = span / _TICKS
+    largest = max(abs(low), abs(high))
+    half = high / 2 - low / 2  # the whole span may be infinite
+    if half <= largest * _FLAT:
+        half = largest / 2
+    rough = (half if half > _SMALLEST else 0.5) / _TICKS * 2
     size = 10 ** math.floor(math.log10(rough))
     step = size * next(each for each in _STEPS if each * size >= rough)
     first, last = math.floor(low / step), math.ceil(high / step)
-    return [number * step for number in range(first, max(last, first + 1) + 1)]
+    most = sys.float_info.max
+    return [max(-most, min(most, number * step)) for number in range(first, max(last, first + 1) + 1)]
 
 
 def _place(x_marks: Sequence[float], y_marks: Sequence[float], x: float, y: float) -> tuple[float, float]:
@@ -164,15 +173,15 @@ def _place(x_marks: Sequence[float], y_marks: Sequence[float], x: float, y: floa
 
 
 def _interpolate(value: float, low: float, high: float, first: float, last: float) -> float:
-    return first + (value - low) / (high - low) * (last - first)
+    return first + (value / 2 - low / 2) / (high / 2 - low / 2) * (last - first)  # high - low may be infinite
 
 
 def draw_sparkline(values: Sequence[float]) -> str:
     """Return the points of a curve, as `points` of an SVG polyline in a drawing 120 wide and 24 high."""
     low, high = min(values, default=0.0), max(values, default=0.0)
-    span = (high - low) or 1.0
+    half = (high / 2 - low / 2) or 1.0  # the whole span may be infinite
     step = _SPARK_WIDTH / max(1, len(values) - 1)
     return " ".join(
-        f"{place * step:.1f},{_SPARK_HEIGHT - 2 - (value - low) / span * (_SPARK_HEIGHT - 4):.1f}"
+        f"{place * step:.1f},{_SPARK_HEIGHT - 2 - (value / 2 - low / 2) / half * (_SPARK_HEIGHT - 4):.1f}"
         for place, value in enumerate(values)
     )

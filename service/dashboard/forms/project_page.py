@@ -8,10 +8,11 @@ from fastapi.responses import Response
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from core.comparison.whole_metric import best_value
 from core.db.database import now
 from core.db.models.jobs import Job, Project
 from core.errors import ProjectNotFound
-from core.jobs import projects, queries, storage_quota
+from core.jobs import metrics, projects, queries, storage_quota
 from core.jobs.queries import JobFilter
 from core.search import computed_columns
 from core.security import credentials
@@ -41,7 +42,7 @@ class Ranking(NamedTuple):
     """The jobs with a metric, best first.
 
     Attributes:
-        names: The metrics that the jobs have, by name.
+        names: The metrics of which the jobs have a finite value.
         jobs: The jobs with the chosen one.
         examined: Number of jobs whose metrics were read.
     """
@@ -73,7 +74,7 @@ def show(
         project=show_project(session, app_state, project_id),
         jobs=views,
         more=page.next_cursor is not None,
-        ranking=_rank(session, app_state, list(zip(page.jobs, views, strict=True)), metric, goal),
+        ranking=_rank(session, views, metric, goal),
         metric=metric,
         goal=goal,
         spent=_spent(session, project_id),
@@ -87,26 +88,25 @@ def _remaining(session: Session, app_state: AppState, project: Project) -> int |
     return storage_quota.remaining_bytes(session, project, app_state.settings.disk.project_mb)
 
 
-def _spent(session: Session, project_id: str) -> float:
-    """Return the US dollars for the running time of the project's jobs that were submitted in the last days."""
-    cost = computed_columns.cost(session.get_bind().dialect.name)
+def _spent(session: Session, project_id: str) -> dict[bool, float]:
+    """Return the US dollars for the last attempts of the jobs submitted in the last days, by whether simulated."""
+    cost = func.coalesce(func.sum(computed_columns.cost(session.get_bind().dialect.name)), 0.0)
     lately = Job.created_at >= now(-SPENDING_DAYS * 86400)
-    return session.scalar(select(func.sum(cost)).where(Job.project_id == project_id, lately)) or 0.0
+    query = select(Job.simulated, cost).where(Job.project_id == project_id, lately).group_by(Job.simulated)
+    return {False: 0.0, True: 0.0} | dict(session.execute(query).all())
 
 
-def _rank(session: Session, app_state: AppState, found: list[tuple[Job, JobView]], metric: str, goal: str) -> Ranking:
-    names: set[str] = set()
+def _rank(session: Session, views: list[JobView], metric: str, goal: str) -> Ranking:
+    last = metrics.last_values(session, [view.id for view in views])
     ranked = []
     until, examined = time.monotonic() + _METRIC_SECONDS, 0
-    for job, view in found:
+    for view in views:
         if time.monotonic() > until:
             break
         examined += 1
-        series = [one for one in app_state.metrics.get(session, job, None, 3).summary if one.source == "job"]
-        names |= {one.name for one in series}
-        for one in series:
-            value = one.min if goal == "min" else one.max
-            if one.name == metric and value is not None:
+        if metric in last.get(view.id, {}):
+            value = best_value(session, view.id, metric, "min" if goal == "min" else "max")
+            if value is not None:
                 ranked.append(RankedJob(view, value))
     ranked.sort(key=lambda one: one.value, reverse=goal != "min")
-    return Ranking(sorted(names), ranked, examined)
+    return Ranking(sorted({name for values in last.values() for name in values}), ranked, examined)

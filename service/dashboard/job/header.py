@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from fastapi.responses import HTMLResponse
@@ -46,6 +47,11 @@ class JobHeader:
         """Number of the attempt that is shown; 0 before the first."""
         return self.attempt or self.row.attempt
 
+    @property
+    def began_at(self) -> datetime | None:
+        """Start of the first attempt; None before it."""
+        return next((one.started_at for one in self.attempts if one.started_at), self.row.started_at)
+
 
 def read_header(
     session: Session, app_state: AppState, caller: Principal, job_id: str, attempt: int | None
@@ -82,6 +88,7 @@ def render_job_page(
         may_change=header.may_change,
         attempt=header.attempt,
         job_attempts=header.attempts,
+        began_at=header.began_at,
         no_tensorboard=unavailable(app_state.settings),
         cause=failure_line(app_state.logs.reader(job.id)) if job.state == "Failed" else None,
         **values,

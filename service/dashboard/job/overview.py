@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
+from core.jobs import metrics
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.auth.job_ownership import OwnerCheck
 from service.dashboard.job.attempts import attempt_rows
@@ -125,8 +126,16 @@ def _last_lines(app_state: AppState, header: JobHeader) -> LastLines:
 def _tiles(session: Session, app_state: AppState, header: JobHeader) -> list[Tile]:
     """Return the first metrics, those of the job before those of the system."""
     body = app_state.metrics.get(session, header.row, None, _POINTS, attempt=header.attempt).body
-    series = sorted(json.loads(body)["series"], key=lambda one: bool(one["source"] == "system"))
-    return [_tile(one) for one in series[:_TILES]]
+    system, own = (
+        {one["name"]: one for one in json.loads(body)["series"] if (one["source"] == "system") is of_system}
+        for of_system in (True, False)
+    )
+    # The series may be sampled: the last value of a metric that few rows have is not among them.
+    last = {} if header.attempt else metrics.last_values(session, [header.row.id]).get(header.row.id, {})
+    for name, value in last.items():
+        one = own.setdefault(name, {"name": name, "source": "job", "points": [], "last": value})
+        one["last"] = None if one["last"] is None else value
+    return [_tile(one) for one in [*own.values(), *system.values()][:_TILES]]
 
 
 def _tile(series: dict[str, Any]) -> Tile:

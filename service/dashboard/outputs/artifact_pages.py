@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 
+from core.errors import SpecInvalid
 from core.jobs import queries
 from core.storage.artifacts.paths import not_found
 from core.storage.artifacts.store import OpenArtifact
@@ -26,7 +27,7 @@ from service.dashboard.rendering import PAGE_HEADERS
 from service.deps import AppState, AppStateDep, ReadSession
 from service.presenters.downsample import series_view
 from service.presenters.removed import check_not_removed
-from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts, read_text_page
+from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts, read_text_page, read_zip
 from service.routes.logs import SEARCH_SECONDS
 from service.schemas.artifacts import ArtifactsPage, TextPage
 from service.schemas.jobs import MAX_LINE
@@ -140,6 +141,24 @@ def _list_folder(
 
     entries, after = list_entries(read, prefix, after=shown.after or None, limit=PAGE_ENTRIES)
     return _Listed(entries, counted=False, following={"after": after} if after else {})
+
+
+@router.get("/selected")
+def download_selected(
+    session: ReadSession,
+    app_state: AppStateDep,
+    job_id: str,
+    path: Annotated[list[str] | None, Query(max_length=PAGE_ENTRIES)] = None,
+    attempt: AttemptNumber = None,
+) -> Response:
+    """Download the files and folders selected in the list as zip.
+
+    Raises:
+        SpecInvalid: None is selected.
+    """
+    if not path:
+        raise SpecInvalid("Nothing is selected. Go back and select files or folders, or download all.", field="path")
+    return read_zip(session, app_state, job_id, path=path, attempt=attempt)
 
 
 @router.get("/view")

@@ -3,6 +3,7 @@
 
 const EVERY_MS = 3000;
 const SLOWEST_MS = 30_000;
+const ENTRY = "input:not([type=checkbox], [type=hidden]), select";
 
 const main = document.querySelector("main");
 const listeners = [];
@@ -59,23 +60,43 @@ async function fetchParts() {
 }
 
 function replaceParts(fresh) {
+  let waiting = false;
   for (const part of fresh.querySelectorAll("[data-part]")) {
     const shown = main.querySelector(`[data-part="${part.dataset.part}"]`);
     const text = part.innerHTML;
     if (!shown || shown.dataset.was === text) continue;
-    part.dataset.was = text;
-    for (const open of shown.querySelectorAll("details[open][id]")) {
-      part.querySelector(`#${CSS.escape(open.id)}`)?.setAttribute("open", "");
+    const active = shown.contains(document.activeElement) ? document.activeElement : null;
+    // To replace a field that is being filled in would close its list and move its cursor.
+    if (active?.matches(ENTRY)) {
+      waiting = true;
+      continue;
     }
-    const focused = shown.contains(document.activeElement) ? document.activeElement.id : "";
+    part.dataset.was = text;
+    for (const open of shown.querySelectorAll("details[open][id]")) counterpart(open, part)?.setAttribute("open", "");
+    for (const field of shown.querySelectorAll(`:is(${ENTRY}, [type=checkbox])[name]`)) keepEntry(field, counterpart(field, part));
+    const focused = active && counterpart(active, part);
     part.className = shown.className === part.className ? part.className : part.className || shown.className;
     shown.replaceWith(document.adoptNode(part));
-    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+    focused?.focus({ preventScroll: true });
     for (const listener of listeners) listener(part);
   }
   document.title = fresh.title;
   const icon = fresh.querySelector('link[rel="icon"]')?.getAttribute("href");
   const shownIcon = document.querySelector('link[rel="icon"]');
   if (icon && shownIcon.getAttribute("href") !== icon) shownIcon.setAttribute("href", icon);
-  main.dataset.live = fresh.querySelector("main")?.dataset.live ?? "no";
+  if (!waiting) main.dataset.live = fresh.querySelector("main")?.dataset.live ?? "no";
+}
+
+function counterpart(element, part) {
+  if (element.id) return part.querySelector(`#${CSS.escape(element.id)}`);
+  if (!element.name) return null;
+  const value = element.matches(ENTRY) ? "" : `[value="${CSS.escape(element.value)}"]`;
+  return part.querySelector(`[name="${CSS.escape(element.name)}"]${value}`);
+}
+
+// Takes over what was typed, ticked or chosen in a field.
+function keepEntry(field, fresh) {
+  if (!fresh) return;
+  if (field.type === "checkbox") fresh.checked = field.checked;
+  else if (!fresh.options || [...fresh.options].some((option) => option.value === field.value)) fresh.value = field.value;
 }

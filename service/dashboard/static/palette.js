@@ -68,13 +68,14 @@ async function read(address) {
 
 async function find(text) {
   const found = pages();
-  const quoted = `"${text.replaceAll('"', " ")}"`;
-  const query = /^j[a-z0-9]{4,}$/.test(text) ? `id:${text}` : quoted;
-  const [jobs, projects] = await Promise.all([
-    read(`/jobs?limit=8${text ? `&q=${encodeURIComponent(query)}` : ""}`),
+  const queries = [text && `"${text.replaceAll('"', " ")}"`];
+  if (/^j[a-z0-9]{4,13}$/.test(text)) queries.unshift(`id:${text}`); // the beginning of an id, or a name such as jigsaw
+  const [projects, ...lists] = await Promise.all([
     read("/projects"),
+    ...queries.map((query) => read(`/jobs?limit=8&q=${encodeURIComponent(query)}`)),
   ]);
-  for (const job of jobs.jobs) found.push({ text: job.name, kind: `${job.id} · ${job.project}`, url: `/ui/jobs/${job.id}`, matched: true });
+  const jobs = new Map(lists.flatMap((list) => list.jobs).map((job) => [job.id, job]));
+  for (const job of jobs.values()) found.push({ text: job.name, kind: `${job.id} · ${job.project}`, url: `/ui/jobs/${job.id}`, matched: true });
   for (const one of projects.projects) found.push({ text: one.name, kind: "project", url: `/ui/jobs?project=${encodeURIComponent(one.name)}` });
   const wanted = text.toLowerCase();
   const fitting = found.filter((one) => one.matched || one.text.toLowerCase().includes(wanted));

@@ -1,8 +1,8 @@
-"""Pace, best value and arrival at a target, from the points of a metric."""
+"""The pace, from the points of a metric."""
 
 import pytest
 
-from core.comparison.measurement import Arrival, Pace, best_value, find_arrival, measure_pace
+from core.comparison.measurement import Pace, measure_pace
 
 START = 1_000.0
 
@@ -47,18 +47,3 @@ def test_reports_of_the_same_time_are_one():
 )
 def test_without_rising_steps_and_times_there_is_no_pace(points):
     assert measure_pace(points) is None
-
-
-def test_the_best_value_is_the_largest_or_the_smallest_number():
-    points = [(1, START, 0.5), (2, START, None), (3, START, 0.9), (4, START, 0.7)]
-    assert (best_value(points, "max"), best_value(points, "min")) == (0.9, 0.5)
-    assert best_value([(1, START, None)], "max") is None
-
-
-def test_time_to_a_target_is_running_time():
-    runs = [(START, START + 2), (START + 50, START + 60)]
-    points = reports(1, 1, 49, 1)
-    assert find_arrival(points, "max", 1.0, runs) == Arrival(1, 10)
-    assert find_arrival(points, "max", 3.0, runs) == Arrival(3, 30), "the pause between attempts does not count"
-    assert find_arrival(points, "max", 5.0, runs) is None
-    assert find_arrival(points, "min", 0.0, runs) == Arrival(0, 0)

@@ -149,6 +149,16 @@ def test_the_palette_leads_to_a_job_by_its_name(browser, jobs):
     assert browser.evaluate("document.activeElement.closest('dialog') !== null")
 
 
+def test_the_palette_finds_names_that_look_like_ids_and_beginnings_of_ids(browser, service, jobs):
+    service.submit("true", name="jigsaw puzzle")
+    press(browser, "k", modifiers=2, code="KeyK", windowsVirtualKeyCode=75)
+    browser.wait_for("document.querySelector('.palette[open] li')")
+    for text, name in (("jigsaw", "jigsaw puzzle"), (jobs["broken"], "broken"), (jobs["good"][:8], "good")):
+        browser.evaluate("document.querySelector('.palette input').select()")
+        browser("Input.insertText", text=text)
+        browser.wait_for(f"document.querySelector('.palette li')?.textContent.startsWith('{name}')")
+
+
 @pytest.mark.parametrize("theme", THEMES)
 def test_the_theme_is_remembered(service, browser, theme):
     browser.evaluate("localStorage.clear()")

@@ -130,6 +130,53 @@ def test_a_list_without_live_jobs_shows_a_new_one(service, browser):
     assert fits(browser)
 
 
+def choose(browser, selector, value):
+    """Choose an option, and leave the field."""
+    chosen = f"document.querySelector({json.dumps(selector)})"
+    browser.evaluate(f"{chosen}.focus(); {chosen}.value = {json.dumps(value)}; {chosen}.blur()")
+
+
+def test_what_is_chosen_of_artifacts_is_kept_while_new_ones_appear(service, browser):
+    wait = "while [ ! -e {} ]; do sleep 0.05; done"
+    write = "echo {0} > $GRADIENT_ARTIFACTS_DIR/{0}.txt"
+    steps = [write.format("a"), wait.format("go-1"), write.format("b"), wait.format("go-2"), write.format("c")]
+    job_id = service.submit("; ".join([*steps, wait.format("end")]), name="writes")
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/artifacts")
+    browser.wait_for("document.querySelector('input[value=\"a.txt\"]')")
+    browser.click('input[value="a.txt"]')
+    choose(browser, "[name=order]", "-size")
+    browser.fill("[name=find]", "tx")
+    go(service, job_id, "go-1")
+    browser.wait_for("document.querySelector('input[value=\"b.txt\"]')")
+    assert browser.evaluate("document.activeElement.name") == "find"
+    browser.evaluate("document.activeElement.blur()")
+    go(service, job_id, "go-2")
+    browser.wait_for("document.querySelector('input[value=\"c.txt\"]')")
+    ticked = "[...document.querySelectorAll('[name=path]')].filter(box => box.checked).map(box => box.value)"
+    assert browser.evaluate(ticked) == ["a.txt"]
+    entries = "['find', 'order'].map(name => document.querySelector(`[name=${name}]`).value)"
+    assert browser.evaluate(entries) == ["tx", "-size"]
+    go(service, job_id, "end")
+
+
+def test_a_metric_that_is_chosen_stays_while_its_list_is_replaced(service, browser):
+    report = 'echo \'{"step": 1, "loss": 0.5, "accuracy": 0.5}\' >> $GRADIENT_METRICS_FILE'
+    service.wait_ended(service.submit(report, project="ranked"))
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+    browser.open(f"{service.cli_json['url']}/ui/projects/ranked")
+    choose(browser, "[name=metric]", "loss")
+    choose(browser, "[name=goal]", "min")
+    browser.evaluate("document.querySelector('[name=goal]').focus()")
+    other = service.submit("true", project="ranked")
+    browser.wait_for(f"document.querySelector('[data-part=jobs] a[href$={other}]')")
+    assert browser.evaluate("document.activeElement.name") == "goal"
+    browser.evaluate("document.activeElement.blur()")
+    browser.wait_for("document.querySelector('[data-part=best]').innerText.includes('newest 2 jobs')")
+    entries = "['metric', 'goal'].map(name => document.querySelector(`[name=${name}]`).value)"
+    assert browser.evaluate(entries) == ["loss", "min"]
+
+
 def test_an_estimate_long_past_is_not_soon(service, browser):
     browser.open(f"{service.cli_json['url']}/ui/login")
     late = '<time id="late" data-coming datetime="2020-01-01T00:00:00Z">2020</time>'

@@ -264,6 +264,23 @@ def test_new_lines_are_counted_while_older_ones_are_read(service, browser):
     touch(service, job_id, "end")
 
 
+def test_the_first_lines_stay_where_they_are_while_new_ones_arrive(service, browser):
+    wait = "while [ ! -e {} ]; do sleep 0.05; done"
+    job_id = service.submit(f"seq 1 100; {wait.format('go')}; seq 101 160; {wait.format('end')}")
+    browser.open(page_of(service, job_id))
+    browser.wait_for("document.querySelector('#log .row:last-child')?.dataset.line === '100'")
+    browser.evaluate("document.getElementById('log').dispatchEvent(new KeyboardEvent('keydown', {key: 'Home'}))")
+    browser.wait_for("document.getElementById('log').scrollTop === 0 && !document.getElementById('follow').checked")
+    read = middle_line(browser)
+    touch(service, job_id, "go")
+    browser.wait_for("document.querySelector('[data-log-new]').innerText === '60 new lines'")
+    assert shown_lines(browser) == list(range(1, 141))
+    assert middle_line(browser) == read
+    browser.evaluate("(log => { log.scrollTop = log.scrollHeight; })(document.getElementById('log'))")
+    browser.wait_for("document.querySelector('#log .row:last-child').dataset.line === '160'")
+    touch(service, job_id, "end")
+
+
 @pytest.mark.usefixtures("size")
 def test_any_line_of_a_large_text_artifact_is_seen_and_found(service, browser):
     write = "seq -f 'row %.0f of a text' 1 2000000 > $GRADIENT_ARTIFACTS_DIR/long.txt"

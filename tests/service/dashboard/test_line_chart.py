@@ -1,8 +1,23 @@
-"""Final points in a chart, and the steps of their Pareto fronts."""
+"""Marks of a chart's axes, its final points, and the steps of their Pareto fronts."""
 
+import math
 import re
+import sys
 
-from service.dashboard.line_chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Dot, Line, draw_lines
+import pytest
+
+from service.dashboard.line_chart import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Dot,
+    Line,
+    draw_lines,
+    draw_sparkline,
+)
 
 
 def draw(*dots, rising=True):
@@ -57,3 +72,36 @@ def test_a_chart_may_have_only_points():
     chart = draw_lines("y by x", [], "{:g}".format, dots=[dot(3, 2)])
     assert (len(chart.dots), chart.paths) == (1, [])
     assert draw_lines("y by x", [], "{:g}".format) is None
+
+
+def test_steps_may_be_negative():
+    chart = draw_lines("loss", [Line("loss", 0, [(-10, 1), (-5, 2)])], "{:g}".format)
+    assert [tick.label for tick in chart.x_ticks] == ["-10", "-9", "-8", "-7", "-6", "-5"]
+    [(_, _, path)] = chart.paths
+    assert path == f"{LEFT:.1f},{HEIGHT - BOTTOM:.1f} {WIDTH - RIGHT:.1f},{TOP:.1f}"
+
+
+def test_points_on_both_sides_of_zero_are_inside_the_axes():
+    chart = draw_lines("loss", [Line("loss", 0, [(-5, 1), (5, 2)])], "{:g}".format)
+    places = [float(point.split(",")[0]) for point in chart.paths[0][2].split()]
+    assert LEFT <= places[0] < places[1] <= WIDTH - RIGHT
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1.0, math.nextafter(1.0, 2.0)),
+        (-1e9, math.nextafter(-1e9, 0.0)),
+        (-1e308, 1e308),
+        (0.0, sys.float_info.max),
+        (-sys.float_info.max, sys.float_info.max),
+        (0.0, 5e-324),
+        (0.0, 0.0),
+    ],
+)
+def test_any_values_are_drawn_inside_the_axes(values):
+    chart = draw_lines("loss", [Line("loss", 0, list(enumerate(values)))], "{:g}".format)
+    heights = [float(point.split(",")[1]) for point in chart.paths[0][2].split()]
+    assert all(TOP <= height <= HEIGHT - BOTTOM for height in heights)
+    assert len({tick.position for tick in chart.y_ticks}) == len(chart.y_ticks) > 1
+    assert "nan" not in draw_sparkline(values)

@@ -124,6 +124,14 @@ def test_a_metric_of_each_epoch_is_judged_among_very_many_values(client, train, 
     assert (cpu["best"]["median"], cpu["members"][0]["stepsToTarget"]) == (0.9, 15_000)
 
 
+def test_no_value_of_the_metric_is_missed_among_very_many(client, train, monkeypatch):
+    monkeypatch.setattr(comparisons, "_READ_VALUES", 1000)
+    made = submit(client, metric="val", target=0.8).json()
+    train(0.01, [{"val": 0.9 if n == 1500 else 0.5} for n in range(1, 3001)])
+    cpu = client.get(f"/comparisons/{made['id']}").json()["rows"][0]
+    assert (cpu["best"]["median"], cpu["members"][0]["stepsToTarget"]) == (0.9, 15_000)
+
+
 def fronts(found):
     names = ("onMetricTimeFront", "onMetricCostFront", "onTimeCostFront")
     return {row["machineType"]: tuple(row[name] for name in names) for row in found["rows"]}

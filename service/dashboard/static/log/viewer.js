@@ -219,8 +219,10 @@ class Log {
     if (this.box.scrollTop < this.#top && !this.#atBottom()) this.#follow.checked = false;
     const rows = this.#waiting.splice(0);
     const follows = rows.length > 0 && rows[0].line === this.#shown + 1;
+    // Rows that are read must not be removed for new ones.
+    const room = this.#follow.checked ? rows.length : this.#first + MOST_ROWS - 1 - this.#shown;
     if (rows.length && !follows && this.#follow.checked) this.#replace(rows);
-    else if (follows && (this.#follow.checked || this.#shown - this.#first < MOST_ROWS)) this.#append(rows);
+    else if (follows && room > 0) this.#append(rows.slice(0, room));
     this.#drawPartial();
     this.note();
     this.#keepAtEnd();

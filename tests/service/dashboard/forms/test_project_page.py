@@ -37,13 +37,26 @@ def test_a_project_shows_its_jobs_limits_spending_and_secrets(signed_in_browser,
 
 def test_spending_is_the_cost_of_jobs_submitted_in_the_last_30_days(signed_in_browser, client, database):
     start = datetime(2026, 3, 5, tzinfo=UTC)
-    run = {"started_at": start, "ended_at": start + timedelta(hours=2), "price_per_hour": 1.5}
-    for name, values in (("p", run), ("p", run | {"created_at": start - timedelta(days=400)}), ("other", run)):
+    run = {"started_at": start, "ended_at": start + timedelta(hours=2), "price_per_hour": 1.5, "simulated": False}
+    early = run | {"created_at": start - timedelta(days=400)}
+    for name, values in (("p", run), ("p", early), ("other", run)):
         made = client.post("/jobs", json=make_job_body(project=name)).json()["id"]
         with database.write() as session:
             session.execute(update(Job).where(Job.id == made).values(**values))
     client.post("/jobs", json=make_job_body(project="p", name="waits"))
-    assert "Spent $3.00 for jobs of the last 30 days" in words(signed_in_browser.get("/ui/projects/p"))
+    page = signed_in_browser.get("/ui/projects/p")
+    assert "Spent $3.00 for jobs of the last 30 days Running" in words(page)
+    assert 'title="The last attempt of each job submitted in the last 30 days, at the list price">Spent' in page.text
+
+
+def test_spending_has_the_cost_of_simulated_machines_apart(signed_in_browser, client, database):
+    start = datetime(2026, 3, 5, tzinfo=UTC)
+    made = client.post("/jobs", json=make_job_body(project="p")).json()["id"]
+    with database.write() as session:
+        run = {"started_at": start, "ended_at": start + timedelta(hours=2), "price_per_hour": 1.5}
+        session.execute(update(Job).where(Job.id == made).values(**run))
+    shown = words(signed_in_browser.get("/ui/projects/p"))
+    assert "Spent $0.00 for jobs of the last 30 days, beside $3.00 that simulated machines would cost" in shown
 
 
 def test_the_best_jobs_by_a_metric_come_first(signed_in_browser, client, train):
@@ -55,6 +68,17 @@ def test_the_best_jobs_by_a_metric_come_first(signed_in_browser, client, train):
     assert re.findall(r"/ui/jobs/j\w+\">(\w+)<", re.search(best, page, re.DOTALL)[1]) == ["better", "worse"]
     page = signed_in_browser.get("/ui/projects/p?metric=accuracy&goal=min").text
     assert re.findall(r"/ui/jobs/j\w+\">(\w+)<", re.search(best, page, re.DOTALL)[1]) == ["worse", "better"]
+
+
+def test_no_value_is_missed_among_very_many(signed_in_browser, client, stores, train):
+    stores.settings.metrics.read_values = 1000
+    for name, best in (("worse", 0.6), ("better", 0.9)):
+        client.post("/jobs", json=make_job_body(project="p", name=name))
+        train(0.01, [{"val": best} if n == 1500 else {"a": 1.0, "b": 2.0} for n in range(1, 3001)])
+    page = signed_in_browser.get("/ui/projects/p?metric=val").text
+    assert re.findall(r"<option(?: selected)?>(\w+)<", page) == ["a", "b", "val"]
+    best = re.search(r'<ol id="best">(.*?)</ol>', page, re.DOTALL)[1]
+    assert re.findall(r">([\w.]+)</(?:b|a)>", best) == ["0.9", "better", "0.6", "worse"]
 
 
 def test_a_project_that_does_not_exist_is_named(signed_in_browser):

@@ -7,7 +7,7 @@ from sqlalchemy import update
 from support.live_service import make_job_body
 
 from core.db.models.jobs import Job
-from core.jobs import metrics
+from core.jobs import metrics, queries
 from core.storage.joblogs.reader import LogReader
 from service.presenters.metrics_cache import JobMetricsCache
 from service.routes import artifacts
@@ -65,6 +65,22 @@ def test_each_tab_shows_an_earlier_attempt(signed_in_browser, client, job_id):
     answer = client.get(f"/jobs/{job_id}/metrics", params={"attempt": 1}).json()
     assert [series["last"] for series in answer["series"]] == [0.125]
     assert signed_in_browser.get(f"/ui/jobs/{job_id}?attempt=3").status_code == 400
+
+
+@pytest.mark.parametrize("rest", ["/log", "/metrics"])
+def test_running_time_is_counted_from_the_first_attempt(signed_in_browser, database, job_id, rest):
+    with database.read() as session:
+        first, second = (one.started_at.timestamp() for one in queries.attempts(session, job_id))
+    assert first < second
+    assert f'data-began="{first}"' in signed_in_browser.get(f"/ui/jobs/{job_id}{rest}").text
+
+
+def test_the_last_value_of_a_rare_metric_is_shown_among_very_many(signed_in_browser, client, stores, train):
+    stores.settings.metrics.read_values = 1000
+    client.post("/jobs", json=make_job_body())
+    made = train(0.01, [{"val": n / 4000} if n in {1000, 1500} else {"loss": 1.0} for n in range(1, 3001)])
+    page = signed_in_browser.get(f"/ui/jobs/{made}").text
+    assert re.findall(r"<dt>(\w+)</dt><dd>([\d.]+)<svg", page) == [("loss", "1"), ("val", "0.375")]
 
 
 def test_links_to_the_one_page_of_before_go_on_working(signed_in_browser, job_id):

@@ -1,7 +1,9 @@
 """Folders, previews, and nothing a job left that runs in a browser."""
 
 import hashlib
+import io
 import re
+import zipfile
 from html import unescape
 from urllib.parse import quote
 
@@ -253,8 +255,21 @@ def test_the_images_of_a_folder_are_a_gallery(signed_in_browser, ended_job_id):
 
 def test_a_selection_is_downloaded_as_a_zip(signed_in_browser, ended_job_id):
     page = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts").text
-    assert f'<form method="get" action="/jobs/{ended_job_id}/artifacts.zip">' in page
+    address = f"/ui/jobs/{ended_job_id}/artifacts/selected"
+    assert f'<form method="get" action="{address}">' in page
     assert '<input type="checkbox" name="path" value="models/" aria-label="Select models">' in page
+    packed = signed_in_browser.get(address, params={"path": ["models/", "notes.txt"]})
+    assert packed.headers["content-disposition"] == f"attachment; filename*=UTF-8''{ended_job_id}.zip"
+    names = zipfile.ZipFile(io.BytesIO(packed.content)).namelist()
+    chosen = ("models/epoch-1.txt", "models/final/weights.bin", "notes.txt")
+    assert sorted(names) == [f"{ended_job_id}/{name}" for name in chosen]
+
+
+def test_an_empty_selection_is_not_all_files(signed_in_browser, ended_job_id):
+    page = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts").text
+    action = re.search(r'<form method="get" action="([^"]+)">\s*<table', page)[1]
+    refused = signed_in_browser.get(action, headers={"Accept": "text/html"})
+    assert (refused.status_code, "Nothing is selected." in refused.text) == (400, True)
 
 
 def test_html_is_framed_without_rights(signed_in_browser, ended_job_id):

@@ -49,6 +49,13 @@ def test_metrics_are_a_table_and_charts(signed_in_browser, database, job_id, ste
     assert "<noscript>" not in signed_in_browser.get(f"/ui/jobs/{job_id}/metrics?part=live").text
 
 
+@pytest.mark.parametrize("values", [(-1e9, -999999999.9999999), (-1e308, 1e308)])
+def test_values_that_cannot_share_an_axis_are_shown(signed_in_browser, database, job_id, values):
+    add(database, job_id, lambda n: {"loss": values[n % 2]}, step=True)
+    page = signed_in_browser.get(f"/ui/jobs/{job_id}/metrics")
+    assert (page.status_code, page.text.count('<polyline class="curve colour-0"')) == (200, 1)
+
+
 def test_the_table_shows_bytes_as_a_size(signed_in_browser, database, job_id):
     add(database, job_id, lambda _n: {"memory_bytes": 140_616_000}, step=True)
     page = signed_in_browser.get(f"/ui/jobs/{job_id}/metrics").text

@@ -1,0 +1,56 @@
+"""The best value of a metric and its arrival at a target, from all stored rows."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from core.comparison.measurement import Arrival
+from core.comparison.whole_metric import best_value, find_arrival
+from core.jobs import metrics
+
+NAME = "val 'a\""
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def write(database, submit):
+    """A function that stores reports of a job: source, attempt, seconds since the start, and values."""
+
+    def write(*reports):
+        job = submit()
+        rows = [
+            {"job_id": job.id, "attempt": attempt, "source": source, "offset": place, "step": 10.0 * place}
+            | {"at": START + timedelta(seconds=seconds), "values": values}
+            for place, (source, attempt, seconds, values) in enumerate(reports)
+        ]
+        with database.write() as session:
+            metrics.add(session, rows)
+        return job.id
+
+    return write
+
+
+def test_the_best_value_is_the_largest_or_the_smallest_number(database, write):
+    values = ({NAME: 0.5, "lr": 9.0}, {NAME: None}, {"lr": -9.0}, {NAME: 0.1 + 0.2}, {NAME: 1e-7})
+    job_id = write(*(("job", 1, place, one) for place, one in enumerate(values)), ("system", 1, 9, {NAME: 50.0}))
+    with database.read() as session:
+        assert best_value(session, job_id, NAME, "max") == 0.5
+        assert best_value(session, job_id, NAME, "min") == 1e-7
+        assert best_value(session, job_id, "lr", "max") == 9.0
+        assert best_value(session, job_id, "nosuch", "max") is None
+    other = write(("job", 1, 0, {NAME: None}))
+    with database.read() as session:
+        assert best_value(session, other, NAME, "max") is None
+
+
+def test_time_to_a_target_is_running_time(database, write):
+    began = START.timestamp()
+    runs = [(began, began + 2), (began + 50, began + 60)]
+    seconds = ((1, 0), (1, 1), (1, 2), (2, 51), (2, 52))
+    job_id = write(*(("job", attempt, at, {NAME: float(place)}) for place, (attempt, at) in enumerate(seconds)))
+    with database.read() as session:
+        assert find_arrival(session, job_id, NAME, "max", 1.0, runs) == Arrival(1, 10)
+        pause = "the pause between attempts does not count"
+        assert find_arrival(session, job_id, NAME, "max", 3.0, runs) == Arrival(3, 30), pause
+        assert find_arrival(session, job_id, NAME, "max", 5.0, runs) is None
+        assert find_arrival(session, job_id, NAME, "min", 0.0, runs) == Arrival(0, 0)
