@@ -56,29 +56,30 @@ def test_projects_share_what_there_is(database, submit):
     assert taken(database, 8) == [many[0], few[0], many[1], few[1], *many[2:]]
 
 
+def served(database, count):
+    """Yield the ids of jobs that run one after the other."""
+    for _ in range(count):
+        job = take(database)
+        yield job.id
+        end(database, job)
+
+
 def test_projects_take_turns_at_a_single_machine(database, submit):
     many = [submit(project="many").id for _ in range(3)]
     few = [submit(project="few").id for _ in range(3)]
-    order = []
-    for _ in range(6):
-        job = take(database)
-        order.append(job.id)
-        end(database, job)
-    assert order == [job for pair in zip(many, few, strict=True) for job in pair]
+    assert list(served(database, 6)) == [job for pair in zip(many, few, strict=True) for job in pair]
 
 
 def test_projects_take_turns_while_the_clock_stands_still_or_goes_back(database, submit):
     many = [submit(project="many").id for _ in range(3)]
     few = [submit(project="few").id for _ in range(3)]
     order = []
-    for _ in range(6):
-        job = take(database)
-        order.append(job.id)
-        end(database, job)
+    for job_id in served(database, 6):
+        order.append(job_id)
         if len(order) == 1:
             ahead = now(3600)  # the clock goes back by an hour; all claims after it are before this time
             with database.write() as session:
-                session.execute(update(Project).where(Project.id == job.project_id).values(last_claimed_at=ahead))
+                session.execute(update(Project).where(Project.name == "many").values(last_claimed_at=ahead))
     assert order == [job for pair in zip(many, few, strict=True) for job in pair]
 
 
