@@ -38,7 +38,12 @@ class TracingSettings(SettingsGroup):
 class Settings(BaseSettings):
     """The whole configuration of one process."""
 
-    model_config = SettingsConfigDict(env_prefix="GRADIENT_", env_nested_delimiter="__", extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="GRADIENT_",
+        env_nested_delimiter="__",
+        env_ignore_empty=True,  # an empty GRADIENT_HOME would be the current folder
+        extra="ignore",
+    )
 
     home: Path = Field(default=Path("~/.gradient-jobs"), description="folder for everything that the service stores")
     log_format: str = Field(

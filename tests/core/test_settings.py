@@ -1,6 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
+from core.settings import Settings
 from core.settings.api import ApiSettings
 from core.settings.network import TensorBoardSettings
 
@@ -23,3 +24,10 @@ def test_public_urls_are_as_a_browser_sends_them(given, used):
 def test_what_is_no_public_url_is_refused_with_an_example(given):
     with pytest.raises(ValidationError, match=rf"'{given}' is not a URL such as https://jobs\.example\.org"):
         ApiSettings(public_url=given)
+
+
+def test_an_empty_variable_means_the_default(monkeypatch):
+    for name in ("GRADIENT_HOME", "GRADIENT_API__PORT", "GRADIENT_DATABASE__URL"):
+        monkeypatch.setenv(name, "")
+    settings, default = Settings(), Settings.model_construct()
+    assert (settings.home, settings.api, settings.database) == (default.home, default.api, default.database)
