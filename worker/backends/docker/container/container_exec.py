@@ -6,6 +6,7 @@ worker, and a job may listen on its localhost alone.
 """
 
 import contextlib
+import io
 import signal
 import socket
 import struct
@@ -141,6 +142,8 @@ class ContainerStream:
         self._opened = opened  # it closes the connection when it is collected
         self._socket: socket.socket = getattr(opened, "_sock", opened)
         self._socket.settimeout(None)
+        # Not the socket: the start of the output may have been read with the head of the engine's response.
+        self._reader: io.BufferedReader = opened._response.raw._fp.fp  # noqa: SLF001 - the SDK has no other way
         self._pid_file = pid_file
         self._framed = framed
         self._closed = threading.Event()
@@ -149,12 +152,12 @@ class ContainerStream:
         """See `JobStream.outputs`."""
         with contextlib.suppress(OSError):
             if not self._framed:
-                while data := self._socket.recv(CHUNK_BYTES):
+                while data := self._reader.read1(CHUNK_BYTES):
                     yield STDOUT, data
                 return
-            while head := self._receive(_HEADER.size):
+            while len(head := self._reader.read(_HEADER.size)) == _HEADER.size:
                 stream, length = _HEADER.unpack(head)
-                while length > 0 and (data := self._socket.recv(min(length, CHUNK_BYTES))):
+                while length > 0 and (data := self._reader.read1(min(length, CHUNK_BYTES))):
                     length -= len(data)
                     yield stream, data
 
@@ -221,10 +224,3 @@ class ContainerStream:
         except EngineError:  # its container is gone, or the engine is
             return {}
         return status
-
-    def _receive(self, count: int) -> bytes:
-        """Return so many bytes; fewer at the end."""
-        parts = b""
-        while len(parts) < count and (part := self._socket.recv(count - len(parts))):
-            parts += part
-        return parts if len(parts) == count else b""
