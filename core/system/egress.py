@@ -59,6 +59,9 @@ class Egress:
         Raises:
             EgressRefused: It may not be connected to.
         """
+        if not url.isprintable() or " " in url or "\\" in url:
+            # urlsplit passes over some of these, and programs that connect read them in other ways.
+            raise EgressRefused("Not a URL: it has a space, a backslash or a control character.", field=field)
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port

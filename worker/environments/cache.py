@@ -6,7 +6,6 @@ inode. The holder renews the lock; one that is not renewed is that of a frozen w
 uses an environment has a link to it in its scratch folder, so that every worker on this folder knows of it.
 """
 
-import compileall
 import contextlib
 import fcntl
 import functools
@@ -29,7 +28,7 @@ from worker.environments.installer import Check, Installer, OnLine, UvError
 
 LINK = "environment"
 """Name of the link in a scratch folder."""
-_FORMAT = 2
+_FORMAT = 3
 """Part of every digest: raise it when environments are made differently."""
 _SHOWN = 4
 _LOCK_PAUSE_SECONDS = 0.2
@@ -196,6 +195,7 @@ class EnvironmentCache:
             _copy_pip(making)
             for package in wanted.copied:
                 _copy_package(package, site_packages(making))
+            self.installer.compile(site_packages(making), wanted.python, renew, lock)
             for script in (making / "bin").iterdir():
                 _use_interpreter_of_job(script)
             _make_read_only(making)
@@ -306,10 +306,7 @@ def _copy_pip(environment: Path) -> None:
 
 
 def _copy_package(package: Path, target: Path) -> None:
-    """Copy the folder of a package, and compile it as uv does with those that it installs."""
-    copy = target / package.name
-    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    compileall.compile_dir(copy, quiet=2)
+    shutil.copytree(package, target / package.name, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 @functools.cache

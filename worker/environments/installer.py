@@ -116,7 +116,7 @@ class Installer:
         self._run([*venv, str(folder)], check, _FIND_SECONDS)
         if not (folder / "requirements.txt").exists():
             return
-        words = ["pip", "install", "--python", str(folder), "--compile-bytecode", "--strict"]
+        words = ["pip", "install", "--python", str(folder), "--strict"]
         # pip's own rule for several indexes, which requirements files are written for.
         words += ["--index-strategy", "unsafe-best-match"]
         if not self._settings.environments.builds:
@@ -125,6 +125,23 @@ class Installer:
         if (folder / "constraints.txt").exists():
             words += ["--constraints", str(folder / "constraints.txt")]
         self._run(words, check, self._settings.environments.install_seconds, on_line, (lock,))
+
+    def compile(self, packages: Path, python: Path, check: Check, lock: int) -> None:
+        """Compile packages, without running any of their code: an environment's own Python would, by `.pth` files.
+
+        Files that are not valid for this Python, such as templates, stay as they are.
+
+        Args:
+            packages: Their folder.
+            python: The interpreter below the environment.
+            check: Called periodically; an exception ends it.
+            lock: As in `install`.
+
+        Raises:
+            UvError: It took too long.
+        """
+        words = [str(python), "-I", "-S", "-m", "compileall", "-qq", "-j", "0", str(packages)]
+        self._run_program(words, {}, check, self._settings.environments.install_seconds, passed=(lock,))
 
     def clean_cache(self) -> None:
         """Remove downloaded packages; those of environments stay, because the environments link them."""
@@ -143,8 +160,23 @@ class Installer:
         env = {name: value for name, value in os.environ.items() if _PASSED_NAMES.match(name)}
         env |= {"UV_CACHE_DIR": str(self.cache), "UV_PYTHON_INSTALL_DIR": str(self._root / "python")}
         env |= {"UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
-        with subprocess.Popen(  # noqa: S603 - uv, with words of ours
-            [find_uv_bin(), *words],
+        code, output = self._run_program([find_uv_bin(), *words], env, check, seconds, on_line, passed)
+        if code:
+            raise UvError(f"uv ended with exit code {code}", output)
+        return output
+
+    def _run_program(
+        self,
+        words: Sequence[str],
+        env: dict[str, str],
+        check: Check,
+        seconds: float,
+        on_line: OnLine = lambda _: None,
+        passed: tuple[int, ...] = (),
+    ) -> tuple[int, str]:
+        """Run a program to its end; return its exit code and its output."""
+        with subprocess.Popen(  # noqa: S603 - words of ours
+            words,
             cwd="/",  # not in a folder whose pyproject.toml would configure it
             env=env,
             stdin=subprocess.DEVNULL,
@@ -158,9 +190,7 @@ class Installer:
             except BaseException:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
-        if process.returncode:
-            raise UvError(f"uv ended with exit code {process.returncode}", output)
-        return output
+        return process.returncode, output
 
     def _read(self, process: "subprocess.Popen[bytes]", check: Check, seconds: float, on_line: OnLine) -> str:
         assert process.stdout is not None  # noqa: S101 - for mypy: it is a pipe

@@ -28,6 +28,8 @@ _INDEXES = {
     "-f": "--find-links",
     "--find-links": "--find-links",
 }
+_OPTION_AFTER = re.compile(r"\s(--?[A-Za-z][A-Za-z-]*)")
+_HASH = re.compile(r"\s--hash[=\s]\w+:\w+(?=\s|\Z)")
 _WITHOUT_EFFECT = {"--prefer-binary", "--only-binary"}
 """Options that ask for what is done anyway."""
 _LOCAL = re.compile(r"(-e |\.{0,2}/|\.\Z|\.\[|~|[A-Za-z0-9_.-]+/|file:|.*\.(whl|zip|tar\.gz)\Z)")
@@ -128,9 +130,9 @@ class RequirementsReader:
             raise invalid(where, f"the option {name} is not supported. Remove it.")
 
     def _add(self, line: str, where: str, kind: str) -> None:
-        plain, _, hashes = line.partition(" --")
-        if hashes and not all(one.startswith("hash=") for one in hashes.split(" --")):
-            raise invalid(where, f"the option --{hashes.split('=')[0].split()[0]} is not supported. Remove it.")
+        plain = _HASH.sub("", line)
+        if option := _OPTION_AFTER.search(plain):
+            raise invalid(where, f"the option {option[1]} is not supported here. Remove it.")
         try:
             requirement = Requirement(plain)
         except InvalidRequirement as error:
@@ -156,6 +158,9 @@ class RequirementsReader:
             raise invalid(where, error.message) from error
 
     def _append(self, line: str, where: str, kind: str) -> None:
+        # uv would take the rest of such a line for a line of its own, and so for any option.
+        if not line.isprintable():
+            raise invalid(where, f"{line[:200]!r} has a line break or another control character. Remove it.")
         added: list[str] = getattr(self, kind)
         added.append(line)
         if len(added) > _MAX_LINES:
@@ -175,7 +180,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), 1):
         first = first if joined else number
         continued = line.endswith("\\")
-        joined += line.removesuffix("\\").strip() + " "
+        joined += line.removesuffix("\\").replace("\t", " ").strip() + " "
         if not continued:
             if plain := _COMMENT.sub("", joined).strip():
                 yield first, plain

@@ -1,5 +1,6 @@
 """A package index on this machine, with packages that a test makes."""
 
+import contextlib
 import hashlib
 import io
 import tarfile
@@ -34,9 +35,10 @@ class PackageIndex:
                 self.send_response(200 if body is not None else 404)
                 self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/zip")
                 self.send_header("Content-Length", str(len(body or b"")))
-                self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(body or b"")
+                with contextlib.suppress(ConnectionError):  # the client may have been stopped meanwhile
+                    self.end_headers()
+                    if self.command == "GET":
+                        self.wfile.write(body or b"")
 
             do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
 
@@ -57,8 +59,13 @@ class PackageIndex:
         links = (f'<a href="/files/{file.name}#sha256={_sha256(file)}">{file.name}</a>' for file in files)
         return f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode() if files else None
 
-    def add_wheel(self, name: str, version: str = "1.0", *, requires: tuple[str, ...] = ()) -> Path:
-        """Add a module that has `VERSION`, with a program of its name that prints it."""
+    def add_wheel(
+        self, name: str, version: str = "1.0", *, requires: tuple[str, ...] = (), start: str | None = None
+    ) -> Path:
+        """Add a module that has `VERSION`, with a program of its name that prints it.
+
+        `start` is a line of Python that an environment's interpreter runs whenever it starts (a `.pth` file).
+        """
         info = f"{name}-{version}.dist-info"
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         files = {
@@ -67,6 +74,8 @@ class PackageIndex:
             f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
             f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {name}:main\n",
         }
+        if start is not None:
+            files[f"{name}.pth"] = f"import os; {start}\n"
         files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD"))
         wheel = self.folder / f"{name}-{version}-py3-none-any.whl"
         with zipfile.ZipFile(wheel, "w") as archive:

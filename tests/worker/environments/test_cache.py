@@ -63,6 +63,15 @@ def test_requirements_are_installed_once_and_nothing_is_left_beside(index, cache
     assert (site_packages(folder) / "tiny.py").stat().st_mode & 0o222 == 0
 
 
+def test_no_code_of_a_wheel_runs_while_it_is_installed(index, cache, attempt, tmp_path):
+    index.add_wheel("tiny", start=f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    folder, _ = use(cache, attempt(), "tiny")
+    assert not (tmp_path / "ran").exists()
+    assert list((site_packages(folder) / "__pycache__").glob("tiny.*.pyc")), "the sandbox of a job cannot store it"
+    subprocess.run([folder / "bin" / "python", "-c", ""], check=True)
+    assert (tmp_path / "ran").exists(), "the wheel runs nothing, so this test could not fail"
+
+
 def test_a_copied_package_is_compiled_and_a_change_of_it_makes_another_environment(cache, attempt, tmp_path):
     digests = []
     for version in (1, 2):

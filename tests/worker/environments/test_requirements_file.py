@@ -64,6 +64,11 @@ def test_included_files_are_read_once_and_constraints_stay_apart(reader, tmp_pat
         ("--find-links /root", "not an https address"),
         ("--no-binary :all:", "option --no-binary is not supported"),
         ("numpy --global-option=x", "option --global-option is not supported"),
+        ("numpy --hash=sha256:aa -e /etc", "option -e is not supported"),
+        ("numpy --hash=sha256:aa --requirement=/etc/shadow", "option --requirement is not supported"),
+        ("--index-url https://mirror.example.org/simple -e /etc", "has a space"),
+        ("--find-links https://mirror.example.org\\@127.0.0.1/", "a backslash"),
+        ("tool @ https://10.0.0.1\\@example.org/tool.whl", "a backslash"),
         ("numpy=2", "'numpy=2' is not a requirement"),
         ("two words", "is not a requirement"),
         ("-r ../../secret", "outside of the workspace"),
@@ -92,3 +97,25 @@ def test_a_link_out_of_the_workspace_is_not_read(reader, tmp_path):
 def test_a_file_in_utf_16_says_so(reader, tmp_path):
     with pytest.raises(LaunchError, match="not UTF-8"):
         reader.add_file(add(tmp_path, "numpy\n".encode("utf-16")))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tool @ https://example.org/tool.whl\n-e=/etc",
+        "tool @ https://example.org/tool.whl\r--requirement=/etc/shadow",
+        "tool @ https://example.org/tool.whl\x85-e=/etc",
+        "numpy --hash=sha256:aa\n-e /etc",
+        "numpy\n-e /etc",
+        "numpy>=2\n",
+    ],
+)
+def test_a_string_of_several_lines_is_refused(reader, line):
+    """Strings in TOML may hold any character; the installer would read a second line as one of its own."""
+    with pytest.raises(LaunchError) as refused:
+        reader.add_lines([f"{line}x"], "pyproject.toml")
+    assert refused.value.reason == "requirements_invalid"
+    assert not reader.lines
+    with pytest.raises(LaunchError):
+        reader.add_index("https://mirror.example.org/simple\n-e /etc", "uv.lock")
+    assert not reader.lines
