@@ -124,6 +124,13 @@ def count_processes(service, job_id, name):
     return found
 
 
+def test_a_command_has_no_other_descriptor(service, job_id):
+    """A descriptor of a folder of the host leads out of the sandbox."""
+    program = 'for one in /proc/$$/fd/*; do [ ! -e "$one" ] || echo "${one##*/}"; done'
+    done = cli(service, "exec", job_id, "--", "sh", "-c", program)
+    assert done.stdout.split() == [b"0", b"1", b"2"]
+
+
 def test_a_command_has_the_jobs_environment_and_its_own_streams(service, kind, job_id):
     program = 'echo "$SECRET $GRADIENT_JOB_ID"; pwd; id -u; cat; echo bad >&2; exit 7'
     done = cli(service, "exec", job_id, "--", "sh", "-c", program, input=b"typed\n")

@@ -63,6 +63,7 @@ def _join(process: int) -> None:
             _set_namespace(opened[name])
     if not os.path.sameopenfile(opened["user"], owner):
         _set_namespace(opened["user"])
+    os.close(process)  # by this folder of the host the command could leave the sandbox
 
 
 def _open(path: str, folder: int | None = None) -> int:
@@ -112,6 +113,8 @@ def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # ty
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a command inherits that
         signal.signal(number, signal.SIG_DFL)
     command = wanted["command"]
+    os.closerange(3, report.fileno())
+    os.closerange(report.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     try:
         os.execvpe(command[0], command, wanted["env"])  # noqa: S606 - the user's command
     except FileNotFoundError:
