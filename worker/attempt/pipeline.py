@@ -338,7 +338,7 @@ class AttemptRun:
         if not is_in_workspace(wanted):
             return wanted  # a folder of the container
         within = str(PurePosixPath(base.WORKSPACE, wanted).relative_to(base.WORKSPACE))
-        if base.read_control(self._scratch.control, "started") is None:  # once started, the job may remove the folder
+        if not base.may_have_launched(self._scratch.control):  # once started, the job may remove the folder
             within = str(self._scratch.folder(within).relative_to(self._scratch.workspace.resolve()))
         workspace = base.WORKSPACE if self._backend.capabilities.mounts else self._scratch.workspace
         return str(Path(workspace, within))

@@ -55,6 +55,8 @@ DATASETS = f"{STORAGE}/datasets"
 Progress = Callable[[str, str | None], None]
 """Called with a phase and a detail; raises if the start must be aborted."""
 
+_LAUNCHED_FILE = "launched"
+"""Beside the control folder, where no sandboxed job and no container can change it."""
 _MAX_CONTROL_BYTES = 64
 
 
@@ -141,7 +143,7 @@ class LaunchSpec:
         ports: Ports of the host reserved for the job. In a container they are forwarded to the job's own ports; other
             jobs listen on them directly, at the ports in `GRADIENT_PORT_<internal>`.
         login: Finds the login for the registry of its image.
-        python: Its Python, if it runs without a container; None: it was started before.
+        python: Its Python, if it runs without a container.
         check: Raises if the start must be aborted; cheap, and usable from any thread.
     """
 
@@ -378,6 +380,27 @@ def write_control_file(control: Path, name: str, detail: str) -> None:
             os.close(descriptor)
     except OSError:  # for example, the disk is full: the announced action is carried out anyway
         logger.warning("not_noted", exc_info=True, extra={"note": name})
+
+
+def may_have_launched(control: Path) -> bool:
+    """Return whether the attempt's command may have been started: its folders may be in the hands of the job.
+
+    Unlike the wrapper's files, a sandboxed job cannot change this.
+    """
+    # An earlier release has left the wrapper's file only.
+    return (control.parent / _LAUNCHED_FILE).exists() or read_control(control, "started") is not None
+
+
+def mark_launched(control: Path) -> None:
+    """Record that the attempt's command is about to be started.
+
+    Raises:
+        LaunchError: This cannot be recorded.
+    """
+    try:
+        (control.parent / _LAUNCHED_FILE).touch()
+    except OSError as error:
+        raise LaunchError("disk_full" if error.errno == errno.ENOSPC else "launch_failed", str(error)) from error
 
 
 def write_command(spec: LaunchSpec) -> None:

@@ -6,19 +6,26 @@ They are identified by the environment that every descendant inherits, or by the
 import contextlib
 import os
 import signal
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import psutil
 
 from core.system.failpoints import failpoint
 from core.system.processes import read_environment, running_processes, sort_by_age
+from worker.backends.base import STORAGE
 
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, ProcessLookupError, PermissionError)
 """Errors of psutil and the kernel about a process that has ended, or that is not ours."""
 _ROUNDS = 50
+_MAX_DESCRIPTORS = 50_000
+"""Most open files of a job that one measurement looks at."""
+_BLOCK_BYTES = 512
+"""Unit of `st_blocks`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,21 @@ class JobProcesses:
 
         A control group tells the same in a few reads.
         """
-        return measure_usage(self.all())
+        return measure_usage(self.recent())
+
+    def recent(self) -> Iterator[psutil.Process]:
+        """Yield the processes to measure: all, or all but those of the last second where that costs less."""
+        return self.all()
+
+    def unlinked_bytes(self, folder: Path, storage: Path) -> int:
+        """Return the disk space of files without a name that the processes have open on the disk of a folder.
+
+        Args:
+            folder: A folder on that disk.
+            storage: Folder on this host of all shared storage, whose files are not counted.
+        """
+        stored = (f"{STORAGE}/", f"{os.path.realpath(storage)}/")
+        return measure_unlinked_bytes(self.recent(), folder.stat().st_dev, stored)
 
     def _oldest_first(self, *, spare_leader: bool) -> list[psutil.Process]:
         """Return all processes in the order in which to signal them.
@@ -110,30 +131,62 @@ def _signal_each(processes: Iterable[psutil.Process], number: signal.Signals) ->
     return count
 
 
-def measure_usage(processes: Iterable[psutil.Process]) -> tuple[float, int, int]:
-    """Return the CPU seconds that processes have used so far, their resident bytes now, and their number."""
-    cpu, memory, count = 0.0, 0, 0
+def measure_usage(processes: Iterable[psutil.Process], files_in_memory: int = 0) -> tuple[float, int, int]:
+    """Return the CPU seconds that processes have used so far, their memory now in bytes, and their number.
+
+    Args:
+        processes: Of one job.
+        files_in_memory: Bytes of its files in memory. As far as processes have them mapped, they are resident already.
+    """
+    cpu, memory, shared, count = 0.0, 0, 0, 0
     for process in processes:
         with contextlib.suppress(*GONE), process.oneshot():
-            times = process.cpu_times()
+            times, resident = process.cpu_times(), process.memory_info()
             cpu += times.user + times.system + times.children_user + times.children_system
-            memory += process.memory_info().rss
+            memory += resident.rss
+            shared += resident.shared
             count += 1
-    return cpu, memory, count
+    return cpu, memory + max(0, files_in_memory - shared), count
+
+
+def measure_unlinked_bytes(processes: Iterable[psutil.Process], device: int, stored: tuple[str, ...]) -> int:
+    """Return the disk space of the files without a name that processes have open, each file once.
+
+    Args:
+        processes: Of one job.
+        device: Number of the disk.
+        stored: Folders whose files are not counted, as the job sees them.
+    """
+    found: dict[int, int] = {}
+    for path in islice(_descriptors(processes), _MAX_DESCRIPTORS):
+        with contextlib.suppress(OSError):
+            file = os.stat(path)  # noqa: PTH116 - no objects for thousands of names
+            unlinked = stat.S_ISREG(file.st_mode) and file.st_nlink == 0 and file.st_dev == device
+            if unlinked and not os.readlink(path).startswith(stored):  # noqa: PTH115 - likewise
+                found[file.st_ino] = file.st_blocks * _BLOCK_BYTES
+    return sum(found.values())
+
+
+def _descriptors(processes: Iterable[psutil.Process]) -> Iterator[str]:
+    """Yield the paths in /proc of the files that processes have open."""
+    for process in processes:
+        with contextlib.suppress(OSError), os.scandir(f"/proc/{process.pid}/fd") as descriptors:
+            for one in descriptors:
+                yield one.path
 
 
 def has_job_environment(pid: int, job_id: str, attempt: int) -> bool:
     """Return whether a process lives and has the environment of this attempt."""
-    return _find_attempt(pid) == (job_id, str(attempt))
+    return find_attempt(pid) == (job_id, str(attempt))
 
 
 def find_attempts() -> set[tuple[str, str]]:
     """Return job id and attempt number of all living processes that have the environment of an attempt."""
-    return {found for pid in psutil.pids() if (found := _find_attempt(pid)) is not None}
+    return {found for pid in psutil.pids() if (found := find_attempt(pid)) is not None}
 
 
-def _find_attempt(pid: int) -> tuple[str, str] | None:
-    """Return the job id and attempt number in a process's environment."""
+def find_attempt(pid: int) -> tuple[str, str] | None:
+    """Return the job id and attempt number in a process's environment; None: it has none, or it has ended."""
     try:
         env = read_environment(pid, "GRADIENT_")
     except GONE:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from core.formatting import MIB
 from core.settings import Settings
 from core.system.bubblewrap_command import PATH, begin_command, bind_system, run_check
 from worker.backends import base
@@ -22,6 +23,9 @@ from worker.backends.docker.container.users import ContainerUser, chown_folders,
 
 HOME = "/home/gradient"
 """The job's home folder."""
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount point
+"""The job's own files in memory."""
 
 READY = b"gradient: ready\n"
 """Printed to the worker, at the end of bubblewrap's own output, by the shell that then waits for permission."""
@@ -34,7 +38,6 @@ _NO_CORES = "ulimit -c 0"
 _WRAPPER_INSIDE = "/.gradient/run.sh"
 _USER_NAME = "gradient"
 _ACCOUNTS = "/etc/passwd"
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount point
 _TEMPORARY = "/tmp"  # noqa: S108 - a mount point
 # Not all of /etc, which may have passwords that the worker's user may read, such as the service's settings.
 _CONFIGURATION = tuple(
@@ -144,16 +147,20 @@ class JobSandbox:
     settings: Settings
 
     def prepare(self, spec: LaunchSpec) -> int:
-        """Create the job's private folders, and give all of its folders to its user; return the user's id, -1: ours."""
+        """Create the job's private folders, and give all of its folders to its user; return the user's id, -1: ours.
+
+        After an earlier launch they stay as they are.
+        """
         private = _private_folders(spec)
         for folder in private:
             folder.mkdir(mode=0o700, exist_ok=True)
         if os.geteuid() != 0:
             return -1
         own = project_user(self.settings.docker, spec.project_id)
-        chown_folders(spec, ContainerUser(*own, own))
-        for folder in private:
-            os.chown(folder, *own)
+        if not base.may_have_launched(spec.control):
+            chown_folders(spec, ContainerUser(*own, own))
+            for folder in private:
+                os.chown(folder, *own)
         return own[0]
 
     def command(self, spec: LaunchSpec, uid: int, copied: Mapping[str, int]) -> list[str]:
@@ -168,13 +175,13 @@ class JobSandbox:
         readable = tuple(path for path in readable_paths(self.settings, spec.python) if path not in copied)
         # /tmp first: this installation may be in there.
         words = [*begin_command(), "--bind", str(temporary), _TEMPORARY]
-        words += bind_system(readable, os.path.realpath(self.settings.root))
+        root = os.path.realpath(self.settings.root)
+        system = bind_system(readable, root)
+        words += system
         for path, descriptor in copied.items():
             words += ["--perms", "0755" if path == _WRAPPER_INSIDE else "0644", "--file", str(descriptor), path]
         words += [*(_machine_files() if sandbox_support(self.settings).limitation else _own_proc(uid)), "--dev", "/dev"]
-        if spec.shared_mem_bytes is not None:
-            words += ["--size", str(spec.shared_mem_bytes)]
-        words += ["--perms", "1777", "--tmpfs", _SHARED_MEMORY]
+        words += ["--size", str(self._shared_memory_bytes(spec)), "--perms", "1777", "--tmpfs", SHARED_MEMORY]
         folders = [Path(HOME), Path(base.CONTROL), *([spec.python.folder] if spec.python else [])]
         for parent in (parent for folder in folders for parent in reversed(folder.parents[:-1])):
             words += ["--perms", "0755", "--dir", str(parent)]
@@ -188,7 +195,14 @@ class JobSandbox:
         ):
             words += ["--bind", str(source), str(target)]
         words += ["--ro-bind", str(spec.datasets), base.DATASETS]
-        return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--", *_shell(uid)]
+        # Each is in memory, without a limit: nothing may be written to it.
+        for mount in ("/dev", *([root] if "--tmpfs" in system else []), "/"):
+            words += ["--remount-ro", mount]
+        return [*words, "--", *_shell(uid)]
+
+    def _shared_memory_bytes(self, spec: LaunchSpec) -> int:
+        """Return the size of /dev/shm: what the job asks for, else all of its memory, else as in a container."""
+        return spec.shared_mem_bytes or spec.memory_bytes or max(1, self.settings.docker.shm_mb) * MIB
 
     def script(self, inherited: Mapping[str, str], spec: LaunchSpec) -> bytes:
         """Return the commands of the shell in the sandbox: set the job's variables, and become the wrapper.

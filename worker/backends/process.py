@@ -40,6 +40,8 @@ from worker.backends.base import (
     LaunchSpec,
     Progress,
     base_handle,
+    mark_launched,
+    may_have_launched,
     read_control,
     read_exit_code,
     write_command,
@@ -48,15 +50,10 @@ from worker.backends.base import (
 from worker.backends.control_groups import JobGroup, control_group_support
 from worker.backends.job_exec import ExecRequest
 from worker.backends.job_processes import JobProcesses, boot_id, find_attempts
-from worker.backends.job_sandbox import EXIT_REFUSED, JobSandbox, reason_without_sandbox, sandbox_support
+from worker.backends.job_sandbox import EXIT_REFUSED, SHARED_MEMORY, JobSandbox, reason_without_sandbox, sandbox_support
 from worker.backends.port_check import check_ports_free
 from worker.backends.process_exec import ProcessStream, SocketStream, connect_to_processes, run_in_processes
-from worker.backends.sandbox_processes import (
-    SandboxProcesses,
-    find_sandbox,
-    is_sandbox,
-    kill_sandbox,
-)
+from worker.backends.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox, kill_sandbox
 from worker.backends.sandbox_start import finish_start, start_sandboxed
 
 logger = logging.getLogger(__name__)
@@ -72,7 +69,6 @@ _INHERITED_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SSL_C
 _NEVER_STARTED_SECONDS = 15.0
 _MEMORY_CHECK_SECONDS = 0.5
 _SIGNALLED = 128
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - nothing is put there
 
 
 @dataclass(slots=True)
@@ -123,9 +119,12 @@ class ProcessBackend(Backend):
         failpoint("created")
         confirm()
         failpoint("confirmed")
-        if read_control(spec.control, "started") is None:
+        launched = may_have_launched(spec.control)
+        running = launched and find_sandbox(spec.job_id, spec.attempt) is not None
+        if read_control(spec.control, "started") is None and not running:
             check_ports_free(self._bind, spec.ports)
-            write_command(spec)
+            if not launched:
+                write_command(spec)
             self._start(spec)
             sandboxed = self._sandbox is not None
         else:  # by another worker, perhaps with other settings
@@ -211,6 +210,10 @@ class ProcessBackend(Backend):
         if before is not None and now > before.at:
             values["cpu_percent"] = max(0.0, 100 * (cpu_seconds - before.cpu_seconds) / (now - before.at))
         return values
+
+    def layer_bytes(self, handle: Handle) -> int:
+        """See `Backend.layer_bytes`: the files that the job has deleted and has open, but none of shared storage."""
+        return self._processes(handle).unlinked_bytes(Path(handle["control"]), self._settings.root / "storage")
 
     def destroy(self, handle: Handle) -> None:
         """Kill all remaining processes of the job; see `Backend.destroy`."""
@@ -392,6 +395,7 @@ def _join_words(group: JobGroup | None) -> list[str]:
 
 
 def _start_plain(spec: LaunchSpec, join: list[str], inherited: dict[str, str]) -> "subprocess.Popen[bytes]":
+    mark_launched(spec.control)
     return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
         [*join, str(WRAPPER), str(spec.control)],
         cwd=spec.working_dir or spec.workspace,
@@ -408,12 +412,12 @@ def _reject_unsupported(spec: LaunchSpec, *, sandboxed: bool) -> None:
     if spec.job_spec.user is not None:
         raise LaunchError("option_refused", "machine types are simulated here, by processes of the worker's own user")
     if spec.shared_mem_bytes is not None and not sandboxed:
-        here = os.statvfs(_SHARED_MEMORY)
+        here = os.statvfs(SHARED_MEMORY)
         size = here.f_blocks * here.f_frsize
         if size < spec.shared_mem_bytes:
             raise LaunchError(
                 "option_refused",
-                f"this computer has {size // MIB:,} MiB of shared memory ({_SHARED_MEMORY}), and the job asks for "
+                f"this computer has {size // MIB:,} MiB of shared memory ({SHARED_MEMORY}), and the job asks for "
                 f"{spec.shared_mem_bytes // MIB:,}",
             )
 

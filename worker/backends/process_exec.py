@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from core.jobs.exec.channel import CHUNK_BYTES, STDERR, STDOUT
+from core.system.processes import read_environment
 from worker.backends.job_exec import ExecRefused, ExecRequest
 from worker.backends.job_processes import GONE, JobProcesses
 from worker.backends.sandbox_processes import SandboxProcesses, is_sandbox
@@ -77,7 +78,7 @@ def _describe(leader: psutil.Process, request: ExecRequest, *, sandboxed: bool) 
     terminal = request.terminal
     return {
         "command": request.command,
-        "env": leader.environ() | ({"TERM": terminal.kind} if terminal else {}),
+        "env": read_environment(leader.pid) | ({"TERM": terminal.kind} if terminal else {}),
         "folder": leader.cwd(),
         "cpus": sorted(os.sched_getaffinity(leader.pid)),
         "user": (uid, gid) if os.geteuid() == 0 and uid != 0 else None,

@@ -19,7 +19,8 @@ from cachetools import TTLCache, cached
 
 from core.system.processes import running_processes
 from worker.backends.control_groups import JobGroup
-from worker.backends.job_processes import GONE, JobProcesses, has_job_environment, measure_usage
+from worker.backends.job_processes import GONE, JobProcesses, find_attempt, measure_usage
+from worker.backends.job_sandbox import SHARED_MEMORY
 
 _FIRST, _WRAPPER = 1, 2
 """Pids inside the sandbox: bubblewrap's process that reaps orphans, and the wrapper."""
@@ -38,10 +39,15 @@ def find_sandbox(job_id: str, attempt: int) -> int | None:
 def is_sandbox(pid: int, job_id: str, attempt: int) -> bool:
     """Return whether this is the first process of the attempt's sandbox.
 
-    bubblewrap's environment names the attempt. No job can start such a process, because none is in the worker's
-    process table.
+    No job can start such a process, because none is in the worker's process table. The attempt is named by the
+    environment of its parent, bubblewrap, which the job cannot see. The process itself has the same, but a job with the
+    worker's own user can overwrite that; it only counts where bubblewrap has ended.
     """
-    return _pid_inside(pid) == _FIRST and has_job_environment(pid, job_id, attempt)
+    inside, parent = _read_status(pid)
+    if inside != _FIRST:
+        return False
+    named = find_attempt(parent) or find_attempt(pid)
+    return named == (job_id, str(attempt))
 
 
 def children_of(parent: int) -> list[int]:
@@ -110,10 +116,12 @@ class SandboxProcesses(JobProcesses):
         return found
 
     def usage(self) -> tuple[float, int, int]:
-        """See `JobProcesses.usage`; without a group, a process that is younger than a second may be missing."""
-        if self.group is not None:
-            return JobProcesses.usage(self)
-        return measure_usage(running_processes(_members(self.first)))
+        """See `JobProcesses.usage`; with the files in the sandbox's /dev/shm, which no process need have mapped."""
+        return measure_usage(self.recent(), _shared_memory_bytes(self.first))
+
+    def recent(self) -> Iterator[psutil.Process]:
+        """See `JobProcesses.recent`; without a group, a process that is younger than a second may be missing."""
+        return self.all() if self.group is not None else running_processes(_members(self.first))
 
     def sandbox_pids(self) -> set[int]:
         """See `JobProcesses.sandbox_pids`: the sandbox's first process, and bubblewrap, which waits for it outside."""
@@ -138,6 +146,15 @@ class SandboxProcesses(JobProcesses):
 
 def _find_wrapper(first: int) -> int | None:
     return next((pid for pid in children_of(first) if _pid_inside(pid) == _WRAPPER), None)
+
+
+def _shared_memory_bytes(first: int) -> int:
+    """Return the bytes of the files in a sandbox's /dev/shm, a mount that the job can neither move nor cover."""
+    try:
+        shared = os.statvfs(f"/proc/{first}/root{SHARED_MEMORY}")
+    except OSError:  # it has ended
+        return 0
+    return (shared.f_blocks - shared.f_bfree) * shared.f_frsize
 
 
 def _members(first: int) -> set[int]:
@@ -176,10 +193,15 @@ def _process_table(pid: int) -> str | None:
 
 def _pid_inside(pid: int) -> int | None:
     """Return the pid that a process of a sandbox has inside it; None for other processes."""
+    return _read_status(pid)[0]
+
+
+def _read_status(pid: int) -> tuple[int | None, int]:
+    """Return the pid that a process of a sandbox has inside it, None for other processes; and its parent's pid."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return None
-    line = next((line for line in status.splitlines() if line.startswith("NSpid:")), "")
-    pids = line.split()[1:]
-    return int(pids[-1]) if len(pids) == _DIRECT_LEVELS else None
+        return None, 0
+    fields = dict(line.split(":", 1) for line in status.splitlines() if line.startswith(("PPid:", "NSpid:")))
+    pids = fields.get("NSpid", "").split()
+    return int(pids[-1]) if len(pids) == _DIRECT_LEVELS else None, int(fields["PPid"])

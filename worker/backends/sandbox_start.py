@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from core.system.bubblewrap_command import PATH
-from worker.backends.base import LaunchError, LaunchSpec
+from worker.backends.base import LaunchError, LaunchSpec, mark_launched
 from worker.backends.control_groups import JobGroup
 from worker.backends.job_sandbox import READY, JobSandbox, open_copied
 from worker.backends.sandbox_processes import children_of
@@ -37,6 +37,7 @@ def start_sandboxed(
         join: Words before a command that start it in the job's control group.
     """
     uid = sandbox.prepare(spec)
+    mark_launched(spec.control)
     names = {"GRADIENT_JOB_ID": spec.job_id, "GRADIENT_ATTEMPT": str(spec.attempt)}
     ours, theirs = socket.socketpair()
     with theirs, open_copied(uid) as copied, os.fdopen(os.memfd_create("script"), "w+b") as script:

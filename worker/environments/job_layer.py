@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from worker.backends.base import JobPython
-from worker.environments.cache import site_packages
+from worker.environments.cache import LINK, site_packages
 from worker.environments.sdk import add_sdk
 
 FOLDER = "python"
@@ -43,6 +43,12 @@ def create_layer(scratch: Path, shared: Path) -> JobPython:
     # The SDK after the packages below, whose own gradient_jobs takes precedence.
     (packages / "gradient.pth").write_text(f"{_PTH.format(str(below))}{add_sdk(packages)}\n", encoding="utf-8")
     return JobPython(folder, shared, interpreter)
+
+
+def find_layer(scratch: Path) -> JobPython:
+    """Return the virtual environment that an attempt was launched with."""
+    shared = (scratch / LINK).readlink()
+    return JobPython(scratch / FOLDER, shared, _resolve(shared)[0])
 
 
 @cache

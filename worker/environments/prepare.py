@@ -12,14 +12,14 @@ from core.db.models.jobs import Job
 from core.jobs import job_notes
 from core.system.egress import Egress
 from worker.attempt.scratch import Scratch
-from worker.backends.base import JobPython, LaunchError, Progress, read_control
+from worker.backends.base import JobPython, LaunchError, Progress, may_have_launched
 from worker.context import WorkerContext
 from worker.environments.cache import Wanted
 from worker.environments.declared_requirements import Declared, find_declared
 from worker.environments.default_environment import NAME, service_python
 from worker.environments.install_progress import INSTALLING, InstallProgress
 from worker.environments.installer import UvError, explain
-from worker.environments.job_layer import create_layer
+from worker.environments.job_layer import create_layer, find_layer
 from worker.environments.requirements_file import RequirementsReader, invalid
 
 
@@ -44,13 +44,15 @@ def prepare_python(
         progress: Called with what is being done.
 
     Returns:
-        None for a job that has its Python from a container, or was started before.
+        None for a job that has its Python from a container.
 
     Raises:
         LaunchError: The requirements are refused or cannot be installed, or there is no such Python.
     """
-    if context.backend(job.backend).capabilities.containers or read_control(scratch.control, "started") is not None:
+    if context.backend(job.backend).capabilities.containers:
         return None
+    if may_have_launched(scratch.control):
+        return find_layer(scratch.root)
     preparation = _Preparation(context, job, scratch, check, progress)
     declared = None
     if job.image is None:  # else the default packages stand for it, and an image brings its requirements itself

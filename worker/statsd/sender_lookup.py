@@ -12,14 +12,18 @@ import ipaddress
 import os
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from importlib import import_module
+from itertools import islice
 from typing import Protocol
+
+import psutil
 
 from core.catalogue.backends import capabilities_of
 from core.errors import JobNotFound
 from core.ids import checked_job_id
 from core.settings import Settings
+from core.system.processes import read_environment
 from worker.statsd.metrics_writer import Sender
 
 Address = tuple[str, int]
@@ -29,7 +33,8 @@ _SCAN_INTERVAL_SECONDS = 0.2
 CLOSED_SECONDS = 2.0
 """Time for which a sender that is gone is still known by its address."""
 _MAX_SOCKETS = 4096
-_NAMES = (b"GRADIENT_JOB_ID=", b"GRADIENT_ATTEMPT=")
+_MAX_DESCRIPTORS = 4096
+"""Most open files of one process that are looked at."""
 _SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
 
 
@@ -84,7 +89,7 @@ class ProcessSenderLookup:
         found: dict[int, Sender] = {}
         for name in os.listdir("/proc"):  # noqa: PTH208 - no objects for thousands of names
             if name.isdecimal() and len(found) < _MAX_SOCKETS:
-                with contextlib.suppress(OSError, KeyError, ValueError, JobNotFound):
+                with contextlib.suppress(OSError, psutil.Error, KeyError, ValueError, JobNotFound):
                     sender = self._sender_of(name)
                     if sender is not None:
                         found |= dict.fromkeys(_sockets_of(name), sender)
@@ -93,25 +98,19 @@ class ProcessSenderLookup:
 
     def _sender_of(self, pid: str) -> Sender | None:
         """Return the attempt that a process belongs to; None if it is not a job's of this server."""
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - read for every process at once
-            env = dict(one.decode().split("=", 1) for one in file.read().split(b"\0") if one.startswith(_NAMES))
+        env = read_environment(int(pid), "GRADIENT_")
         sender = Sender(checked_job_id(env["GRADIENT_JOB_ID"]), int(env["GRADIENT_ATTEMPT"]))
         # Another server's jobs run on this host too.
         return sender if (self._attempts / f"{sender.job_id}-{sender.attempt}").is_dir() else None
 
 
-def _udp_sockets() -> list[tuple[Address, Address, int]]:
-    """Return the local address, the remote address and the inode of every IPv4 UDP socket of this host."""
-    found: list[tuple[Address, Address, int]] = []
-    try:
-        with open("/proc/net/udp", encoding="ascii") as table:  # noqa: PTH123 - read at every datagram: no detour
-            next(table)
-            for line in table:
-                fields = line.split()
-                found.append((_parse_address(fields[1]), _parse_address(fields[2]), int(fields[9])))
-    except (OSError, StopIteration):
-        return []
-    return found
+def _udp_sockets() -> Iterator[tuple[Address, Address, int]]:
+    """Yield the local address, the remote address and the inode of every IPv4 UDP socket of this host."""
+    with contextlib.suppress(OSError), open("/proc/net/udp", encoding="ascii") as table:  # noqa: PTH123 - read often
+        next(table, None)
+        for line in table:
+            fields = line.split()
+            yield _parse_address(fields[1]), _parse_address(fields[2]), int(fields[9])
 
 
 def _parse_address(text: str) -> Address:
@@ -121,13 +120,13 @@ def _parse_address(text: str) -> Address:
 
 
 def _sockets_of(pid: str) -> list[int]:
-    folder = f"/proc/{pid}/fd"
     inodes = []
-    for name in os.listdir(folder):  # noqa: PTH208 - one system call for each of thousands of descriptors
-        with contextlib.suppress(OSError):
-            socket = _SOCKET.match(os.readlink(f"{folder}/{name}"))  # noqa: PTH115 - likewise
-            if socket:
-                inodes.append(int(socket[1]))
+    with os.scandir(f"/proc/{pid}/fd") as descriptors:
+        for one in islice(descriptors, _MAX_DESCRIPTORS):
+            with contextlib.suppress(OSError):
+                socket = _SOCKET.match(os.readlink(one.path))  # noqa: PTH115 - no objects for thousands of names
+                if socket:
+                    inodes.append(int(socket[1]))
     return inodes
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from core.system.processes import running_processes
+from core.system.processes import read_environment, running_processes
 
 MARKER_VARIABLE = "GRADIENT_VM_PLACE"
 """The variable with the folder that a startup script must stay in; a script that does not mention it is not run."""
@@ -91,7 +91,7 @@ class SimulatedVms:
         place = str(self._place(name, rank) / "disk")
         for member in running_processes():
             with suppress(psutil.Error):
-                if member.environ().get(MARKER_VARIABLE) == place:
+                if read_environment(member.pid, MARKER_VARIABLE).get(MARKER_VARIABLE) == place:
                     member.send_signal(signal.SIGKILL)
         process.wait()
 

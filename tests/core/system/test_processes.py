@@ -2,11 +2,14 @@
 
 import os
 import subprocess
+import tracemalloc
 
 import psutil
 import pytest
+from support.declared_environment import declared_environment
 from support.deployment import wait_until
 
+from core.formatting import MIB
 from core.system import processes
 from core.system.processes import read_environment, sort_by_age
 
@@ -53,6 +56,38 @@ def test_a_process_that_has_ended_has_no_environment():
             read_environment(started.pid)
     with pytest.raises(psutil.NoSuchProcess):
         read_environment(started.pid)
+
+
+@pytest.mark.parametrize("text", ["", "GRADIENT_JOB_ID=j1|"], ids=["none", "its job"])
+def test_a_process_that_declares_much_memory_as_its_environment_takes_none_of_the_readers(text):
+    with declared_environment(64 * MIB, text) as pid:
+        tracemalloc.start()
+        try:
+            found = read_environment(pid, "GRADIENT_")
+            assert tracemalloc.get_traced_memory()[1] < 2 * MIB
+        finally:
+            tracemalloc.stop()
+    assert found == ({"GRADIENT_JOB_ID": "j1"} if text else {})
+
+
+def test_a_process_that_declares_no_arguments_and_no_environment_is_not_waited_for(monkeypatch):
+    with declared_environment(0) as pid:
+        monkeypatch.setattr(processes, "_PAUSE_SECONDS", None)  # a sleep would fail
+        assert read_environment(pid) == {}
+
+
+@pytest.mark.parametrize("longest", [100, 65_536 - 100, 65_536, 131_000])
+def test_the_last_variable_of_the_largest_environment_is_found(longest):
+    """The kernel gives a program 2 MiB with the usual stack of 8; a part of that are its arguments."""
+    count = (2 * MIB - 100_000) // (longest + 20)
+    filled = {f"GRADIENT_{n:06}" if n == 0 else f"V{n:06}": "x" * longest for n in range(count)}
+    with subprocess.Popen(["sleep", "600"], env=filled | {"GRADIENT_JOB_ID": "j1"}) as started:
+        try:
+            wait_until(psutil.Process(started.pid).cmdline, "the program to be loaded")
+            found = read_environment(started.pid, "GRADIENT_")
+        finally:
+            started.kill()
+    assert found == {"GRADIENT_000000": "x" * longest, "GRADIENT_JOB_ID": "j1"}
 
 
 def test_a_parent_is_older_than_its_child():

@@ -81,6 +81,27 @@ def test_a_job_that_fills_the_disk_is_ended_and_what_fits_is_kept(opened, claim,
         assert [skipped.path for skipped in page.skipped] == ["big"]
 
 
+DELETED = 'exec 3>"$GRADIENT_{}_DIR/big"; rm "$GRADIENT_{}_DIR/big"; head -c 8M /dev/zero >&3; echo up; sleep {}'
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_a_job_that_fills_the_disk_with_a_file_without_a_name_is_ended(opened, claim, sandbox):
+    host = opened(job_mb=6)
+    host.settings.process.sandbox = sandbox
+    job = claim(DELETED.format("WORKSPACE", "WORKSPACE", 600), stop_grace=5)
+    run_attempt(host, job, AttemptControl())
+    assert (row(host, job).state, row(host, job).reason) == (JobState.FAILED, "disk_quota")
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_a_deleted_file_of_the_shared_storage_is_no_job_s_own(opened, claim, sandbox):
+    host = opened(job_mb=6)
+    host.settings.process.sandbox = sandbox
+    job = claim(DELETED.format("STORAGE", "STORAGE", 2))
+    run_attempt(host, job, AttemptControl())
+    assert row(host, job).reason == "completed"
+
+
 def test_a_worker_that_takes_over_knows_that_the_quota_ended_the_job(opened, claim):
     host = opened(job_mb=6)
     job = claim(

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.backend_harness import BackendHarness
+from support.declared_environment import PROGRAM
 from support.deployment import wait_until
 
 from core.formatting import MIB
@@ -38,6 +39,34 @@ def test_a_process_that_forgets_its_environment_and_session_ends_with_the_job(pl
     place.backend.destroy(handle)
     assert place.backend.list_owned() == []
     assert place.output(spec) == b"up\n"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_job_that_overwrites_what_names_its_sandbox_ends_with_its_attempt(tmp_path, restarted):
+    """A job with the worker's own user may do so; here the test does it, because it may be root."""
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="require", cgroups="off"))
+    _, handle = place.running("echo up; sleep 600")
+    first = place.backend._sandboxes[handle["name"]]
+    start, end = map(int, Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[47:49])
+    with Path(f"/proc/{first}/mem").open("r+b", buffering=0) as memory:
+        memory.seek(start)
+        memory.write(b"x" * (end - start))
+    backend = place.new_instance() if restarted else place.backend
+    assert backend.poll(handle) is None
+    backend.destroy(handle)
+    assert not psutil.pid_exists(first)
+
+
+def test_a_job_that_declares_another_environment_for_its_processes_ends_with_its_attempt(tmp_path):
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="require", cgroups="off"))
+    spec = place.spec(f"(setsid {Path(sys.executable).resolve()} -I -S declare.py {64 * MIB} '' &); sleep 600")
+    (spec.workspace / "declare.py").write_text(PROGRAM)
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    processes = list(place.backend._processes(handle).all())
+    assert len(processes) >= 3
+    place.new_instance().destroy(handle)
+    assert not any(psutil.pid_exists(process.pid) for process in processes)
 
 
 def test_without_control_groups_the_processes_of_the_host_are_read_once_for_all_jobs(tmp_path, monkeypatch):
@@ -80,6 +109,65 @@ def test_shared_memory_has_the_size_that_the_job_asks_for(place):
     spec = place.spec("df --output=size -B1 /dev/shm | tail -1", shared_mem_mb=64)
     assert place.wait(place.launch(spec)).code == 0
     assert int(place.output(spec)) == 64 * MIB
+
+
+@pytest.mark.parametrize(("limits", "size"), [({}, 1024), ({"memory_mb": 48}, 48)], ids=["none", "memory"])
+def test_what_a_job_can_write_to_memory_is_limited(tmp_path, limits, size):
+    """Also where the folder that hides GRADIENT_HOME is in memory, and the job has the worker's own user."""
+    (tmp_path / "home").mkdir()
+    process = ProcessSettings(sandbox="require", readable=[tmp_path])
+    place = BackendHarness("process", tmp_path / "home", process=process)
+    spec = place.spec("cat /proc/self/mountinfo", **limits)
+    assert place.wait(place.launch(spec)).code == 0
+    mounts = [line.split() for line in place.output(spec).decode().splitlines() if " - tmpfs " in line]
+    writable = {mount[4]: mount[-1].split(",") for mount in mounts if "ro" not in mount[5].split(",")}
+    assert len(mounts) >= 4
+    assert list(writable) == ["/dev/shm"]
+    assert f"size={size * 1024}k" in writable["/dev/shm"]
+    place.clear()
+
+
+IN_SHARED_MEMORY = """
+import mmap, sys, time
+with open("/dev/shm/data", "w+b") as file:
+    for _ in range(48):
+        file.write(b"x" * (1 << 20))
+    file.flush()
+    mapped = mmap.mmap(file.fileno(), 0)
+if sys.argv[1] == "mapped":
+    read = [mapped[n] for n in range(0, len(mapped), 4096)]
+else:
+    mapped.close()
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def measured(tmp_path):
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="require", cgroups="off"))
+    yield place
+    place.clear()
+
+
+def in_shared_memory(place, how, **limits):
+    spec = place.spec(f"exec {Path(sys.executable).resolve()} -I -S own.py {how}", **limits)
+    (spec.workspace / "own.py").write_text(IN_SHARED_MEMORY)
+    return spec, place.launch(spec)
+
+
+def test_files_in_memory_count_towards_the_memory_limit_where_it_is_measured(measured):
+    _, handle = in_shared_memory(measured, "unmapped", memory_mb=48)
+    ended = measured.wait(handle)
+    assert (ended.reason, "48 MiB" in ended.detail) == ("out_of_memory", True)
+
+
+@pytest.mark.parametrize("how", ["mapped", "unmapped"])
+def test_files_in_memory_are_measured_once(measured, how):
+    spec, handle = in_shared_memory(measured, how)
+    wait_until(lambda: measured.output(spec) == b"up\n", "the file")
+    wait_until(lambda: measured.backend.sample(handle)["memory_bytes"] > 48 * MIB, "all of its processes")
+    assert measured.backend.sample(handle)["memory_bytes"] < 80 * MIB
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives jobs users of their own")

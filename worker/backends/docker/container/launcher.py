@@ -9,7 +9,15 @@ from typing import Any, TypeVar
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.failpoints import failpoint
-from worker.backends.base import LaunchError, LaunchSpec, Progress, read_control, write_command
+from worker.backends.base import (
+    LaunchError,
+    LaunchSpec,
+    Progress,
+    mark_launched,
+    may_have_launched,
+    read_control,
+    write_command,
+)
 from worker.backends.docker.container.config import ContainerOptions, container_config, container_name
 from worker.backends.docker.container.granted_privileges import PolicyByMachineType
 from worker.backends.docker.container.users import chown_folders, resolve_user
@@ -136,6 +144,7 @@ class Launcher:
             known = image.digest if image is not None and image.id == state.image else None
             digest = known or self.images.digest(state.image, spec.container)
             confirm()
+            mark_launched(spec.control)
         except LaunchError:
             # Only on permanent failure. After losing the lease, leave the container to the new holder, who may be
             # starting it at this moment.
@@ -152,8 +161,9 @@ class Launcher:
         info = self._engine_info(spec)
         image = self._prepare_image(spec, progress, info)
         self._check_ports(spec)
-        write_command(spec)
-        chown_folders(spec, user)
+        if not may_have_launched(spec.control):
+            write_command(spec)
+            chown_folders(spec, user)
         options = ContainerOptions(
             image=image.id,  # not its name, which may refer to another image by now
             home=self._home,

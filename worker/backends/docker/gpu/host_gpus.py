@@ -10,9 +10,8 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
-
-import psutil
 
 from core.formatting import MIB
 from core.settings.docker import DockerSettings
@@ -139,6 +138,6 @@ def _describe_processes(pids: Sequence[int]) -> str:
 
 def _program_name(pid: int) -> str:
     try:
-        return f" ({psutil.Process(pid).name()})"
-    except psutil.Error:  # ended meanwhile, or hidden from us
+        return f" ({Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()})"
+    except OSError:  # ended meanwhile, or hidden from us
         return ""
