@@ -37,6 +37,16 @@ _ENQUEUE_WAKE = Prepared(
 )
 
 
+def storable_text(text: str) -> str:
+    """Replace what a database refuses: lone surrogates and, in PostgreSQL, NUL."""
+    return text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _storable(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of columns; a text may come from a job's machine, and hold anything."""
+    return {name: storable_text(value) if type(value) is str else value for name, value in values.items()}
+
+
 def insert_ignore(dialect: str, table: type[Any] | FromClause) -> Any:  # noqa: ANN401 - the two dialects share no class
     """Build `INSERT … ON CONFLICT DO NOTHING` for the database's dialect."""
     statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
@@ -73,6 +83,7 @@ def update_job(
     Raises:
         LeaseLost: No row was returned: another process moved the job.
     """
+    values = _storable(values)
     expressions = any(isinstance(value, ClauseElement) and value is not NOW for value in values.values())
     if expressions or session.identity_map:  # its copies of rows have to be replaced
         return apply_update(session, job, guarded_update(job, sources).values(**values))
@@ -142,7 +153,7 @@ def returning_all(session: Session, statement: Update) -> list[Job]:
 
 def update_attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
     """Update the row of the job's current attempt."""
-    columns, params = _split_values(values)
+    columns, params = _split_values(_storable(values))
     _update_attempt(columns).execute(session, params | {"of_job": job.id, "of_attempt": job.attempt})
 
 
@@ -191,7 +202,7 @@ def add_event(  # noqa: PLR0913 - the columns of one event
             "to_state": to_state,
             "phase": phase,
             "reason": reason,
-            "detail": detail,
+            "detail": detail if detail is None else storable_text(detail),
         },
     )
 

@@ -1,4 +1,9 @@
-"""A backend over a simulated cloud, with nothing left in it at the end."""
+"""A backend over a simulated cloud, with nothing left in it at the end; a client of TPU VMs over objects in memory."""
+
+import errno
+import os
+from concurrent.futures import Executor, Future
+from types import SimpleNamespace
 
 import pytest
 from support.backend_harness import BackendHarness
@@ -11,6 +16,10 @@ from support.google.tpu_simulator import (
     running_simulator,
     tpu_settings,
 )
+
+from core.errors import StoreUnavailable
+from core.settings import Settings
+from worker.backends.tpu.vm.agent_client import VmAgentClient
 
 
 @pytest.fixture
@@ -82,3 +91,93 @@ def make_google_harness(google, tmp_path):
         place.clear()
         place.backend.remove_orphans(lambda *_: False, lambda _: True)  # objects of starts that were refused
     assert (google.tpu.nodes, google.tpu.queued, google.storage.names("jobs/j")) == ({}, {}, [])
+
+
+class MemoryRelay:
+    """Objects of an attempt, in memory."""
+
+    bucket, prefix = "b", "jobs/j1/vm/1/"
+
+    def __init__(self):
+        self.objects = {}
+        self.hosts = {}
+        self.away = False
+        self.request = lambda: None
+
+    def put(self, name, content):
+        self.request()
+        self.objects[name] = content if isinstance(content, bytes) else content.read_bytes()
+
+    def get(self, name, most=1 << 16):
+        self.request()
+        if self.away:
+            raise StoreUnavailable("away")
+        return self.objects[name][:most] if name in self.objects else None
+
+    def sizes(self, folder, start):
+        self.request()
+        first, after = f"{folder}/{start}", f"{folder}0"  # the character after the slash
+        found = sorted(name for name in self.objects if first <= name < after)
+        return iter([(name.removeprefix(f"{folder}/"), len(self.objects[name])) for name in found])
+
+    def clear(self):
+        self.objects.clear()
+
+    def of_host(self, rank):
+        return self.hosts.setdefault(rank, MemoryRelay())
+
+
+@pytest.fixture
+def relay():
+    return MemoryRelay()
+
+
+@pytest.fixture
+def vms(relay):
+    settings = Settings(
+        tpu={"vm_poll_seconds": 0.01, "poll_seconds": 0.01, "probe_seconds": 0.1, "unhealthy_seconds": 0.1}
+    )
+    bucket = SimpleNamespace(mailbox=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
+    client = VmAgentClient(lambda _region: bucket, settings)
+    client._pool = ImmediateExecutor()
+    return client
+
+
+@pytest.fixture
+def handle(tmp_path):
+    return {"name": "j1-1", "job_id": "j1", "attempt": 1, "zone": "us-central1-b", "control": str(tmp_path)}
+
+
+class ImmediateExecutor(Executor):
+    """Runs what is submitted at once: a poll decides after its look at the bucket, never beside it."""
+
+    def submit(self, function, /, *args):
+        future = Future()
+        future.set_result(function(*args))
+        return future
+
+
+@pytest.fixture
+def defaults(relay):
+    """A client with the times of the default settings."""
+    bucket = SimpleNamespace(mailbox=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
+    client = VmAgentClient(lambda _region: bucket, Settings())
+    client._pool = ImmediateExecutor()
+    return client
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """A disk that takes half of the next write, and nothing more until it has room again."""
+    disk = SimpleNamespace(left=None)
+    write = os.write
+
+    def write_some(descriptor, content):
+        if disk.left is None:
+            return write(descriptor, content)
+        if not disk.left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content[: disk.left.pop()])
+
+    monkeypatch.setattr(os, "write", write_some)
+    return disk

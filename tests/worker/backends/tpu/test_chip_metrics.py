@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -115,6 +116,40 @@ def test_no_program_on_the_tpu_means_no_figures(asked):
 def test_a_program_that_answers_nonsense_there_does_no_harm(monkeypatch, response):
     monkeypatch.setattr(chip_metrics, "_call", lambda _: response)
     assert read_chips() == {}
+
+
+def message(field, content):
+    """Build a field of a message whose value has a length below 2**28."""
+    size = len(content)
+    return bytes([field << 3 | 2, *(size >> shift & 0x7F | 0x80 for shift in (0, 7, 14)), size >> 21]) + content
+
+
+@pytest.mark.parametrize("length", [11, 200, 60_000])
+def test_a_number_of_any_length_ends_no_thread_of_the_agent(monkeypatch, length):
+    gauge = b"\x10" + b"\xff" * length + b"\x01"
+    response = message(1, message(3, message(3, gauge)))
+    monkeypatch.setattr(chip_metrics, "_call", lambda _: response)
+    assert read_chips() == {}
+
+
+def test_more_chips_than_a_vm_has_are_left_out(monkeypatch):
+    response = message(1, message(3, message(3, b"\x10\x05")) * 1000)
+    monkeypatch.setattr(chip_metrics, "_call", lambda _: response)
+    assert len(read_chips()) == 2 * 16
+
+
+def test_an_answer_without_end_takes_no_memory(monkeypatch, tmp_path):
+    """Any program of the job can listen there."""
+    (tmp_path / "curl").write_text("#!/bin/sh\ncat >/dev/null\nexec head -c 67108864 /dev/zero\n")
+    (tmp_path / "curl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    tracemalloc.start()
+    try:
+        assert chip_metrics._call(DUTY) == b""
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20
 
 
 @pytest.mark.parametrize(

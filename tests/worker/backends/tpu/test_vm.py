@@ -1,10 +1,7 @@
 """Jobs on a TPU VM: options that are refused, and how the worker validates what the VM reports."""
 
-import errno
 import json
-import os
 import time
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,68 +9,12 @@ import pytest
 from support.backend_harness import BackendHarness
 from support.google.tpu_simulator import MemoryResourceInventory, expect_launch_error, tpu_settings
 
-from core.errors import StoreUnavailable
-from core.settings import Settings
 from worker.backends.base import LaunchError, read_control
 from worker.backends.tpu import cancellation
 from worker.backends.tpu.storage.errors import BucketRefused
-from worker.backends.tpu.vm import agent_client, output_parts, slices
+from worker.backends.tpu.vm import agent_client, output_parts
 from worker.backends.tpu.vm.agent import PART_BYTES
-from worker.backends.tpu.vm.agent_client import VmAgentClient
 from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE
-
-
-class MemoryRelay:
-    """Objects of an attempt, in memory."""
-
-    bucket, prefix = "b", "jobs/j1/vm/1/"
-
-    def __init__(self):
-        self.objects = {}
-        self.hosts = {}
-        self.away = False
-        self.request = lambda: None
-
-    def put(self, name, content):
-        self.request()
-        self.objects[name] = content if isinstance(content, bytes) else content.read_bytes()
-
-    def get(self, name, most=1 << 16):
-        self.request()
-        if self.away:
-            raise StoreUnavailable("away")
-        return self.objects[name][:most] if name in self.objects else None
-
-    def sizes(self, folder, start):
-        self.request()
-        first, after = f"{folder}/{start}", f"{folder}0"  # the character after the slash
-        found = sorted(name for name in self.objects if first <= name < after)
-        return {name.removeprefix(f"{folder}/"): len(self.objects[name]) for name in found}
-
-    def clear(self):
-        self.objects.clear()
-
-    def of_host(self, rank):
-        return self.hosts.setdefault(rank, MemoryRelay())
-
-
-@pytest.fixture
-def relay():
-    return MemoryRelay()
-
-
-@pytest.fixture
-def vms(relay):
-    settings = Settings(
-        tpu={"vm_poll_seconds": 0.01, "poll_seconds": 0.01, "probe_seconds": 0.1, "unhealthy_seconds": 0.1}
-    )
-    bucket = SimpleNamespace(mailbox=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
-    return VmAgentClient(lambda _region: bucket, settings)
-
-
-@pytest.fixture
-def handle(tmp_path):
-    return {"name": "j1-1", "job_id": "j1", "attempt": 1, "zone": "us-central1-b", "control": str(tmp_path)}
 
 
 def ended(vms, handle):
@@ -96,23 +37,6 @@ def test_wherever_the_last_worker_died_the_rest_is_added_once(vms, relay, handle
     assert (tmp_path / "log").read_bytes() == b"abcdef"
 
 
-@pytest.fixture
-def full_disk(monkeypatch):
-    """A disk that takes half of the next write, and nothing more until it has room again."""
-    disk = SimpleNamespace(left=None)
-    write = os.write
-
-    def write_some(descriptor, content):
-        if disk.left is None:
-            return write(descriptor, content)
-        if not disk.left:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(descriptor, content[: disk.left.pop()])
-
-    monkeypatch.setattr(os, "write", write_some)
-    return disk
-
-
 def test_a_disk_that_was_full_for_a_moment_truncates_no_output(
     defaults, relay, handle, tmp_path, monkeypatch, full_disk
 ):
@@ -132,40 +56,6 @@ def test_a_disk_that_was_full_for_a_moment_truncates_no_output(
     relay.objects |= {part(8): b"ijkl", "exit": b'{"code": 0}'}
     look_again()
     assert (tmp_path / "log").read_bytes() == b"abcdefghijkl"
-
-
-def test_a_disk_that_was_full_for_a_moment_repeats_no_line_of_a_slice(
-    tmp_path, defaults, handle, monkeypatch, full_disk
-):
-    clock = Clock(monkeypatch)
-    handle |= {"hosts": ["10.0.0.1", "10.0.0.2"], "stop_grace": 30.0}
-    host_logs = [slices.host_folder(tmp_path, rank) / "log" for rank in range(2)]
-
-    def merge():
-        clock.sleep(2.0)
-        defaults.poll(handle)
-        return (tmp_path / "log").read_bytes()
-
-    host_logs[0].write_bytes(b"first\n")
-    assert merge() == b"[0] first\n"
-    host_logs[1].write_bytes(b"second\n")
-    full_disk.left = [6]
-    assert merge() == b"[0] first\n[1] se"
-    full_disk.left = None
-    host_logs[0].write_bytes(b"first\nthird\n")
-    assert merge() == b"[0] first\n[1] second\n[0] third\n"
-
-
-@pytest.mark.parametrize("cut", [b"[", b"[1", b"[1]", b"[1] ", b"[1] sec"])
-def test_a_line_of_a_slice_that_was_cut_short_is_finished_first(tmp_path, cut):
-    for rank, text in enumerate((b"", b"second\n", b"third\n")):
-        (slices.host_folder(tmp_path, rank) / "log").write_bytes(text)
-    (tmp_path / "log").write_bytes(b"[0] first\n" + cut)
-    (slices.host_folder(tmp_path, 0) / "log").write_bytes(b"first\n" + (b"" if cut == b"[" else b"fourth\n"))
-    slices.SliceLog(tmp_path, 3).merge()
-    lines = (tmp_path / "log").read_bytes().splitlines()
-    assert lines[:2] == [b"[0] first", b"[1] second"]
-    assert sorted(lines[2:]) == ([] if cut == b"[" else [b"[0] fourth"]) + [b"[2] third"]
 
 
 def test_what_a_job_puts_among_the_parts_is_passed_over(vms, relay, handle, tmp_path):
@@ -214,24 +104,6 @@ class Clock:
 
     def sleep(self, seconds):
         self.now += seconds
-
-
-class ImmediateExecutor(Executor):
-    """Runs what is submitted at once: a poll decides after its look at the bucket, never beside it."""
-
-    def submit(self, function, /, *args):
-        future = Future()
-        future.set_result(function(*args))
-        return future
-
-
-@pytest.fixture
-def defaults(relay):
-    """A client with the times of the default settings."""
-    bucket = SimpleNamespace(mailbox=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
-    client = VmAgentClient(lambda _region: bucket, Settings())
-    client._pool = ImmediateExecutor()
-    return client
 
 
 def beat(relay, clock, **report):

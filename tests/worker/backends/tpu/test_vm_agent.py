@@ -288,3 +288,49 @@ def test_a_vm_whose_account_gets_no_token_is_switched_off(monkeypatch):
     monkeypatch.setattr(deletion.subprocess, "run", lambda command, **_: commands.append(command[1:]))
     deletion.delete_vm(["the node"])
     assert commands == [["-h", "now"]]
+
+
+@pytest.mark.parametrize("name", ["word", "-1", "9" * 5000, "1e3", f"{7:020d}x", ""])
+def test_what_a_job_puts_among_the_parts_does_not_end_the_agent(make_agent, monkeypatch, name):
+    agent = make_agent()
+    parts = {f"p/log/{0:020d}": 3, f"p/log/{name}": 100}
+    monkeypatch.setattr(agent._bucket, "sizes", lambda _: parts)
+    assert agent._position("log") == 3
+
+
+def test_a_status_with_a_long_text_is_one_that_the_worker_reads_whole(make_agent):
+    agent = make_agent()
+    agent._bucket = memory = MemoryBucket()
+    agent._report("failed", "image_pull", "\N{PILE OF POO}" * 1_000_000)
+    assert len(memory.objects["p/status"]) < 1 << 16
+    assert json.loads(memory.objects["p/status"])["reason"] == "image_pull"
+
+
+def test_what_an_engine_prints_may_be_no_text(tmp_path, monkeypatch):
+    (tmp_path / "docker").write_text("#!/bin/sh\nprintf 'no \\377'; exit 1\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(runners.JobFailed) as raised:
+        runners.Container(tmp_path).prepare({"image": "x", "pull": "Always", "login": None})
+    assert raised.value.detail == "x: no \N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"null",
+        b"{}",
+        b"[]",
+        b'{"access_token": "x", "expires_at": null}',
+        b'{"access_token": 1, "expires_at": "x"}',
+        pytest.param(b"[" * 100_000, id="deep"),
+        pytest.param(b'{"access_token": "x", "expires_at": 1%s}' % (b"0" * 400), id="large"),
+    ],
+)
+def test_a_token_that_is_none_is_read_again(monkeypatch, content):
+    token = {"access_token": "the token", "expires_at": time.time() + 600}
+    answers = iter([io.BytesIO(content), io.BytesIO(json.dumps(token).encode())])
+    own = bucket.Bucket("b", "p/token", "")
+    monkeypatch.setattr(own, "_open_token", lambda: next(answers))
+    monkeypatch.setattr(bucket.time, "sleep", lambda _: None)
+    assert own.token()[0] == "the token"

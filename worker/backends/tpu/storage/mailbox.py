@@ -1,8 +1,9 @@
 """A part of a job's prefix through which a worker and a remote machine exchange messages."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from google.api_core.exceptions import NotFound
+from google.api_core.exceptions import NotFound, RequestRangeNotSatisfiable
 from google.cloud import storage
 
 from core.storage.gcs.uploader import remove_all
@@ -49,21 +50,24 @@ class Mailbox:
                 blob.upload_from_string(content, checksum="crc32c", timeout=_CALL_SECONDS)
 
     def get(self, name: str, most: int = 1 << 16) -> bytes | None:
-        """Return at most `most` bytes of an object; None if there is no such object."""
+        """Return at most `most` bytes of an object as they are stored; None if there is no such object."""
         blob = self._bucket.blob(self._prefix + name)
         with translate_bucket_errors(self.bucket, f"reading {name}"):
             try:
-                content: bytes = blob.download_as_bytes(end=most - 1, timeout=_CALL_SECONDS)
+                # Raw: an object that is marked as compressed would be decompressed to any size.
+                content: bytes = blob.download_as_bytes(end=most - 1, timeout=_CALL_SECONDS, raw_download=True)
             except NotFound:
                 return None
+            except RequestRangeNotSatisfiable:  # it is empty
+                return b""
         return content
 
-    def sizes(self, folder: str, start: str) -> dict[str, int]:
-        """Return the sizes of the objects in a folder by name, from `start` on and in order."""
+    def sizes(self, folder: str, start: str) -> Iterator[tuple[str, int]]:
+        """Return names and sizes of the objects in a folder, from `start` on and in order, read as they are needed."""
         whole = f"{self._prefix}{folder}/"
         with translate_bucket_errors(self.bucket, f"listing {folder}"):
-            found = self._bucket.list_blobs(prefix=whole, start_offset=whole + start, timeout=_CALL_SECONDS)
-            return {blob.name.removeprefix(whole): blob.size for blob in found}
+            for blob in self._bucket.list_blobs(prefix=whole, start_offset=whole + start, timeout=_CALL_SECONDS):
+                yield blob.name.removeprefix(whole), blob.size
 
     def clear(self) -> None:
         """Remove all objects below the prefix."""

@@ -38,9 +38,10 @@ from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
 from worker.backends.tpu.vm import slices
 from worker.backends.tpu.vm.agent import HEARTBEAT_STEPS, STREAMED_FILES
 from worker.backends.tpu.vm.chip_usage import parse_chips
+from worker.backends.tpu.vm.end_reports import END_REASONS, write_reported_end
 from worker.backends.tpu.vm.job_description import VM_FOLDERS, describe_job
 from worker.backends.tpu.vm.output_parts import append_parts
-from worker.backends.tpu.vm.slices import END_FILE, MISSING_BYTES, MISSING_FILE
+from worker.backends.tpu.vm.slices import END_FILE, MISSING_FILE
 from worker.backends.tpu.vm.startup_reports import StartingHost, check_failure, parse_report, to_launch_error
 
 if TYPE_CHECKING:
@@ -55,13 +56,6 @@ _THREADS = 4
 _KILL_FILE = "killed"
 _FINAL_STEPS = 15  # allowed for the report of an end after the job was killed
 _EXCHANGE_SECONDS = 10.0  # of one look at the output: signs of life are looked for in between
-_END_REASONS = {
-    "no_worker": "the TPU VM heard of no worker for too long, saved the outputs and deleted itself",
-    "restarted": "the TPU VM restarted while the job ran, as for Google's maintenance",
-    "shut_down": "the TPU VM was shut down while the job ran",
-    "silent": "the TPU VM did not report the end of its job",
-}
-"""Ends without an exit code that a VM reports, all of them `tpu_lost`."""
 
 
 @dataclass(slots=True)
@@ -209,8 +203,8 @@ class VmAgentClient:
         code, reason = read_exit_code(control), read_control(control, END_FILE)
         if code is not None or reason is not None:
             host = slices.read_host(handle)
-            if code is None and reason in _END_REASONS:
-                ended = Exit(None, "tpu_lost", _END_REASONS[reason])
+            if code is None and reason in END_REASONS:
+                ended = Exit(None, "tpu_lost", END_REASONS[reason])
             else:
                 ended = Exit(code, None if code is not None else "process_lost")
             return ended if host is None else slices.name_host(ended, host)
@@ -318,9 +312,8 @@ class VmAgentClient:
             files = {"log": folder / "log"} | ({"metrics.jsonl": control / "metrics.jsonl"} if rank == 0 else {})
             if not slices.has_ended(folder) and not self._receive(mailbox.of_host(rank), folder, host, files):
                 status.polled_at = 0.0
-        log, status.log = status.log or slices.SliceLog(control, count), None
-        log.merge()
-        status.log = log  # after an error the file is read again: its last line may be cut short
+        status.log = status.log or slices.SliceLog(control, count)
+        status.log.merge()
         missing = _list_unreported(control, status)
         given_up = time.monotonic() >= self._give_up_at(kill_at, missing)
         slices.write_end(
@@ -348,13 +341,7 @@ class VmAgentClient:
             status.polled_at = 0.0
             return False
         if ended is not None:
-            end = parse_report(ended)
-            code = end.get("code")
-            if end.get("missing"):
-                write_control_file(control, MISSING_FILE, _first_line(str(end["missing"])))
-            known = isinstance(code, int) and 0 <= code <= 255  # noqa: PLR2004 - POSIX exit codes are bytes
-            write_control_file(control, slices.ENDED_AT_FILE, str(end.get("at")))
-            write_control_file(control, "exit" if known else END_FILE, str(code if known else end.get("reason")))
+            write_reported_end(control, parse_report(ended))
         return True
 
 
@@ -363,11 +350,6 @@ def _list_unreported(control: Path, status: _VmStatus) -> list[_VmStatus]:
     if not status.hosts:
         return [status]
     return [host for rank, host in enumerate(status.hosts) if not slices.has_ended(slices.host_folder(control, rank))]
-
-
-def _first_line(text: str) -> str:
-    """Shorten a text of the VM for a control file, which has one line of ASCII."""
-    return " ".join(text.split()).encode("ascii", "replace")[: MISSING_BYTES - 1].decode("ascii")
 
 
 def _check_member(check: Check, member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -1,6 +1,7 @@
 """The output of a job on its VM, brought here in parts."""
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,8 @@ from worker.backends.tpu.vm.agent import PART_BYTES
 
 if TYPE_CHECKING:
     from worker.backends.tpu.storage import Mailbox
+
+_PART_NAME = re.compile(r"[0-9]{20}")
 
 
 def append_parts(
@@ -30,12 +33,14 @@ def append_parts(
         if reported.get(name) == size:
             return True
         start = size if name in aligned else max(0, size - PART_BYTES)
-        for part, length in mailbox.sizes(name, f"{start:020d}").items():
-            begins = int(part) if part.isdecimal() else -1  # the job controls its VM, and can write there too
-            if not 0 <= begins <= size < begins + min(length, PART_BYTES):
-                continue
+        for part, length in mailbox.sizes(name, f"{start:020d}"):
+            if part > f"{size:020d}":
+                break  # a part that begins later, or something else among the parts, of which there may be many
             if time.monotonic() >= until:
                 return False
+            begins = int(part) if _PART_NAME.fullmatch(part) else -1  # the job controls its VM, and can write there too
+            if not 0 <= begins <= size < begins + min(length, PART_BYTES):
+                continue
             content = mailbox.get(f"{name}/{part}", PART_BYTES)
             # A write may have been cut short by a full disk or a crash: only what is missing is added.
             rest = memoryview(content or b"")[max(0, size - begins) :]

@@ -3,9 +3,15 @@
 Each host has a folder in the bucket and one in the job's control folder, which is filled as if its job had one host.
 """
 
+import json
 import os
+from contextlib import suppress
+from functools import partial
+from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
+from core.system.filesystem import write_atomically
 from worker.backends.base import Exit, Handle, read_control, read_exit_code, write_control_file
 
 END_FILE, ENDED_AT_FILE, HOST_FILE = "vm_ended", "vm_ended_at", "vm_host"
@@ -16,7 +22,11 @@ MISSING_BYTES = 1000
 NO_END = "not sent: it did not report the end of its job"
 """The reason for a VM that was given up."""
 COORDINATOR_PORT = 8476
-_BLOCK_BYTES = 1 << 20
+LINE_BYTES = 1 << 16
+"""Longest line of a host that is one line of the log, with its end."""
+_STEP_BYTES = 1 << 20
+"""Bytes of all hosts in one write to the log, unless there are many hosts."""
+_STEP_FILE = "merging"
 _NEVER = float("inf")
 
 
@@ -46,70 +56,98 @@ def describe_host(rank: int, addresses: list[str]) -> str:
     return f"host {rank} of {len(addresses)} ({addresses[rank]})"
 
 
+class _Step(NamedTuple):
+    """One write to the log of a slice.
+
+    Attributes:
+        size: Bytes of the log before it.
+        starts: Bytes of each host's output that the log has before it.
+        ends: The same after it.
+    """
+
+    size: int
+    starts: list[int]
+    ends: list[int]
+
+
 class SliceLog:
     """The log of a job on a slice: the hosts' lines as they come, each behind its host's rank (`[2] …`).
 
+    A line of more than LINE_BYTES is cut into lines of that length, each behind the rank: no line has to be held in
+    memory or read twice. Each write is first recorded in a control file. After a write that was cut short by a full
+    disk or a crash, the next one adds what is missing. The log itself is not read for that: what was shipped of it is
+    no longer on disk.
+
     Args:
-        control: The job's control folder. The log there tells how far each host's output was merged.
+        control: The job's control folder.
         count: Number of hosts.
     """
 
     def __init__(self, control: Path, count: int) -> None:
         self._control = control
         self._merged = [0] * count
-        self._unfinished = b""
-        log = control / "log"
-        if log.exists():
-            with log.open("rb") as lines:
-                for line in lines:
-                    self._count(line)
+        self._unsure: _Step | None = None
+        with suppress(FileNotFoundError):
+            self._unsure = _Step(*json.loads((control / _STEP_FILE).read_bytes()))
 
     def merge(self) -> None:
-        """Append all lines that are complete, and what a host that has ended wrote after its last line."""
+        """Append all lines that are complete, and what a host that has ended wrote after its last line.
+
+        Raises:
+            OSError: The disk is full, for example; a repeat continues.
+        """
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self._control / "log", flags, 0o600)
         try:
-            for rank in self._order():
-                folder = host_folder(self._control, rank)
-                ended = has_ended(folder)  # read first: all of its output is here then
-                while lines := self._read_lines(folder, rank, ended=ended):
-                    for line in lines:
-                        self._append(descriptor, rank, line)
+            if self._unsure is not None:
+                self._append(descriptor, self._unsure)
+            while (step := self._next_step(descriptor)).ends != step.starts:
+                os.fdatasync(descriptor)  # the record tells after a power cut, too, what is missing
+                write_atomically(self._control / _STEP_FILE, json.dumps(step).encode())
+                self._unsure = step
+                self._append(descriptor, step)
         finally:
             os.close(descriptor)
 
-    def _order(self) -> list[int]:
-        """Order the hosts: one that can finish a line that was cut short comes first."""
-        cut = self._unfinished
-        ranks = range(len(self._merged))
-        return sorted(ranks, key=lambda rank: (b"[%d] " % rank)[: len(cut)] != cut[: len(b"[%d] " % rank)])
+    def _next_step(self, descriptor: int) -> _Step:
+        ends = [start + self._count_ready(rank, start) for rank, start in enumerate(self._merged)]
+        return _Step(os.fstat(descriptor).st_size, self._merged, ends)
 
-    def _read_lines(self, folder: Path, rank: int, *, ended: bool) -> list[bytes]:
-        try:
-            with (folder / "log").open("rb") as file:
-                file.seek(self._merged[rank])
-                lines = file.readlines(_BLOCK_BYTES)
-        except FileNotFoundError:
-            return []
-        if lines and not lines[-1].endswith(b"\n"):
-            lines[-1:] = [lines[-1] + b"\n"] if ended else []
-        return lines
+    def _count_ready(self, rank: int, start: int) -> int:
+        """Count the next bytes of a host's output that are whole lines, or pieces of a line that is too long."""
+        folder = host_folder(self._control, rank)
+        ended = has_ended(folder)  # read first: all of its output is here then
+        longest = max(2 * LINE_BYTES, _STEP_BYTES // len(self._merged))
+        content = _read_part(folder / "log", start, longest)
+        if ended and len(content) < longest:
+            return len(content)
+        unfinished = len(content) - (content.rfind(b"\n") + 1)
+        return len(content) - unfinished % LINE_BYTES
 
-    def _append(self, descriptor: int, rank: int, line: bytes) -> None:
-        whole = b"[%d] %s" % (rank, line)
-        # A write may have been cut short by a full disk or a crash: what is missing of that line comes first.
-        rest = memoryview(whole.removeprefix(self._unfinished) if self._unfinished else whole)
+    def _append(self, descriptor: int, step: _Step) -> None:
+        whole = b"".join(
+            _with_rank(rank, _read_part(host_folder(self._control, rank) / "log", start, end - start))
+            for rank, (start, end) in enumerate(zip(step.starts, step.ends, strict=True))
+        )
+        rest = memoryview(whole)[max(0, os.fstat(descriptor).st_size - step.size) :]
         while rest:
             rest = rest[os.write(descriptor, rest) :]
-        self._unfinished = b""
-        self._merged[rank] += len(line)
+        self._merged, self._unsure = step.ends, None
 
-    def _count(self, line: bytes) -> None:
-        rank, found, text = line.partition(b"] ")
-        if not line.endswith(b"\n"):
-            self._unfinished = line
-        elif found and rank[1:].isdigit() and int(rank[1:]) < len(self._merged):
-            self._merged[int(rank[1:])] += len(text)
+
+def _read_part(file: Path, start: int, size: int) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            opened.seek(start)
+            return opened.read(size)
+    except FileNotFoundError:
+        return b""
+
+
+def _with_rank(rank: int, content: bytes) -> bytes:
+    """Return lines behind their host's rank; a piece of a line becomes a line."""
+    lines, prefix = iter(partial(BytesIO(content).readline, LINE_BYTES), b""), b"[%d] " % rank
+    return b"".join(prefix + line + (b"" if line.endswith(b"\n") else b"\n") for line in lines)
 
 
 def has_ended(folder: Path) -> bool:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _PHASES = ("", "here", "pulling", "prepared", "running")
 _FAILURES = frozenset({"image_pull", "launch_failed", "stopped_by_user"})
+_TEXT_CHARACTERS = 1000
+"""Characters of a text that are stored: the VM can send another at each look."""
 
 
 class StartingHost:
@@ -50,16 +52,17 @@ class StartingHost:
             LaunchError: It cannot run the job.
         """
         status = _read_status(self._mailbox)
-        phase, detail = status.get("phase"), status.get("detail")
+        phase, detail = _text(status.get("phase")), _text(status.get("detail"))
         if phase == "failed":
-            reason = status.get("reason")  # sent by the VM: only known reasons are accepted
-            words = str(detail) if self._name == "the TPU VM" else f"{self._name} {detail}"
-            raise LaunchError(str(reason) if reason in _FAILURES else "launch_failed", words)
+            reason = _text(status.get("reason"))  # sent by the VM: only known reasons are accepted
+            words = detail or "no reason was given"
+            words = words if self._name == "the TPU VM" else f"{self._name} {words}"
+            raise LaunchError(reason if reason in _FAILURES else "launch_failed", words)
         if phase in _PHASES:
-            self.phase = str(phase)
-            self._image = str(detail)
+            self.phase = phase
+            self._image = detail
         if phase == "here":
-            self._trouble = str(detail or self._trouble)
+            self._trouble = detail or self._trouble
 
     def late(self, seconds: float) -> LaunchError:
         """Return the error for a VM that is not done in time."""
@@ -83,11 +86,16 @@ def to_launch_error(error: GradientError) -> LaunchError:
 
 def parse_report(content: bytes | None) -> dict[str, object]:
     """Read an object that the VM wrote, where the job can write too: nothing about it is certain."""
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):  # the second: it is nested too deeply
         found = json.loads(content or b"{}")
         if isinstance(found, dict):
             return found
     return {}
+
+
+def _text(value: object) -> str:
+    """Return a text of the VM, shortened; empty for anything else."""
+    return value[:_TEXT_CHARACTERS] if isinstance(value, str) else ""
 
 
 def _read_status(mailbox: "Mailbox") -> dict[str, object]:

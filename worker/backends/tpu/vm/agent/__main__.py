@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -31,6 +32,9 @@ _SAVE_SECONDS = 600.0
 _SHUTDOWN_STEP_SECONDS = 0.2
 _SHUT_DOWN = "shut down\n"
 _SIGNALLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
+_DETAIL_CHARACTERS = 4000
+"""Longest text of a status: the worker reads no more than 64 KiB of it."""
+_PART_NAME = re.compile(r"[0-9]{20}")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -351,13 +355,16 @@ class Agent:
         """Return how many bytes of a file were sent, by this agent or an earlier one, according to the bucket."""
         if name not in self._positions:
             parts = self._bucket.sizes(f"{self._prefix}{name}/")
+            sizes = {part.rpartition("/")[2]: size for part, size in parts.items()}
+            # The job can write there, too: only names of parts count.
             self._positions[name] = max(
-                (int(part.rpartition("/")[2]) + size for part, size in parts.items()), default=0
+                (int(part) + size for part, size in sizes.items() if _PART_NAME.fullmatch(part)), default=0
             )
         return self._positions[name]
 
     def _report(self, phase: str, reason: str | None = None, detail: str | None = None) -> None:
-        self._put("status", json.dumps({"phase": phase, "reason": reason, "detail": detail}).encode())
+        words = None if detail is None else detail[:_DETAIL_CHARACTERS]
+        self._put("status", json.dumps({"phase": phase, "reason": reason, "detail": words}).encode())
 
     def _put(self, name: str, content: bytes) -> None:
         self._bucket.put(self._prefix + name, content, len(content))

@@ -57,15 +57,16 @@ class Bucket:
                 try:
                     with self._open_token() as answer:
                         made = json.load(answer)
-                except (*NETWORK_ERRORS, ValueError) as error:
+                    token, expires_at = str(made["access_token"]), float(made["expires_at"])
+                except (*NETWORK_ERRORS, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
                     sys.stderr.write(f"no fresh token: {error}\n")
                     if time.time() < self._expires_at:
                         break
                     time.sleep(1)
                 else:
-                    if str(made["access_token"]) != self._token:
+                    if token != self._token:
                         self.received_at = time.monotonic()
-                    self._token, self._expires_at = str(made["access_token"]), float(made["expires_at"])
+                    self._token, self._expires_at = token, expires_at
                     self._read_again_at = time.time() + min(_TOKEN_SECONDS, (self._expires_at - time.time()) / 2)
             return self._token, self._expires_at
 

@@ -16,6 +16,9 @@ _METHOD = "tpu.monitoring.runtime.RuntimeMetricService/GetRuntimeMetric"
 _DUTY_CYCLE = "tpu.runtime.tensorcore.dutycycle.percent"
 _MEMORY = "tpu.runtime.hbm.memory.usage.bytes"
 _SECONDS = "5"
+_MAX_RESPONSE_BYTES = 1 << 16  # any program of the job can answer there
+_MAX_VARINT_BITS = 64
+_MAX_CHIPS = 16
 _PREFIX_BYTES = 5  # of a gRPC message: whether it is compressed, and its length
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 _DOUBLE = struct.Struct("<d")
@@ -28,24 +31,36 @@ def read_chips() -> dict[str, float]:
     shown: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError):
         for metric, suffix in ((_DUTY_CYCLE, "percent"), (_MEMORY, "memory_bytes")):
-            for number, (_, value) in enumerate(sorted(_values(_call(metric)))):
+            for number, (_, value) in enumerate(sorted(_values(_call(metric)))[:_MAX_CHIPS]):
                 shown[f"tpu{number}_{suffix}"] = value
     return shown
 
 
 def _call(metric: str) -> bytes:
-    """Return the response about one metric; empty if there is none."""
+    """Return the response about one metric; empty if there is none, or it is too large for one.
+
+    Raises:
+        OSError: curl is missing.
+    """
     name = metric.encode()
     request = b"\x0a" + bytes([len(name)]) + name  # field 1: the metric's name
     options = ["--silent", "--max-time", _SECONDS, "--noproxy", "*", "--http2-prior-knowledge", "--data-binary", "@-"]
     headers = ["--header", "content-type: application/grpc", "--header", "te: trailers"]
-    done = subprocess.run(  # noqa: S603 - a fixed command
+    with subprocess.Popen(  # noqa: S603 - a fixed command
         [shutil.which("curl") or "curl", *options, *headers, f"http://{_SERVER}/{_METHOD}"],
-        input=struct.pack(">BI", 0, len(request)) + request,
-        capture_output=True,
-        check=False,
-    )
-    return done.stdout[_PREFIX_BYTES:] if done.returncode == 0 else b""
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as curl:
+        sent, received = curl.stdin, curl.stdout
+        if sent is None or received is None:
+            raise OSError("curl has no pipes")
+        with sent:
+            sent.write(struct.pack(">BI", 0, len(request)) + request)
+        response = received.read(_MAX_RESPONSE_BYTES)
+        if received.read(1):
+            curl.kill()
+    return response[_PREFIX_BYTES:] if curl.returncode == 0 else b""
 
 
 def _values(response: bytes) -> Iterator[tuple[int, float]]:
@@ -105,5 +120,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         byte = data[at]
         value |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
+        if shift > _MAX_VARINT_BITS + 6:
+            raise ValueError("the number is too long")
         if byte < 0x80:  # noqa: PLR2004 - the highest bit says that more follow
             return value, at

@@ -49,4 +49,6 @@ def unmount_disks(place: Path) -> None:
 
 def _run(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [shutil.which(program) or program, *arguments]
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)  # noqa: S603 - fixed commands
+    return subprocess.run(  # noqa: S603 - fixed commands
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+    )

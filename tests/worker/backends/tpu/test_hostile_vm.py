@@ -1,0 +1,144 @@
+"""A job that controls its TPU VM, and so all that the VM reports in the bucket."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from worker.backends.base import LaunchError, read_control
+from worker.backends.tpu.vm import output_parts, slices
+from worker.backends.tpu.vm.output_parts import append_parts
+from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE
+from worker.backends.tpu.vm.startup_reports import StartingHost, parse_report
+
+DEEP = b'{"a":' + b"[" * 60_000
+LONG_NUMBER = b'{"code": ' + b"1" * 5000 + b"}"
+SPEC = SimpleNamespace(job_id="j1", attempt=1, check=lambda: None)
+
+
+def ended(vms, handle):
+    until = time.monotonic() + 30
+    while (found := vms.poll(handle)) is None:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    return found
+
+
+@pytest.mark.parametrize("report", [DEEP, LONG_NUMBER, b"\xff", b"[]", b"null", b"{", b'"\\ud800"'])
+def test_a_report_that_is_none_is_empty(report):
+    assert parse_report(report) == {}
+
+
+@pytest.mark.parametrize("alive", [DEEP, LONG_NUMBER, b'{"chips": [1], "log": {}, "ended": "x", "collecting": 1}'])
+@pytest.mark.parametrize(
+    "end",
+    [DEEP, LONG_NUMBER, b"null"]
+    + [
+        json.dumps({"code": None, **fields}).encode()
+        for fields in (
+            {"code": True},
+            {"code": float("nan")},
+            {"code": [0]},
+            {"reason": "x" * 100},
+            {"reason": ["restarted"]},
+            {"reason": {"a": 1}},
+            {"reason": "restarted\n" + "x" * 100},
+            {"missing": ["x"], "at": [1]},
+        )
+    ],
+)
+def test_whatever_a_vm_reports_as_the_end_is_one(vms, relay, handle, alive, end):
+    relay.objects |= {"alive": alive, "exit": end}
+    found = ended(vms, handle)
+    assert (found.code, found.reason) == (None, "process_lost")
+
+
+@pytest.mark.parametrize(
+    "at", [float("nan"), float("inf"), float("-inf"), -1, pytest.param(10**400, id="huge"), "0", "nan", [0], None]
+)
+def test_a_time_that_is_none_does_not_make_a_host_the_first_to_fail(defaults, relay, handle, tmp_path, at):
+    handle |= {"hosts": ["10.0.0.1", "10.0.0.2"], "stop_grace": 30.0}
+    for rank, (code, told) in enumerate([(4, at), (3, 5.0)]):
+        relay.of_host(rank).objects["exit"] = json.dumps({"code": code, "at": told}).encode()
+    assert defaults.poll(handle) is None  # it looks, and decides at the next
+    assert defaults.poll(handle).code == 3
+    assert slices.first_failure(tmp_path, 2) == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "recorded"),
+    [
+        ("a\0b \x1b[31m\x7f\ud800\n c", "a?b ?[31m?? c"),
+        ("x" * 9000, "x" * (MISSING_BYTES - 1)),
+        (["x"], None),
+        (" ", None),
+    ],
+)
+def test_why_artifacts_are_missing_is_one_line_to_print(vms, relay, handle, tmp_path, told, recorded):
+    relay.objects["exit"] = json.dumps({"code": 0, "missing": told}).encode()
+    assert ended(vms, handle).code == 0
+    assert read_control(tmp_path, MISSING_FILE, MISSING_BYTES) == recorded
+
+
+@pytest.mark.parametrize(
+    ("fields", "detail"),
+    [
+        ({"reason": ["x"], "detail": "no"}, "no"),
+        ({"reason": {"x": 1}, "detail": ["no"]}, "no reason was given"),
+        ({"detail": "x" * 60_000}, "x" * 1000),
+        ({}, "no reason was given"),
+    ],
+)
+def test_a_failed_start_has_a_known_reason_and_a_short_detail(vms, relay, fields, detail):
+    relay.objects["status"] = json.dumps({"phase": "failed", **fields}).encode()
+    with pytest.raises(LaunchError) as raised:
+        vms.wait_until_running(SPEC, "us-central1-b", ["10.0.0.1"], lambda _: None, lambda: None)
+    assert (raised.value.reason, raised.value.detail) == ("launch_failed", detail)
+
+
+@pytest.mark.parametrize("status", [DEEP, b'{"phase": ["here"]}', b'{"phase": {}, "detail": 1}', b'{"phase": 0}'])
+def test_a_status_that_is_none_tells_nothing(relay, status):
+    relay.objects["status"] = status
+    host = StartingHost(relay, "")
+    host.update()
+    assert (host.phase, host.doing) == ("", "the TPU VM starts up")
+
+
+def slow_listing(names, clock):
+    """List names; each takes a moment."""
+    for name in sorted(names):
+        clock.now += 0.01
+        yield name, 3
+
+
+def listing_of(names, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(output_parts, "time", clock)
+    contents = {f"log/{name}": b"abc" for name in names}
+    listed = slow_listing(names, clock)
+    return SimpleNamespace(sizes=lambda *_: listed, get=lambda name, _most: contents[name]), clock
+
+
+def test_names_behind_the_next_part_are_not_read(tmp_path, monkeypatch):
+    mailbox, clock = listing_of([f"{0:020d}", *(f"{number}" for number in range(3, 10_000))], monkeypatch)
+    assert append_parts(mailbox, tmp_path / "log", "log", {}, set(), 1e9)
+    assert (tmp_path / "log").read_bytes() == b"abc"
+    assert clock.now < 1
+
+
+def test_many_names_among_the_parts_take_no_more_than_the_time_of_one_look(tmp_path, monkeypatch):
+    mailbox, clock = listing_of(
+        [f"{0:020d}", *(f"{0:020d}x{number}" for number in range(10_000)), f"{3:020d}"], monkeypatch
+    )
+    assert not append_parts(mailbox, tmp_path / "log", "log", {}, set(), 5.0)
+    assert (tmp_path / "log").read_bytes() == b"abc"
+    assert clock.now < 6
+
+
+@pytest.mark.parametrize("name", ["0" * 1019 + "3", "\u0660" * 19 + "\u0663", "3", f"{3:020d}\n"])
+def test_a_name_that_is_like_a_part_s_is_none(tmp_path, monkeypatch, name):
+    mailbox, _ = listing_of([f"{0:020d}", name], monkeypatch)
+    assert append_parts(mailbox, tmp_path / "log", "log", {}, set(), 1e9)
+    assert (tmp_path / "log").read_bytes() == b"abc"

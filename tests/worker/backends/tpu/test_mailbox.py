@@ -1,0 +1,77 @@
+"""The objects by which a worker and a VM exchange messages, where the job can write too."""
+
+import gzip
+import itertools
+import threading
+import tracemalloc
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import storage
+
+from worker.backends.tpu.storage.mailbox import Mailbox
+
+UNPACKED_BYTES = 64 << 20
+PACKED = gzip.compress(b"\0" * UNPACKED_BYTES)
+
+
+class Media(BaseHTTPRequestHandler):
+    """Serves two objects as Cloud Storage does: one that is marked as compressed, and an empty one."""
+
+    def do_GET(self):
+        content = PACKED if "packed" in self.path else b""
+        assert self.headers["accept-encoding"] == "gzip"
+        end = int(self.headers["range"].partition("-")[2]) + 1
+        part = content[:end]
+        self.send_response(206 if content else 416)
+        headers = {"Content-Encoding": "gzip", "Content-Range": f"bytes 0-{len(part) - 1}/{len(content)}"}
+        for name, value in (headers if content else {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def mailbox():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Media)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    options = {"api_endpoint": f"http://127.0.0.1:{server.server_address[1]}"}
+    client = storage.Client(project="p", credentials=AnonymousCredentials(), client_options=options)
+    yield Mailbox(client.bucket("b"), "jobs/j1/vm/1/", 1)
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_object_that_is_marked_as_compressed_is_not_decompressed(mailbox):
+    tracemalloc.start()
+    try:
+        content = mailbox.get("packed")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert content == PACKED[: 1 << 16]
+    assert peak < 8 << 20
+
+
+def test_an_empty_object_is_no_failure_of_the_bucket(mailbox):
+    """The worker would take such a VM for one that cannot report, and wait for ever."""
+    assert mailbox.get("empty") == b""
+
+
+def test_a_listing_of_any_length_is_read_only_as_far_as_needed():
+    read = []
+
+    def list_blobs(**_options):
+        for number in itertools.count():
+            read.append(number)
+            yield SimpleNamespace(name=f"p/log/{number:020d}", size=1)
+
+    found = Mailbox(SimpleNamespace(name="b", list_blobs=list_blobs), "p/", 1).sizes("log", "")
+    assert next(iter(found)) == (f"{0:020d}", 1)
+    assert len(read) == 1

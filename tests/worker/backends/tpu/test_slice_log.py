@@ -1,0 +1,140 @@
+"""The log of a slice: each line once, behind its host's rank, whatever is written and whenever the worker dies."""
+
+import tracemalloc
+
+import pytest
+
+from worker.backends.tpu.vm import slices
+from worker.backends.tpu.vm.slices import LINE_BYTES, SliceLog
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Append to the output of a host."""
+
+    def append(rank, content):
+        with (slices.host_folder(tmp_path, rank) / "log").open("ab") as file:
+            file.write(content)
+
+    return append
+
+
+@pytest.fixture
+def merged(tmp_path):
+    """Merge as a worker that has just started; return the log's lines."""
+
+    def merge():
+        SliceLog(tmp_path, 3).merge()
+        return (tmp_path / "log").read_bytes().splitlines()
+
+    return merge
+
+
+def test_a_disk_that_was_full_for_a_moment_repeats_no_line(tmp_path, write, full_disk):
+    log = SliceLog(tmp_path, 2)
+    write(0, b"first\n")
+    log.merge()
+    write(1, b"second\n")
+    full_disk.left = [6]
+    with pytest.raises(OSError, match="No space"):
+        log.merge()
+    assert (tmp_path / "log").read_bytes() == b"[0] first\n[1] se"
+    with pytest.raises(OSError, match="No space"):
+        log.merge()
+    full_disk.left = None
+    write(0, b"third\n")
+    log.merge()
+    assert (tmp_path / "log").read_bytes() == b"[0] first\n[1] second\n[0] third\n"
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 7, 11, 12, 20])
+def test_wherever_the_last_worker_died_the_rest_of_its_write_is_added_once(write, merged, full_disk, size):
+    write(0, b"first\n")
+    merged()
+    write(1, b"second\n")
+    write(2, b"third\n")
+    full_disk.left = [size]
+    with pytest.raises(OSError, match="No space"):
+        merged()
+    full_disk.left = None
+    write(0, b"fourth\n")
+    assert merged() == [b"[0] first", b"[1] second", b"[2] third", b"[0] fourth"]
+    assert len(merged()) == 4
+
+
+def test_a_worker_that_starts_again_needs_nothing_that_was_shipped_already(tmp_path, write, merged):
+    """The disk space of what was shipped is freed: the log has zeros there."""
+    write(0, b"first\n")
+    write(1, b"second\n")
+    merged()
+    size = (tmp_path / "log").stat().st_size
+    (tmp_path / "log").write_bytes(b"\0" * size)
+    write(0, b"third\n")
+    merged()
+    assert (tmp_path / "log").read_bytes()[size:] == b"[0] third\n"
+
+
+def test_a_line_without_end_is_cut_into_lines_and_takes_no_memory(tmp_path, write, merged):
+    size = 48 << 20
+    with (slices.host_folder(tmp_path, 0) / "log").open("wb") as file:
+        for _ in range(size >> 20):
+            file.write(b"x" * (1 << 20))
+    write(0, b"rest")
+    write(1, b"short\n")
+    tracemalloc.start()
+    try:
+        SliceLog(tmp_path, 3).merge()
+        SliceLog(tmp_path, 3).merge()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20
+    lines = (tmp_path / "log").read_bytes().splitlines()
+    assert sorted(set(lines)) == [b"[0] " + b"x" * LINE_BYTES, b"[1] short"]
+    assert len(lines) == size // LINE_BYTES + 1
+    write(0, b" of it\nnext\n")
+    assert merged()[-2:] == [b"[0] rest of it", b"[0] next"]
+
+
+def test_a_line_that_grows_is_not_read_from_its_start_at_each_look(tmp_path, write, monkeypatch):
+    log, read, read_part = SliceLog(tmp_path, 1), [], slices._read_part
+
+    def count(*arguments):
+        read.append(len(content := read_part(*arguments)))
+        return content
+
+    monkeypatch.setattr(slices, "_read_part", count)
+    for _ in range(100):
+        write(0, b"x" * 30_000)
+        log.merge()
+    assert sum(read) < 8 * 100 * 30_000
+    assert len((tmp_path / "log").read_bytes().replace(b"[0] ", b"").replace(b"\n", b"")) > 99 * 30_000 - LINE_BYTES
+
+
+@pytest.mark.parametrize("length", [LINE_BYTES - 1, LINE_BYTES, LINE_BYTES + 1, 3 * LINE_BYTES, 3 * LINE_BYTES + 7])
+@pytest.mark.parametrize("cut", [0, 5, LINE_BYTES, LINE_BYTES + 4, LINE_BYTES + 5])
+def test_a_long_line_loses_nothing_wherever_the_worker_dies(tmp_path, write, merged, full_disk, length, cut):
+    line = bytes(97 + number % 26 for number in range(length))
+    write(0, b"before\n" + line + b"\nlast")
+    (slices.host_folder(tmp_path, 0) / slices.END_FILE).write_text("restarted\n")
+    full_disk.left = [cut]
+    with pytest.raises(OSError, match="No space"):
+        merged()
+    full_disk.left = None
+    lines = merged()
+    assert (lines[0], lines[-1]) == (b"[0] before", b"[0] last")
+    assert b"".join(one.removeprefix(b"[0] ") for one in lines[1:-1]) == line
+    assert merged() == lines
+
+
+def test_one_with_very_many_hosts_and_empty_lines_takes_little_memory(tmp_path, write):
+    for rank in range(16):
+        write(rank, b"\n" * (1 << 17))
+    tracemalloc.start()
+    try:
+        SliceLog(tmp_path, 16).merge()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 20
+    assert (tmp_path / "log").stat().st_size == sum(len(f"[{rank}] \n") for rank in range(16)) << 17
