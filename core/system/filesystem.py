@@ -126,6 +126,37 @@ def hoist_deep_folders(folder: Path) -> None:
         os.close(top)
 
 
+def unlock_folders(folder: Path) -> None:
+    """Give this process's user all rights on the folders in this one, as far as that is allowed.
+
+    No link is followed: another process may be replacing folders by links meanwhile.
+
+    Raises:
+        RecursionError: Folders are nested too deeply; see `hoist_deep_folders`.
+    """
+    with suppress(OSError):
+        _unlock(str(folder), None)
+
+
+def _unlock(name: str, parent: int | None) -> None:
+    # Without the right to read a folder, it can be opened in this way only.
+    found = os.open(name, OPEN_FOLDER | os.O_PATH, dir_fd=parent)
+    try:
+        with suppress(PermissionError):
+            Path(f"/proc/self/fd/{found}").chmod(0o700)  # `fchmod` refuses such descriptors
+        opened = os.open(".", OPEN_FOLDER, dir_fd=found)
+    finally:
+        os.close(found)
+    try:
+        with os.scandir(opened) as entries:
+            inner = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for one in inner:
+            with suppress(OSError):
+                _unlock(one, opened)
+    finally:
+        os.close(opened)
+
+
 def _hoist(parent: int, name: str, top: int, level: int) -> list[str]:
     """Move up folders that are nested too deep in this one; returns their new names."""
     if level > _MAX_DEPTH:

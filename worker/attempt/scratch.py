@@ -14,7 +14,7 @@ from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.paths import parse_public_path
 from core.storage.artifacts.store import ArtifactFile, ArtifactStore
 from core.storage.workspaces import WorkspaceStore
-from core.system.filesystem import hoist_deep_folders
+from core.system.filesystem import hoist_deep_folders, unlock_folders
 from worker.attempt.outputs.workspace_files import WorkspaceFiles
 from worker.backends.base import RESERVED_FILES, LaunchError
 
@@ -162,10 +162,16 @@ class Scratch:
     def remove(self) -> None:
         """Remove everything; a missing folder is not an error."""
         try:
-            shutil.rmtree(self.root, onerror=_make_removable)
+            self._remove()
         except (RecursionError, _TooDeep):
             hoist_deep_folders(self.root)
-            shutil.rmtree(self.root, onerror=_make_removable)
+            self._remove()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.root, onerror=_check_depth)
+        if self.root.exists():  # a job may leave folders without write permission
+            unlock_folders(self.root)
+            shutil.rmtree(self.root, onerror=_check_depth)
 
 
 def list_scratch_folders(attempts: Path) -> list[tuple[str, int]]:
@@ -176,19 +182,11 @@ def list_scratch_folders(attempts: Path) -> list[tuple[str, int]]:
     return [(name[1], int(name[2])) for name in names if name]
 
 
-def _make_removable(function: object, path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
-    """Make folders writable and try once more: a job may leave folders without write permission."""
+def _check_depth(function: object, path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
+    """Ignore an error of a removal, except for folders that are nested too deeply."""
+    del function
     if isinstance(error[1], OSError) and error[1].errno in {errno.EMFILE, errno.ENAMETOOLONG}:
         raise _TooDeep(path)
-    if not os.path.lexists(path):
-        return
-    for place in (Path(path).parent, Path(path)):
-        if not place.is_symlink():
-            place.chmod(0o700)
-    if function is os.rmdir or Path(path).is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        Path(path).unlink(missing_ok=True)
 
 
 def _unpack(sha256: str, store: WorkspaceStore, target: Path, limits: ArchiveLimits) -> None:

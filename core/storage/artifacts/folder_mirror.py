@@ -9,8 +9,8 @@ import shutil
 import stat
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +40,7 @@ _MICROSECOND_NS, _SECOND_NS = 1_000, 1_000_000_000
 Stopped = Callable[[], bool]
 """Polled during long operations; True means stop."""
 STOPPED = "collection was stopped before it was stored"
+UNSETTLED = "changed or vanished while it was being stored"
 
 
 def never() -> bool:
@@ -249,11 +250,18 @@ def mirror_folder(
         OSError: The store cannot be written, or the attempt was closed or its folder removed meanwhile.
     """
     (directory / "files").mkdir(parents=True, exist_ok=True)
+    with opened_folder(directory / "files") as store, opened_incoming(directory) as incoming:
+        return _mirror_until_stable(directory, source, store, incoming, limits, final=final, stopped=stopped)
+
+
+@contextmanager
+def opened_incoming(directory: Path) -> Iterator[int]:
+    """Create an empty folder for files on their way into an attempt's directory; yields its descriptor."""
     # Of this process only: another one, that was frozen, may be about to remove its own.
     incoming = Path(tempfile.mkdtemp(prefix=f"{INCOMING}.", dir=directory))
     try:
-        with opened_folder(directory / "files") as store, opened_folder(incoming) as arriving:
-            return _mirror_until_stable(directory, source, store, arriving, limits, final=final, stopped=stopped)
+        with opened_folder(incoming) as arriving:
+            yield arriving
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
 
@@ -278,7 +286,7 @@ def _mirror_until_stable(
         os.close(origin)
     if final:
         for path in unsettled:
-            skips.add(path, "changed or vanished while it was being stored", lost=True)
+            skips.add(path, UNSETTLED, lost=True)
     return stored, skips
 
 

@@ -4,9 +4,7 @@ import ctypes
 import errno
 import hashlib
 import os
-import stat
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from itertools import groupby
 
 from core.storage.artifacts.folder_mirror import STOPPED, Stopped, never
@@ -16,7 +14,6 @@ from core.storage.artifacts.scan import FolderScan, SkipList
 
 _BLOCK = 1 << 20
 _TRIES = 3
-_RIGHTS = stat.S_ISUID | stat.S_ISGID
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -92,9 +89,6 @@ def _hash(folder: int, path: str, block: bytearray, stopped: Stopped) -> Artifac
             digest.update(view[:count])
             size += count
         after = os.fstat(descriptor)
-        if after.st_mode & _RIGHTS:  # useless in a download, and a privilege risk on this host
-            with suppress(PermissionError):  # the file belongs to another user
-                os.fchmod(descriptor, stat.S_IMODE(after.st_mode) & ~_RIGHTS)
     finally:
         os.close(descriptor)
     # Not the ctime: it also changes when the job removes its own hard link to the file.

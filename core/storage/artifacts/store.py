@@ -2,7 +2,8 @@
 
 Layout of the directory store, below its root: `<first 3 of the id>/<job id>/<attempt>/` with `files/` (the
 mirror), `incoming.…/` (files on their way in), `listing.jsonl` (after each sync) and `manifest.jsonl` (written
-once, last). On one file system the files are hard links to the job's own, not copies.
+once, last). On one file system the files are hard links to the job's own, not copies; at the end they become the
+worker's.
 """
 
 import fcntl
@@ -27,6 +28,7 @@ from core.storage.artifacts.manifests import (
     ManifestReader,
     write_manifest,
 )
+from core.storage.artifacts.ownership import take_over
 from core.storage.artifacts.paths import (
     NOT_A_FOLDER,
     OPEN_FILE,
@@ -188,8 +190,9 @@ class DirectoryStore:
     ) -> Manifest:
         """Sync a last time, hash every file and write the manifest; later syncs change nothing.
 
-        The manifest names only files that are in the store with that hash, even after a power cut. It is `partial` if
-        something could not be kept. An attempt without files has none, and nothing in the store.
+        The manifest names only files that are in the store with that hash, even after a power cut, and that no other
+        process has open for writing. It is `partial` if something could not be kept. An attempt without files has none,
+        and nothing in the store.
 
         Args:
             job_id: The job.
@@ -353,11 +356,12 @@ class DirectoryStore:
 def _store(
     directory: Path, source: Path, lost: Sequence[Skipped], limits: ArtifactLimits, stopped: Stopped
 ) -> tuple[SkipList, list[ArtifactFile]]:
-    """Mirror a job's folder a last time, and hash its files."""
+    """Mirror a job's folder a last time, take over its files, and hash them."""
     stored, skips = mirror_folder(directory, source, limits, final=True, stopped=stopped)
     for path, why in lost:
         skips.add(path, why, lost=True)
     with opened_folder(directory / "files") as folder:
+        stored = take_over(directory, folder, stored, skips, stopped)
         return skips, hash_files(folder, stored, skips, stopped)
 
 

@@ -1,9 +1,12 @@
 """The scratch directory: what is fetched into it, and what a later attempt finds."""
 
+import errno
 import os
 import resource
+import stat
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +96,7 @@ def test_what_a_job_without_a_folder_leaves_in_its_workspace_is_reported(tmp_pat
     assert "model.pt" in note
 
 
+OTHER_USER = 61_234
 DEEP = 1500
 """Levels: more than Python calls itself, and more than a path may be long."""
 
@@ -124,3 +128,50 @@ def test_folders_of_any_depth_are_removed(tmp_path, descriptors):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not scratch.root.exists()
     assert (kept / "inner").is_dir()
+
+
+def test_a_folder_replaced_by_a_link_during_the_removal_is_not_followed(tmp_path, monkeypatch):
+    """Another job may still have a folder of this one open, with the same user."""
+    outside = tmp_path / "outside"
+    (outside / "inner").mkdir(parents=True)
+    (outside / "inner").chmod(0o755)
+    (outside / "inner" / "file").write_text("not the job's")
+    scratch = Scratch(tmp_path / "attempts", "jabc", 1)
+    folder = scratch.workspace / "folder"
+    (folder / "inner").mkdir(parents=True)
+    real = os.rmdir
+
+    def replace_first(name, **options):
+        if os.path.basename(name) == "inner" and not folder.is_symlink():  # noqa: PTH119 - a string
+            folder.rename(scratch.workspace / "moved")
+            folder.symlink_to(outside)
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+        real(name, **options)
+
+    monkeypatch.setattr(os, "rmdir", replace_first)
+    scratch.remove()
+    assert (outside / "inner" / "file").read_text() == "not the job's"
+    assert stat.S_IMODE((outside / "inner").stat().st_mode) == 0o755
+    assert not scratch.root.exists()
+
+
+def test_folders_without_permissions_are_removed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # other users may not enter the folders above
+    scratch = Scratch(Path("attempts"), "jabc", 1)
+    for number in range(100):
+        folder = scratch.workspace.joinpath(*["deeper"] * number)
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+    if os.geteuid() == 0:
+        for path in (tmp_path, *tmp_path.rglob("*")):
+            os.chown(path, OTHER_USER, OTHER_USER)
+    for folder in sorted(scratch.workspace.rglob("deeper"), reverse=True):
+        folder.chmod(0)
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(OTHER_USER)
+    try:
+        scratch.remove()
+    finally:
+        os.seteuid(own)
+    assert not scratch.root.exists()
