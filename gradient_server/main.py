@@ -146,8 +146,8 @@ def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     commands.add_parser(
         "reconcile",
         help="after a restore: give jobs that ran since the backup new attempt numbers",
-        description="Raise the attempt number of every job that has not ended to that of its last log and artifacts, "
-        "so that its next run does not reuse one. Run it after a restore, before the service and workers start.",
+        description="Give jobs whose logs, artifacts or folders in attempts/ are newer than the database new attempt "
+        "numbers, and end those whose run is lost. Run it after a restore, before the service and workers start.",
     )
     disk = commands.add_parser(
         "disk",

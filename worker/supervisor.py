@@ -121,7 +121,7 @@ class Supervisor:
     def _sweep_loop(self) -> None:
         while not self._stopping.wait(self._worker_settings.sweep_seconds):
             try:
-                self._sweep.run(set(self._running))
+                self._sweep.run({(job_id, one.job.attempt) for job_id, one in list(self._running.items())})
             except StoreUnavailable:
                 self._sweep.defer_lost_detection()
             except Exception:  # the next sweep may succeed

@@ -6,6 +6,7 @@ session commits (`Database.write`); nothing here does.
 """
 
 from collections.abc import Collection, Sequence
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -100,7 +101,7 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
     moved = update_job(session, job, OWNED, phase=phase, phase_detail=detail)
     # A phase that reports progress gets one event at its start, not one for each update.
     counts = phase == job.phase and phase in _PHASES_WITH_PROGRESS
-    if (phase, detail) != (job.phase, job.phase_detail) and not counts:
+    if (phase, moved.phase_detail) != (job.phase, job.phase_detail) and not counts:
         add_event(session, moved, "phase", phase=phase, detail=detail)
     return moved
 
@@ -215,17 +216,32 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
     return moved
 
 
-def fail_lost(session: Session, job: Job, reason: str, detail: str | None = None) -> Job:
+def fail_lost(
+    session: Session,
+    job: Job,
+    reason: str,
+    detail: str | None = None,
+    *,
+    ended_at: datetime | None = None,
+    again: bool = False,
+) -> Job:
     """Close or requeue a job whose machine is lost, so that no worker can finish it.
+
+    Args:
+        session: Session of the caller's transaction.
+        job: The job, under its current lease.
+        reason: The reason for which its attempt ended.
+        detail: Details of the reason.
+        ended_at: Time of the attempt's end; None: now.
+        again: Requeue it although it may not be retried, unless a stop was requested.
 
     Raises:
         LeaseLost: Another process moved the job meanwhile.
     """
-    source = job.state
-    marking = guarded_update(job, frozenset({job.state})).values(reason=reason, reason_detail=detail, ended_at=now())
-    marked = apply_update(session, job, marking)
-    update_attempt(session, marked, ended_at=marked.ended_at, reason=reason, reason_detail=detail)
-    if may_retry(marked, REASONS[reason]):
+    source, end = job.state, {"reason": reason, "reason_detail": detail}
+    marked = update_job(session, job, frozenset({job.state}), ended_at=ended_at or NOW, **end)
+    update_attempt(session, marked, ended_at=marked.ended_at, **end)
+    if may_retry(marked, REASONS[reason]) or (again and marked.stop_requested_at is None):
         return _retry(session, marked, REASONS[reason], frozenset({source}), artifacts_state=marked.artifacts_state)
     target = JobState.CANCELLED if marked.stop_requested_at is not None else JobState.FAILED
     moved = transition(session, marked, target, lease=Job.lease + 1, finished_at=now(), phase=None, phase_detail=None)

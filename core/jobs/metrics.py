@@ -21,6 +21,8 @@ EVENT = "metrics"
 """Kind of the event that records that metric values were dropped."""
 MAX_SERIES = 1000
 """Most series in one response."""
+MAX_TIME = 2**33
+"""Latest Unix time of a value, in seconds: in the year 2242. One near year 9999 leaves the calendar in other zones."""
 _MIN_ROWS = 500
 _SAMPLES = 16
 _FETCH_SIZE = 500

@@ -3,16 +3,16 @@
 from core.db.database import Database
 from core.settings import Settings
 from core.storage.artifacts.factory import open_artifacts
-from core.storage.restored_attempts import raise_attempts
+from core.storage.restored_attempts import adapt_jobs
 from core.storage.stores import Stores
 from gradient_server.schema_upgrade import prepare_schema
 
 
 def run(settings: Settings) -> int:
-    """Raise the attempt numbers of jobs that have run since the database was backed up."""
+    """Adapt the jobs that have run, or may have ended, since the database was backed up."""
     database = Database(settings.database_url)
     prepare_schema(database)
-    changed = raise_attempts(Stores(settings=settings, database=database, artifacts=open_artifacts(settings)))
+    changed = adapt_jobs(Stores(settings=settings, database=database, artifacts=open_artifacts(settings)))
     database.close()
-    print(f"{changed} job{'' if changed == 1 else 's'} changed: their next run gets an attempt number of its own.")
+    print(f"{changed} job{'' if changed == 1 else 's'} changed, by their logs, artifacts and folders in attempts/.")
     return 0

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from core.errors import SpecInvalid
 from core.jobs import queries
-from core.jobs.metrics import XRange
+from core.jobs.metrics import MAX_TIME, XRange
 from service.auth.authentication import SearchSlot
 from service.deps import AppStateDep, ReadSession
 from service.http import file_responses
@@ -20,7 +20,6 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"headers": {"ETag": {"schema": {"type": "string"}}}},
     304: {"description": "Not modified since the version in If-None-Match."},
 }
-_LAST_TIME = 4_102_444_800  # the year 2100
 
 
 class MetricsQuery(BaseModel):
@@ -44,7 +43,7 @@ class MetricsQuery(BaseModel):
         if self.start is None or self.stop is None:
             missing = "from" if self.start is None else "to"
             raise SpecInvalid("`from` and `to` must be given together.", field=missing)
-        if self.axis == "time" and not 0 <= self.start <= self.stop <= _LAST_TIME:
+        if self.axis == "time" and not 0 <= self.start <= self.stop <= MAX_TIME:
             raise SpecInvalid("`from` and `to` must be Unix times in seconds, `from` the earlier.", field="from")
         return XRange(self.axis, self.start, self.stop)
 

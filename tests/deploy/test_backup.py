@@ -16,18 +16,16 @@ _DOCS = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
 _SECTION = _DOCS[_DOCS.index("\n## Backup and restore\n") : _DOCS.index("\n## Upgrades\n")]
 BACKUPS = dict(re.findall(r"^\| (.+?) \| `(.+?)`", _SECTION, re.MULTILINE))
 """The command that backs up each thing."""
-RESTORE_POSTGRES, RESTORE_SQLITE = re.findall(r"^```\n(.+?)^```", _SECTION, re.MULTILINE | re.DOTALL)
+BACK_UP_SQLITE, RESTORE_POSTGRES, RESTORE_SQLITE = re.findall(r"^```\n(.+?)^```", _SECTION, re.MULTILINE | re.DOTALL)
+
+
+def run_shell(command, folder, env):
+    return subprocess.run(["bash", "-euxc", command], cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
 def shell(command, folder, service):
-    done = subprocess.run(
-        ["bash", "-euxc", command],
-        cwd=folder,
-        env=service.environment(PATH=f"{SERVER_PROGRAM.parent}:{find_binaries()}:{os.environ['PATH']}"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = service.environment(PATH=f"{SERVER_PROGRAM.parent}:{find_binaries()}:{os.environ['PATH']}")
+    done = run_shell(command, folder, env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -97,13 +95,13 @@ class Jobs:
         assert [service.artifact(self.waiting, f"model?attempt={number}") for number in (1, 2)] == [b"first", b"second"]
 
 
-def back_up(service, database, folder):
+def back_up(service, back_up_database, folder):
     """Back up the database and then the files, while a job runs that waits for a worker in the backup."""
     api, worker = start(service)
     jobs = Jobs(service, folder)
     worker.kill()
     jobs.wait(service)
-    shell(BACKUPS[database], folder, service)
+    shell(back_up_database, folder, service)
     worker = service.start_worker()
     service.wait_ended(jobs.waiting)
     shell(BACKUPS["files"], folder, service)
@@ -113,7 +111,7 @@ def back_up(service, database, folder):
 def test_a_restored_service_has_every_job_log_and_artifact(deploy, backup, postgres):
     before, after = (deploy(name, GRADIENT_DATABASE__URL=postgres.new_database()) for name in ("before", "after"))
     before.migrate()
-    jobs, _ = back_up(before, "PostgreSQL", backup)
+    jobs, _ = back_up(before, BACKUPS["PostgreSQL"], backup)
     before.stop()
     after.home.mkdir()
     assert "1 job changed" in shell(RESTORE_POSTGRES, backup, after)
@@ -122,9 +120,30 @@ def test_a_restored_service_has_every_job_log_and_artifact(deploy, backup, postg
     jobs.check(after)
 
 
+def test_the_database_of_a_home_by_default_is_backed_up_and_of_a_wrong_one_is_not(tmp_path, backup, sqlite3_program):
+    """Of a home without a database, SQLite's program would make an empty copy without an error."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")}
+    env |= {"HOME": str(tmp_path)}
+    copy = backup / "gradient-copy.db"
+    assert run_shell(BACK_UP_SQLITE, backup, env).returncode != 0
+    assert not copy.exists()
+    database = tmp_path / ".gradient-jobs" / "gradient.db"
+    database.parent.mkdir()
+    subprocess.run([sqlite3_program, database, "CREATE TABLE t (a)"], check=True)
+    assert run_shell(BACK_UP_SQLITE, backup, env).returncode == 0
+    assert copy.stat().st_size
+
+
+@pytest.mark.parametrize("block", [RESTORE_POSTGRES, RESTORE_SQLITE], ids=["postgresql", "sqlite"])
+def test_nothing_is_restored_without_a_backup_or_the_settings_of_the_service(tmp_path, backup, block):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")}
+    assert run_shell(block, backup, env | {"HOME": str(tmp_path)}).returncode != 0
+    assert not (tmp_path / ".gradient-jobs").exists()
+
+
 def test_a_restore_over_sqlite_is_not_mixed_with_the_database_that_it_replaces(deploy, backup, sqlite3_program):
     service = deploy("home")
-    jobs, processes = back_up(service, "SQLite", backup)
+    jobs, processes = back_up(service, BACK_UP_SQLITE, backup)
     later = jobs.run(service)
     for process in processes:
         process.kill()

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from core.jobs.metrics import MAX_TIME
 from gradient_cli.commands.jobs import metrics
 from gradient_cli.commands.jobs.logs import _group
 from gradient_cli.commands.jobs.metrics import sparkline
@@ -99,6 +100,10 @@ def test_all_values_of_long_metrics_are_read_in_parts(cli, server, protocol, mon
     assert len(answers.asked) == 1
     MetricServer(server, protocol, 1)
     assert len(cli("jobs", "metrics", protocol.id, "--csv").stdout.splitlines()) == 3
+
+
+def test_all_values_are_read_up_to_the_latest_time_that_the_server_stores():
+    assert metrics._LAST_TIME == MAX_TIME * 1_000_000
 
 
 def test_a_job_without_metrics_says_how_to_write_them(cli, server, protocol):

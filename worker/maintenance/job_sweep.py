@@ -6,6 +6,7 @@ Each repair may run on any worker, any number of times.
 import logging
 import threading
 import time
+from collections.abc import Collection
 from datetime import datetime
 from functools import partial
 
@@ -62,11 +63,12 @@ class Sweep:
         """Wait again before declaring hosts lost: they could not send heartbeats."""
         self._lost_detection_at = time.monotonic() + self._lost_after
 
-    def run(self, held: set[str]) -> dict[str, int]:
+    def run(self, held: Collection[tuple[str, int]]) -> dict[str, int]:
         """Run the repairs of this host and, if this worker holds their lease, those that all hosts share.
 
         Args:
-            held: Ids of the jobs that this worker runs now.
+            held: Job id and attempt of what this worker runs now: an attempt's thread cleans up after itself. It may be
+                outdated, as the database says which attempts are over.
 
         Returns:
             Number of repairs by kind.
@@ -144,7 +146,7 @@ class Sweep:
         logger.warning("worker_lost", extra=job.log_context())
         return True
 
-    def _remove_scratch(self, held: set[str]) -> int:
+    def _remove_scratch(self, held: Collection[tuple[str, int]]) -> int:
         """Destroy and remove attempts that are over, except those that another living host is to clean up.
 
         An attempt whose job is not in this database is left alone: the folder may belong to another database. Hosts may
@@ -154,7 +156,7 @@ class Sweep:
         finished = [
             (job_id, attempt)
             for job_id, attempt in list_scratch_folders(self._context.scratch_root)
-            if job_id not in held and self._is_finished(job_id, attempt)
+            if (job_id, attempt) not in held and self._is_finished(job_id, attempt)
         ]
         handles = self._list_handles() if finished else None
         if handles is None:
@@ -167,21 +169,28 @@ class Sweep:
                 count += _remove_scratch_folder(scratch)
         return count
 
-    def _destroy_orphans(self, held: set[str]) -> int:
+    def _destroy_orphans(self, held: Collection[tuple[str, int]]) -> int:
         """Destroy what runs without a scratch folder: it was removed, or a late start came after its removal."""
         orphans = [
             (backend, handle)
             for backend, handle in self._list_handles() or ()
-            if handle["job_id"] not in held
+            if (handle["job_id"], handle["attempt"]) not in held
             and not self._context.scratch(handle["job_id"], handle["attempt"]).root.exists()
             and self._is_finished(handle["job_id"], handle["attempt"])
         ]
         return sum(self._destroy(backend, handle) for backend, handle in orphans)
 
     def _is_finished(self, job_id: str, attempt: int) -> bool:
+        """Return whether an attempt is over, for good: no later claim or adoption takes it up again.
+
+        The next claim may take up an attempt that a restored database does not know yet.
+        """
         with self._context.database.read() as session:
             job = queries.get_row(session, job_id)
-            if job is None or (job.attempt == attempt and job.state in OWNED):
+            if job is None:
+                return False
+            follows = attempt > job.attempt and job.state not in TERMINAL
+            if follows or (attempt == job.attempt and job.state in OWNED):
                 return False
             hostname = self._context.hostname
             return not queries.runs_on_other_host(session, job_id, attempt, hostname, seconds=HOST_LOST_SECONDS)

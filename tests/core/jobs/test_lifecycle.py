@@ -8,7 +8,7 @@ from sqlalchemy import func, select, update
 from core.db.database import now, on_commit
 from core.db.models.jobs import Attempt, Event, Job, Outbox
 from core.errors import IdempotencyMismatch, JobNotFound, LeaseLost
-from core.jobs import lifecycle, queries
+from core.jobs import job_notes, lifecycle, queries
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
@@ -86,6 +86,32 @@ def test_a_job_goes_from_submission_to_its_end(database, submit):
     with database.read() as session:
         (attempt,) = queries.attempts(session, job.id)
     assert (attempt.attempt, attempt.exit_code, attempt.reason) == (1, 3, "exit_nonzero")
+
+
+@pytest.mark.parametrize("text", ["a\0b", "a\ud800b"])
+def test_a_detail_that_a_database_refuses_is_stored_without_that(database, submit, text):
+    """A job's machine can report anything, on any backend."""
+    submit(max_attempts=2)
+    job = claim(database)
+    for _ in range(2):
+        job = move(database, lifecycle.set_phase, job, "provisioning", text)
+    assert job.phase_detail in {"a\N{REPLACEMENT CHARACTER}b", "a?b"}
+    move(database, job_notes.add, job, text)
+    job = move(database, lifecycle.mark_finishing, job, "launch_failed", detail=text)
+    assert job.reason_detail in {"a\N{REPLACEMENT CHARACTER}b", "a?b"}
+    job = move(database, lifecycle.finish, job, artifacts_state="none")
+    with database.read() as session:
+        kinds = [one.kind for one in queries.events(session, job.id) if one.detail and text not in one.detail]
+        (attempt,) = queries.attempts(session, job.id)
+    assert kinds.count("phase") == 1
+    assert attempt.reason_detail in {"a\N{REPLACEMENT CHARACTER}b", "a?b"}
+
+
+@pytest.mark.parametrize("text", ["a\0b", "a\ud800b"])
+def test_a_lost_job_s_detail_is_stored_without_what_a_database_refuses(database, submit, text):
+    submit()
+    lost = move(database, lifecycle.fail_lost, claim(database), "worker_lost", text)
+    assert {"a\N{REPLACEMENT CHARACTER}b", "a?b"} & {lost.reason_detail.split("(")[1].split(")")[0]}
 
 
 def test_a_stale_lease_moves_nothing(database, submit):

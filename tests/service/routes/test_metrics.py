@@ -10,7 +10,7 @@ from sqlalchemy import text
 from support.live_service import make_job_body, measure_peak_memory, record_statements
 
 from core.jobs import metrics
-from core.jobs.metrics import Series
+from core.jobs.metrics import MAX_TIME, Series
 from service.presenters.downsample import downsample, series_view
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -105,6 +105,17 @@ def test_a_range_of_steps_or_times_comes_alone(client, database):
     by_time = steps(**{"axis": "time", "from": began + 5, "to": began + 7})
     assert by_time == {"m0": [5.0, 6.0, 7.0]}
     assert steps(**{"from": 5000, "to": 6000}) == {"cpu": [None]}
+
+
+def test_a_range_of_times_reaches_to_the_latest_that_a_worker_stores(client, database):
+    job_id = client.post("/jobs", json=make_job_body()).json()["id"]
+    (row,) = rows_of(job_id, [1], 1)
+    with database.write() as session:
+        metrics.add(session, [row | {"at": datetime.fromtimestamp(MAX_TIME, UTC)}])
+    wanted = {"axis": "time", "from": MAX_TIME, "to": MAX_TIME}
+    (found,) = client.get(f"/jobs/{job_id}/metrics", params=wanted).json()["series"]
+    assert [point["step"] for point in found["points"]] == [1.0]
+    assert client.get(f"/jobs/{job_id}/metrics", params=wanted | {"to": MAX_TIME + 1}).status_code == 400
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """The periodic repair, on a host without a supervisor."""
 
+import os
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import delete, select, update
+from support.deployment import wait_until
 
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, Job, LeaderLease, Outbox, RepairCount, Worker
@@ -145,8 +148,77 @@ def test_scratch_of_ended_attempts_is_removed_and_of_unknown_jobs_kept(host, dat
     held = claimed(database, submit, "here")
     for job_id, attempt in [(alive.id, 1), (alive.id, 0), (held.id, 1), ("jgone", 1)]:
         host.scratch(job_id, attempt).make(host.artifacts)
-    assert Sweep(host).run({held.id})["scratch"] == 1
+    assert Sweep(host).run({(held.id, 1)})["scratch"] == 1
     assert sorted(list_scratch_folders(host.scratch_root)) == sorted([(alive.id, 1), (held.id, 1), ("jgone", 1)])
+
+
+@pytest.fixture
+def run_attempt(host):
+    """Starts a process of an attempt, with its scratch folder; it ends with the test."""
+    started = []
+
+    def run(job_id, attempt):
+        host.scratch(job_id, attempt).make(host.artifacts)
+        env = os.environ | {"GRADIENT_JOB_ID": job_id, "GRADIENT_ATTEMPT": str(attempt)}
+        started.append(subprocess.Popen(["sleep", "60"], env=env, start_new_session=True))
+        name = (job_id, attempt)
+        wait_until(lambda: any((one["job_id"], one["attempt"]) == name for one in owned()), "the process to be found")
+        return started[-1]
+
+    def owned():
+        return host.backend("process").list_owned()
+
+    host.settings.process.sandbox = "off"
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "claimed since"])
+def test_an_attempt_that_nobody_holds_ends_although_its_job_runs(host, database, submit, run_attempt, held):
+    """As after a restore: the database knows only of the next attempt, which this worker or another one runs."""
+    job = claimed(database, submit, "here")
+    with database.write() as session:
+        session.execute(update(Job).where(Job.id == job.id).values(attempt=2))
+    before, current = run_attempt(job.id, 1), run_attempt(job.id, 2)
+    assert Sweep(host).run({(job.id, 2)} if held else set())["scratch"] == 1
+    assert before.wait(10) == -9
+    assert current.poll() is None
+    assert list_scratch_folders(host.scratch_root) == [(job.id, 2)]
+
+
+def test_an_attempt_that_changes_its_worker_is_left_alone(host, database, submit, run_attempt):
+    """Also by a worker whose list of held attempts is older than the adoption."""
+    job = begun(database, claimed(database, submit, "here"), silent=1000)
+    process = run_attempt(job.id, 1)
+    with database.write() as session:
+        assert lifecycle.adopt(session, "w2", "here", backends=["process"], stale_seconds=60)
+    for held in (set(), {(job.id, 0)}):
+        assert Sweep(host).run(held)["scratch"] == 0
+    assert process.poll() is None
+    assert host.scratch(job.id, 1).root.is_dir()
+
+
+def test_an_attempt_that_its_thread_is_about_to_clean_up_is_left_to_it(host, database, submit):
+    job = begun(database, claimed(database, submit, "here"), silent=0)
+    host.scratch(job.id, 1).make(host.artifacts)
+    with database.write() as session:
+        lifecycle.fail_lost(session, job, "worker_lost")
+    assert Sweep(host).run({(job.id, 1)})["scratch"] == 0
+    assert Sweep(host).run(set())["scratch"] == 1
+
+
+def test_an_attempt_that_the_next_claim_takes_up_is_left_alone(host, database, submit, run_attempt):
+    """After a restore without `reconcile`, the job waits, and its next claim has the number of this attempt."""
+    job = submit()
+    process = run_attempt(job.id, 1)
+    assert Sweep(host).run(set())["scratch"] == 0
+    assert process.poll() is None
+    with database.write() as session:
+        lifecycle.request_stop(session, job.id)
+    assert Sweep(host).run(set())["scratch"] == 1
+    assert process.wait(10) == -9
 
 
 def test_scratch_of_another_host_is_its_own_to_clear_up_while_it_lives(host, database, submit):

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from core.jobs.metrics import StoredSummary
+from core.jobs.metrics import MAX_TIME, StoredSummary
 from core.settings.limits import MetricSettings
 from core.storage.joblogs.store import LogWriter
 
@@ -28,7 +28,6 @@ _QUOTED_BYTES = 80  # of a malformed line
 _THINNING_STEPS = 16
 _HASH_MULTIPLIER = 2_654_435_761  # 2**32 over the golden ratio: its multiples are spread evenly
 _MAX_VALUE = 10**300
-_MAX_TIME = 2**33  # in the year 2242; a time near year 9999 leaves the calendar in other time zones
 _STEP_NAMES = frozenset({"step", "time"})
 _FALLOC_FL_KEEP_SIZE = 0x01
 _FALLOC_FL_PUNCH_HOLE = 0x02
@@ -332,7 +331,7 @@ def _is_number(value: object) -> bool:
 
 
 def _parse_time(seconds: float | None, default: datetime) -> datetime:
-    if seconds is None or not 0 <= seconds <= _MAX_TIME:  # also refuses NaN
+    if seconds is None or not 0 <= seconds <= MAX_TIME:  # also refuses NaN
         return default
     return datetime.fromtimestamp(seconds, UTC)
 

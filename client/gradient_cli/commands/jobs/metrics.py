@@ -22,8 +22,8 @@ _POINTS = 1000
 _MOST_POINTS = 100_000
 """Most values that the server sends in one response, of all series; it reads twice as many."""
 _FEW_POINTS = 300
-_LAST_TIME = 4_102_444_800_000_000
-"""The last time in microseconds that the server takes: the year 2100."""
+_LAST_TIME = 2**33 * 1_000_000
+"""The latest time in microseconds that a value has: `MAX_TIME` of the server."""
 _CURVE_CELLS = 24
 _BARS = "▁▂▃▄▅▆▇█"
 
