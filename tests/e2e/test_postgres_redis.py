@@ -64,7 +64,7 @@ def test_twenty_jobs_run_once_on_two_workers(full_deployment):
     assert {worker.pid for worker in workers} <= parents(full_deployment), "both take part"
     open_gate(full_deployment)
     all_end_once(full_deployment, jobs)
-    assert full_deployment.scratch() == []
+    wait_until(lambda: full_deployment.scratch() == [], "their folders to go")
 
 
 def test_a_worker_that_is_asked_to_end_leaves_its_job_to_the_next(full_deployment):

@@ -91,10 +91,10 @@ def test_what_a_command_leaves_in_the_background_ends_with_it(deployment, runnin
 
 
 def test_a_time_limit_counts_running_time_and_says_so(deployment, running):
-    job_id = running("echo begun; sleep 600", b"begun", timeLimit=1, stopGrace=1)
+    job_id = running("echo begun; sleep 600", b"begun", timeLimit=3, stopGrace=1)
     job = deployment.wait_ended(job_id)
     assert (job["state"], job["reason"]) == ("Failed", "time_limit")
-    assert "1 seconds" in job["message"]
+    assert "3 seconds" in job["message"]
     assert "--timeLimit" in job["message"]
 
 

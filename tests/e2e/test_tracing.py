@@ -39,14 +39,20 @@ def submit(deployment, command, *, headers, **fields):
     return answer.json()["id"]
 
 
+def wait_for_spans(collector, names):
+    """Wait for spans of API and worker, which are sent one by one, in any order."""
+    wait_until(lambda: all(map(collector.spans_named, names)), f"the spans {sorted(names)}")
+
+
 def test_one_trace_holds_a_job_from_its_request_to_its_end(traced_deployment, collector):
     traced_deployment.start_api()
     traced_deployment.start_worker()
     job_id = submit(traced_deployment, "echo secret-word", headers={"traceparent": THEIRS})
     traced_deployment.wait_ended(job_id)
-    wait_until(lambda: collector.spans_named("attempt"), "the attempt's span")
+    names = {"POST /jobs", "submit", "attempt"} | STEPS
+    wait_for_spans(collector, names)
     ours = {span.name: span for span in collector.spans if span.trace_id == THEIRS.split("-")[1]}
-    assert ours.keys() == {"POST /jobs", "submit", "attempt"} | STEPS
+    assert ours.keys() == names
     request, submission, attempt = ours["POST /jobs"], ours["submit"], ours["attempt"]
     assert request.parent_id == THEIRS.split("-")[2]
     assert submission.parent_id == request.span_id
@@ -79,7 +85,7 @@ def test_a_run_is_not_lost_when_its_worker_restarts(traced_deployment, collector
     traced_deployment.start_worker("w1")
     (traced_deployment.storage / "go").touch()
     traced_deployment.wait_ended(job_id)
-    wait_until(lambda: collector.spans_named("attempt"), "the attempt's span")
+    wait_for_spans(collector, {"submit", "launch", "run", "attempt"})
     run, attempt = collector.one("run"), collector.one("attempt")
     assert collector.one("launch").parent_id == run.parent_id == attempt.span_id
     assert attempt.parent_id == collector.one("submit").span_id

@@ -18,7 +18,7 @@ time.sleep = lambda seconds: select.select((), (), (), seconds) and None
 """
 HOUR = 3600
 JUMPS = [24 * HOUR, -24 * HOUR, 0, HOUR, -HOUR][: tries(2, 5)]
-LIMIT = 1
+LIMIT = 3
 
 
 def test_clocks_jump_while_jobs_run(postgres_deployment, faketime, tmp_path):
@@ -42,6 +42,7 @@ def test_clocks_jump_while_jobs_run(postgres_deployment, faketime, tmp_path):
             running = postgres_deployment.submit(
                 recorded_command(f"say before; {gate_command(f'go{number}')}; say after", 3)
             )
+            submitted = time.monotonic()
             limited = postgres_deployment.submit(recorded_command("say up; sleep 600"), timeLimit=LIMIT, stopGrace=1)
             wait_until(
                 lambda one=running, two=limited: (
@@ -49,12 +50,11 @@ def test_clocks_jump_while_jobs_run(postgres_deployment, faketime, tmp_path):
                 ),
                 "both to run",
             )
-            jumped = time.monotonic()
             clock.write_text(f"{JUMPS[number % len(JUMPS)]:+d}\n")
             fresh = postgres_deployment.submit(recorded_command("say done"))
             postgres_deployment.wait_ended(fresh)
             job = postgres_deployment.wait_ended(limited)
-            assert time.monotonic() - jumped >= LIMIT / 2, "not before its time"
+            assert time.monotonic() - submitted >= LIMIT, "not before its time"
             assert (job["state"], job["reason"]) == ("Failed", "time_limit")
             assert postgres_deployment.job(running)["state"] == "Running"
             one.mark_lifted()

@@ -177,7 +177,7 @@ DOCTORED = {
     "I9 a folder is left": lambda h: h.scratch.append((ONE, 1)),
     "I9 a container is left": lambda h: h.containers.append((ONE, 1)),
     "I10 begun again": lambda h: h.events.append(event(TWO, "claimed")),
-    "I10 too slow": lambda h: stopped(h, seconds=16),
+    "I10 too slow": lambda h: stopped(h, seconds=26),
     "I11 tells": lambda h: h.disclosing_routes.append("GET /jobs/ID"),
     "I12 leaks": lambda h: h.canary_leaks.append("a message"),
 }
@@ -196,7 +196,7 @@ def test_every_invariant_has_a_doctored_case():
 
 def test_a_stop_in_time_is_no_violation_and_a_late_one_is_none_in_a_storm(whole):
     late = copy.deepcopy(whole)
-    stopped(whole, seconds=14)
+    stopped(whole, seconds=24)
     assert find_violations(whole) == []
     stopped(late, seconds=60)
     late.stop_seconds = None

@@ -173,7 +173,7 @@ def test_a_worker_killed_while_a_job_runs_beside_its_tpu_loses_no_line(service, 
 
 
 def test_a_time_limit_gives_the_tpu_back(service, simulator):
-    job_id = service.submit('trap "" TERM; echo up; sleep 600', machineType="TPU", timeLimit=1, stopGrace=1)
+    job_id = service.submit('trap "" TERM; echo up; sleep 600', machineType="TPU", timeLimit=3, stopGrace=1)
     job = service.wait_ended(job_id)
     assert (job["reason"], job["exitCode"]) == ("time_limit", 137)
     assert nothing_left(simulator)

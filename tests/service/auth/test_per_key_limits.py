@@ -74,11 +74,11 @@ def test_a_bucket_is_full_at_first_and_refills_evenly():
     assert taken() == 60
 
 
-@pytest.mark.parametrize("settings", [{"requests_per_minute": 20}], indirect=True)
+@pytest.mark.parametrize("settings", [{"requests_per_minute": 6}], indirect=True)
 def test_a_key_that_sends_too_many_requests_is_refused_and_another_is_not(client, other):
-    answers = [client.get("/machine-types") for _ in range(21)]
-    assert [answer.status_code for answer in answers[:20]] == [200] * 20
-    assert "requests a minute for one key" in limited(answers[20], "REQUESTS_PER_MINUTE", 20)
+    answers = [client.get("/machine-types") for _ in range(7)]
+    assert [answer.status_code for answer in answers[:6]] == [200] * 6
+    assert "requests a minute for one key" in limited(answers[6], "REQUESTS_PER_MINUTE", 6)
     assert client.get("/health").status_code == 200
     assert other.get("/machine-types").status_code == 200
 

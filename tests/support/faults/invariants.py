@@ -34,7 +34,7 @@ from core.jobs.reasons import REASONS, reason_of_exit
 from core.jobs.states import OWNED, TERMINAL, TRANSITIONS, JobState
 
 LOG_GAP_PREFIX = b"[gradient] "
-STOP_SECONDS = 5.0
+STOP_SECONDS = 15.0
 _OWN_END_REASONS = {"completed", "exit_nonzero", "command_not_found", "command_not_executable", "killed", "signalled"}
 _UNKNOWN_JOB_ID = "j000000000000z"
 

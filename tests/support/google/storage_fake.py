@@ -26,6 +26,9 @@ class LargeUpload:
     Args:
         name: A part of the object's name.
         seconds: Time in which it arrives at least.
+
+    Attributes:
+        took: Seconds in which it arrived.
     """
 
     def __init__(self, name: str, seconds: float = 0.0) -> None:
@@ -33,6 +36,7 @@ class LargeUpload:
         self.size = 0
         self.checksum = Checksum()
         self.uploads = 0
+        self.took = 0.0
         self._seconds = seconds
 
     def read(self, file: BinaryIO, size: int) -> None:
@@ -41,6 +45,7 @@ class LargeUpload:
             self.size += len(block)
             self.checksum.update(block)
             time.sleep(max(0.0, began + self._seconds * self.size / size - time.monotonic()))
+        self.took = time.monotonic() - began
         self.uploads += self.size == size
 
 

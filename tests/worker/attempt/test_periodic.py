@@ -36,7 +36,7 @@ def test_a_step_is_repeated_after_the_pause_that_it_returns(submit, schedule):
     often, once = _Steps(submit(), 0.0, 0.001), _Steps(submit(), 0.0)
     for task in (once, often):
         task.start(schedule)
-    wait_until(lambda: often.count >= 5, "five steps")
+    wait_until(lambda: once.count and often.count >= 5, "five steps, and the other's one")
     often.end()
     ended = often.count
     assert once.count == 1
@@ -126,7 +126,7 @@ def test_a_thread_that_cannot_be_started_delays_the_steps_alone(submit, schedule
 
 
 def test_of_a_short_job_no_step_runs_and_no_thread_stays(submit, schedule):
-    short = _Steps(submit(), 0.05)
+    short = _Steps(submit(), 1.0)
     short.start(schedule)
     short.end()
     wait_until(lambda: schedule._thread is None, "the end of the thread")

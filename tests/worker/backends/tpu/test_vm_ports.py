@@ -4,6 +4,8 @@ import contextlib
 import errno
 import socket
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 from support.deployment import wait_until
@@ -150,7 +152,7 @@ def test_a_host_without_free_descriptors_is_not_kept_busy(monkeypatch):
 
     forward._listener.close()
     forward._listener = Full()
-    monkeypatch.setattr(port_forwarder.time, "sleep", pause)
+    monkeypatch.setattr(port_forwarder, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
     thread = threading.Thread(target=forward.run, daemon=True)
     thread.start()
     thread.join(10)
