@@ -28,7 +28,6 @@ from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
 from service.deps import AppState
 from service.http import errors
 from service.http.body_limit import BodyLimitMiddleware
-from service.http.json_body import describe_bodies
 from service.http.middleware import OriginCheckMiddleware, RequestContextMiddleware
 from service.http.tracing import TracingMiddleware
 from service.log_stream.registry import StreamRegistry
@@ -51,7 +50,7 @@ from service.routes import (
     workspaces,
 )
 from service.routes.catalogue import images, machine_types
-from service.routes.server import client_wheel, health, prometheus, workers
+from service.routes.server import client_wheel, health, openapi_document, prometheus, workers
 from service.tensorboard import routes as tensorboards
 
 logger = logging.getLogger(__name__)
@@ -139,6 +138,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         version=release_version(),
         description=_DESCRIPTION,
         redirect_slashes=False,
+        openapi_url=None,  # see `openapi_document`
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
@@ -161,7 +161,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.add_middleware(TracingMiddleware, keys=app_state.keys)
     app.add_middleware(MetricsMiddleware, service_metrics=app_state.service_metrics)
     dashboard.mount(app)
-    describe_bodies(app)
+    openapi_document.install(app)
     # The outermost middleware: the error pages are rendered from responses that are not compressed yet.
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=6, exclude_content_types=_NOT_COMPRESSED)
     return app

@@ -29,7 +29,9 @@ class ApiSettings(SettingsGroup):
         default=512, ge=1, description="most connections at once from one address; trusted proxies are exempt"
     )
     header_seconds: float = Field(
-        default=20.0, gt=0, description="seconds within which a client must send the headers of a request"
+        default=20.0,
+        gt=0,
+        description="seconds within which a client must send the headers of a request, and a WebSocket is answered",
     )
     idle_seconds: int = Field(
         default=5, ge=1, description="seconds that an idle connection is kept open for another request"

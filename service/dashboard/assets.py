@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from service.http.file_responses import not_modified
+from service.http.static_content import StaticContent
 
 router = APIRouter()
 
@@ -50,6 +50,8 @@ MODULES = tuple(
 
 _VERSION = hashlib.sha256(b"\0".join(n.encode() + b"\0" + _ASSETS[n] for n in sorted(_ASSETS))).hexdigest()[:12]
 
+_SERVED = {name: StaticContent(content, _TYPES[_suffix(name)], _VERSION) for name, content in _ASSETS.items()}
+
 
 def asset_url(name: str) -> str:
     """Return the address of an asset; scripts import each other relative to it."""
@@ -59,15 +61,7 @@ def asset_url(name: str) -> str:
 @router.get("/ui/static/{version}/{name:path}")
 async def read_asset(request: Request, version: str, name: str) -> Response:
     """Serve an asset, cached permanently if the address is of this version."""
-    content = _ASSETS.get(name)
-    if content is None:
+    asset = _SERVED.get(name)
+    if asset is None:
         raise HTTPException(404)
-    etag = f'"{_VERSION}"'
-    headers = {
-        "Cache-Control": _FOREVER if version == _VERSION else "no-cache",
-        "Content-Type": _TYPES[_suffix(name)],
-        "ETag": etag,
-    }
-    if not_modified(request, etag):
-        return Response(status_code=304, headers=headers)
-    return Response(content, headers=headers)
+    return asset.response(request, cache_control=_FOREVER if version == _VERSION else "no-cache")

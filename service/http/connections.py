@@ -210,16 +210,25 @@ class Connection(H11Protocol):
         self._connections.closed(self)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over to a WebSocket; it is counted until its end."""
-        self._start_timeout(None)
+        """Hand the connection over to a WebSocket; it is counted until its end, and has to be answered in time."""
+        if _has_body(self.headers):
+            self.send_400_response("A WebSocket's handshake has no body.")  # the handshake would never be answered
+            return
         self._connections.busy(self)
+        self._start_timeout(None)
+        self._start_timeout(h11.IDLE)
         super().handle_websocket_upgrade(event)
         protocol = self.transport.get_protocol()
         if isinstance(protocol, WebSocketConnection):
             protocol.upgraded_from = self
 
-    def forget(self) -> None:
+    def websocket_accepted(self) -> None:
+        """Cancel the timeout of the handshake."""
+        self._start_timeout(None)
+
+    def websocket_closed(self) -> None:
         """Stop counting the connection, which has ended as a WebSocket."""
+        self._start_timeout(None)
         self._connections.closed(self)
 
     def end(self) -> None:
@@ -230,7 +239,7 @@ class Connection(H11Protocol):
         return self.transport.get_protocol() is not self
 
     def _start_timeout(self, awaited: type[h11.IDLE] | type[h11.SEND_BODY] | None) -> None:
-        """Start the timeout for the head of a request, or for its body; None: cancel it."""
+        """Start the timeout for the head of a request or the answer to a handshake, or for a body; None: cancel it."""
         if awaited is self._awaited:
             return
         self._awaited = awaited
@@ -269,6 +278,8 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     async def send(self, message: ASGISendEvent) -> None:
         """Send a message of the application."""
         await super().send(message)
+        if message["type"] == "websocket.accept" and self.upgraded_from is not None:
+            self.upgraded_from.websocket_accepted()
         if self.initial_response is not None and self.close_sent:
             self.handshake_complete = True  # it was refused; uvicorn would log that as an error
 
@@ -276,7 +287,13 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         """Stop counting the connection."""
         super().connection_lost(exc)
         if self.upgraded_from is not None:
-            self.upgraded_from.forget()
+            self.upgraded_from.websocket_closed()
+
+
+def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0")) for name, value in headers
+    )
 
 
 def _refusal_response(reason: str) -> bytes:

@@ -1,16 +1,20 @@
 """JSON bodies, read after authentication."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.concurrency import run_in_threadpool
 
 from service.auth.authentication import Caller
-from service.deps import AppStateDep
+from service.deps import AppState, AppStateDep
 from service.http.body_limit import allow_json
-from service.schemas.base import R, parse_request
+from service.schemas.base import LARGE_BYTES, R, parse_request
+
+T = TypeVar("T")
 
 _SCHEMAS = "#/components/schemas/{model}"
 
@@ -47,9 +51,31 @@ def parse_json_body(
 ) -> Callable[[Request, AppStateDep, Caller], Awaitable[R]]:
     """Build a dependency that reads and validates the body; an empty one, if it may be, as an object without fields."""
 
-    async def read(request: Request, app_state: AppStateDep, _caller: Caller) -> R:
+    async def read(request: Request, app_state: AppStateDep, caller: Caller) -> R:
         allow_json(request, app_state.settings.api)
         body = await request.body()
-        return parse_request(model, b"{}" if may_be_empty and not body else body)
+        if len(body) <= LARGE_BYTES:
+            return parse_request(model, b"{}" if may_be_empty and not body else body)
+        return await run_with_json(app_state, caller.id, body, partial(parse_request, model, body))
 
     return read
+
+
+async def run_with_json(app_state: AppState, key: str, body: bytes, action: Callable[[], T]) -> T:
+    """Run `action`, which parses a body of JSON text, in a thread, and return its result.
+
+    A large body needs a slot of the key: by Python's lock, threads that parse delay all others.
+
+    Args:
+        app_state: The application's state.
+        key: Id of the client's API key.
+        body: The JSON text.
+        action: Parses it.
+
+    Raises:
+        LimitReached: Too many large bodies and uploads of the key are being checked.
+    """
+    if len(body) <= LARGE_BYTES:
+        return await run_in_threadpool(action)
+    async with app_state.limits.uploads.slot(key):
+        return await run_in_threadpool(action)

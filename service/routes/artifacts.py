@@ -206,10 +206,10 @@ def read_zip(
     openapi_extra=json_body_schema(ReadContents),
 )
 def read_contents(
-    session: ReadSession,
     app_state: AppStateDep,
     job_id: str,
     body: Annotated[ReadContents, Depends(parse_json_body(ReadContents))],
+    session: ReadSession,
     attempt: AttemptNumber = None,
 ) -> Response:
     """Read many artifacts of an ended job in one response: their bytes, joined in the order of the list of artifacts.

@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from sqlalchemy.orm import Session
-from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
@@ -23,7 +23,7 @@ from service.auth.job_ownership import require_owner
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_batch, allow_upload
 from service.http.errors import error_detail
-from service.http.json_body import body_schema, json_body_schema, parse_json_body
+from service.http.json_body import body_schema, json_body_schema, parse_json_body, run_with_json
 from service.presenters import openapi_links
 from service.presenters.job_diff import job_diff
 from service.presenters.jobs import event_view, job_filter, job_view, job_views
@@ -130,7 +130,7 @@ async def submit_job(
     """Submit a job as JSON, or as a form with its JSON in `spec` and an archive in `workspace`."""
     if query.dry_run:
         response.status_code = 200
-        return await run_in_threadpool(_dry_run, app_state, body)
+        return await run_with_json(app_state, caller.id, body.spec, partial(_dry_run, app_state, body))
     submitted = await _submit(app_state, RequestOrigin(caller.id, request_id, idempotency_key), body)
     response.status_code = 201 if submitted.created else 200
     return submitted.view
@@ -188,7 +188,7 @@ async def _read_batch(
 
 
 @router.post(":batch", openapi_extra=json_body_schema(SubmitBatch))
-def submit_batch(
+async def submit_batch(
     app_state: AppStateDep,
     caller: Caller,
     request_id: RequestId,
@@ -196,7 +196,9 @@ def submit_batch(
     _query: NoQuery,
 ) -> BatchResults:
     """Submit up to 1,000 jobs in one transaction; each succeeds or fails by itself, as in a submission of its own."""
-    return batch.submit(app_state, caller.id, request_id, body)
+    return await run_with_json(
+        app_state, caller.id, body, partial(batch.submit, app_state, caller.id, request_id, body)
+    )
 
 
 def _dry_run(app_state: AppState, body: SubmissionBody) -> DryRun:
@@ -348,10 +350,10 @@ def clone_job(
 
 @router.patch("/{job_id}/tags", openapi_extra=json_body_schema(ChangeTags))
 def change_tags(
-    session: WriteSession,
     app_state: AppStateDep,
     job_id: str,
     body: Annotated[ChangeTags, Depends(parse_json_body(ChangeTags))],
+    session: WriteSession,
 ) -> JobView:
     """Add tags to a job, and remove some from it."""
     return job_view(session, app_state, tags.change(session, job_id, add=body.add, remove=body.remove))

@@ -32,10 +32,10 @@ def list_keys(session: ReadSession, app_state: AppStateDep, caller: PageCaller) 
 
 @router.post("", status_code=201, responses=_ADMINISTRATORS, openapi_extra=json_body_schema(CreateKey))
 def create_key(
-    session: WriteSession,
     app_state: AppStateDep,
     caller: Caller,
     body: Annotated[CreateKey, Depends(parse_json_body(CreateKey))],
+    session: WriteSession,
 ) -> CreatedKey:
     """Create an API key; only for administrators. The response has the key, which is not shown again."""
     require_administrator(app_state, caller)

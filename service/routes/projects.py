@@ -43,9 +43,9 @@ def list_projects(session: ReadSession, app_state: AppStateDep) -> Projects:
 @router.post("", status_code=201, responses=_CREATE_RESPONSES, openapi_extra=json_body_schema(CreateProject))
 def create_project(
     response: Response,
-    session: WriteSession,
     app_state: AppStateDep,
     body: Annotated[CreateProject, Depends(parse_json_body(CreateProject))],
+    session: WriteSession,
 ) -> ProjectView:
     """Create a project, or return the existing one of this name."""
     project, made = projects.get_or_create(session, check_project_name(body.name))
@@ -61,10 +61,10 @@ def show_project(session: ReadSession, app_state: AppStateDep, project_id: str) 
 
 @router.patch("/{project_id}", openapi_extra=json_body_schema(UpdateProject))
 def update_project(
-    session: WriteSession,
     app_state: AppStateDep,
     project_id: str,
     body: Annotated[UpdateProject, Depends(parse_json_body(UpdateProject))],
+    session: WriteSession,
 ) -> ProjectView:
     """Change a project's limits and retention policies."""
     given = body.model_dump(include=body.model_fields_set)

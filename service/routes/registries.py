@@ -32,7 +32,7 @@ def list_registries(session: ReadSession) -> Registries:
 
 @router.put("/registries/{host}", responses=_SET_RESPONSES, openapi_extra=json_body_schema(SetRegistry))
 def set_registry(
-    response: Response, session: WriteSession, app_state: AppStateDep, host: str, body: RegistryBody
+    response: Response, app_state: AppStateDep, host: str, body: RegistryBody, session: WriteSession
 ) -> RegistryView:
     """Store a registry login for all projects, replacing an existing one."""
     return _set_registry(response, session, app_state, ALL_PROJECTS, host, body)
@@ -54,7 +54,7 @@ def list_project_registries(session: ReadSession, project_id: str) -> Registries
     "/projects/{project_id}/registries/{host}", responses=_SET_RESPONSES, openapi_extra=json_body_schema(SetRegistry)
 )
 def set_project_registry(
-    response: Response, session: WriteSession, app_state: AppStateDep, project_id: str, host: str, body: RegistryBody
+    response: Response, app_state: AppStateDep, project_id: str, host: str, body: RegistryBody, session: WriteSession
 ) -> RegistryView:
     """Store a registry login for one project, where it takes precedence over that of all projects."""
     project = queries.project(session, project_id)

@@ -28,7 +28,7 @@ def list_secrets(session: ReadSession) -> Secrets:
 
 @router.put("/secrets/{name}", responses=_SET_RESPONSES, openapi_extra=json_body_schema(SetSecret))
 def set_secret(
-    response: Response, session: WriteSession, app_state: AppStateDep, name: str, body: SecretBody
+    response: Response, app_state: AppStateDep, name: str, body: SecretBody, session: WriteSession
 ) -> SecretView:
     """Store a secret for all projects, replacing an existing value."""
     secret, made = credentials.put_secret(session, Vault(app_state.settings), ALL_PROJECTS, name, body.value)
@@ -52,7 +52,7 @@ def list_project_secrets(session: ReadSession, project_id: str) -> Secrets:
     "/projects/{project_id}/secrets/{name}", responses=_SET_RESPONSES, openapi_extra=json_body_schema(SetSecret)
 )
 def set_project_secret(
-    response: Response, session: WriteSession, app_state: AppStateDep, project_id: str, name: str, body: SecretBody
+    response: Response, app_state: AppStateDep, project_id: str, name: str, body: SecretBody, session: WriteSession
 ) -> SecretView:
     """Store a secret for one project, where it takes precedence over one of all projects."""
     project = queries.project(session, project_id)

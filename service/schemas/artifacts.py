@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from service.schemas.base import QueryModel, RequestModel, Time, View
+from service.schemas.base import LimitedList, QueryModel, RequestModel, Time, View
 from service.schemas.jobs import RemovedView
 from service.schemas.logs import ReadLines, SearchLog
 
@@ -43,7 +43,7 @@ class ArtifactsPage(View):
 class ReadContents(RequestModel):
     """Artifacts to read in one response."""
 
-    paths: list[str] = Field(min_length=1, max_length=10_000, description="paths of the list of artifacts")
+    paths: LimitedList[str] = Field(min_length=1, max_length=10_000, description="paths of the list of artifacts")
 
 
 class _TextOfJob(QueryModel):

@@ -16,6 +16,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from core.formatting import iso_time
+from core.json_fields import find_unknown_field
 
 Time = Annotated[datetime, PlainSerializer(iso_time, return_type=str)]
 
@@ -32,7 +33,26 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True)
 
 
+T = TypeVar("T")
 R = TypeVar("R", bound=RequestModel)
+
+LARGE_BYTES = 64 * 1024
+"""Bytes of the largest JSON that is parsed in the event loop, which meanwhile serves nobody else."""
+
+MAX_LIST = 1000
+"""Most elements of a list in a request, where the field sets no other limit."""
+
+LimitedList = Annotated[list[T], Field(fail_fast=True)]
+"""A list in a request whose field sets a limit. Only its first error is found: each takes memory and time."""
+
+RequestList = Annotated[list[T], Field(fail_fast=True, max_length=MAX_LIST)]
+"""A list in a request."""
+
+RequestTexts = Annotated[dict[str, str], Field(fail_fast=True)]
+"""Texts by name in a request."""
+
+_MAX_ERRORS = 100
+"""Most errors of a request that are described: to describe one takes far longer than to find it."""
 
 
 class QueryModel(BaseModel):
@@ -47,19 +67,41 @@ def parse_request(model: type[R], raw: bytes | dict[str, object]) -> R:
     Raises:
         RequestValidationError: The JSON does not fit the model; for an unknown field, the error lists the known names.
     """
+    if isinstance(raw, bytes) and len(raw) > LARGE_BYTES:
+        _check_names(model, raw)
     try:
         return model.model_validate_json(raw) if isinstance(raw, bytes) else model.model_validate(raw)
     except ValidationError as error:
-        hidden = {field.alias or name for name, field in model.model_fields.items() if field.repr is False}
-        known = [field.alias or name for name, field in model.model_fields.items()]
-        found = [
-            {"type": one["type"], "loc": ("body", *one["loc"]), "msg": one["msg"]}
-            # Hidden fields must not be echoed; the input of invalid JSON is the whole request.
-            | {"input": None if hidden & {*one["loc"]} or (hidden and not one["loc"]) else one["input"]}
-            | ({"ctx": {"known": known}} if one["type"] == "extra_forbidden" else {})
-            for one in error.errors(include_url=False, include_context=False)
-        ]
-        raise RequestValidationError(found) from error
+        found = _describe_errors(model, error)
+    # Outside the block: who logs this error must not format the other one, with all its errors.
+    raise RequestValidationError(found)
+
+
+def _check_names(model: type[RequestModel], raw: bytes) -> None:
+    known = _names(model)
+    name = find_unknown_field(raw, tuple(known))
+    if name is not None:
+        error = {"type": "extra_forbidden", "loc": ("body", name), "msg": "Unknown.", "ctx": {"known": known}}
+        raise RequestValidationError([error])
+
+
+def _names(model: type[RequestModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _describe_errors(model: type[RequestModel], error: ValidationError) -> list[dict[str, object]]:
+    if error.error_count() > _MAX_ERRORS:
+        message = f"{error.error_count():,} names or values are wrong, too many to list"
+        return [{"type": "value_error", "loc": ("body",), "msg": message, "input": None}]
+    hidden = {field.alias or name for name, field in model.model_fields.items() if field.repr is False}
+    known = _names(model)
+    return [
+        {"type": one["type"], "loc": ("body", *one["loc"]), "msg": one["msg"]}
+        # Hidden fields must not be echoed; the input of invalid JSON is the whole request.
+        | {"input": None if hidden & {*one["loc"]} or (hidden and not one["loc"]) else one["input"]}
+        | ({"ctx": {"known": known}} if one["type"] == "extra_forbidden" else {})
+        for one in error.errors(include_url=False, include_context=False)
+    ]
 
 
 def single_error_message(text: str) -> WrapValidator:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from service.schemas.base import RequestModel, Time, View
+from service.schemas.base import LimitedList, RequestModel, Time, View
 from service.schemas.jobs import SubmitJob
 
 _METRIC = "name of the metric that tells how good the result is, such as val_accuracy"
@@ -25,7 +25,7 @@ class SubmitComparison(SubmitJob):
 class CompareJobs(RequestModel):
     """Existing jobs to compare."""
 
-    jobs: list[str] = Field(max_length=100, description="ids of jobs of one project that ran one workspace")
+    jobs: LimitedList[str] = Field(max_length=100, description="ids of jobs of one project that ran one workspace")
     name: str | None = Field(None, max_length=200)
     metric: str | None = Field(None, description=_METRIC)
     goal: Literal["max", "min"] = Field("max", description=_GOAL)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from core.errors import SpecInvalid
 from core.jobs.spec.job_spec import JobSpec
-from service.schemas.base import ErrorDetail, QueryModel, RequestModel, View
+from service.schemas.base import ErrorDetail, LimitedList, QueryModel, RequestList, RequestModel, View
 from service.schemas.job_options import RequestOptions
 from service.schemas.jobs import JobView, Ports
 
@@ -53,15 +53,15 @@ class CloneQuery(QueryModel):
 class ChangeTags(RequestModel):
     """Tags to add to a job, and to remove from it."""
 
-    add: list[str] = Field([], description="tags to add; those that the job has already change nothing")
-    remove: list[str] = Field([], description="tags to remove; those that the job does not have change nothing")
+    add: RequestList[str] = Field([], description="tags to add; those that the job has already change nothing")
+    remove: RequestList[str] = Field([], description="tags to remove; those that the job does not have change nothing")
 
 
 class JobActions(ChangeTags):
     """An action on several jobs."""
 
     action: Literal["stop", "delete", "tag"]
-    ids: list[str] = Field(min_length=1, max_length=200, description="ids of the jobs")
+    ids: LimitedList[str] = Field(min_length=1, max_length=200, description="ids of the jobs")
     now: bool = Field(default=False, description="stop them without their grace period")
 
 

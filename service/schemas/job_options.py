@@ -6,13 +6,21 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from pydantic import BaseModel, Field, create_model
 
 from core.jobs.spec.job_spec import JobSpec
+from service.schemas.base import RequestList, RequestTexts
+
+_IN_REQUEST = {tuple[str, ...]: RequestList[str], dict[str, str]: RequestTexts}
+_IN_RESPONSE = {tuple[str, ...]: list[str]}
 
 
-def _options() -> Iterator[tuple[str, Any, str]]:
-    """Yield the name, the JSON type and the description of each option."""
+def _options(types: dict[Any, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Yield the name, the JSON type and the description of each option.
+
+    Args:
+        types: JSON types by types of `JobSpec`; others are the same.
+    """
     for name, hint in get_type_hints(JobSpec, include_extras=True).items():
         kind, text = get_args(hint)
-        yield name, list[str] if kind == tuple[str, ...] else kind, text
+        yield name, types.get(kind, kind), text
 
 
 if TYPE_CHECKING:
@@ -31,10 +39,10 @@ else:
     RequestOptions = create_model(
         "RequestOptions",
         __doc__="The options of a submission; each may be left out.",
-        **{name: (kind | None, Field(None, description=text)) for name, kind, text in _options()},
+        **{name: (kind | None, Field(None, description=text)) for name, kind, text in _options(_IN_REQUEST)},
     )
     ViewOptions = create_model(
         "ViewOptions",
         __doc__="The options that a job has.",
-        **{name: (kind, Field(description=text)) for name, kind, text in _options()},
+        **{name: (kind, Field(description=text)) for name, kind, text in _options(_IN_RESPONSE)},
     )

@@ -5,7 +5,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from core.jobs.spec.job_spec import JobSpec
-from service.schemas.base import ErrorDetail, QueryModel, RequestModel, Time, View, single_error_message
+from service.schemas.base import (
+    ErrorDetail,
+    LimitedList,
+    QueryModel,
+    RequestList,
+    RequestModel,
+    Time,
+    View,
+    single_error_message,
+)
 from service.schemas.catalogue.machine_types import MachineTypeView
 from service.schemas.job_options import RequestOptions, ViewOptions
 
@@ -20,7 +29,8 @@ _IMAGE = (
 
 
 Ports = Annotated[
-    list[str] | str | None, single_error_message("must be strings such as 8888:8888, as a list or comma separated")
+    RequestList[str] | str | None,
+    single_error_message("must be strings such as 8888:8888, as a list or comma separated"),
 ]
 
 
@@ -83,13 +93,15 @@ class BatchJob(SubmitJob):
 class SubmitBatch(RequestModel):
     """Jobs to run, each with its own idempotency key."""
 
-    jobs: list[BatchJob] = Field(min_length=1, max_length=MAX_BATCH, description="the jobs, in the order of the queue")
+    jobs: LimitedList[BatchJob] = Field(
+        min_length=1, max_length=MAX_BATCH, description="the jobs, in the order of the queue"
+    )
 
 
 class RawBatch(RequestModel):
     """A batch whose jobs are not validated yet, so that an invalid one does not stop the others."""
 
-    jobs: list[Any] = Field(min_length=1, max_length=MAX_BATCH, repr=False)
+    jobs: LimitedList[Any] = Field(min_length=1, max_length=MAX_BATCH, repr=False)
 
 
 class PortView(View):

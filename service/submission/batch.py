@@ -17,6 +17,13 @@ from service.schemas.jobs import BatchError, BatchJob, BatchResult, BatchResults
 from service.submission.create import log_submission, prepare, present
 from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert_each
 
+MAX_UNREADABLE = 100
+"""Jobs of a batch that are too large, or do not fit a submission, after which no other job is read."""
+
+_TOO_MANY_UNREADABLE = HTTPException(
+    422, f"{MAX_UNREADABLE} jobs before this one are not jobs, so it was not read. Correct them and send it again."
+)
+
 _Refusal: TypeAlias = GradientError | RequestValidationError | HTTPException | DataError
 
 
@@ -39,31 +46,42 @@ def submit(app_state: AppState, key_id: str, request_id: str, raw: bytes) -> Bat
     requested = parse_request(RawBatch, raw).jobs
     allowed, over_limit = app_state.limits.submissions.acquire_some(key_id, len(requested))
     with tracing.span("submit"):
-        checked = [_check(app_state, key_id, request_id, each) for each in requested[:allowed]]
+        checked = _check_all(app_state, key_id, request_id, requested[:allowed])
         prepared = [each for each in checked if isinstance(each, PreparedJob)]
         with app_state.database.write() as session:
             inserted = iter(insert_each(session, app_state, prepared))
-    results = [
-        _result(app_state, each, next(inserted)) if isinstance(each, PreparedJob) else _refused(each)
-        for each in checked
-    ]
+    results = [_result(app_state, each, next(inserted)) if isinstance(each, PreparedJob) else each for each in checked]
     if over_limit is not None:
         results += [_refused(over_limit)] * (len(requested) - allowed)
     return BatchResults(results=results)
 
 
-def _check(app_state: AppState, key_id: str, request_id: str, given: object) -> PreparedJob | _Refusal:
-    """Prepare one job of a batch, or return why it is refused."""
+def _check_all(
+    app_state: AppState, key_id: str, request_id: str, requested: list[object]
+) -> list[PreparedJob | BatchResult]:
+    """Prepare the jobs of a batch; those that are refused have their result."""
+    checked: list[PreparedJob | BatchResult] = []
+    unreadable = 0
+    for given in requested:
+        if unreadable == MAX_UNREADABLE:
+            checked.append(_refused(_TOO_MANY_UNREADABLE))
+            continue
+        try:
+            checked.append(_prepare(app_state, key_id, request_id, given))
+        except StoreUnavailable:
+            raise  # not of this job
+        except (GradientError, RequestValidationError, HTTPException) as error:
+            unreadable += not isinstance(error, GradientError)
+            checked.append(_refused(error))  # the error itself would keep the whole job in memory
+    return checked
+
+
+def _prepare(app_state: AppState, key_id: str, request_id: str, given: object) -> PreparedJob:
     text, limit = to_json(given), app_state.settings.api.max_body_bytes
     if len(text) > limit:
-        return HTTPException(413, f"The job is larger than {limit:,} bytes, the limit here.")
-    try:
-        request = parse_request(BatchJob, text)
-        return prepare(app_state, RequestOrigin(key_id, request_id, request.idempotency_key), request)
-    except StoreUnavailable:
-        raise  # not of this job
-    except (GradientError, RequestValidationError) as error:
-        return error
+        raise HTTPException(413, f"The job is larger than {limit:,} bytes, the limit here.")
+    request = parse_request(BatchJob, text)
+    return prepare(app_state, RequestOrigin(key_id, request_id, request.idempotency_key), request)
 
 
 def _result(app_state: AppState, prepared: PreparedJob, outcome: InsertedJob | _Refusal) -> BatchResult:

@@ -14,7 +14,6 @@ import anyio.to_thread
 from fastapi.exceptions import RequestValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
@@ -22,6 +21,7 @@ from core.errors import SpecInvalid, StorageFull, WorkspaceInvalid
 from core.system.filesystem import describe_shortage
 from service.deps import AppState
 from service.http.errors import problem
+from service.http.json_body import run_with_json
 
 SPEC = "spec"
 WORKSPACE = "workspace"
@@ -130,10 +130,10 @@ async def run_submission(app_state: AppState, key: str, body: SubmissionBody, su
         submit: Creates the job.
 
     Raises:
-        LimitReached: Too many archives of the key are being checked.
+        LimitReached: Too many archives and large bodies of the key are being checked.
     """
     if body.workspace is None:
-        return await run_in_threadpool(submit)
+        return await run_with_json(app_state, key, body.spec, submit)
     return await run_with_upload_slot(app_state, key, submit)
 
 

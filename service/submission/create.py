@@ -24,7 +24,7 @@ from core.storage.archives import ArchiveLimits
 from core.system.failpoints import failpoint
 from service.deps import AppState
 from service.presenters.jobs import machine_type_view, resolved_view, submitted_view
-from service.schemas.base import parse_request
+from service.schemas.base import LARGE_BYTES, parse_request
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import DryRun, JobView, SubmitJob
 from service.submission.body import SubmissionBody, run_submission
@@ -33,9 +33,6 @@ from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, i
 from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate, validate_spec
 
 logger = logging.getLogger(__name__)
-
-_MOST_PARSED_AT_ONCE = 64 * 1024
-"""Bytes of the largest JSON that is parsed in the event loop, which meanwhile serves nobody else."""
 
 # Without the archive's sha256: a repeat may send it in place of the archive, which is the same request.
 # Without a password: the stored hash of a request must not help to guess it.
@@ -90,7 +87,7 @@ async def submit_async(app_state: AppState, origin: RequestOrigin, body: Submiss
         return prepare(app_state, origin, parse_request(SubmitJob, body.spec), body.workspace)
 
     with tracing.span("submit"):
-        in_thread = len(body.spec) > _MOST_PARSED_AT_ONCE or body.workspace is not None
+        in_thread = len(body.spec) > LARGE_BYTES or body.workspace is not None
         request = None if in_thread else parse_request(SubmitJob, body.spec)
         if request is None or _needs_lookup(request):
             prepared = await run_submission(app_state, origin.key_id, body, check)

@@ -12,7 +12,7 @@ from core.errors import TensorBoardUnavailable
 from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppState, AppStateDep
 from service.http.json_body import json_body_schema, parse_json_body
-from service.schemas.base import ErrorView, RequestModel, View
+from service.schemas.base import ErrorView, LimitedList, RequestModel, View
 from service.tensorboard.availability import unavailable
 from service.tensorboard.boards import Visitor
 from service.tensorboard.runs import find_runs
@@ -25,7 +25,7 @@ MAX_JOBS = 100
 class OpenTensorBoard(RequestModel):
     """A selection of jobs to open in one TensorBoard."""
 
-    ids: list[str] = Field(min_length=1, max_length=MAX_JOBS, description="ids of the jobs")
+    ids: LimitedList[str] = Field(min_length=1, max_length=MAX_JOBS, description="ids of the jobs")
 
 
 class OpenedTensorBoard(View):

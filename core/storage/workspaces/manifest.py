@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from core.errors import WorkspaceInvalid
+from core.json_fields import find_unknown_field
 from core.storage.archives import ArchiveKind, ArchiveLimits, ArchiveSummary
 from core.storage.archives.limits import Budget
 from core.storage.archives.tree import ArchiveEntry, EntryKind, EntryTree
@@ -33,13 +34,13 @@ class Manifest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     files: Annotated[list[tuple[str, _Mode, _Size, _Sha256]], FailFast()] = Field(
-        description="path, permission bits, bytes and sha256 of each file"
+        max_length=ArchiveLimits.max_files, description="path, permission bits, bytes and sha256 of each file"
     )
     folders: Annotated[list[tuple[str, _Mode]], FailFast()] = Field(
-        default=[], description="path and permission bits of each folder"
+        default=[], max_length=ArchiveLimits.max_files, description="path and permission bits of each folder"
     )
     links: Annotated[list[tuple[str, str]], FailFast()] = Field(
-        default=[], description="path and target of each symbolic link"
+        default=[], max_length=ArchiveLimits.max_files, description="path and target of each symbolic link"
     )
 
     def entries(self) -> Iterator[tuple[ArchiveEntry, str]]:
@@ -84,6 +85,9 @@ def parse_manifest(data: bytes) -> Manifest:
     Raises:
         WorkspaceInvalid: It is not a manifest.
     """
+    unknown = find_unknown_field(data, tuple(Manifest.model_fields))
+    if unknown is not None:
+        raise _invalid(f"{unknown[:80]}: Extra inputs are not permitted")
     try:
         return Manifest.model_validate_json(data)
     except ValidationError as error:

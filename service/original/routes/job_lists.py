@@ -36,7 +36,7 @@ _FILTERS = ("project", "projectId", "name", "state", "machineType", "container",
     dependencies=[SearchSlot],
     openapi_extra=openapi_params(*_FILTERS, *_UNSUPPORTED_FILTERS),
 )
-def get_jobs(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> list[dict[str, Any]]:
+def get_jobs(app_state: AppStateDep, given: OriginalParams, session: ReadSession) -> list[dict[str, Any]]:
     """List jobs for the npm client and `paperspace-python`."""
     if any(given.text(name) for name in _UNSUPPORTED_FILTERS):
         return []
@@ -55,7 +55,7 @@ def get_jobs(session: ReadSession, app_state: AppStateDep, given: OriginalParams
     dependencies=[SearchSlot],
     openapi_extra=openapi_params("filter", "tagFilter", "modelName"),
 )
-def get_job_list(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> dict[str, Any]:
+def get_job_list(app_state: AppStateDep, given: OriginalParams, session: ReadSession) -> dict[str, Any]:
     """List jobs for `gradient`: of a project, or with one of some tags."""
     where = _parse_where(given)
     if where.get("experimentId"):

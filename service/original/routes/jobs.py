@@ -103,7 +103,7 @@ async def get_job(app_state: AppStateDep, caller: Caller, given: OriginalParams)
 
 
 @router.post("/jobs/getPublicJob", name="original_get_public_job", openapi_extra=openapi_params("jobId", body=True))
-def get_public_job(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> dict[str, Any]:
+def get_public_job(app_state: AppStateDep, given: OriginalParams, session: ReadSession) -> dict[str, Any]:
     """Return one job, with its owner."""
     job = job_shape(session, app_state, queries.get(session, given.required("jobId")))
     return {"job": job, "user": {"id": job["startedByUserId"]}}

@@ -23,7 +23,7 @@ router = APIRouter(route_class=OriginalRoute)
     name="original_list_machine_types",
     openapi_extra=openapi_params("region", "cluster", "machineType", "isBusy"),
 )
-def list_machine_types(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> list[dict[str, Any]]:
+def list_machine_types(app_state: AppStateDep, given: OriginalParams, session: ReadSession) -> list[dict[str, Any]]:
     """List the machine types, and whether a job would have to wait for them now."""
     offered, running = live_workers(session), workers.held_job_counts(session)
     rows: list[dict[str, Any]] = [
@@ -60,7 +60,7 @@ def list_clusters(given: OriginalParams) -> list[dict[str, str]]:
     name="original_machine_available",
     openapi_extra=openapi_params("region", "machineType"),
 )
-def machine_available(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> dict[str, bool]:
+def machine_available(app_state: AppStateDep, given: OriginalParams, session: ReadSession) -> dict[str, bool]:
     """Return whether a machine type is available: whether a running worker offers it."""
     try:
         machine = app_state.catalogue.get(given.required("machineType"))

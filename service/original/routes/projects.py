@@ -19,7 +19,7 @@ router = APIRouter(route_class=OriginalRoute)
 
 
 @router.get("/projects", name="original_list_projects", openapi_extra=openapi_params("filter", "tagFilter"))
-def list_projects(session: ReadSession, given: OriginalParams) -> dict[str, Any]:
+def list_projects(given: OriginalParams, session: ReadSession) -> dict[str, Any]:
     """List projects, newest first: all, the one of a handle, or those with one of some tags."""
     where = given.object("filter").get("where", {})
     handle = where.get("handle") if isinstance(where, dict) else None
@@ -31,7 +31,7 @@ def list_projects(session: ReadSession, given: OriginalParams) -> dict[str, Any]
 @router.post(
     "/projects", name="original_create_project", openapi_extra=openapi_params("name", "repoName", "repoUrl", body=True)
 )
-def create_project(session: WriteSession, given: OriginalParams) -> dict[str, str]:
+def create_project(given: OriginalParams, session: WriteSession) -> dict[str, str]:
     """Create a project, or return the existing one of this name."""
     project, _ = projects.get_or_create(session, check_project_name(given.required("name")))
     repository = {"repo_name": given.text("repoName"), "repo_url": given.text("repoUrl")}

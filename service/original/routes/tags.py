@@ -18,7 +18,7 @@ _JOB, _PROJECT = "job", "project"
 
 
 @router.get("/entityTags/getTags", name="original_get_tags", openapi_extra=openapi_params("entity", "entityIds"))
-def get_tags(session: ReadSession, app_state: AppStateDep, given: OriginalParams) -> dict[str, list[dict[str, Any]]]:
+def get_tags(app_state: AppStateDep, given: OriginalParams, session: ReadSession) -> dict[str, list[dict[str, Any]]]:
     """Return the tags of some jobs or projects, by id; those without tags are left out."""
     entity = _entity(given)
     ids = [part for value in given.text_list("entityIds") for part in value.split(",") if part]
@@ -32,7 +32,7 @@ def get_tags(session: ReadSession, app_state: AppStateDep, given: OriginalParams
     name="original_update_tags",
     openapi_extra=openapi_params("entity", "entityId", "tags", body=True),
 )
-def update_tags(session: WriteSession, app_state: AppStateDep, caller: Caller, given: OriginalParams) -> dict[str, Any]:
+def update_tags(app_state: AppStateDep, caller: Caller, given: OriginalParams, session: WriteSession) -> dict[str, Any]:
     """Replace the tags of a job or project."""
     entity, entity_id = _entity(given), given.required("entityId")
     tags = list(dict.fromkeys(given.text_list("tags")))

@@ -1,11 +1,14 @@
 """The client's distribution, to be installed from this server without a key."""
 
+from functools import cache
+
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from core.errors import NotFound
 from gradient_cli import wheel
 from service.deps import AppState, AppStateDep
+from service.http.static_content import StaticContent
 
 router = APIRouter(prefix="/client", include_in_schema=False)
 
@@ -19,11 +22,21 @@ def show_address(request: Request, app_state: AppStateDep) -> PlainTextResponse:
 @router.get("/{name}")
 def download_wheel(request: Request, app_state: AppStateDep, name: str) -> Response:
     """Return the client's wheel."""
-    if name != wheel.file_name():
+    if name != _file_name():
         raise NotFound(f"There is no such client here. Run `pip install {_address(request, app_state)}`.")
-    return Response(wheel.build(), media_type="application/zip")
+    return _content().response(request)
 
 
 def _address(request: Request, app_state: AppState) -> str:
     base = app_state.settings.api.public_url or str(request.base_url)
-    return f"{base.rstrip('/')}/client/{wheel.file_name()}"
+    return f"{base.rstrip('/')}/client/{_file_name()}"
+
+
+@cache
+def _file_name() -> str:
+    return wheel.file_name()
+
+
+@cache
+def _content() -> StaticContent:
+    return StaticContent(wheel.build(), "application/zip")

@@ -24,6 +24,10 @@ pytestmark = pytest.mark.integration
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 HALF = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
+UPGRADE = (
+    b"GET /jobs/x/exec HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+)
 
 
 @pytest.fixture
@@ -207,6 +211,45 @@ def test_a_trusted_proxy_may_open_as_many_as_there_are(serve, sockets):
         connect(live, sockets, head)
     wait_until(lambda: len(live.server.server_state.tasks) == 5, "the requests to begin")
     assert ask(live, sockets) == b"HTTP/1.1 200"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"Content-Length: 3\r\n\r\n",
+        b"Content-Length: 3\r\n\r\nabc",
+        b"Content-Length: 100000000000\r\n\r\nabc",
+        b"Transfer-Encoding: chunked\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("before", [b"", HEALTH.replace(b"Connection: close\r\n", b"")])
+def test_a_handshake_with_a_body_is_refused(serve, sockets, before, body):
+    answer = all_of(connect(serve(), sockets, before + UPGRADE + body))
+    assert answer.count(b"HTTP/1.1 200 OK") == before.count(b"GET")
+    assert answer.count(b"HTTP/1.1 400 ") == 1
+
+
+def test_a_handshake_with_an_empty_body_is_answered(serve, sockets):
+    assert all_of(connect(serve(), sockets, UPGRADE + b"Content-Length: 0\r\n\r\n"))[:12] == b"HTTP/1.1 401"
+
+
+def test_handshakes_with_a_body_leave_room_for_others(serve, sockets):
+    live = serve(max_connections=20, max_connections_per_client=20)
+    for _ in range(40):
+        connect(live, sockets, UPGRADE + b"Content-Length: 3\r\n\r\n")
+    assert ask(live, sockets, source="127.0.0.2") == b"HTTP/1.1 200"
+    wait_until(lambda: not live.server.server_state.connections, "the handshakes to end")
+
+
+def test_a_handshake_that_is_not_answered_ends(serve, sockets, monkeypatch):
+    live = serve(header_seconds=0.3)
+    go_on = threading.Event()
+    monkeypatch.setattr(ApiKeyCache, "authenticate", lambda *_: go_on.wait(60))
+    silent = connect(live, sockets, UPGRADE + f"x-api-key: {live.api_key}\r\n\r\n".encode())
+    try:
+        assert all_of(silent) == b""
+    finally:
+        go_on.set()
 
 
 @pytest.mark.parametrize("headers", [b"a: b\r\n" * 20_000, b"x: " + b"y" * 200_000, b"x: y\r\n " * 20_000])

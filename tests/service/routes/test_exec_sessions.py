@@ -128,14 +128,14 @@ def test_a_session_passes_input_and_output_on_and_is_recorded(open_session, work
 
 @pytest.mark.usefixtures("worker")
 def test_a_session_outlasts_the_timeouts_of_the_connection_that_it_was_opened_on(open_session, live_server, settings):
-    settings.api.body_seconds = 0.2
+    settings.api.body_seconds, settings.api.header_seconds = 0.2, 2.0
     with closing(HTTPConnection("127.0.0.1", live_server.port)) as used:
         used.request("GET", "/health")
         assert used.getresponse().read()
         with open_session(sock=used.sock) as session:
             session.send(json.dumps({"command": ["cat"]}))
             assert "started" in session.recv(60)
-            time.sleep(1)
+            time.sleep(2.2)
             session.send(b"x")
             assert session.recv(60) == b"\1x"
 
