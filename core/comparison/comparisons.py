@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Literal, cast
 
 from sqlalchemy import select
@@ -11,7 +12,8 @@ from sqlalchemy.orm import Session
 
 from core.comparison import measurement, whole_metric
 from core.comparison.differences import WORKSPACE, find_differences
-from core.comparison.measurement import Arrival, Goal, Point
+from core.comparison.measurement import Arrival, Goal, Pace, Point
+from core.comparison.measurement_cache import MeasurementCache
 from core.comparison.run_figures import build_figures, find_pace, last_values, peak_usage, run_times
 from core.comparison.table import Member
 from core.db.database import now
@@ -56,6 +58,20 @@ class NewComparison:
             raise SpecInvalid("A target needs the metric that has to reach it; give metric, too.", field="metric")
         if self.metric is not None and not 0 < len(self.metric) <= _MAX_METRIC:
             raise SpecInvalid(f"The name of a metric has 1 to {_MAX_METRIC} characters.", field="metric")
+
+
+@dataclass(frozen=True, slots=True)
+class _MetricFigures:
+    """The figures of a job that are read from its metrics."""
+
+    pace: Pace | None
+    best: float | None
+    arrival: Arrival | None
+    last_values: dict[str, float | None]
+
+
+_measured: MeasurementCache[_MetricFigures] = MeasurementCache()
+_curves: MeasurementCache[list[tuple[float, float]]] = MeasurementCache()
 
 
 def find_repeated(session: Session, new: NewComparison) -> Comparison | None:
@@ -212,7 +228,8 @@ def learning_curves(
     found: dict[str, list[tuple[float, float]]] = {}
     for job in jobs:
         runs = run_times(queries.attempts(session, job.id), current)
-        if curve := measurement.learning_curve(_sample_metric(session, comparison, job), runs):
+        measure = partial(_measure_curve, session, comparison, job, runs)
+        if curve := _curves.get(job, current, (comparison.metric, *runs), measure):
             found[job.id] = curve
     return found
 
@@ -220,9 +237,8 @@ def learning_curves(
 def _measure(session: Session, comparison: Comparison, job: Job, current: datetime) -> Member:
     attempts = queries.attempts(session, job.id)
     runs = run_times(attempts, current)
-    columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=_READ_VALUES)
-    pace = find_pace([each for each in columns if each.source == "job"])
-    best, arrival = _judge_metric(session, comparison, job, runs)
+    inputs = (comparison.metric, comparison.goal, comparison.target, *runs)
+    measured = _measured.get(job, current, inputs, partial(_read_metrics, session, comparison, job, runs))
     return Member(
         job_id=job.id,
         machine_type=job.machine_type,
@@ -230,13 +246,22 @@ def _measure(session: Session, comparison: Comparison, job: Job, current: dateti
         state=_state(job),
         price_per_hour=job.price_per_hour,
         seconds=sum(end - start for start, end in runs),
-        pace=pace,
-        best=best,
-        arrival=arrival,
+        pace=measured.pace,
+        best=measured.best,
+        arrival=measured.arrival,
         memory_bytes=peak_usage(attempts, "peak_memory_bytes"),
         gpu_memory_bytes=peak_usage(attempts, "peak_gpu_memory_bytes"),
-        figures=build_figures(attempts, current, pace, last_values(session, job.id)),
+        figures=build_figures(attempts, current, measured.pace, measured.last_values),
     )
+
+
+def _read_metrics(
+    session: Session, comparison: Comparison, job: Job, runs: Sequence[tuple[float, float]]
+) -> _MetricFigures:
+    columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=_READ_VALUES)
+    pace = find_pace([each for each in columns if each.source == "job"])
+    best, arrival = _judge_metric(session, comparison, job, runs)
+    return _MetricFigures(pace, best, arrival, last_values(session, job.id))
 
 
 def _judge_metric(
@@ -248,6 +273,12 @@ def _judge_metric(
         return None, None
     best = whole_metric.best_value(session, job.id, name, goal)
     return best, None if target is None else whole_metric.find_arrival(session, job.id, name, goal, target, runs)
+
+
+def _measure_curve(
+    session: Session, comparison: Comparison, job: Job, runs: Sequence[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    return measurement.learning_curve(_sample_metric(session, comparison, job), runs)
 
 
 def _sample_metric(session: Session, comparison: Comparison, job: Job) -> list[Point]:

@@ -39,15 +39,15 @@ class LimitSettings(SettingsGroup):
     searches: int = Field(
         default=4,
         ge=0,
-        description="searches, metric lists and artifact deletions that run at once for one API key, counted by each "
-        "API process; others wait; 0: no limit",
+        description="searches, metric lists, comparisons, previews and artifact deletions that run at once for one "
+        "API key, counted by each API process; others wait; 0: no limit",
     )
     uploads: int = Field(
         default=4,
         ge=0,
-        description="submissions with an archive that are checked, JSON bodies over 64 KiB that are parsed, and files "
-        "of the storage that are received, at once for one API key, counted by each API process; others wait; 0: no "
-        "limit",
+        description="submissions with an archive and forms that are checked, JSON bodies over 64 KiB that are parsed, "
+        "and files of the storage that are received, at once for one API key, counted by each API process; others "
+        "wait; 0: no limit",
     )
     archives: int = Field(
         default=4,

@@ -31,7 +31,7 @@ def show_comparisons(
     return render_page("comparisons.html", caller=caller, found=found, after=after)
 
 
-@router.get("/ui/comparisons/{comparison_id}")
+@router.get("/ui/comparisons/{comparison_id}", dependencies=[SearchSlot])
 def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCaller, comparison_id: str) -> Response:
     """Show a comparison: its table, the differences between its jobs, and their learning curves."""
     comparison = comparisons.get(session, comparison_id)

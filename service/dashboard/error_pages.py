@@ -20,6 +20,7 @@ _HEADINGS = {
     404: "There is nothing here",
     409: "This is not possible here",
     410: "This was removed",
+    429: "A limit is reached",
     501: "This server is not set up for that",
     503: "Not available at this moment",
 }

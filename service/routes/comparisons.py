@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from starlette.concurrency import run_in_threadpool
 
 from core.comparison import comparisons
-from service.auth.authentication import Caller
+from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters.comparisons import comparison_summary, comparison_view
@@ -44,13 +44,21 @@ async def submit_comparison(
 
     comparison_id, created = await run_submission(app_state, caller.id, body, submit)
     response.status_code = 201 if created else 200
-    return await run_in_threadpool(_show, app_state, comparison_id)
+    if created:  # nothing is measured yet
+        return await run_in_threadpool(_show, app_state, comparison_id)
+    async with app_state.limits.searches.slot(caller.id):
+        return await run_in_threadpool(_show, app_state, comparison_id)
 
 
-@router.post("/from-jobs", status_code=201, responses=_CREATE_RESPONSES, openapi_extra=json_body_schema(CompareJobs))
+@router.post(
+    "/from-jobs",
+    status_code=201,
+    responses=_CREATE_RESPONSES,
+    openapi_extra=json_body_schema(CompareJobs),
+    dependencies=[SearchSlot],
+)
 def compare_jobs(
     response: Response,
-    session: WriteSession,
     app_state: AppStateDep,
     caller: Caller,
     request_id: RequestId,
@@ -59,9 +67,10 @@ def compare_jobs(
 ) -> ComparisonView:
     """Compare jobs that exist already."""
     origin = RequestOrigin(caller.id, request_id, idempotency_key)
-    comparison_id, created = compare.compare_jobs(session, origin, body)
+    with app_state.database.write() as session:
+        comparison_id, created = compare.compare_jobs(session, origin, body)
     response.status_code = 201 if created else 200
-    return comparison_view(session, app_state, comparisons.get(session, comparison_id))
+    return _show(app_state, comparison_id)
 
 
 @router.get("")
@@ -81,7 +90,7 @@ def list_comparisons(
     )
 
 
-@router.get("/{comparison_id}")
+@router.get("/{comparison_id}", dependencies=[SearchSlot])
 def show_comparison(session: ReadSession, app_state: AppStateDep, comparison_id: str) -> ComparisonView:
     """Return a comparison with its table, measured from the metrics stored so far."""
     return comparison_view(session, app_state, comparisons.get(session, comparison_id))

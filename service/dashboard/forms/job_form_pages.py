@@ -5,13 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio.to_thread
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
 
 from core.db.models.jobs import Job
-from core.errors import GradientError, IdempotencyMismatch, NotFound, SpecInvalid
+from core.errors import GradientError, IdempotencyMismatch, NotFound, SpecInvalid, StoreUnavailable
 from core.formatting import format_bytes
 from core.jobs import projects, queries
 from core.jobs.spec.job_spec import JobSpec
@@ -20,13 +22,20 @@ from core.security.credentials import ALL_PROJECTS
 from service.auth.authentication import PageCaller, Principal, require_key_or_session
 from service.dashboard.forms import cli_equivalent, job_fields
 from service.dashboard.forms.job_plan import GENERAL, JobPlan, check_job, machine_choices
-from service.dashboard.forms.upload import LEFT_OUT, MAX_FILES, MAX_UPLOAD_BYTES, JobForm, JobFormDep, pack
+from service.dashboard.forms.upload import (
+    LEFT_OUT,
+    MAX_FILES,
+    MAX_UPLOAD_BYTES,
+    JobForm,
+    JobFormDep,
+    pack,
+    upload_folder,
+)
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import job_url, render_page
 from service.deps import AppState, AppStateDep, RequestId
 from service.http.errors import STATUS_BY_ERROR
 from service.submission import create
-from service.submission.body import SubmissionBody, run_submission
 from service.submission.insert import RequestOrigin
 from service.submission.validation import DEFAULT_PROJECT
 
@@ -80,23 +89,31 @@ async def submit_form(app_state: AppStateDep, caller: PageCaller, request_id: Re
     app_state.limits.submissions.acquire(caller.id)
     errors = {} if form.error is None else {"workspace": form.error}
     if form.files and not errors:
-        errors = await _store_files(app_state, caller, form)
+        errors = await _store_files(app_state, form)
     return await run_in_threadpool(_check_and_submit, app_state, caller, request_id, form, errors)
 
 
-async def _store_files(app_state: AppState, caller: Principal, form: JobForm) -> dict[str, str]:
+async def _store_files(app_state: AppState, form: JobForm) -> dict[str, str]:
     """Store the uploaded files, so that they need not be chosen again after an error elsewhere; return the errors."""
     form.texts["source"] = "files"
     try:
-        with await run_in_threadpool(pack, form.files) as packed:
-            body = SubmissionBody(b"", packed)
-            stored = await run_submission(
-                app_state, caller.id, body, lambda: create.store_workspace(app_state, packed, None)
-            )
+        # The form holds the upload slot of its key, so this waits only for a thread that reads archives.
+        stored = await anyio.to_thread.run_sync(
+            _pack_and_store, app_state, form.files, limiter=app_state.limits.archive_readers
+        )
     except GradientError as error:
         return {"workspace": error.message}
     form.texts["workspaceSha256"] = stored or ""
     return {}
+
+
+def _pack_and_store(app_state: AppState, files: list[UploadFile]) -> str | None:
+    try:
+        packed = pack(files, upload_folder(app_state))
+    except OSError as error:
+        raise StoreUnavailable(f"The files could not be packed: {error.strerror}. Try again later.") from error
+    with packed:
+        return create.store_workspace(app_state, packed, None)
 
 
 def _check_and_submit(

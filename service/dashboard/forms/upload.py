@@ -1,24 +1,28 @@
 """Files that a browser uploads with the form of a new job, as a workspace archive."""
 
+import io
+import os
 import shutil
 import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import Annotated, BinaryIO
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, BinaryIO, cast
 
 from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
-from core.errors import WorkspaceInvalid
+from core.errors import StoreUnavailable, WorkspaceInvalid
 from core.formatting import MIB
+from core.system.filesystem import describe_shortage
 from service.auth.authentication import PageCaller
-from service.deps import AppStateDep
-from service.http.body_limit import allow_upload
+from service.deps import AppState, AppStateDep
+from service.http.body_limit import allow_json, allow_upload
 
 MAX_FILES = 1000
 MAX_UPLOAD_BYTES = 256 * MIB
@@ -47,39 +51,160 @@ class JobForm:
     error: str | None = None
 
 
-async def _read_form(request: Request, app_state: AppStateDep, _caller: PageCaller) -> AsyncIterator[JobForm]:
+async def _read_form(request: Request, app_state: AppStateDep, caller: PageCaller) -> AsyncIterator[JobForm]:
     # Not parameters with FastAPI's `Form`: the form would be read before authentication.
-    allow_upload(request, app_state.settings.api.model_copy(update={"max_upload_bytes": MAX_UPLOAD_BYTES}))
-    error = None
+    api = app_state.settings.api
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        form = await request.form(max_files=0, max_fields=_MAX_FIELDS)
-    else:
-        parser = MultiPartParser(request.headers, request.stream(), max_files=MAX_FILES, max_fields=_MAX_FIELDS)
+        allow_json(request, api)
+        yield _job_form(await request.form(max_files=0, max_fields=_MAX_FIELDS))
+        return
+    allow_upload(request, api.model_copy(update={"max_upload_bytes": MAX_UPLOAD_BYTES}))
+    # Until the files are stored: what a key uploads at once has to fit on the disk.
+    async with app_state.limits.uploads.slot(caller.id):
         try:
-            form = await parser.parse()
-        except ClientDisconnect as gone:
-            raise WorkspaceInvalid("The upload ended early. Send it again.", field="files") from gone
-        except MultiPartException as problem:
-            # The files are the last fields of the form, so everything that was typed has been read.
-            error = f"{problem.message} Pack more files into an archive."
-            form = FormData([(name, value) for name, value in parser.items if isinstance(value, str)])
+            shared, shortage = await run_in_threadpool(_prepare, app_state, request.headers.get("content-length", ""))
+        except OSError as error:
+            raise _not_received(error) from error
+        with shared:
+            yield await _parse(_FormParser(request, shared, shortage, api.max_body_bytes))
+
+
+def upload_folder(app_state: AppState) -> Path:
+    """Return the folder for uploads until they are stored."""
+    return app_state.settings.root / "workspaces"
+
+
+def _prepare(app_state: AppState, length: str) -> tuple[BinaryIO, str | None]:
+    """Return a temporary file for the files of a form, and the reason for which there is no room for them, if so."""
+    folder = upload_folder(app_state)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Twice: the files, and the archive of them.
+    coming = 2 * (int(length) if length.isdecimal() else MAX_UPLOAD_BYTES)
+    shortage = describe_shortage([folder], app_state.settings.disk.min_free_mb, coming=coming)
+    return cast(BinaryIO, tempfile.TemporaryFile(dir=folder, buffering=0)), shortage
+
+
+async def _parse(parser: "_FormParser") -> JobForm:
     try:
-        yield JobForm(
-            # Browsers send the line ends of a text area as CR LF.
-            {name: value.replace("\r\n", "\n") for name, value in form.items() if isinstance(value, str)},
-            [name for name in form.getlist("secret") if isinstance(name, str)],
-            [one for one in form.getlist("files") if isinstance(one, UploadFile) and one.filename],
-            error,
-        )
-    finally:
-        await form.close()
+        return _job_form(await parser.parse())
+    except ClientDisconnect as gone:
+        raise WorkspaceInvalid("The upload ended early. Send it again.", field="files") from gone
+    except OSError as error:
+        raise _not_received(error) from error
+    except MultiPartException as problem:
+        # The files are the last fields of the form, so everything that was typed has been read.
+        return _job_form(FormData([one for one in parser.items if isinstance(one[1], str)]), problem.message)
+
+
+def _not_received(error: OSError) -> StoreUnavailable:
+    return StoreUnavailable(f"The upload could not be received: {error.strerror}. Try again later.")
+
+
+def _job_form(form: FormData, error: str | None = None) -> JobForm:
+    if error is not None and error.startswith("Too many files"):
+        error += " Pack more files into an archive."
+    return JobForm(
+        # Browsers send the line ends of a text area as CR LF.
+        {name: value.replace("\r\n", "\n") for name, value in form.items() if isinstance(value, str)},
+        [name for name in form.getlist("secret") if isinstance(name, str)],
+        [one for one in form.getlist("files") if isinstance(one, UploadFile) and one.filename],
+        error,
+    )
+
+
+class _FormParser(MultiPartParser):
+    """A parser that stores all files of a form in one temporary file, so that they take no memory.
+
+    Args:
+        request: The request.
+        shared: The temporary file.
+        shortage: The reason for which there is no room for files; None: there is.
+        max_text_bytes: Most bytes of all text fields.
+    """
+
+    def __init__(self, request: Request, shared: BinaryIO, shortage: str | None, max_text_bytes: int) -> None:
+        super().__init__(request.headers, request.stream(), max_files=MAX_FILES, max_fields=_MAX_FIELDS)
+        self._shared = shared
+        self._shortage = shortage
+        self._text_bytes = max_text_bytes
+
+    def on_headers_finished(self) -> None:
+        """Begin a field; called by the library."""
+        super().on_headers_finished()
+        upload = self._current_part.file
+        if upload is None:
+            return
+        if upload.filename and self._shortage is not None:
+            raise MultiPartException(
+                f"The disk has no room for these files: {self._shortage} (GRADIENT_DISK__MIN_FREE_MB). Choose them "
+                "again once an administrator has freed space."
+            )
+        upload.file.close()  # the library's own temporary file, still empty
+        upload.file = cast(BinaryIO, _FormFile(self._shared))
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        """Add to a field; called by the library."""
+        if self._current_part.file is None:
+            self._text_bytes -= end - start
+            if self._text_bytes < 0:
+                raise MultiPartException("The texts of the form are too long. Put long ones into a file.")
+        super().on_part_data(data, start, end)
+
+
+class _FormFile(io.RawIOBase):
+    """A file of a form: a section of the temporary file of all. Files are written one after the other."""
+
+    def __init__(self, shared: BinaryIO) -> None:
+        super().__init__()
+        self._shared = shared
+        self._start = self._size = self._at = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, data: Any) -> int:  # noqa: ANN401 - any buffer
+        """Append data."""
+        end = self._shared.seek(0, os.SEEK_END)
+        if not self._size:
+            self._start = end
+        left = memoryview(data)
+        while left:
+            left = left[self._shared.write(left) :]
+        self._size += len(data)
+        return len(data)
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any buffer
+        """Read the next bytes into a buffer; returns their number."""
+        self._shared.seek(self._start + self._at)
+        found = self._shared.read(max(0, min(len(buffer), self._size - self._at)))
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Set the offset of the next byte to read."""
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Return the offset of the next byte to read."""
+        return self._at
 
 
 JobFormDep = Annotated[JobForm, Depends(_read_form, scope="function")]
 
 
-def pack(files: list[UploadFile]) -> BinaryIO:
+def pack(files: list[UploadFile], folder: Path) -> BinaryIO:
     """Return the archive among the files if there is only that, else an archive of all files; the caller closes it.
+
+    Args:
+        files: The files.
+        folder: The folder for temporary files.
 
     Raises:
         WorkspaceInvalid: Nothing is left, or two files have the same path.
@@ -92,7 +217,7 @@ def pack(files: list[UploadFile]) -> BinaryIO:
         raise WorkspaceInvalid(f"Two files are called {twice[:200]!r}. Choose their folder.", field="files")
     if not chosen:
         raise WorkspaceInvalid("No file is left of this folder. Choose another one.", field="files")
-    packed = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    packed = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the caller closes it
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, one in chosen:
             with archive.open(path, "w") as entry:

@@ -20,12 +20,14 @@ from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import job_url, render_page
 from service.deps import AppState, AppStateDep, ReadSession, RequestId
 from service.presenters.failure_line import failure_line
-from service.routes import comparisons, jobs
+from service.routes import jobs
 from service.schemas.base import parse_request
 from service.schemas.comparisons import CompareJobs
 from service.schemas.job_changes import JobActions
 from service.schemas.job_list import ListJobs
 from service.schemas.jobs import JobsPage
+from service.submission import compare
+from service.submission.insert import RequestOrigin
 
 _COMPARED_JOBS = 2
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
@@ -209,8 +211,8 @@ def act_on_jobs(
     if form.action == "compare":
         compared = parse_request(CompareJobs, {"jobs": form.ids})
         with app_state.database.write() as session:
-            made = comparisons.compare_jobs(Response(), session, app_state, caller, request_id, compared)
-        return RedirectResponse(f"/ui/comparisons/{made.id}", 303)
+            comparison_id, _ = compare.compare_jobs(session, RequestOrigin(caller.id, request_id, None), compared)
+        return RedirectResponse(f"/ui/comparisons/{comparison_id}", 303)
     if form.action == "diff":
         if len(form.ids) != _COMPARED_JOBS:
             raise SpecInvalid("Two jobs are compared by their options and files. Go back and tick two.", field="ids")

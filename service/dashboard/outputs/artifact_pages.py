@@ -17,7 +17,7 @@ from core.storage.artifacts.paths import not_found
 from core.storage.artifacts.store import OpenArtifact
 from core.storage.joblogs.search import FoundLines
 from core.storage.retention import OutputKind
-from service.auth.authentication import PageCaller, require_key_or_session
+from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.dashboard.job.header import LIVE, JobHeader, read_header, render_job_page
 from service.dashboard.job.log_page import FOUND_LINES, LINES_WITHOUT_SCRIPT
 from service.dashboard.outputs.folder_view import FolderEntry, Order, crumbs, list_entries, summarize_entries
@@ -161,7 +161,7 @@ def download_selected(
     return read_zip(session, app_state, job_id, path=path, attempt=attempt)
 
 
-@router.get("/view")
+@router.get("/view", dependencies=[SearchSlot])
 def show_file(
     session: ReadSession,
     app_state: AppStateDep,
@@ -230,7 +230,7 @@ def show_html(
         return HTMLResponse(file.read(_MAX_HTML), headers=_FRAME_HEADERS)
 
 
-@router.get("/scalars")
+@router.get("/scalars", dependencies=[SearchSlot])
 def read_event_scalars(
     session: ReadSession, app_state: AppStateDep, job_id: str, path: str, attempt: AttemptNumber = None
 ) -> Metrics:
@@ -238,7 +238,9 @@ def read_event_scalars(
     if not is_event_file(path):
         raise not_found(path)
     with _open(session, app_state, job_id, path, attempt).file as file:
-        return Metrics(series=[series_view(series, _CHART_POINTS) for series in read_scalars(file)])
+        scalars = read_scalars(file)
+    left_out = None if scalars.complete else "The file has more than is read here: these are its first scalars."
+    return Metrics(series=[series_view(series, _CHART_POINTS) for series in scalars.series], left_out=left_out)
 
 
 def _open(session: Session, app_state: AppState, job_id: str, path: str, attempt: int | None) -> OpenArtifact:

@@ -40,9 +40,10 @@ _LIST_PARAMS = ("jobId", "files", "size", "links")
     name="original_list_artifacts",
     openapi_extra=openapi_params(*_LIST_PARAMS),
     responses=REMOVED_RESPONSE,
+    dependencies=[SearchSlot],
 )
 def list_artifacts(
-    request: Request, session: ReadSession, app_state: AppStateDep, caller: Caller, given: OriginalParams
+    request: Request, given: OriginalParams, session: ReadSession, app_state: AppStateDep, caller: Caller
 ) -> list[dict[str, Any]]:
     """List all files, by path."""
     job = _get_job(session, given)
@@ -57,7 +58,7 @@ def list_artifacts(
     responses=REMOVED_RESPONSE,
 )
 def list_artifacts_by_page(
-    request: Request, session: ReadSession, app_state: AppStateDep, caller: Caller, given: OriginalParams
+    request: Request, given: OriginalParams, session: ReadSession, app_state: AppStateDep, caller: Caller
 ) -> dict[str, Any]:
     """List one page of files, by path; the next page begins at `startAfter`, which the last page does not have."""
     job = _get_job(session, given)
@@ -74,7 +75,7 @@ def list_artifacts_by_page(
     responses=REMOVED_RESPONSE,
 )
 def get_artifacts(
-    session: ReadSession, app_state: AppStateDep, caller: Caller, given: OriginalParams
+    given: OriginalParams, session: ReadSession, app_state: AppStateDep, caller: Caller
 ) -> dict[str, Any]:
     """Return credentials to download a job's files with S3's protocol, valid for an hour."""
     job = _get_job(session, given)
@@ -94,7 +95,7 @@ def get_artifacts(
     responses=REMOVED_RESPONSE,
     dependencies=[SearchSlot],
 )
-def destroy_artifacts(session: ReadSession, app_state: AppStateDep, given: OriginalParams, job_id: str) -> None:
+def destroy_artifacts(given: OriginalParams, session: ReadSession, app_state: AppStateDep, job_id: str) -> None:
     """Delete files of an ended job: all, or those named in `files`."""
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.ARTIFACTS)

@@ -25,6 +25,10 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     ".md": ("markdown", read_markdown),
     ".markdown": ("markdown", read_markdown),
 }
+_MARKDOWN = {".md", ".markdown"}
+_PLAIN_MARKDOWN = (
+    "Shown as plain text: Markdown of more than 128 KiB, deep nesting, or very many elements is not rendered here."
+)
 _TABLES = {".csv": ",", ".tsv": "\t"}
 _HEADERS: dict[str, Callable[[BinaryIO, int], Any]] = {
     ".npy": read_npy,
@@ -49,6 +53,7 @@ class Preview:
         text: A part of the file, if it is text.
         start: Offset of that part.
         stop: Offset of its end.
+        reason: A sentence that says why a document is shown as plain text; empty: it is not.
     """
 
     kind: str
@@ -56,6 +61,7 @@ class Preview:
     text: str = ""
     start: int = 0
     stop: int = 0
+    reason: str = ""
 
 
 def is_image(path: str) -> bool:
@@ -99,10 +105,11 @@ def _read_text(file: BinaryIO, size: int, suffix: str, start: int, order: TableO
         return Preview("none")
     text, stop = raw.decode("utf-8", "replace"), min(start, size) + len(raw)
     kind, parsed = _parse(file, size, suffix, order) if start == 0 else ("text", None)
+    reason = _PLAIN_MARKDOWN if suffix in _MARKDOWN and kind == "text" and start == 0 else ""
     short_lines = raw.count(b"\n") * DEFAULT_LINE_BYTES >= len(raw)
     if kind == "text" and start == 0 and len(raw) < size <= MAX_TEXT_BYTES and short_lines:
-        return Preview("lines")
-    return Preview(kind, parsed, text, min(start, size), stop)
+        return Preview("lines", reason=reason)
+    return Preview(kind, parsed, text, min(start, size), stop, reason)
 
 
 def _parse(file: BinaryIO, size: int, suffix: str, order: TableOrder) -> tuple[str, Any]:

@@ -13,11 +13,19 @@ from service.dashboard.rendering import show_reordering
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
+    from markdown_it.ruler import RuleOptionsType
 
+_MAX_JSON = 1024**2
+"""Most characters parsed at once, during which no other thread runs."""
 _NODES = 4000
 _DEPTH = 20
 _VALUE = 2000
 _LINES = 200
+_MARKDOWN_BYTES = 128 * 1024
+_MARKDOWN_STEPS = 50_000
+_MARKDOWN_TOKENS = 20_000
+_LINK_CHARACTERS = 512 * 1024
+"""Most characters of all links together: a reference repeats a long address in a few characters."""
 _ALLOWED_LINKS = ("http://", "https://", "mailto:", "#")
 
 
@@ -39,21 +47,27 @@ class Node:
 
 
 def read_json(text: str) -> Node | None:
-    """Parse a JSON document; None: it is not one."""
+    """Parse a JSON document; None: it is not one, or longer than 1 MiB."""
     try:
-        return _node("", json.loads(text), 0, count())
+        return _node("", _parse_json(text), 0, count())
     except (ValueError, RecursionError):
         return None
 
 
 def read_json_lines(text: str) -> list[Node] | None:
-    """Parse the first lines of JSON; None: a line is not JSON."""
+    """Parse the first lines of JSON; None: a line is not JSON, or longer than 1 MiB."""
     lines = [line for line in islice(text.splitlines(), _LINES) if line.strip()]
     numbers = count()
     try:
-        return [_node(str(number), json.loads(line), 1, numbers) for number, line in enumerate(lines, 1)] or None
+        return [_node(str(number), _parse_json(line), 1, numbers) for number, line in enumerate(lines, 1)] or None
     except (ValueError, RecursionError):
         return None
+
+
+def _parse_json(text: str) -> Any:  # noqa: ANN401 - any JSON
+    if len(text) > _MAX_JSON:
+        raise ValueError(len(text))
+    return json.loads(text)
 
 
 def _node(label: str, value: Any, depth: int, numbers: Iterator[int]) -> Node:  # noqa: ANN401 - any JSON
@@ -73,9 +87,35 @@ def _node(label: str, value: Any, depth: int, numbers: Iterator[int]) -> Node:  
     return Node(label, size, children, open=depth == 0)
 
 
-def read_markdown(text: str) -> Markup:
-    """Render Markdown. HTML in it is shown as text, images are not loaded, and only web links are links."""
-    return Markup(_create_renderer().render(str(show_reordering(text))))  # noqa: S704 - the renderer escapes, with HTML off
+class _TooMuchMarkdown(Exception):
+    """A document takes too long to render."""
+
+
+def read_markdown(text: str) -> Markup | None:
+    """Render Markdown. HTML in it is shown as text, images are not loaded, and only web links are links.
+
+    Returns:
+        None if the text is longer than 128 KiB, nested too deep, or takes too many steps.
+    """
+    if len(text.encode()) > _MARKDOWN_BYTES:
+        return None
+    renderer, counts = _create_renderer(), {"steps": 0, "link": 0}
+    try:
+        tokens = renderer.parse(str(show_reordering(text)), counts)
+        # What is nested deeper than this is left out by the library.
+        if any(token.level + token.nesting >= renderer.options.maxNesting for token in tokens):
+            return None
+        return Markup(renderer.renderer.render(tokens, renderer.options, counts))  # noqa: S704 - the renderer escapes, with HTML off
+    except _TooMuchMarkdown:
+        return None
+
+
+def _count_step(state: Any, *_args: Any) -> bool:  # noqa: ANN401 - the library's
+    """Count one use of the rules: the library's time grows with the square of what a line is nested in."""
+    state.env["steps"] += 1
+    if state.env["steps"] > _MARKDOWN_STEPS or len(state.tokens) > _MARKDOWN_TOKENS:
+        raise _TooMuchMarkdown
+    return False
 
 
 @cache
@@ -84,18 +124,26 @@ def _create_renderer() -> "MarkdownIt":
 
     renderer = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
     renderer.validateLink = lambda url: url.lower().startswith(_ALLOWED_LINKS)  # type: ignore[method-assign]
-
-    def open_link(self: Any, tokens: Any, at: int, options: Any, _env: Any) -> str:  # noqa: ANN401 - the library's
-        tokens[at].attrSet("rel", "noreferrer nofollow")
-        return str(self.renderToken(tokens, at, options, _env))
-
-    def align_cell(self: Any, tokens: Any, at: int, options: Any, _env: Any) -> str:  # noqa: ANN401 - the library's
-        style = tokens[at].attrs.pop("style", "")  # which the page's policy does not allow
-        if style == "text-align:right":
-            tokens[at].attrSet("class", "number")
-        return str(self.renderToken(tokens, at, options, _env))
-
-    renderer.add_render_rule("link_open", open_link)
+    # First of the rules that begin a block, of those that end one, and of those in a line.
+    ending: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
+    renderer.block.ruler.before("table", "count", _count_step, ending)
+    renderer.inline.ruler.before("text", "count", _count_step)
+    renderer.add_render_rule("link_open", _open_link)
     for cell in ("th_open", "td_open"):
-        renderer.add_render_rule(cell, align_cell)
+        renderer.add_render_rule(cell, _align_cell)
     return renderer
+
+
+def _open_link(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str:  # noqa: ANN401 - the library's
+    env["link"] += sum(len(str(value)) for value in tokens[at].attrs.values())
+    if env["link"] > _LINK_CHARACTERS:
+        raise _TooMuchMarkdown
+    tokens[at].attrSet("rel", "noreferrer nofollow")
+    return str(self.renderToken(tokens, at, options, env))
+
+
+def _align_cell(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str:  # noqa: ANN401 - the library's
+    style = tokens[at].attrs.pop("style", "")  # which the page's policy does not allow
+    if style == "text-align:right":
+        tokens[at].attrSet("class", "number")
+    return str(self.renderToken(tokens, at, options, env))

@@ -1,6 +1,7 @@
 """Tables of comma- or tab-separated values: their first rows, sorted by a column."""
 
 import csv
+import io
 import math
 from dataclasses import dataclass
 from itertools import islice
@@ -8,6 +9,8 @@ from typing import NamedTuple
 
 _ROWS = 1000
 _COLUMNS = 100
+_CELLS = 20_000
+"""Most values of all rows together."""
 _CELL = 300
 
 
@@ -52,7 +55,7 @@ def read_table(text: str, delimiter: str, order: TableOrder, *, cut: bool) -> Ta
     if delimiter == "," and first.count(";") > first.count(","):
         delimiter = ";"
     try:
-        read = list(islice(csv.reader(text.splitlines(keepends=True), delimiter=delimiter), _ROWS + 2))
+        read = list(islice(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), _ROWS + 2))
     except csv.Error:
         return None
     lines = [line for line in read if line]
@@ -60,7 +63,8 @@ def read_table(text: str, delimiter: str, order: TableOrder, *, cut: bool) -> Ta
         return None
     header, *rows = [[cell[:_CELL] for cell in line[:_COLUMNS]] for line in lines]
     width = len(header)
-    shown = [row[:width] + [""] * (width - len(row)) for row in rows[:_ROWS]]
+    most = min(_ROWS, _CELLS // width)
+    shown = [row[:width] + [""] * (width - len(row)) for row in rows[:most]]
     numeric = [bool(shown) and all(_number(row[at]) is not None for row in shown) for at in range(width)]
     if 0 < order.column <= width:
         at = order.column - 1
@@ -69,7 +73,7 @@ def read_table(text: str, delimiter: str, order: TableOrder, *, cut: bool) -> Ta
         else:
             shown.sort(key=lambda row: row[at], reverse=order.descending)
     wide = any(len(line) > _COLUMNS for line in lines)
-    return Table(header, shown, numeric, order, cut or wide or len(rows) > _ROWS)
+    return Table(header, shown, numeric, order, cut or wide or len(rows) > most)
 
 
 def _number(text: str) -> float | None:

@@ -294,3 +294,26 @@ def test_a_text_of_long_lines_has_its_other_parts(signed_in_browser, ended_job_i
     last = signed_in_browser.get(address).text
     assert "Bytes 262,144 to 330,001 of 330,001." in last
     assert 'rel="prev"' in last
+
+
+def test_markdown_that_is_not_rendered_says_so(signed_in_browser, job_id, worker, stores, folder):
+    (folder / "a.md").write_text("> " * 25 + "<deep>")
+    (folder / "many.npz").write_bytes(many_arrays())
+    job = worker.start()
+    stores.artifacts.close(job_id, 1, folder)
+    worker.end(job, exit_code=0)
+    page = look(signed_in_browser, job_id, "a.md").text
+    assert "Shown as plain text: Markdown of more than 128 KiB, deep nesting" in page
+    assert "&lt;deep&gt;</pre>" in page
+    assert (
+        "120 arrays: the first 100 are shown, 20 more are in the file."
+        in look(signed_in_browser, job_id, "many.npz").text
+    )
+
+
+def many_arrays():
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for number in range(120):
+            archive.writestr(f"{number}.npy", b"")
+    return packed.getvalue()

@@ -138,12 +138,12 @@ def tensor(tag, value):
 
 def test_scalars_of_event_files_are_series():
     content = event(1, scalar("loss", 0.5)) + event(2, tensor("loss", 0.25) + scalar("acc", 1.0))
-    series = read_scalars(io.BytesIO(content))
+    series = read_scalars(io.BytesIO(content)).series
     assert [(one.name, one.points) for one in series] == [
         ("loss", [(1.0, 1_700_000_000.0, 0.5), (2.0, 1_700_000_000.0, 0.25)]),
         ("acc", [(2.0, 1_700_000_000.0, 1.0)]),
     ]
-    assert len(read_scalars(io.BytesIO(content[:-5]))) == 1
+    assert len(read_scalars(io.BytesIO(content[:-5])).series) == 1
     assert look(content, "a/events.out.tfevents.1.host").kind == "scalars"
 
 
@@ -151,6 +151,6 @@ def test_a_damaged_event_file_has_the_scalars_before_the_damage():
     chance = random.Random(1)  # noqa: S311 - a repeatable test
     good = event(1, scalar("loss", 0.5))
     for length in range(200):
-        found = read_scalars(io.BytesIO(good + chance.randbytes(length)))
+        found = read_scalars(io.BytesIO(good + chance.randbytes(length))).series
         assert found[0].points[0] == (1.0, 1_700_000_000.0, 0.5)
-    assert read_scalars(io.BytesIO(struct.pack("<Q", 2**63) + bytes(100))) == []
+    assert read_scalars(io.BytesIO(struct.pack("<Q", 2**63) + bytes(100))).series == []
