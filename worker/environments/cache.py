@@ -195,7 +195,8 @@ class EnvironmentCache:
             _copy_pip(making)
             for package in wanted.copied:
                 _copy_package(package, site_packages(making))
-            self.installer.compile(site_packages(making), wanted.python, renew, lock)
+            if wanted.lines or wanted.copied:  # pip alone is not worth a process
+                self.installer.compile(site_packages(making), wanted.python, renew, lock)
             for script in (making / "bin").iterdir():
                 _use_interpreter_of_job(script)
             _make_read_only(making)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from support.browser import Browser
+from support.deployment import wait_until
 
 # Listens on every address, as servers in containers do, and answers with the headers that it received.
 SERVES = """
@@ -18,7 +19,9 @@ class Echo(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
         print("asked:", json.dumps(dict(self.headers)), flush=True)
-http.server.ThreadingHTTPServer(("0.0.0.0", int(os.environ["GRADIENT_PORT_8000"])), Echo).serve_forever()
+server = http.server.ThreadingHTTPServer(("0.0.0.0", int(os.environ["GRADIENT_PORT_8000"])), Echo)
+print("listening", flush=True)
+server.serve_forever()
 END
 """
 
@@ -41,6 +44,7 @@ def test_a_link_to_a_jobs_port_hands_no_session_to_the_job(deployment, browser):
     browser.sign_in(deployment.cli_json["url"], deployment.cli_json["apiKey"])
     browser.open(f"{deployment.cli_json['url']}/ui/jobs/{job_id}")
     browser.wait_for("document.querySelector('a.port')")
+    wait_until(lambda: b"listening" in deployment.raw_log(job_id), "the job to listen")
     browser.click("a.port")
     assert "cookie" not in headers_received(browser)
     browser.open(f"{deployment.cli_json['url']}/ui/jobs/{job_id}")
