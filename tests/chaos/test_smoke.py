@@ -44,8 +44,9 @@ def test_a_shells_own_words_and_lines_that_found_no_room_are_none():
 
 
 def test_a_process_that_opens_ever_more_files_is_found():
-    steady = ProcessVitals("w1", 1, 0.0, 600, first_files=30, files=90, first_mib=150, mib=170)
-    leaking = ProcessVitals("w3", 2, 0.0, 600, first_files=30, files=730, first_mib=150, mib=185)
+    at_a_peak, rising = [3, 3, 34, 19, 20, 66, 71], [30, 200, 340, 460, 590, 730]
+    steady = ProcessVitals("w1", 1, 0.0, 600, first_files=3, files=71, first_mib=150, mib=170, counts=at_a_peak)
+    leaking = ProcessVitals("w3", 2, 0.0, 600, first_files=30, files=730, first_mib=150, mib=185, counts=rising)
     assert find_leaks([steady]) == []
     (found,) = find_leaks([steady, leaking])
     assert "w3" in found

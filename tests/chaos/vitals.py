@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -30,6 +30,12 @@ class ProcessVitals:
     mib: float = 0.0
     most_files: int = 0
     most_mib: float = 0.0
+    counts: list[int] = field(default_factory=list)
+
+    @property
+    def resting_files(self) -> int:
+        """The least number of open files in the second half of its life: a fault's peak goes back, a leak does not."""
+        return min(self.counts[len(self.counts) // 2 :], default=0)
 
     def __str__(self) -> str:
         return (
@@ -81,15 +87,16 @@ class VitalsMonitor:
         if one.seconds < _WARM_UP_SECONDS:
             one.first_files, one.first_mib = one.files, one.mib
         file.write(f"{time.monotonic() - self._began:.0f},{name},{pid},{one.files},{one.mib:.0f}\n")
+        one.counts.append(one.files)
         one.most_files = max(one.most_files, one.files)
         one.most_mib = max(one.most_mib, one.mib)
 
 
 def find_leaks(measured: list[ProcessVitals]) -> list[str]:
-    """Processes that had far more at their end than after their start."""
+    """Return the processes that had far more later in their life than after their start."""
     found = [
         f"open files: {one}; `ls -l /proc/{one.pid}/fd` of a living one says which"
         for one in measured
-        if one.files - one.first_files > MAX_FILES_GROWTH
+        if one.resting_files - one.first_files > MAX_FILES_GROWTH
     ]
     return found + [f"memory: {one}" for one in measured if one.mib - one.first_mib > MAX_MIB_GROWTH]
