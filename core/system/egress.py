@@ -34,6 +34,11 @@ _NOT_PUBLIC = tuple(
     )
 )
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\Z")
+_NOT_ASCII = re.compile(
+    # Any character except the invisible ones: programs that connect drop these (UTS 46), so they may hide an address.
+    r"[^\x00-\x7f\xad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
+    r"\U000e0000-\U000e0fff]"
+)
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 
@@ -91,7 +96,7 @@ class Egress:
             self._check_address(address, host, field)
         elif plain in _LOCAL_NAMES or plain.endswith(".localhost"):
             raise _refused(host, "this machine itself", field)
-        elif not _NAME.match(plain) and plain.isascii():
+        elif not _NAME.match(_NOT_ASCII.sub("a", plain)):
             raise EgressRefused(f"{host[:80]!r} is not the name or address of a host.", field=field)
 
     def resolve(self, host: str, port: int, field: str) -> list[tuple[str, int]]:
@@ -181,7 +186,9 @@ def parse_ip(host: str) -> Address | None:
 
 
 def _normalize_host(host: str) -> str:
-    return unicodedata.normalize("NFKC", host).strip("[]").rstrip(".").lower()
+    # The ideographic full stop separates labels, too (IDNA); this normalization maps the other two full stops.
+    mapped = unicodedata.normalize("NFKC", host).replace("\u3002", ".")
+    return mapped.strip("[]").rstrip(".").lower()
 
 
 def _embedded(address: Address) -> ipaddress.IPv4Address | None:

@@ -40,6 +40,10 @@ FORBIDDEN_HOSTS = (
     "LOCALHOST",
     "localhost.",
     "evil.localhost",
+    "127\u30020\u30020\u30021",
+    "127\uff0e0\uff0e0\uff0e1",
+    "127\uff610\uff610\uff611",
+    "localhost\u3002",
 )
 """Refused as they stand."""
 

@@ -322,26 +322,32 @@ class AttemptRun:
             build=ImageBuild(dockerfile, spec.registry_target) if spec.use_dockerfile else None,
             ports=ports,
             login=secrets.login,
-            python=self._prepare_python(Path(working_dir or scratch.workspace)),
+            python=self._prepare_python(),
             check=self._check,
         )
 
-    def _prepare_python(self, folder: Path) -> JobPython | None:
+    def _prepare_python(self) -> JobPython | None:
+        folder = self._scratch.workspace / self._path_in_workspace()  # on this host, not as the job sees it
         check, confirm, progress = self._check, self._confirm, self._report_progress
         return prepare_python(self._context, self.job, self._scratch, folder, check, confirm, progress)
 
     def _working_dir(self) -> str | None:
         """Return the folder that the command starts in, as the job sees it; None if it is the workspace itself."""
         wanted = self.job.spec.working_dir
-        if wanted is None:
-            return None
-        if not is_in_workspace(wanted):
+        if wanted is None or not is_in_workspace(wanted):
             return wanted  # a folder of the container
+        workspace = base.WORKSPACE if self._backend.capabilities.mounts else self._scratch.workspace
+        return str(Path(workspace, self._path_in_workspace()))
+
+    def _path_in_workspace(self) -> str:
+        """Return the folder that the command starts in, relative to the workspace; `.` if it is a container's."""
+        wanted = self.job.spec.working_dir
+        if wanted is None or not is_in_workspace(wanted):
+            return "."
         within = str(PurePosixPath(base.WORKSPACE, wanted).relative_to(base.WORKSPACE))
         if not base.may_have_launched(self._scratch.control):  # once started, the job may remove the folder
             within = str(self._scratch.folder(within).relative_to(self._scratch.workspace.resolve()))
-        workspace = base.WORKSPACE if self._backend.capabilities.mounts else self._scratch.workspace
-        return str(Path(workspace, within))
+        return within
 
     def _set_phase(self, phase: str, detail: str | None = None) -> None:
         self._transition(lambda session: lifecycle.set_phase(session, self.job, phase, detail))

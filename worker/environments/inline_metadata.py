@@ -55,5 +55,5 @@ def read_metadata(text: str, source: str) -> dict[str, Any] | None:
     content = "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
     try:
         return tomllib.loads(content)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # the latter for nested values
         raise invalid(source, f"its metadata (# /// script) is not valid TOML: {error}.") from error

@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from uv import find_uv_bin
 
 from core.settings import Settings
 from core.system.filesystem import describe_shortage
 from worker.backends.base import LaunchError
+from worker.environments.declared_requirements import LockedProject
 
 OnLine = Callable[[str], None]
 """Called with each line that uv prints."""
@@ -32,6 +34,10 @@ _BLOCK_BYTES = 64 * 1024
 _PASSED_NAMES = re.compile(
     r"(UV_\w+|(ALL|HTTPS?|NO)_PROXY|SSL_CERT_(FILE|DIR)|PATH|HOME|USER|LANG|LC_\w+|TMPDIR|XDG_\w+)\Z", re.IGNORECASE
 )
+# The dependencies are in uv.lock. A project with a workspace of its own belongs to none in a parent folder.
+_PROJECT = '[project]\nname = "{}"\nversion = "0"\n[tool.uv.workspace]\n'
+# An index or a wheel's address: both may lead uv to other addresses.
+_NAMES_URL = re.compile(r"^--(index-url|extra-index-url|find-links) |@\s*https?:", re.MULTILINE | re.IGNORECASE)
 _NEEDS_BUILD = re.compile(r"building (from )?source|--no-build|no usable wheels", re.IGNORECASE)
 
 
@@ -89,15 +95,28 @@ class Installer:
             raise LaunchError("python_unavailable", f"Python {wanted} was downloaded, but does not run here")
         return found
 
-    def export_lock(self, project: Path, python: Path, check: Check) -> list[str]:
+    def export_lock(self, project: LockedProject, scratch: Path, python: Path, check: Check) -> list[str]:
         """Return the requirements that a project's uv.lock has, as lines of a requirements file.
+
+        uv sees neither the project's folder nor its pyproject.toml: from there it would read those of workspaces, in
+        parent folders and wherever members and links lead, and quote them in errors.
+
+        Args:
+            project: The project.
+            scratch: Folder for temporary files, which jobs cannot write.
+            python: The interpreter.
+            check: Called periodically; an exception ends uv.
 
         Raises:
             UvError: The lock file cannot be used.
         """
-        words = ["export", "--quiet", "--project", str(project), "--frozen", "--no-emit-project", "--no-default-groups"]
+        words = ["export", "--quiet", "--frozen", "--no-emit-project", "--no-default-groups"]
         words += ["--no-header", "--no-annotate", "--no-hashes", "--no-config", "--no-python-downloads"]
-        return self._run([*words, "--python", str(python)], check, _FIND_SECONDS).splitlines()
+        with TemporaryDirectory(dir=scratch, prefix="lock-") as folder:
+            Path(folder, "pyproject.toml").write_text(_PROJECT.format(project.name), encoding="utf-8")
+            Path(folder, "uv.lock").write_text(project.lock, encoding="utf-8")
+            words += ["--project", folder, "--python", str(python)]
+            return self._run(words, check, _FIND_SECONDS).splitlines()
 
     def install(self, folder: Path, python: Path, on_line: OnLine, check: Check, lock: int) -> None:
         """Make a virtual environment in a folder, with the packages of its requirements.txt, if it has one.
@@ -124,7 +143,9 @@ class Installer:
         words += ["--requirements", str(folder / "requirements.txt")]
         if (folder / "constraints.txt").exists():
             words += ["--constraints", str(folder / "constraints.txt")]
-        self._run(words, check, self._settings.environments.install_seconds, on_line, (lock,))
+        output = self._run(words, check, self._settings.environments.install_seconds, on_line, (lock,))
+        if _NAMES_URL.search((folder / "requirements.txt").read_text(encoding="utf-8")):
+            _refuse_local_wheels(folder, output)
 
     def compile(self, packages: Path, python: Path, check: Check, lock: int) -> None:
         """Compile packages, without running any of their code: an environment's own Python would, by `.pth` files.
@@ -211,6 +232,17 @@ class Installer:
             *lines, line = (line + block).split(b"\n")
             for one in lines:
                 on_line(one.decode(errors="replace").strip())
+
+
+def _refuse_local_wheels(environment: Path, output: str) -> None:
+    """Refuse packages that were files of this machine: uv follows an index's link to any file (`file:///…`).
+
+    uv has no option against that, but it stores the time of such a file beside the package.
+    """
+    for found in environment.glob("lib/python*/site-packages/*.dist-info/uv_cache.json"):
+        name = found.parent.name.removesuffix(".dist-info")
+        problem = f"{name} is a file of the worker's machine, which an address in requirements may not lead to."
+        raise UvError(problem, f"{output}\nerror: {problem}\n")
 
 
 def explain(error: UvError) -> str:

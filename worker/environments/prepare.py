@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 
 from core.db.models.jobs import Job
 from core.jobs import job_notes
@@ -94,9 +94,10 @@ class _Preparation:
         try:
             if SpecifierSet(wanted).contains(platform.python_version(), prereleases=True):
                 return service_python()
-        except InvalidSpecifier as error:
+        except ValueError as error:  # InvalidSpecifier, or a number of thousands of digits
             source = declared.source if declared else "--python"
-            raise invalid(source, f"requires-python {wanted!r} is not a version specifier such as >=3.11.") from error
+            problem = f"requires-python {wanted[:200]!r} is not a version specifier such as >=3.11."
+            raise invalid(source, problem) from error
         installer = self._environments.installer
         found = installer.find_python(wanted, self._check)
         if found is None:
@@ -107,7 +108,8 @@ class _Preparation:
     def _read_lock(self, declared: Declared, python: Path) -> None:
         assert declared.locked is not None  # noqa: S101 - for mypy: the caller has checked it
         try:
-            lines = self._environments.installer.export_lock(declared.locked, python, self._check)
+            installer = self._environments.installer
+            lines = installer.export_lock(declared.locked, self._scratch.root, python, self._check)
         except UvError as error:
             raise self._failed(error, declared.source) from error
         self.reader.add_lines(lines, declared.source)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 
 from core.errors import EgressRefused
 from core.system.egress import Egress
@@ -18,6 +18,9 @@ from worker.backends.base import LaunchError
 _MAX_BYTES = 16 * 1024**2
 """A large uv.lock has a few."""
 _MAX_LINES = 10_000
+_MAX_DEPTH = 20
+"""Most files that include one another by `-r` and `-c`."""
+_MAX_DETAIL = 600
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _OPTION = re.compile(r"(--?[A-Za-z][a-z-]*)(?:\s*=\s*|\s+|$)(.*)\Z")
 _INCLUDES = {"-r": "lines", "--requirement": "lines", "-c": "constraints", "--constraint": "constraints"}
@@ -37,7 +40,23 @@ _LOCAL = re.compile(r"(-e |\.{0,2}/|\.\Z|\.\[|~|[A-Za-z0-9_.-]+/|file:|.*\.(whl|
 
 def invalid(where: str, problem: str) -> LaunchError:
     """Return the error for a requirement that is refused."""
-    return LaunchError("requirements_invalid", f"{where}: {problem}")
+    text = f"{where}: {problem}"
+    if len(text) > _MAX_DETAIL:
+        text = f"{text[: _MAX_DETAIL - 1]}…"
+    # Names of files and options may have any character; PostgreSQL stores no NUL.
+    return LaunchError("requirements_invalid", "".join(one if one.isprintable() else "\ufffd" for one in text))
+
+
+def resolve(path: Path) -> Path:
+    """Resolve the links of a path that a workspace names.
+
+    Raises:
+        LaunchError: It is not a path, or a link leads to itself.
+    """
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise invalid(path.name, "this path cannot be followed: it is invalid, or a link leads to itself.") from error
 
 
 class RequirementsReader:
@@ -65,7 +84,7 @@ class RequirementsReader:
         Raises:
             LaunchError: The file is outside, too large, not a file or not UTF-8.
         """
-        found = path.resolve()
+        found = resolve(path)
         if not found.is_relative_to(self._workspace):
             raise invalid(path.name, "this file is outside of the workspace. Put it into the folder of the job.")
         try:
@@ -80,19 +99,22 @@ class RequirementsReader:
         except UnicodeDecodeError as error:
             raise invalid(path.name, "this file is not UTF-8 text. Save it as UTF-8.") from error
 
-    def add_file(self, path: Path, kind: str = "lines") -> None:
+    def add_file(self, path: Path, kind: str = "lines", depth: int = 1) -> None:
         """Add the requirements of a file, with the files that it includes.
 
         Raises:
             LaunchError: A line is refused.
         """
-        if (path.resolve(), kind) in self._seen:
+        if depth > _MAX_DEPTH:
+            raise invalid(path.name, f"more than {_MAX_DEPTH} files include one another. Use fewer files.")
+        found = resolve(path)
+        if (found, kind) in self._seen:
             return
-        self._seen.add((path.resolve(), kind))
+        self._seen.add((found, kind))
         for number, line in _logical_lines(self.read_text(path)):
             where = f"{path.name}, line {number}"
             if line.startswith("-"):
-                self._add_option(line, where, path, kind)
+                self._add_option(line, where, path, kind, depth)
             else:
                 self._add(line, where, kind)
 
@@ -114,11 +136,11 @@ class RequirementsReader:
         self._check_url(url, source)
         self._append(f"--extra-index-url {url}", source, "lines")
 
-    def _add_option(self, line: str, where: str, path: Path, kind: str) -> None:
+    def _add_option(self, line: str, where: str, path: Path, kind: str, depth: int) -> None:
         matched = _OPTION.match(line)
         name, value = (matched[1], matched[2].strip()) if matched else (line, "")
         if name in _INCLUDES and value:
-            self.add_file(path.parent / value, "constraints" if kind == "constraints" else _INCLUDES[name])
+            self.add_file(path.parent / value, "constraints" if kind == "constraints" else _INCLUDES[name], depth + 1)
         elif name in _INDEXES and value:
             self._check_url(value, where)
             self._append(f"{_INDEXES[name]} {value}", where, kind)
@@ -135,10 +157,10 @@ class RequirementsReader:
             raise invalid(where, f"the option {option[1]} is not supported here. Remove it.")
         try:
             requirement = Requirement(plain)
-        except InvalidRequirement as error:
+        except (ValueError, RecursionError) as error:  # the latter for nested markers
             if _LOCAL.match(plain):
                 raise invalid(where, _explain_local(plain)) from error
-            reason = str(error).splitlines()[0]
+            reason = str(error).partition("\n")[0]
             raise invalid(where, f"{plain[:200]!r} is not a requirement such as numpy>=2: {reason}.") from error
         if requirement.url is not None:
             self._check_url(requirement.url, where)

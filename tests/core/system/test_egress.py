@@ -34,6 +34,19 @@ def test_what_is_no_host_is_refused(host):
         rule().check_host(host, "host")
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1\ufe0f", "1\u034f27.0.0.1", "127.0.0.1\u3164", "%31%32%37.0.0.1\u3042"])
+def test_an_address_is_not_hidden_by_characters_that_programs_drop_or_decode(host):
+    with pytest.raises(EgressRefused):
+        rule().check_url(f"https://{host}/simple", "requirements.txt")
+
+
+@pytest.mark.parametrize(
+    "host", ["b\u00fccher.example", "\u4f8b\u3048.jp", "1.\u0440\u0444", "\u0928\u092e\u0938\u094d\u0924\u0947.example"]
+)
+def test_names_in_other_scripts_are_not_refused(host):
+    assert rule().check_url(f"https://{host}/simple", "requirements.txt") == (host, 443)
+
+
 @pytest.mark.parametrize(
     "url", ["ssh://git@github.com/a.git", "git://github.com/a.git", "file:///etc", "ext::sh", "//x"]
 )

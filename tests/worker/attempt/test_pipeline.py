@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 from support.deployment import wait_until
+from support.servers.package_index import PackageIndex
 from support.servers.postgres import BackendTerminator
 
 from core.db import migrations
@@ -28,7 +29,7 @@ from worker.attempt.monitor import JobMonitor
 from worker.attempt.periodic import Schedule
 from worker.attempt.pipeline import AttemptRun, run_attempt
 from worker.backends import process
-from worker.backends.base import read_control
+from worker.backends.base import WORKSPACE, read_control
 from worker.backends.process import ProcessBackend
 from worker.environments.prepare import _Preparation
 
@@ -311,6 +312,22 @@ def test_a_working_directory_is_a_folder_of_the_workspace(host, claim, asked):
     (workspace / "sub" / "deep").mkdir(parents=True)
     run_attempt(host, job, AttemptControl())
     assert output(host, job) == [f"{workspace}/sub/deep", str(workspace)]
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_the_requirements_of_the_working_directory_are_installed(host, claim, tmp_path, monkeypatch, sandbox):
+    host.settings.process.sandbox = sandbox
+    index = PackageIndex(tmp_path / "index")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+    index.add_wheel("inner")
+    job = claim("python -c 'import inner; print(inner.VERSION)'; pwd", working_dir="sub")
+    workspace = host.scratch(job.id, 1).workspace
+    (workspace / "sub").mkdir(parents=True)
+    (workspace / "sub" / "requirements.txt").write_text("inner\n")
+    (workspace / "requirements.txt").write_text("outer\n")
+    run_attempt(host, job, AttemptControl())
+    index.close()
+    assert output(host, job) == ["1.0", str((Path(WORKSPACE) if sandbox == "auto" else workspace) / "sub")]
 
 
 def test_a_working_directory_that_leads_out_is_refused(host, claim, tmp_path):

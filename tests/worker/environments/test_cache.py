@@ -260,3 +260,25 @@ def test_a_full_disk_ends_the_installation(index, tmp_path, attempt):
     cache = EnvironmentCache(Settings(home=tmp_path / "home", disk={"min_free_mb": 10**9}))
     with pytest.raises(LaunchError, match="disk_full"):
         use(cache, attempt(), "tiny")
+
+
+def test_an_index_that_a_job_names_cannot_link_to_files_of_this_machine(index, cache, attempt, monkeypatch, tmp_path):
+    index.add_wheel("tiny")
+    naming = (f"--index-url {index.url}", "tiny")
+    assert use(cache, attempt(), *naming)[1], "an index may have its own files"
+    wheel = index.add_wheel("other").rename(tmp_path / "other-1.0-py3-none-any.whl")
+    link = f'<!DOCTYPE html><html><body><a href="{wheel.as_uri()}">{wheel.name}</a></body></html>'
+    monkeypatch.setattr(index, "respond", lambda _: link.encode())
+    for _ in range(2):  # the second time from uv's cache
+        with pytest.raises(UvError, match="file of the worker's machine") as refused:
+            use(cache, attempt(), *naming[:1], "other")
+        assert "other-1.0 is a file of the worker's machine" in explain(refused.value)
+    assert len(environments(cache)) == 1
+    assert use(cache, attempt(), "other")[1], "an administrator's index may have files"
+
+
+def test_a_wheel_that_a_job_names_cannot_require_files_of_this_machine(index, cache, attempt, tmp_path):
+    secret = index.add_wheel("other").rename(tmp_path / "other-1.0-py3-none-any.whl")
+    wheel = index.add_wheel("tiny", requires=(f"other @ {secret.as_uri()}",))
+    with pytest.raises(UvError, match="file of the worker's machine"):
+        use(cache, attempt(), f"tiny @ {index.url.removesuffix('/simple')}/files/{wheel.name}")

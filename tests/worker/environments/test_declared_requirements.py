@@ -5,7 +5,7 @@ import pytest
 from core.settings.network import EgressSettings
 from core.system.egress import Egress
 from worker.backends.base import LaunchError
-from worker.environments.declared_requirements import Declared, find_declared
+from worker.environments.declared_requirements import Declared, LockedProject, find_declared
 from worker.environments.inline_metadata import script_of
 from worker.environments.requirements_file import RequirementsReader
 
@@ -67,13 +67,13 @@ def test_the_most_specific_place_counts(find):
     assert find({}, command="python -m main") == (Declared("requirements.txt"), ["listed"])
 
 
-def test_a_lock_file_stands_for_its_project(find, tmp_path):
+def test_a_lock_file_stands_for_its_project(find):
     lock = (
         '[[package]]\nname = "a"\nsource = { registry = "https://pypi.org/simple" }\n'
         '[[package]]\nname = "torch"\nsource = { registry = "https://download.pytorch.org/whl/cpu" }\n'
     )
     found, lines = find({"pyproject.toml": PROJECT, "uv.lock": lock})
-    assert found == Declared("uv.lock", ">=3.12", tmp_path)
+    assert found == Declared("uv.lock", ">=3.12", LockedProject("p", lock))
     assert lines == ["--extra-index-url https://download.pytorch.org/whl/cpu"]
 
 
@@ -93,6 +93,16 @@ def test_a_file_for_tools_alone_declares_nothing(find):
             "uv.lock",
         ),
         ({"pyproject.toml": "[project]\nrequires-python = 3\n"}, "requires-python"),
+        ({"pyproject.toml": 'tool = 3\n[project]\ndependencies = ["a"]\n'}, "tool is not a table"),
+        ({"pyproject.toml": '[project]\ndependencies = ["a"]\n[tool]\nuv = 3\n'}, "uv is not a table"),
+        ({"pyproject.toml": "x = " + "[" * 5000 + "]" * 5000}, "not valid TOML"),
+        ({"pyproject.toml": "x = " + "9" * 5000}, "not valid TOML"),
+        ({"pyproject.toml": PROJECT, "uv.lock": 'package = ["x"]\n'}, "package is not a list of tables"),
+        ({"pyproject.toml": PROJECT, "uv.lock": "package = 3\n"}, "package is not a list of tables"),
+        ({"pyproject.toml": PROJECT, "uv.lock": "[[package]]\nsource = 3\n"}, "source is not a table"),
+        ({"pyproject.toml": "[project]\n", "uv.lock": ""}, "project.name is missing"),
+        ({"pyproject.toml": '[project]\nname = "p\\n"\n', "uv.lock": ""}, "project.name is missing"),
+        ({"main.py": "# /// script\n# x = " + "[" * 5000 + "]" * 5000 + "\n# ///\n"}, "not valid TOML"),
         ({"main.py": "# /// script\n# dependencies = [\n# ///\n"}, "not valid TOML"),
         ({"main.py": '# /// script\n# dependencies = ["inline"]\n\nprint(1)\n'}, "is empty or does not end"),
         ({"main.py": SCRIPT + SCRIPT}, "more than one block"),
@@ -108,3 +118,15 @@ def test_what_cannot_be_used_says_what_to_do(find, files, says):
 def test_a_conda_file_beside_requirements_is_left_alone(find):
     found, _ = find({"environment.yml": "dependencies: [numpy]\n", "requirements.txt": "six\n"})
     assert found == Declared("requirements.txt")
+
+
+@pytest.mark.parametrize("name", ["loop.py", "n" * 5000 + ".py", "'a\0b.py'"])
+def test_a_script_whose_path_cannot_be_followed_is_refused(find, tmp_path, name):
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    with pytest.raises(LaunchError, match="requirements_invalid") as refused:
+        find({}, command=f"python {name}")
+    assert "\0" not in refused.value.detail
+
+
+def test_an_index_of_a_lock_file_that_is_no_text_is_left_out(find):
+    assert find({"pyproject.toml": PROJECT, "uv.lock": "[[package]]\nsource = {registry = []}\n"})[1] == []

@@ -119,3 +119,32 @@ def test_a_string_of_several_lines_is_refused(reader, line):
     with pytest.raises(LaunchError):
         reader.add_index("https://mirror.example.org/simple\n-e /etc", "uv.lock")
     assert not reader.lines
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "numpy; " + "(" * 3000 + "python_version > '3'" + ")" * 3000,
+        "-r a\0b.txt",
+        "-\0",
+        "-r " + "n" * 5000,
+        "-r loop.txt",
+    ],
+)
+def test_a_hostile_line_is_refused_with_a_text_that_can_be_stored(reader, tmp_path, line):
+    (tmp_path / "workspace" / "loop.txt").symlink_to("loop.txt")
+    with pytest.raises(LaunchError) as refused:
+        reader.add_file(add(tmp_path, f"{line}\n"))
+    assert refused.value.reason == "requirements_invalid"
+    assert "\0" not in refused.value.detail
+    assert len(refused.value.detail) <= 600
+
+
+def test_files_that_include_one_another_too_deeply_are_refused(reader, tmp_path):
+    for number in range(1500):
+        add(tmp_path, f"-r {number + 1}.txt\n", f"{number}.txt")
+    add(tmp_path, "numpy\n", "1500.txt")
+    reader.add_file(tmp_path / "workspace" / "1490.txt")
+    assert reader.lines == ["numpy"]
+    with pytest.raises(LaunchError, match="more than 20 files include one another"):
+        reader.add_file(tmp_path / "workspace" / "0.txt")
