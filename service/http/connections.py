@@ -12,14 +12,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import h11
-from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
 from core.settings.api import ApiSettings
 from service.http.asgi_scope import client_network
+from service.http.websocket_connections import WebSocketConnection
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +219,10 @@ class Connection(H11Protocol):
         super().handle_websocket_upgrade(event)
         protocol = self.transport.get_protocol()
         if isinstance(protocol, WebSocketConnection):
-            protocol.upgraded_from = self
+            protocol.upgraded_from, protocol.send_seconds = self, self._limits.send_seconds
+            if self._write_deadline is not None:  # only the new protocol will be told to resume
+                self.resume_writing()
+                protocol.pause_writing()
 
     def websocket_accepted(self) -> None:
         """Cancel the timeout of the handshake."""
@@ -264,30 +266,6 @@ class Connection(H11Protocol):
             self.end()
         else:
             self._measure_body()
-
-
-class WebSocketConnection(WebSocketsSansIOProtocol):
-    """The protocol of a connection that became a WebSocket.
-
-    Attributes:
-        upgraded_from: The connection, which is counted until its end.
-    """
-
-    upgraded_from: Connection | None = None
-
-    async def send(self, message: ASGISendEvent) -> None:
-        """Send a message of the application."""
-        await super().send(message)
-        if message["type"] == "websocket.accept" and self.upgraded_from is not None:
-            self.upgraded_from.websocket_accepted()
-        if self.initial_response is not None and self.close_sent:
-            self.handshake_complete = True  # it was refused; uvicorn would log that as an error
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop counting the connection."""
-        super().connection_lost(exc)
-        if self.upgraded_from is not None:
-            self.upgraded_from.websocket_closed()
 
 
 def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:

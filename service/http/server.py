@@ -10,7 +10,8 @@ from fastapi import FastAPI
 
 from core.jobs.exec.channel import MAX_PAYLOAD
 from service.deps import AppState
-from service.http.connections import BACKLOG, Connection, Connections, WebSocketConnection
+from service.http.connections import BACKLOG, Connection, Connections
+from service.http.websocket_connections import WebSocketConnection
 
 _GRACEFUL_SECONDS = 10
 _HEADER_BYTES = 64 * 1024
