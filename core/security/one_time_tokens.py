@@ -41,6 +41,12 @@ def issue(session: Session, purpose: Purpose, subject: str) -> str:
     return token
 
 
+def subject(database: Database, purpose: Purpose, token: str) -> str | None:
+    """Return the id of the key or of the user of a token, which stays valid; None if it is unknown, used or expired."""
+    with database.read() as session:
+        return session.scalar(select(OneTimeToken.subject).where(*_is_valid(purpose, token)))
+
+
 def redeem(database: Database, purpose: Purpose, token: str, use: Callable[[Session, str], T]) -> T | None:
     """Redeem a token, in one transaction with its use: of several concurrent calls only one succeeds.
 
@@ -53,14 +59,12 @@ def redeem(database: Database, purpose: Purpose, token: str, use: Callable[[Sess
     Returns:
         What `use` returned; None if the token is unknown, used or expired.
     """
-    good = _is_valid(purpose, token)
-    with database.read() as session:  # guesses must not take the database's write lock
-        if session.scalar(select(OneTimeToken.subject).where(*good)) is None:
-            return None
+    if subject(database, purpose, token) is None:  # guesses must not take the database's write lock
+        return None
     with database.write() as session:
-        used = delete(OneTimeToken).where(*good).returning(OneTimeToken.subject)
-        subject = session.scalar(used, execution_options={"synchronize_session": False})
-        return None if subject is None else use(session, subject)
+        used = delete(OneTimeToken).where(*_is_valid(purpose, token)).returning(OneTimeToken.subject)
+        owner_id = session.scalar(used, execution_options={"synchronize_session": False})
+        return None if owner_id is None else use(session, owner_id)
 
 
 def _is_valid(purpose: Purpose, token: str) -> tuple[ColumnElement[bool], ...]:

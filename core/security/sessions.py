@@ -1,4 +1,4 @@
-"""Browser sessions: opened with an API key; ended by logout, by expiry, or with their key.
+"""Browser sessions: opened with an API key; ended by logout, by expiry, with their key, or by many newer ones.
 
 The cookie holds a random token, the database its SHA-256.
 """
@@ -17,12 +17,20 @@ from core.security.row_cache import RowCache
 from core.settings.api import SignInSettings
 from core.storage.retention import DAY_SECONDS
 
+MAX_PER_KEY = 50
+"""Most sessions of one key; one more ends the one that was unused for longest."""
 _TOKEN_BYTES = 32
 _LAST_USED_SECONDS = 60
 
 
 def open_session(session: Session, key_id: str, settings: SignInSettings) -> str:
-    """Open a session for a valid key; returns the token for its cookie."""
+    """Open a session for a valid key; returns the token for its cookie.
+
+    If the key has `MAX_PER_KEY` sessions, the one that was unused for longest ends.
+    """
+    by_use = (BrowserSession.last_used_at.desc(), BrowserSession.created_at.desc(), BrowserSession.id)
+    of_key = select(BrowserSession.id).where(BrowserSession.key_id == key_id).order_by(*by_use)
+    _delete(session, BrowserSession.id.in_(of_key.offset(MAX_PER_KEY - 1)))
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     values = {
         "id": new_id("s"),

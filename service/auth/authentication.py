@@ -1,8 +1,9 @@
 """Authentication: an API key in a header, or a browser session opened with one."""
 
 import re
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Security
@@ -26,10 +27,17 @@ _BearerKey = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The authenticated caller: the id and the name of the API key."""
+    """The authenticated caller.
+
+    Attributes:
+        id: Id of the API key.
+        name: Name of the API key.
+        session_token: Token of the browser session that authenticated the caller; None: the key itself did.
+    """
 
     id: str
     name: str
+    session_token: str | None = field(default=None, repr=False)
 
 
 async def require_key(
@@ -72,7 +80,17 @@ async def require_key_or_session(
     if header or bearer or not token:
         return await require_key(connection, app_state, header, bearer)
     key = await run_in_threadpool(app_state.sessions.key, token)
-    return _count_request(connection, app_state, Principal(key.id, key.name))
+    return _count_request(connection, app_state, Principal(key.id, key.name, token))
+
+
+def authorization(app_state: AppState, caller: Principal) -> Callable[[], object]:
+    """Return a function that raises `Unauthorized` once the caller's key or session is no longer valid.
+
+    It may query the database, so it runs in a thread.
+    """
+    if caller.session_token is not None:
+        return partial(app_state.sessions.key, caller.session_token)
+    return partial(app_state.keys.get, caller.id)
 
 
 def _use_client_request_id(connection: HTTPConnection) -> None:

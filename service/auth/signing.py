@@ -90,14 +90,17 @@ class Signer:
 
     def verify(self, purpose: str, text: str, stamp: str, seconds: int) -> bool:
         """Verify a stamp: signature of this text for this purpose, age, and validity of its API key."""
+        return self.key_id(purpose, text, stamp, seconds) is not None
+
+    def key_id(self, purpose: str, text: str, stamp: str, seconds: int) -> str | None:
+        """Return the id of the API key that a stamp was issued for; None if `verify` refuses the stamp."""
         try:
             key_id = (
                 self._timestamp_signer(purpose, text).unsign(stamp.encode(errors="replace"), max_age=seconds).decode()
             )
-            self._keys.get(key_id)
+            return self._keys.get(key_id).id
         except (BadSignature, Unauthorized):
-            return False
-        return True
+            return None
 
     def _timestamp_signer(self, purpose: str, text: str) -> TimestampSigner:
         oldest_first = self._signing_keys.all()[::-1]

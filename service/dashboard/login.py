@@ -1,6 +1,8 @@
-"""Signing in with an API key, and protection of forms against requests from other sites (CSRF)."""
+"""Signing in with an API key or a one-time ticket, and protection of forms against requests from other sites (CSRF)."""
 
+import math
 import re
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, cast
 from urllib.parse import urlsplit
@@ -10,6 +12,7 @@ from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 
+from core.db.models.credentials import ApiKey
 from core.errors import Unauthorized
 from core.security import one_time_tokens
 from core.security.one_time_tokens import Purpose
@@ -18,6 +21,7 @@ from service.auth.session_cookie import clear_session_cookie, session_token, set
 from service.auth.sign_in_throttle import FailureBackoff
 from service.dashboard.rendering import render_page
 from service.deps import AppState, AppStateDep
+from service.http.asgi_scope import client_network
 
 FORM_FIELDS = 8
 """Largest number of fields in a form; no form has files."""
@@ -28,10 +32,16 @@ HOME = "/ui/jobs"
 
 _PAGE_PATH = re.compile(r"/ui(?:/[^/\\\x00-\x20][^\\\x00-\x20]*)?\Z")
 _MAX_KEY = 500
+_MAX_TICKET = 100
+_OWN_SITES = {None, "none", "same-origin"}
+"""`Sec-Fetch-Site` of a link that no other site gave: none is sent over untrusted connections."""
 
 
 def wrong_key_backoff() -> FailureBackoff:
-    """Return the delays of addresses that sent ten wrong keys, each less than a minute after the one before."""
+    """Return the delays of addresses that sent ten wrong keys, each less than a minute after the one before.
+
+    Only wrong keys are delayed: nobody finds a right one by trial, and many people may share an address.
+    """
     return FailureBackoff(free=10, first=60.0, longest=60.0, forgotten=60.0)
 
 
@@ -70,28 +80,26 @@ def redirect_home() -> Response:
 
 @router.get("/ui/login", response_model=None)
 def show_sign_in(
+    request: Request,
     app_state: AppStateDep,
     wanted: Annotated[str | None, Query(alias="next")] = None,
     ticket: str | None = None,
     ended: str | None = None,
 ) -> Response:
-    """Show the sign-in form, or sign in with a one-time ticket."""
+    """Show the sign-in form, or sign in with a one-time ticket; ask first if another site may have sent it."""
     target = safe_redirect_target(wanted)
     if ticket is None:
         problem = "Your session has ended. Sign in again." if ended else None
         return render_page("login.html", target=target, problem=problem)
-    token = one_time_tokens.redeem(app_state.database, Purpose.TICKET, ticket, partial(_open_session, app_state))
-    if token is None:
-        problem = "This link was used already, or is older than ten minutes. Sign in with an API key."
-        return render_page("login.html", 401, target=target, problem=problem)
+    key_id = one_time_tokens.subject(app_state.database, Purpose.TICKET, ticket)
+    if key_id is not None:
+        current = _current_key(request, app_state)
+        is_foreign = request.headers.get("sec-fetch-site") not in _OWN_SITES
+        if is_foreign or (current is not None and current.id != key_id):
+            offered = app_state.keys.get(key_id)
+            return render_page("confirm_sign_in.html", target=target, ticket=ticket, offered=offered, current=current)
     # Not a redirect: after a link on another site, the browser would not send the cookie with it.
-    answer = render_page("continue.html", target=target)
-    set_session_cookie(answer, token, app_state.settings)
-    return answer
-
-
-def _open_session(app_state: AppState, session: Session, key_id: str) -> str:
-    return open_session(session, app_state.keys.get(key_id).id, app_state.settings.sign_in)
+    return _sign_in_with_ticket(request, app_state, ticket, target, render_page("continue.html", target=target))
 
 
 @router.post("/ui/login", response_model=None, dependencies=[SameOriginForm])
@@ -99,24 +107,64 @@ def sign_in(
     request: Request,
     app_state: AppStateDep,
     key: Annotated[str, Form(max_length=_MAX_KEY)] = "",
+    ticket: Annotated[str, Form(max_length=_MAX_TICKET)] = "",
     wanted: Annotated[str, Form(alias="next")] = HOME,
 ) -> Response:
-    """Open a session with an API key."""
+    """Open a session with an API key, or with a ticket that the user confirmed."""
     target = safe_redirect_target(wanted)
-    wrong_keys = cast("FailureBackoff", request.app.state.wrong_keys)
-    address = request.client.host if request.client else ""
-    if wait := wrong_keys.wait_seconds(address):
-        problem = f"Too many wrong keys. Try again in {wait:.0f} seconds."
-        answer: Response = render_page("login.html", 429, target=target, problem=problem)
-        answer.headers["Retry-After"] = f"{wait:.0f}"
-        return answer
+    answer = RedirectResponse(target, 303)
+    if ticket:
+        return _sign_in_with_ticket(request, app_state, ticket, target, answer)
     try:
         known = app_state.keys.authenticate(key.strip())
     except Unauthorized as error:
-        wrong_keys.record_failure(address)
-        return render_page("login.html", 401, target=target, problem=error.message)
-    answer = RedirectResponse(target, 303)
-    set_session_cookie(answer, app_state.sessions.open(known.id), app_state.settings)
+        return _wrong_key_page(request, target, error.message)
+    app_state.limits.requests.acquire(known.id)
+    _start_session(request, app_state, app_state.sessions.open(known.id), answer)
+    return answer
+
+
+def _sign_in_with_ticket(request: Request, app_state: AppState, ticket: str, target: str, answer: Response) -> Response:
+    """Return `answer` with the cookie of a new session, or the sign-in form if the ticket is not valid."""
+    token = one_time_tokens.redeem(app_state.database, Purpose.TICKET, ticket, partial(_open_session, app_state))
+    if token is None:
+        problem = "This link was used already, or is older than ten minutes. Sign in with an API key."
+        return render_page("login.html", 401, target=target, problem=problem)
+    _start_session(request, app_state, token, answer)
+    return answer
+
+
+def _open_session(app_state: AppState, session: Session, key_id: str) -> str:
+    key = app_state.keys.get(key_id)
+    app_state.limits.requests.acquire(key.id)
+    return open_session(session, key.id, app_state.settings.sign_in)
+
+
+def _start_session(request: Request, app_state: AppState, token: str, answer: Response) -> None:
+    """Set the cookie of a new session, and end the one that it replaces in this browser."""
+    if replaced := session_token(request, app_state.settings):
+        app_state.sessions.end(replaced)
+    set_session_cookie(answer, token, app_state.settings)
+
+
+def _current_key(request: Request, app_state: AppState) -> ApiKey | None:
+    """Return the key of this browser's session; None if it has no valid one."""
+    token = session_token(request, app_state.settings)
+    with suppress(Unauthorized):
+        return app_state.sessions.key(token) if token else None
+    return None
+
+
+def _wrong_key_page(request: Request, target: str, problem: str) -> Response:
+    """Count a wrong key and say what is wrong with it; or, after many of them, only how long to wait."""
+    wrong_keys = cast("FailureBackoff", request.app.state.wrong_keys)
+    client = client_network(request.client.host if request.client else None)
+    wait = math.ceil(wrong_keys.wait_seconds(client))
+    if not wait:
+        wrong_keys.record_failure(client)
+        return render_page("login.html", 401, target=target, problem=problem)
+    answer = render_page("login.html", 429, target=target, problem=f"Too many wrong keys. Try again in {wait} seconds.")
+    answer.headers["Retry-After"] = str(wait)
     return answer
 
 

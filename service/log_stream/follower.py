@@ -6,15 +6,18 @@
     phase    the job's state, phase and reason, whenever they change
     removed  the log was deleted: when, and by which policy
     end      the job ended and every line was sent
+    error    the stream ends early: the job was deleted, or the key or the session is no longer valid
 
 While nothing happens, a follower only polls the job's row and its log once a second, and holds neither a thread nor a
 session in between. A worker on the same host wakes the followers when the row changes. The reason why a job waits is
-polled less often: its cost grows with the queue.
+polled less often: its cost grows with the queue. The key is checked every 15 s, beside the job's row; followers of one
+key share its cached row.
 """
 
 import json
 import logging
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,7 +29,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from core.db.models.jobs import Job
-from core.errors import GradientError, JobNotFound, StoreUnavailable
+from core.errors import GradientError, JobNotFound, StoreUnavailable, Unauthorized
 from core.formatting import iso_time, iso_time_ms
 from core.jobs import queries
 from core.jobs.scheduling.wait_status import WaitStatus, wait_statuses
@@ -48,6 +51,7 @@ _LINES_AFTER_GAP = 100
 _AFTER_GAP_SECONDS = 0.2
 _JOB_POLL_SECONDS = 1.0
 _QUEUE_POLL_SECONDS = 5.0
+_AUTHORIZE_SECONDS = 15.0
 _MIN_POLL_SECONDS = 0.01
 _BURST_SECONDS = 0.05
 _KEEP_ALIVE_SECONDS = 15.0
@@ -64,21 +68,29 @@ class LogStream(Response):
         job_id: Id of the job.
         after: The last line that the client has.
         key: Id of the client's API key.
+        authorize: Raises `Unauthorized` once the key or the session is no longer valid.
         max_behind: Most lines that the client may be behind before lines are skipped; None: every line is sent.
     """
 
     def __init__(
-        self, app_state: AppState, job_id: str, after: int, key: str, *, max_behind: int | None = None
+        self,
+        app_state: AppState,
+        job_id: str,
+        after: int,
+        key: str,
+        *,
+        authorize: Callable[[], object],
+        max_behind: int | None = None,
     ) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(headers=headers, media_type="text/event-stream")
         del self.headers["content-length"]
         self._app_state = app_state
         self._key = key
-        self._follower = LogFollower(app_state, job_id, after, max_behind=max_behind)
+        self._follower = LogFollower(app_state, job_id, after, authorize=authorize, max_behind=max_behind)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the job ends, the client disconnects or the service stops.
+        """Send events until the job or the authorization ends, the client disconnects or the service stops.
 
         Raises:
             LimitReached: The key follows too many logs.
@@ -183,11 +195,22 @@ class LogFollower:
         app_state: The application's state.
         job_id: Id of the job.
         after: The last line that the client has.
+        authorize: Raises `Unauthorized` once the client may not follow any more; None: it always may.
         max_behind: Most lines that the client may be behind before lines are skipped; None: every line is sent.
     """
 
-    def __init__(self, app_state: AppState, job_id: str, after: int, *, max_behind: int | None = None) -> None:
+    def __init__(
+        self,
+        app_state: AppState,
+        job_id: str,
+        after: int,
+        *,
+        authorize: Callable[[], object] | None = None,
+        max_behind: int | None = None,
+    ) -> None:
         self._app_state = app_state
+        self._authorize = authorize
+        self._next_authorization_at = time.monotonic() + _AUTHORIZE_SECONDS
         self._job_id = job_id
         self._reader = app_state.logs.reader(job_id)
         self._after = after
@@ -216,6 +239,9 @@ class LogFollower:
 
     def poll(self) -> bytes:
         """Return the events for everything new."""
+        if refusal := self._check_authorization():
+            self.done = True
+            return refusal
         out: list[bytes] = []
         nudged = self._app_state.logs.notified_at(self._job_id)
         if nudged != self._notified_at or time.monotonic() >= self.next_job_poll_at:
@@ -224,6 +250,19 @@ class LogFollower:
         if not self.done:
             out.extend(self._poll_log())
         return b"".join(out)
+
+    def _check_authorization(self) -> bytes:
+        """Return the last event for a client that may not follow any more; empty if it may, or if no check is due."""
+        if self._authorize is None or time.monotonic() < self._next_authorization_at:
+            return b""
+        self._next_authorization_at = time.monotonic() + _AUTHORIZE_SECONDS
+        try:
+            self._authorize()
+        except Unauthorized as error:
+            return _format_event("error", _error_fields(error, 401))
+        except StoreUnavailable:  # the next check may succeed
+            pass
+        return b""
 
     def _poll_job(self) -> list[bytes]:
         try:

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.jobs import queries
 from core.storage.retention import OutputKind
-from service.auth.authentication import PageCaller, SearchSlot
+from service.auth.authentication import PageCaller, SearchSlot, authorization
 from service.deps import AppState, AppStateDep, ReadSession
 from service.http import file_responses
 from service.http.errors import problem
@@ -26,7 +26,8 @@ _LOG_RESPONSES: dict[int | str, dict[str, Any]] = {
             "Lines. With `Accept: text/event-stream`: events `line`, `partial`, `phase` and `end`, followed until the "
             "job has ended; `Last-Event-ID` resumes the stream after a line. With `maxBehind`, an event `gap` "
             "names the lines that were skipped, which can still be read as pages. If a policy deleted the log, the "
-            "only event before `end` is `removed`."
+            "only event before `end` is `removed`. Once the key or the session is no longer valid, the last event is "
+            "`error`."
         ),
         "content": {_EVENT_STREAM: {"schema": {"type": "string"}}},
     }
@@ -52,7 +53,8 @@ def read_log(
     if _EVENT_STREAM in request.headers.get("accept", ""):
         seen = _parse_last_event_id(last_event_id)
         after = _start_line(app_state, job, wanted) if seen is None else seen
-        return LogStream(app_state, job_id, after, caller.id, max_behind=wanted.max_behind)
+        authorize = authorization(app_state, caller)
+        return LogStream(app_state, job_id, after, caller.id, authorize=authorize, max_behind=wanted.max_behind)
     return read_log_page(session, app_state, job, _start_line(app_state, job, wanted), wanted.limit)
 
 

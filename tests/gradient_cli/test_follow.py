@@ -130,6 +130,18 @@ def test_a_broken_stream_is_taken_up_where_it_broke(cli, server, protocol, follo
     assert resumed == ["0", "2", "2", "2"]
 
 
+def test_a_revoked_key_ends_the_follower_and_is_told(cli, server, protocol, followed):
+    told = {"error": {"name": "Unauthorized", "status": 401, "message": "The API key k1 was revoked."}}
+    followed(
+        protocol.Reply(stream=[protocol.line(1, "one"), protocol.event("error", told)]),
+        protocol.error(401, "The API key k1 was revoked.", name="Unauthorized"),
+    )
+    made = cli(*BASICS)
+    assert (made.stdout, made.returncode != 0) == ("one\n", True)
+    assert "The API key k1 was revoked" in made.stderr
+    assert len(server.requests_to("GET", f"/jobs/{protocol.id}/logs")) == 2, "it connects again once and not for ever"
+
+
 def test_a_limit_or_a_failure_of_the_server_ends_no_follower(cli, protocol, followed):
     limited = protocol.error(429, "Limit reached: 1 stream for one key.", name="LimitReached")
     limited.headers["Retry-After"] = "1"

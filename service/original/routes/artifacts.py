@@ -56,6 +56,7 @@ def list_artifacts(
     name="original_list_artifacts_by_page",
     openapi_extra=openapi_params(*_LIST_PARAMS, "startAfter"),
     responses=REMOVED_RESPONSE,
+    dependencies=[SearchSlot],
 )
 def list_artifacts_by_page(
     request: Request, given: OriginalParams, session: ReadSession, app_state: AppStateDep, caller: Caller

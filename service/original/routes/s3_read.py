@@ -1,20 +1,24 @@
 """S3's read protocol over a job's files, as far as the npm client speaks it: ListObjects (version 1) and GET.
 
 Requests are authorized by the session token from `artifactsGet`; their signature is not checked. The bucket's name
-has a dot, so that clients put it into the path and not into the host name.
+has a dot, so that clients put it into the path and not into the host name. Requests count as those of the token's key,
+and a list takes one of its slots for searches until it is sent.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Annotated
 from xml.sax.saxutils import escape
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
 from core.db.models.jobs import Job
-from core.errors import NotFound
+from core.errors import LimitReached, NotFound
 from core.formatting import iso_time, iso_time_ms
 from core.jobs import queries
 from core.storage.artifacts.store import ArtifactFile
@@ -32,6 +36,9 @@ TOKEN_SECONDS = 3600
 _PURPOSE = "s3-session"
 _XML = "application/xml"
 _XML_NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+_PIECE_LENGTH = 64 * 1024
+"""Length from which on a part of a list is sent: each part is a hop to another thread."""
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f]")
 _TEXT = {"content": {_XML: {"schema": {"type": "string"}}}}
 _RESPONSES = {
     **file_responses.RESPONSES,
@@ -39,6 +46,7 @@ _RESPONSES = {
     304: {"description": "Not modified: the client has this version."},
     403: {"description": "The session token is missing or not valid.", **_TEXT},
     404: {"description": "The bucket or key does not exist.", **_TEXT},
+    429: {"description": "A limit of the token's key is reached.", **_TEXT},
 }
 
 router = APIRouter(prefix=PREFIX)
@@ -51,27 +59,49 @@ def issue_token(app_state: AppState, caller: Principal, job_id: str) -> str:
     return f"{job_id}.{app_state.signer.sign(_PURPOSE, job_id, caller.id)}"
 
 
+async def _admit(request: Request, app_state: AppStateDep, token: Token = "") -> AsyncIterator[str | Response]:
+    """Yield the id of the token's job, or a refusal; count the request, and hold a slot while a list is sent."""
+    job_id, _, stamp = token.partition(".")
+    key_id = await run_in_threadpool(app_state.signer.key_id, _PURPOSE, job_id, stamp, TOKEN_SECONDS)
+    if key_id is None:
+        yield _error_response(
+            403, "InvalidToken", "The provided token is malformed or otherwise invalid, or has expired."
+        )
+        return
+    async with AsyncExitStack() as held:
+        admitted: str | Response = job_id
+        try:
+            app_state.limits.requests.acquire(key_id)
+            if not request.path_params.get("key"):
+                await held.enter_async_context(app_state.limits.searches.slot(key_id))
+        except LimitReached as error:
+            admitted = _error_response(429, "SlowDown", error.message)
+            admitted.headers["Retry-After"] = str(error.retry_after)
+        yield admitted
+
+
+# Until the response was sent, not only until the function returns: a list is read while it is sent.
+Admitted = Annotated[str | Response, Depends(_admit, scope="request")]
+
+
 @router.get("/{bucket}", name="s3_list_bucket", response_class=Response, responses=_RESPONSES)
 @router.get(f"/{{bucket}}/{{key:{FILE}}}", name="s3_read", response_class=Response, responses=_RESPONSES)
 def read_bucket(
+    admitted: Admitted,
     request: Request,
     session: ReadSession,
     app_state: AppStateDep,
     bucket: str,
     key: str = "",
     prefix: Annotated[str, Query(description="only keys that begin so")] = "",
-    token: Token = "",
 ) -> Response:
     """Read a file, or, without a key, list the files."""
-    job_id, _, stamp = token.partition(".")
-    if not app_state.signer.verify(_PURPOSE, job_id, stamp, TOKEN_SECONDS):
-        return _error_response(
-            403, "InvalidToken", "The provided token is malformed or otherwise invalid, or has expired."
-        )
+    if isinstance(admitted, Response):
+        return admitted
     if bucket != BUCKET:
         return _error_response(404, "NoSuchBucket", "The specified bucket does not exist.")
     try:
-        return _response(request, session, app_state, queries.get(session, job_id), key, prefix)
+        return _response(request, session, app_state, queries.get(session, admitted), key, prefix)
     except NotFound as error:
         return _error_response(404, "NoSuchKey", error.message)
 
@@ -89,17 +119,29 @@ def _response(request: Request, session: Session, app_state: AppState, job: Job,
 
 
 def _list_xml(job: Job, files: Iterator[ArtifactFile], prefix: str) -> Iterator[str]:
-    """Yield the whole list as one page: the client does not request a second one."""
-    yield f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="{_XML_NAMESPACE}"><Name>{BUCKET}</Name>'
-    yield f"<Prefix>{_escape_xml(prefix)}</Prefix><Marker/><MaxKeys>1000000</MaxKeys><IsTruncated>false</IsTruncated>"
+    """Yield the whole list as one page, in large parts: the client does not request a second one."""
+    head = (
+        f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="{_XML_NAMESPACE}"><Name>{BUCKET}</Name>'
+        f"<Prefix>{_escape_xml(prefix)}</Prefix><Marker/><MaxKeys>1000000</MaxKeys><IsTruncated>false</IsTruncated>"
+    )
+    parts, length = [head], len(head)
     for one in files:
         key = f"{job.id}/{one.path}"
         if key.startswith(prefix):
-            etag = one.sha256 or f"{one.size:x}-{one.mtime_ms:x}"
-            yield f"<Contents><Key>{_escape_xml(key)}</Key><LastModified>{iso_time_ms(one.mtime_ms)}</LastModified>"
-            yield f"<ETag>&quot;{etag}&quot;</ETag><Size>{one.size}</Size>"
-            yield "<StorageClass>STANDARD</StorageClass></Contents>"
-    yield "</ListBucketResult>"
+            parts.append(_list_entry(key, one))
+            length += len(parts[-1])
+        if length >= _PIECE_LENGTH:
+            yield "".join(parts)
+            parts, length = [], 0
+    yield "".join([*parts, "</ListBucketResult>"])
+
+
+def _list_entry(key: str, file: ArtifactFile) -> str:
+    etag = file.sha256 or f"{file.size:x}-{file.mtime_ms:x}"
+    return (
+        f"<Contents><Key>{_escape_xml(key)}</Key><LastModified>{iso_time_ms(file.mtime_ms)}</LastModified>"
+        f"<ETag>&quot;{etag}&quot;</ETag><Size>{file.size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+    )
 
 
 def _error_response(status: int, code: str, message: str) -> Response:
@@ -110,4 +152,4 @@ def _error_response(status: int, code: str, message: str) -> Response:
 
 def _escape_xml(text: str) -> str:
     """Escape text for XML, with character references for control characters: not valid XML, but parsers accept them."""
-    return "".join(one if one >= " " else f"&#{ord(one)};" for one in escape(text))
+    return _CONTROL_CHARACTERS.sub(lambda found: f"&#{ord(found[0])};", escape(text))

@@ -116,6 +116,24 @@ def test_a_ticket_is_good_for_ten_minutes_and_for_nothing_else(database):
     assert one_time_tokens.redeem(database, Purpose.TICKET, ticket, lambda _, subject: subject) is None
 
 
+def test_a_key_has_a_limited_number_of_sessions(database, stores, api_key, monkeypatch):
+    monkeypatch.setattr("core.security.sessions.MAX_PER_KEY", 3, raising=False)
+    key_id = api_key.split("_")[1]
+    with database.write() as session:
+        other, _ = api_keys.create(session, "other")
+    others = [stores.sessions.open(other.id) for _ in range(3)]
+    tokens = [stores.sessions.open(key_id) for _ in range(3)]
+    with database.write() as session:  # the first one is in use, the second one is not
+        for number, token in enumerate(tokens):
+            own = BrowserSession.sha256 == hashlib.sha256(token.encode()).digest()
+            session.execute(update(BrowserSession).where(own).values(last_used_at=now(-60 * (number or 0.1))))
+    tokens += [stores.sessions.open(key_id), stores.sessions.open(key_id)]
+    with database.read() as session:
+        kept = {row.sha256 for row in session.scalars(select(BrowserSession))}
+    assert [hashlib.sha256(token.encode()).digest() in kept for token in tokens] == [True, False, False, True, True]
+    assert all(hashlib.sha256(token.encode()).digest() in kept for token in others)
+
+
 def test_the_signing_key_is_made_once_for_its_owner_alone(tmp_path):
     path = tmp_path / "new" / "session.key"
     [key] = SigningKeys(path).all()

@@ -10,10 +10,13 @@ import pytest
 from support.deployment import EMPTY_SSL_CONTEXT
 from support.live_service import LiveServer, make_job_body
 
+from core.errors import Unauthorized
 from core.security import api_keys, one_time_tokens
 from core.security.one_time_tokens import Purpose
 from core.settings.api import ApiSettings, SignInSettings
+from core.settings.limits import LimitSettings
 from service.auth import sign_in_throttle
+from service.auth.per_key_limits import Limits
 from service.auth.session_cookie import COOKIES
 from service.dashboard.login import safe_redirect_target, wrong_key_backoff
 from service.main import create_app
@@ -89,14 +92,25 @@ def test_a_wrong_key_says_what_is_wrong(anonymous_browser, key):
     assert "set-cookie" not in answer.headers
 
 
-def test_after_ten_wrong_keys_even_a_right_one_waits(anonymous_browser, live_server, app):
+def test_after_ten_wrong_keys_only_wrong_ones_wait(anonymous_browser, live_server, app):
+    """A stranger behind the same proxy keeps nobody out."""
     for _ in range(10):
         assert anonymous_browser.post("/ui/login", data={"key": "wrong"}).status_code == 401
-    refused = anonymous_browser.post("/ui/login", data={"key": live_server.api_key})
-    assert refused.status_code == 429
-    assert 0 < int(refused.headers["retry-after"]) <= 60
-    app.state.wrong_keys = wrong_key_backoff()
+    for _ in range(2):
+        refused = anonymous_browser.post("/ui/login", data={"key": "wrong"})
+        assert (refused.status_code, "Too many wrong keys" in refused.text) == (429, True)
+        assert 0 < int(refused.headers["retry-after"]) <= 60
     assert anonymous_browser.post("/ui/login", data={"key": live_server.api_key}).status_code == 303
+    assert anonymous_browser.post("/ui/login", data={"key": "wrong"}).status_code == 429, "they wait still"
+    app.state.wrong_keys = wrong_key_backoff()
+    assert anonymous_browser.post("/ui/login", data={"key": "wrong"}).status_code == 401
+
+
+def test_wrong_keys_count_for_the_network_of_their_address(anonymous_browser, app, monkeypatch):
+    monkeypatch.setattr("service.dashboard.login.client_network", lambda host: f"network of {host}", raising=False)
+    for _ in range(10):
+        anonymous_browser.post("/ui/login", data={"key": "wrong"})
+    assert app.state.wrong_keys.wait_seconds("network of 127.0.0.1") > 0
 
 
 def test_wrong_keys_count_for_their_address_and_not_for_ever(monkeypatch):
@@ -212,6 +226,83 @@ def test_a_ticket_opens_one_session_once(anonymous_browser, stores, api_key, liv
     again = anonymous_browser.get("/ui/login", params={"ticket": ticket})
     assert (again.status_code, "used already" in again.text) == (401, True)
     assert anonymous_browser.get("/ui/jobs").status_code == 303
+
+
+@pytest.fixture
+def ticket(stores, api_key):
+    with stores.database.write() as session:
+        return one_time_tokens.issue(session, Purpose.TICKET, api_key.split("_")[1])
+
+
+@pytest.fixture
+def other_key(database):
+    with database.write() as session:
+        return api_keys.create(session, "of somebody else")[1]
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_ticket_in_a_link_of_another_site_has_to_be_confirmed(anonymous_browser, ticket, site):
+    """Otherwise another site could sign a browser in as somebody else, who then sees what is submitted."""
+    followed = {"params": {"ticket": ticket, "next": "/ui/jobs?state=Running"}, "headers": {"Sec-Fetch-Site": site}}
+    for _ in range(2):
+        asked = anonymous_browser.get("/ui/login", **followed)
+        assert (asked.status_code, "set-cookie" in asked.headers) == (200, False)
+    assert f'name="ticket" value="{ticket}"' in asked.text
+    assert "<b>tests</b>" in asked.text
+    form = {"ticket": ticket, "next": "/ui/jobs?state=Running"}
+    foreign = anonymous_browser.post("/ui/login", data=form, headers={"Sec-Fetch-Site": site})
+    assert (foreign.status_code, "set-cookie" in foreign.headers) == (403, False)
+    confirmed = anonymous_browser.post("/ui/login", data=form)
+    assert (confirmed.status_code, confirmed.headers["location"]) == (303, "/ui/jobs?state=Running")
+    assert anonymous_browser.get("/ui/jobs").status_code == 200
+    assert anonymous_browser.post("/ui/login", data=form).status_code == 401
+
+
+def test_a_ticket_of_another_key_than_the_sessions_has_to_be_confirmed(anonymous_browser, ticket, other_key, stores):
+    anonymous_browser.post("/ui/login", data={"key": other_key})
+    before = anonymous_browser.cookies[COOKIE]
+    asked = anonymous_browser.get("/ui/login", params={"ticket": ticket})
+    assert (asked.status_code, "set-cookie" in asked.headers) == (200, False)
+    assert "of somebody else" in asked.text
+    assert stores.sessions.key(before).id == other_key.split("_")[1]
+    assert anonymous_browser.post("/ui/login", data={"ticket": ticket}).status_code == 303
+    assert stores.sessions.key(anonymous_browser.cookies[COOKIE]).name == "tests"
+    with pytest.raises(Unauthorized):
+        stores.sessions.key(before)
+
+
+def test_a_ticket_of_the_sessions_own_key_needs_no_confirmation(signed_in_browser, ticket):
+    answer = signed_in_browser.get("/ui/login", params={"ticket": ticket}, headers={"Sec-Fetch-Site": "none"})
+    assert (answer.status_code, "set-cookie" in answer.headers) == (200, True)
+
+
+@pytest.mark.parametrize("by", ["key", "ticket"])
+def test_signing_in_again_ends_the_session_before(signed_in_browser, stores, live_server, ticket, by):
+    before = signed_in_browser.cookies[COOKIE]
+    if by == "key":
+        signed_in_browser.post("/ui/login", data={"key": live_server.api_key})
+    else:
+        signed_in_browser.get("/ui/login", params={"ticket": ticket})
+    assert signed_in_browser.cookies[COOKIE] != before
+    assert signed_in_browser.get("/ui/jobs").status_code == 200
+    with pytest.raises(Unauthorized):
+        stores.sessions.key(before)
+
+
+def test_a_wrong_key_ends_no_session(signed_in_browser):
+    assert signed_in_browser.post("/ui/login", data={"key": "wrong"}).status_code == 401
+    assert signed_in_browser.get("/ui/jobs").status_code == 200
+
+
+def test_sign_ins_count_as_requests_of_the_key(anonymous_browser, stores, live_server, ticket):
+    stores.limits = Limits(LimitSettings(requests_per_minute=2))
+    answers = [anonymous_browser.post("/ui/login", data={"key": live_server.api_key}) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [303, 303, 429]
+    assert "GRADIENT_LIMITS__REQUESTS_PER_MINUTE" in answers[-1].text
+    anonymous_browser.cookies.clear()
+    assert anonymous_browser.get("/ui/login", params={"ticket": ticket}).status_code == 429
+    stores.limits = Limits(LimitSettings())
+    assert anonymous_browser.get("/ui/login", params={"ticket": ticket}).status_code == 200, "the ticket is still good"
 
 
 @pytest.mark.parametrize(

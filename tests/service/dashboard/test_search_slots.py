@@ -37,6 +37,7 @@ def ids(client, worker, stores, tmp_path):
         ("/ui/comparisons/{comparison}", "core.comparison.comparisons.measure"),
         ("POST /comparisons/from-jobs", "core.comparison.comparisons.measure"),
         ("/jobs/artifactsList?jobId={job}&links=true", "service.original.routes.artifacts._file_shapes"),
+        ("/jobs/artifactsListV2?jobId={job}&links=true", "service.original.routes.artifacts._file_shapes"),
     ],
 )
 def test_a_key_asks_for_few_of_them_at_once(client, ids, monkeypatch, path, slow):

@@ -1,10 +1,19 @@
 """Outputs of ended jobs: links that work without a key, S3's protocol, and their limits."""
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from urllib.parse import quote, unquote, urlsplit
 from xml.etree import ElementTree as ET
 
 import pytest
+from support.live_service import wait_until
+
+from core.settings.limits import LimitSettings
+from core.storage.artifacts.manifests import ArtifactFile
+from service.auth.per_key_limits import Limits
+from service.original.routes import s3_read
 
 FILES = {"out.txt": b"42\n", "sub/a b.bin": bytes(range(256)), "ünï & <x>.txt": b"x", "a\x01b": b"odd"}
 TOKEN = "x-amz-security-token"
@@ -150,6 +159,58 @@ def test_s3_s_protocol_refuses_in_its_own_words(s3, anonymous_client, client):
         answer = anonymous_client.get(path, headers=sent)
         assert answer.status_code in {status, 404}, (path, answer.text)
         assert f"<Code>{code}</Code>" in answer.text or answer.status_code == 404
+
+
+def test_a_long_list_of_s3_s_protocol_is_sent_in_large_pieces():
+    """Each piece is a hop to another thread, which costs more than the lines of one file."""
+    files = [ArtifactFile(f"folder/{number}.bin", number, 1_700_000_000_000, None) for number in range(5000)]
+    job = SimpleNamespace(id="j1")
+    pieces = list(s3_read._list_xml(job, iter(files), ""))
+    text = "".join(pieces)
+    assert text.count("<Contents>") == text.count("</Contents>") == 5000
+    assert text.endswith("</ListBucketResult>")
+    assert len(pieces) <= len(text) // 65_536 + 1
+    assert max(map(len, pieces)) < 65_536 + 1000
+    [empty] = s3_read._list_xml(job, iter([]), "")
+    assert empty.endswith("<IsTruncated>false</IsTruncated></ListBucketResult>")
+
+
+def test_requests_by_s3_s_protocol_count_as_those_of_the_key(s3, client, anonymous_client, stores):
+    bucket, folder, headers = s3
+    stores.limits = Limits(LimitSettings(requests_per_minute=3))
+    paths = (bucket, f"{bucket}/{folder}/out.txt", bucket, bucket)
+    answers = [anonymous_client.get(path, headers=headers) for path in paths]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+    assert "<Code>SlowDown</Code>" in answers[-1].text
+    assert "GRADIENT_LIMITS__REQUESTS_PER_MINUTE" in answers[-1].text
+    assert 0 < int(answers[-1].headers["retry-after"]) <= 60
+    assert client.get("/jobs").status_code == 429, "the token's key is over its limit"
+
+
+def test_a_key_lists_few_files_at_once_by_s3_s_protocol(s3, anonymous_client, stores, monkeypatch):
+    bucket, folder, headers = s3
+    stores.limits = Limits(LimitSettings(searches=2, wait_seconds=0.2))
+    go_on, began = threading.Event(), threading.Semaphore(0)
+
+    def wait(*_args):
+        began.release()
+        assert go_on.wait(60)
+        yield "<ListBucketResult/>"
+
+    monkeypatch.setattr(s3_read, "_list_xml", wait)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(anonymous_client.get, bucket, headers=headers) for _ in range(4)]
+        try:
+            for _ in range(2):
+                assert began.acquire(timeout=30)
+            wait_until(lambda: sum(one.done() for one in asked) == 2)
+            assert anonymous_client.get(f"{bucket}/{folder}/out.txt", headers=headers).status_code == 200
+        finally:
+            go_on.set()
+        answers = [one.result(30) for one in asked]
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429]
+    assert all("GRADIENT_LIMITS__SEARCHES" in answer.text for answer in answers if answer.status_code == 429)
+    assert anonymous_client.get(bucket, headers=headers).status_code == 200, "the slots are free again"
 
 
 def test_links_are_absolute_under_the_name_the_client_used(links, live_server):

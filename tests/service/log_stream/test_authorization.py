@@ -1,0 +1,124 @@
+"""A followed log ends with the key or the session that opened it."""
+
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+from support.live_service import make_job_body, wait_until
+
+from core.errors import StoreUnavailable
+from core.security import api_keys
+from service.auth.session_cookie import COOKIES
+from service.log_stream import follower as log_follower
+from service.log_stream.follower import LogFollower
+
+COOKIE = COOKIES[1]
+
+
+@pytest.fixture(autouse=True)
+def _checked_often(monkeypatch):
+    monkeypatch.setattr(log_follower, "_AUTHORIZE_SECONDS", 0.05, raising=False)
+
+
+@pytest.fixture
+def job_id(client, worker):
+    created = client.post("/jobs", json=make_job_body()).json()["id"]
+    worker.start()
+    return created
+
+
+class Follower:
+    """Follows a log in a thread until its stream ends."""
+
+    def __init__(self, client, job_id, headers):
+        self.text = ""
+        self._asked = client, f"/jobs/{job_id}/logs", {"Accept": "text/event-stream", **headers}
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        wait_until(lambda: "event: phase" in self.text)
+
+    def _run(self):
+        client, path, headers = self._asked
+        with client.stream("GET", path, headers=headers) as answer:
+            for chunk in answer.iter_text():
+                self.text += chunk
+
+    def last_event(self):
+        name, _, data = self.text.strip().rpartition("event: ")[2].partition("\ndata: ")
+        return name, json.loads(data)
+
+
+def revoke(stores, key_id):
+    with stores.database.write() as session:
+        api_keys.revoke(session, key_id)
+    stores.keys.clear()
+
+
+def check_ended(follower, stores, job_id):
+    follower.thread.join(20)
+    assert not follower.thread.is_alive(), "it follows on"
+    name, data = follower.last_event()
+    assert (name, data["error"]["name"], data["error"]["status"]) == ("error", "Unauthorized", 401)
+    with stores.logs.open_writer(job_id, 1) as log:
+        log.append(b"secret\n", 1000)
+    assert "secret" not in follower.text
+
+
+def test_a_followed_log_ends_when_its_key_is_revoked(anonymous_client, job_id, stores):
+    with stores.database.write() as session:
+        key, secret = api_keys.create(session, "carol")
+        key_id = key.id
+    follower = Follower(anonymous_client, job_id, {"x-api-key": secret})
+    revoke(stores, key_id)
+    check_ended(follower, stores, job_id)
+    assert f"The API key {key_id} was revoked" in follower.text
+    again = anonymous_client.get(f"/jobs/{job_id}/logs", headers={"Accept": "text/event-stream", "x-api-key": secret})
+    assert again.status_code == 401, "a client that connects again learns why"
+
+
+def test_a_followed_log_ends_when_its_user_signs_out(anonymous_client, job_id, stores, api_key):
+    token = stores.sessions.open(api_key.split("_")[1])
+    follower = Follower(anonymous_client, job_id, {"Cookie": f"{COOKIE}={token}"})
+    stores.sessions.end(token)
+    check_ended(follower, stores, job_id)
+    assert "This browser session has ended" in follower.text
+
+
+def test_a_key_in_a_header_is_checked_and_not_the_cookie_beside_it(anonymous_client, job_id, stores, api_key):
+    with stores.database.write() as session:
+        key, secret = api_keys.create(session, "carol")
+        key_id = key.id
+    token = stores.sessions.open(api_key.split("_")[1])
+    follower = Follower(anonymous_client, job_id, {"x-api-key": secret, "Cookie": f"{COOKIE}={token}"})
+    revoke(stores, key_id)
+    check_ended(follower, stores, job_id)
+
+
+def test_a_key_is_checked_every_fifteen_seconds_and_not_at_every_poll(stores, job_id, monkeypatch):
+    monkeypatch.setattr(log_follower, "_AUTHORIZE_SECONDS", 15.0)
+    clock = [1000.0]
+    monkeypatch.setattr(log_follower, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    checks = []
+    follower = LogFollower(stores, job_id, 0, authorize=lambda: checks.append(clock[0]))
+    follower.create_folder()
+    for _ in range(60):
+        clock[0] += 1
+        follower.poll()
+    assert checks == [1015.0, 1030.0, 1045.0, 1060.0]
+
+
+def test_a_log_is_followed_on_while_the_database_does_not_answer(stores, job_id, monkeypatch):
+    monkeypatch.setattr(log_follower, "_AUTHORIZE_SECONDS", 0.0)
+    checks = []
+
+    def authorize():
+        checks.append(True)
+        raise StoreUnavailable("It does not answer.")
+
+    follower = LogFollower(stores, job_id, 0, authorize=authorize)
+    with stores.logs.open_writer(job_id, 1) as log:
+        log.append(b"one\n", 1000)
+    assert b'"one"' in follower.poll()
+    assert checks
+    assert not follower.done
