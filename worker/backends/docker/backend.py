@@ -35,6 +35,7 @@ from worker.backends.docker.container.config import LABEL_ATTEMPT, LABEL_HOME, L
 from worker.backends.docker.container.container_exec import ContainerStream, connect_to_container, run_in_container
 from worker.backends.docker.container.exit_status import determine_exit
 from worker.backends.docker.container.launcher import Launcher
+from worker.backends.docker.container.volumes import measure_folders, volume_folders
 from worker.backends.docker.engine.client import (
     OLDEST_API,
     ContainerState,
@@ -59,14 +60,6 @@ _INSPECT_TIMEOUT_SECONDS = 5.0
 """Polling delays the job's output: an engine that hangs must not do so for long."""
 _BACKOFF_FACTOR = 5
 _START_SECONDS = 15.0
-
-# Every process except the init, the wrapper, which forwards a signal and records the exit code, and this shell.
-_TERMINATE_ALL_SCRIPT = """
-for folder in /proc/[0-9]*; do
-    pid=${folder#/proc/}
-    case $pid in 1 | $$ | "$1") ;; *) kill -TERM "$pid" 2>/dev/null ;; esac
-done
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,21 +161,22 @@ class DockerBackend(Backend):
         return determine_exit(handle, inspection.state, code)
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
-        """See `Backend.stop`."""
-        name = container_name(handle["name"])
+        """See `Backend.stop`.
+
+        No program is started in the container for it: the image decides what that does, and the job may suspend it.
+        The wrapper passes SIGTERM on to every process.
+        """
         if grace:
             write_control_file(Path(handle["control"]), STOPPING_FILE, "asked to end")
+        name, number = container_name(handle["name"]), "SIGTERM" if grace else "SIGKILL"
         try:
-            if grace:
-                self._terminate_all(name, read_control(Path(handle["control"]), "started") or "1")
-            else:
-                self._engine.call(lambda api: api.kill(name))
-        except EngineRefused as error:  # it has ended, or cannot start one more process, or the engine fails
+            self._polling_engine.call(lambda api: api.kill(name, number))
+        except EngineRefused as error:  # it has ended, or the engine fails
             logger.info("signal_refused", extra={"error": error.detail})
-            reached = error.transient and _signal_processes(handle, grace=grace)
-            if grace and not reached:
-                self._signal_init(name)
-        except EngineUnavailable:
+            if error.transient:
+                _signal_processes(handle, grace=grace)
+        except EngineUnavailable as error:  # also while the job suspends a command that is just being started in it
+            logger.info("engine_not_answering", extra={"error": str(error)})
             _signal_processes(handle, grace=grace)
         with self._lock:
             self._inspections.pop(handle["name"], None)
@@ -201,13 +195,18 @@ class DockerBackend(Backend):
             return None
 
     def layer_bytes(self, handle: Handle) -> int:
-        """See `Backend.layer_bytes`: the engine scans the container's own files for it."""
+        """See `Backend.layer_bytes`: the engine scans the container's own files, this worker its volumes."""
         filters = {"name": [f"^/{container_name(handle['name'])}$"]}
         try:
             found = self._engine.call(lambda api: api.containers(all=True, size=True, filters=filters))
+            folders = volume_folders(self._engine, found)
         except EngineError as error:
             raise LaunchError("engine_unavailable", str(error)) from error
-        return sum(one.get("SizeRw") or 0 for one in found)
+        size = sum(one.get("SizeRw") or 0 for one in found)
+        try:
+            return size + measure_folders(folders, lambda: self._is_gone(handle["name"]))
+        except OSError as error:
+            raise LaunchError("launch_failed", f"the container's volumes were not measured: {error}") from error
 
     def run_in_job(self, handle: Handle, request: ExecRequest) -> ContainerStream:
         """See `ExecBackend.run_in_job`."""
@@ -287,6 +286,11 @@ class DockerBackend(Backend):
             return False
         return not any(_job_processes(handle).all())
 
+    def _is_gone(self, name: str) -> bool:
+        """Return whether a container is known to have ended."""
+        inspection = self._inspect(name, _INSPECT_SECONDS)
+        return inspection is not None and (inspection.state is None or inspection.state.ended)
+
     def _terminated_exit(self, handle: Handle) -> Exit | None:
         """Return how a job ended that got a SIGTERM not sent by this worker; None while the engine does not answer.
 
@@ -304,20 +308,6 @@ class DockerBackend(Backend):
             return None
         return Exit(TERMINATED, "engine_restarted" if restarted else None)
 
-    def _terminate_all(self, name: str, wrapper: str) -> None:
-        command = ["/bin/sh", "-c", _TERMINATE_ALL_SCRIPT, "sh", wrapper if wrapper.isdecimal() else "1"]
-        made = self._engine.call(lambda api: api.exec_create(name, command))
-        self._engine.call(lambda api: api.exec_start(made["Id"]))
-        if self._engine.call(lambda api: api.exec_inspect(made["Id"]))["ExitCode"] not in {0, 1}:
-            self._signal_init(name)
-
-    def _signal_init(self, name: str) -> None:
-        """Send SIGTERM to the container's first process, which forwards it to the wrapper, and that to the command."""
-        try:
-            self._engine.call(lambda api: api.kill(name, "SIGTERM"))
-        except EngineError as error:
-            logger.info("signal_refused", extra={"error": str(error)})
-
     def _warn_without_live_restore(self, info: dict[str, Any]) -> None:
         if not self._warned and not info.get("LiveRestoreEnabled"):
             logger.warning(
@@ -327,13 +317,13 @@ class DockerBackend(Backend):
         self._warned = True
 
 
-def _signal_processes(handle: Handle, *, grace: bool) -> bool:
-    """Signal the job through the kernel when the engine cannot; return whether any process was asked to end."""
+def _signal_processes(handle: Handle, *, grace: bool) -> None:
+    """Signal the job through the kernel when the engine cannot."""
     processes = _job_processes(handle)
     if grace:
-        return processes.terminate(spare_leader=False) > 0
-    processes.kill(spare_leader=False)
-    return False
+        processes.terminate(spare_leader=False)
+    else:
+        processes.kill(spare_leader=False)
 
 
 def _job_processes(handle: Handle) -> JobProcesses:

@@ -3,7 +3,7 @@
 import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
-from support.servers.private_docker_engine import SHELL_IMAGE
+from support.servers.private_docker_engine import build_layer, list_busybox_commands, read_busybox
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
@@ -37,7 +37,33 @@ def test_what_a_job_writes_outside_of_its_folders_is_measured(docker_server, tmp
     assert place.backend.layer_bytes(handle) == 0
 
 
-def test_a_job_that_fills_its_containers_own_disk_is_ended(docker_server, tmp_path, sqlite_database: Database):
+@pytest.fixture
+def volume_image(docker_server):
+    """An image with a volume at /data, with a file of its own."""
+    name = "gradient-test:volume"
+    with docker_server.client() as client:
+        files = {"bin/busybox": read_busybox(), "tmp/": None, "data/": None, "data/own": b"own"}
+        layer = build_layer(files, links=list_busybox_commands())
+        changes = ["ENV PATH=/bin", "VOLUME /data"]
+        client.import_image_from_data(layer, repository="gradient-test", tag="volume", changes=changes)
+        yield name
+        client.remove_image(name, force=True)
+
+
+def test_what_a_job_writes_into_a_volume_of_its_image_is_measured(docker_server, tmp_path, volume_image):
+    place = placed(docker_server, tmp_path)
+    spec = place.spec(FILL.replace("/tmp", "/data"), container=volume_image)
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"full\n", "it to be full")
+    assert 8 * MIB <= place.backend.layer_bytes(handle) < 12 * MIB
+    place.clear()
+    assert place.backend.layer_bytes(handle) == 0
+
+
+@pytest.mark.parametrize("folder", ["/tmp", "/data"], ids=["own", "volume"])
+def test_a_job_that_fills_its_containers_own_disk_is_ended(
+    docker_server, tmp_path, sqlite_database: Database, volume_image, folder
+):
     """For an engine whose disk has no quotas, as that of the tests."""
     settings = Settings(
         home=tmp_path / "home",
@@ -49,7 +75,8 @@ def test_a_job_that_fills_its_containers_own_disk_is_ended(docker_server, tmp_pa
 
     def submit(session):
         project, _ = projects.get_or_create(session, "default")
-        spec = JobSpec(machine_type="CPU", command=FILL, container=SHELL_IMAGE, stop_grace=5)
+        fill = FILL.replace("/tmp", folder)
+        spec = JobSpec(machine_type="CPU", command=fill, container=volume_image, stop_grace=5)
         machine = Catalogue.load().get("CPU")
         submission.submit(
             session, NewJob(spec=spec, machine=machine, backend="docker", project=project, submitted_by="t")

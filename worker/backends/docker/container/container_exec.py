@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,20 @@ def connect_to_container(engine: Engine, handle: Handle, port: int, session_id: 
     raise ExecRefused(text if text.startswith("The image") else f"Nothing in the job listens on port {port}.")
 
 
+def _run_detached(engine: Engine, container: str, command: Sequence[str]) -> None:
+    """Start a command in a container without a connection to it.
+
+    The job may suspend the command, and the image decides what its programs do. So nobody waits for its end, and the
+    engine throws its output away: a command that prints without end would fill the worker's memory.
+
+    Raises:
+        EngineUnavailable: The engine does not answer.
+        EngineRefused: The engine cannot start it.
+    """
+    made = engine.call(lambda api: api.exec_create(container, list(command), stdout=False, stderr=False))
+    engine.call(lambda api: api.exec_start(made["Id"], detach=True))
+
+
 class ContainerStream:
     """A command in a container; see `JobStream`.
 
@@ -187,8 +201,7 @@ class ContainerStream:
             return
         with contextlib.suppress(EngineError):
             command = ["/bin/sh", "-c", _SIGNAL_GROUP, pid, signal.Signals[f"SIG{name}"].name.removeprefix("SIG")]
-            made = self._engine.call(lambda api: api.exec_create(container_name(self._handle["name"]), command))
-            self._engine.call(lambda api: api.exec_start(made["Id"]))
+            _run_detached(self._engine, container_name(self._handle["name"]), command)
 
     def exit_code(self) -> int:
         """See `JobStream.exit_code`."""
