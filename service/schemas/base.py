@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from core.formatting import iso_time
-from core.json_fields import find_unknown_field
+from core.system.json_fields import find_unknown_field
 
 Time = Annotated[datetime, PlainSerializer(iso_time, return_type=str)]
 

@@ -6,10 +6,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from core.errors import WorkspaceInvalid
-from core.json_fields import find_unknown_field
 from core.storage.archives import ArchiveKind, ArchiveLimits, ArchiveSummary
 from core.storage.archives.limits import Budget
 from core.storage.archives.tree import ArchiveEntry, EntryKind, EntryTree
+from core.system.json_fields import find_unknown_field
 
 MAX_MANIFEST_BYTES = 32 * 1024**2
 """Bytes of the largest manifest: 100,000 files with paths of 230 bytes."""

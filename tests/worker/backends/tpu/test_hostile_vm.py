@@ -1,10 +1,10 @@
 """A job that controls its TPU VM, and so all that the VM reports in the bucket."""
 
 import json
-import time
 from types import SimpleNamespace
 
 import pytest
+from support.deployment import wait_until
 
 from worker.backends.base import LaunchError, read_control
 from worker.backends.tpu.vm import output_parts, slices
@@ -18,11 +18,7 @@ SPEC = SimpleNamespace(job_id="j1", attempt=1, check=lambda: None)
 
 
 def ended(vms, handle):
-    until = time.monotonic() + 30
-    while (found := vms.poll(handle)) is None:
-        assert time.monotonic() < until
-        time.sleep(0.005)
-    return found
+    return wait_until(lambda: vms.poll(handle), "the end")
 
 
 @pytest.mark.parametrize("report", [DEEP, LONG_NUMBER, b"\xff", b"[]", b"null", b"{", b'"\\ud800"'])

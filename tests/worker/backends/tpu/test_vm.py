@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.backend_harness import BackendHarness
+from support.deployment import wait_until
 from support.google.tpu_simulator import MemoryResourceInventory, expect_launch_error, tpu_settings
 
 from worker.backends.base import LaunchError, read_control
@@ -18,11 +19,7 @@ from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE
 
 
 def ended(vms, handle):
-    until = time.monotonic() + 30
-    while (found := vms.poll(handle)) is None:
-        assert time.monotonic() < until
-        time.sleep(0.005)
-    return found
+    return wait_until(lambda: vms.poll(handle), "the end")
 
 
 def part(at):
