@@ -23,6 +23,7 @@ import bench.jobs.rate
 import bench.server.abuse_latency
 import bench.server.big_table
 import bench.server.memory
+import bench.server.reads
 import bench.server.refusal_timing
 import bench.server.start
 import bench.submissions.batch_rate
@@ -45,6 +46,7 @@ BENCHES: dict[str, Callable[[Size], Result]] = {
     "cli": bench.cli_start.run,
     "start": bench.server.start.run,
     "memory": bench.server.memory.run,
+    "reads": bench.server.reads.run,
     "log": bench.jobs.log_shipping.run,
     "artifact": bench.files.artifact_close.run,
     "reupload": bench.files.reupload.run,
@@ -67,7 +69,8 @@ _ROUNDS = 3
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the selected measurements; return 0 even if goals are missed, for that is a finding, not a failure."""
     parsed = _parser().parse_args(arguments)
-    size = Size(1 if parsed.quick else parsed.rounds, parsed.quick)
+    rounds = 1 if parsed.quick else parsed.rounds
+    size = Size(rounds, parsed.quick, parsed.database, parsed.processes, parsed.before)
     report: dict[str, Any] = {"machine": facts(), "quick": size.quick, "rounds": size.rounds, "benches": {}}
     goals: list[Goal] = []
     for name in parsed.only or BENCHES:
@@ -96,17 +99,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", choices=BENCHES, metavar="NAME", help=", ".join(BENCHES))
     parser.add_argument("--rounds", type=_positive, default=_ROUNDS, help=f"turns of each (default: {_ROUNDS})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the JSON there")
+    many = parser.add_argument_group("of measurements with many clients")
+    many.add_argument("--database", metavar="URL", help="a PostgreSQL server to create databases on, instead of SQLite")
+    many.add_argument("--processes", type=_positive, default=1, help="processes of the API (default: 1)")
+    many.add_argument("--before", type=Path, metavar="FOLDER", help="a checkout of another revision, measured in turn")
     return parser
 
 
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not a number of rounds: 1 or more")
+        raise argparse.ArgumentTypeError(f"{number} is too few: 1 or more")
     return number
 
 
 def _print(result: Result) -> None:
+    for line in [list(result.table[0]), *(each.values() for each in result.table)] if result.table else []:
+        print("  " + " ".join(f"{one!s:>11}" for one in line), file=sys.stderr)
     print(f"  {'':44} {'p50':>9} {'p99':>9} {'min':>9} {'max':>9} {'n':>5}", file=sys.stderr)
     for one in result.series:
         values = "".join(f" {value:9,.2f}" for value in (one.p50, one.p99, min(one.samples), max(one.samples)))

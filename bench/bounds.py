@@ -58,6 +58,14 @@ LOG_MB_PER_S = 200.0
 """Printed by a job and stored."""
 PREDICTION_ERROR = 0.15
 """Error of a prediction, as a share."""
+READ_RATE = 0.5
+"""Reads per second, of the same rows by raw SQL behind the same stack."""
+READ_RATE_ONE_JOB = 1000.0
+"""Reads of one job per second, of one process."""
+READ_FLAT = 0.8
+"""Reads per second with 512 connections, of those with 16."""
+READ_P99 = 4.0
+"""P99 of a read, times connections / reads per second."""
 REFUSAL_SHARE = 0.25
 """Of the interquartile range, between two refusals."""
 REUPLOAD_SECONDS = 1.0

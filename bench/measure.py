@@ -3,6 +3,7 @@
 import math
 import statistics
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -17,10 +18,16 @@ class Size:
     Attributes:
         rounds: Number of turns of subject and floor.
         quick: Take a few samples only: to see that a measurement works, not for its figures.
+        database: Of measurements of many clients: a PostgreSQL server to create databases on; None: SQLite.
+        processes: Likewise, the processes of the API.
+        before: Likewise, a checkout of another revision to measure in turn.
     """
 
     rounds: int
     quick: bool
+    database: str | None = None
+    processes: int = 1
+    before: Path | None = None
 
     def pick(self, full: int, quick: int) -> int:
         """Choose the number of samples per round, megabytes, or whatever a measurement counts."""
@@ -129,14 +136,22 @@ def ratio_goal(what: str, subject: Series, floor: Series, limit: float, *, at_mo
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of one measurement: its series, including the floors, and its goals."""
+    """Result of one measurement: its series, including the floors, and its goals.
+
+    Attributes:
+        series: The series.
+        goals: The goals.
+        table: Figures that belong together, by line; every line has the same columns.
+    """
 
     series: list[Series]
     goals: list[Goal]
+    table: list[dict[str, Any]] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
         """Return the figures for JSON."""
         return {
             "series": [one.figures() for one in self.series],
             "goals": [one.figures() for one in self.goals],
+            "table": self.table,
         }

@@ -24,7 +24,7 @@ NO_LIMITS = {
 """Settings of a server to which one key may send as fast as it can."""
 ENDED = frozenset({"Stopped", "Failed", "Error", "Cancelled"})
 
-_ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent
 _READY_SECONDS = 30.0
 _RESPONSE_SECONDS = 120.0
 IDLE_SECONDS = 600
@@ -178,19 +178,24 @@ def follow(service: Service, job_id: str) -> Iterator[tuple[str, dict[str, Any]]
 
 
 @contextmanager
-def run_server(command: str, *, prepare: Callable[[Path], None] | None = None, **settings: str) -> Iterator[Service]:
+def run_server(
+    command: str, *options: str, prepare: Callable[[Path], None] | None = None, checkout: Path = ROOT, **settings: str
+) -> Iterator[Service]:
     """Run `gradient-server COMMAND` (up or api) in a new folder, with these settings added to its defaults.
 
     Args:
         command: The command.
+        options: Its other options.
         prepare: Fills the folder before the start.
+        checkout: The folder of the code to run, which may be that of another revision.
         settings: The settings.
     """
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         home = Path(folder)
         if prepare is not None:
             prepare(home)
-        with run_program([str(SERVER), command, "--port", "0"], home, **settings) as process:
+        code = {"PYTHONPATH": f"{checkout}:{checkout / 'client'}"}
+        with run_program([str(SERVER), command, "--port", "0", *options], home, **code, **settings) as process:
 
             def read_address() -> dict[str, str] | None:
                 _check_alive(process, home)
@@ -222,11 +227,18 @@ def run_floor(commit: str) -> Iterator[Service]:
         home = Path(folder)
         create_tables(home)
         port = free_port()
-        arguments = [sys.executable, "-m", "bench.floors.http_insert", str(home / "gradient.db"), str(port), commit]
-        with run_program(arguments, home) as process:
-            service = Service(home, port, {}, process.pid)
-            wait_for(lambda: _is_ready(service), "the floor to answer")
+        with run_floor_program("http_insert", home, port, str(home / "gradient.db"), str(port), commit) as service:
             yield service
+
+
+@contextmanager
+def run_floor_program(name: str, home: Path, port: int, *arguments: str) -> Iterator[Service]:
+    """Run one of the floors' HTTP servers; its output goes to a file in `home`."""
+    command = [sys.executable, "-m", f"bench.floors.{name}", *arguments]
+    with run_program(command, home, "floor-output") as process:
+        service = Service(home, port, {}, process.pid)
+        wait_for(lambda: _is_ready(service), "the floor to answer")
+        yield service
 
 
 def create_tables(home: Path) -> None:
@@ -253,9 +265,7 @@ def run_program(
     """Run a program until the block ends; its output goes to a file in its home."""
     env = environment(home, **settings)
     with (home / output_name).open("wb") as output:
-        process = subprocess.Popen(
-            arguments, cwd=_ROOT, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
+        process = subprocess.Popen(arguments, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         yield process
     finally:

@@ -109,6 +109,7 @@ REQUIREMENTS = {
     ),
     "last_pid": (can_choose_pids, f"{LAST_PID} cannot be written here (run the tests as root)"),
     "chromium": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
+    "wrk": (lambda: shutil.which("wrk"), "wrk is not installed (apt-get install wrk)"),
     "axe_core": (find_axe_core, "axe-core is not installed (apt-get install nodejs npm, then .ci/axe-core)"),
     "original_clients": (
         find_original_clients,
@@ -127,6 +128,8 @@ NEEDS_PRIVILEGES = {"docker_server", "small_disk", "bubblewrap", "control_groups
 """Requirements that need rights on the machine: a missing one is reported everywhere, and is never an error."""
 _NEEDS_INDEX = {"trainer_packages", *(f"{name}_packages" for name in EXAMPLES)}
 """Requirements that need a package index: likewise."""
+_NEEDED_BY_SLOW_TESTS = {"wrk"}
+"""Requirements that only slow tests need: likewise."""
 _PROCESSES = {"cli", "deployment", "gcs_simulator", "fuzz_target", "live_server", "make_deployment", "proxy", "service"}
 """Fixtures that start servers or processes, besides those in `NEEDS`."""
 _FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bubblewrap": "sandbox"}
@@ -163,7 +166,7 @@ def pytest_sessionstart() -> None:
     # A shell starts what runs in the background with Ctrl-C ignored, and every child would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI") == "true":
-        missing = _missing_requirements(REQUIREMENTS.keys() - NEEDS_PRIVILEGES - _NEEDS_INDEX)
+        missing = _missing_requirements(REQUIREMENTS.keys() - NEEDS_PRIVILEGES - _NEEDS_INDEX - _NEEDED_BY_SLOW_TESTS)
         if missing:
             raise pytest.UsageError("; ".join(missing.values()))
 

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,11 @@ def bench(*arguments: str, **settings: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "bench", *arguments]
     env = os.environ | settings
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=350, check=False)
+
+
+@pytest.fixture
+def wrk():
+    return shutil.which("wrk")
 
 
 @pytest.mark.parametrize(
@@ -74,6 +80,29 @@ def test_containers_are_measured_on_the_engine_that_the_settings_name(docker_ser
     }
     with docker_server.client() as client:
         assert client.containers(all=True) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("wrk")
+def test_reads_are_measured_with_many_connections_beside_their_floor():
+    done = bench("--quick", "--only", "reads")
+
+    assert done.returncode == 0, done.stderr
+    table = json.loads(done.stdout)["benches"]["reads"]["table"]
+    assert {line["server"] for line in table} == {"service", "floor"}
+    assert len({line["read"] for line in table}) >= 6
+    for line in table:
+        assert line["perSecond"] > 0
+        assert line["errors"] == 0
+        assert 0 < line["p50Ms"] <= line["p99Ms"]
+        assert line["cpuMs"] > 0
+
+
+def test_without_wrk_reads_are_reported_as_not_measured():
+    done = bench("--quick", "--only", "reads", PATH="/nowhere")
+
+    assert done.returncode == 0, done.stderr
+    assert "apt-get install wrk" in json.loads(done.stdout)["benches"]["reads"]["notRun"]
 
 
 def test_without_an_engine_containers_are_said_not_to_be_measured(tmp_path):
