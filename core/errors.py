@@ -35,6 +35,7 @@ This module knows neither HTTP nor Celery: the service maps each class to a stat
 """
 
 import math
+from typing import Any
 
 
 class GradientError(Exception):
@@ -49,6 +50,10 @@ class GradientError(Exception):
         super().__init__(message)
         self.message = message
         self.field = field
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let any of them be passed between processes, whatever its `__init__` takes."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class NotFound(GradientError):

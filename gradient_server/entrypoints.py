@@ -7,7 +7,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,13 +31,18 @@ from gradient_server.job_ports_address import are_ports_at_dashboard
 from gradient_server.local_key import ensure_local_key
 from gradient_server.schema_upgrade import prepare_schema
 from gradient_server.startup_wait import wait_until_ready
+from gradient_server.tracing import export_spans
 
 if TYPE_CHECKING:
+    from gradient_server.api_processes import ApiProcess
     from gradient_server.checks.finding import Finding
     from worker.context import WorkerContext
     from worker.supervisor import Supervisor
 
 _SINGLE_HOST = "this machine"
+
+_Worker = Callable[[Settings, Database], AbstractContextManager[str]]
+"""Runs the worker beside the API during a block, for which there are lines about its machines."""
 
 
 class PortTaken(GradientError):
@@ -56,31 +62,24 @@ class _Listening(NamedTuple):
 
 
 def up(settings: Settings, name: str | None, why_backend: str = "") -> int:
-    """Run API and worker in one process until SIGTERM or Ctrl-C; jobs keep running.
+    """Run API and worker until SIGTERM or Ctrl-C; jobs keep running.
 
     Args:
         settings: The service's.
         name: Name of the worker; None: this machine's.
         why_backend: Reason for the backend of its jobs, to print when it is ready.
     """
-    require_separate_ports_host(settings)
-    database = _open_database_when_ready(settings, migrate=True)
-    listening = _listen(settings, database)
-    ConnectionWatchdog(database, settings.database.max_checkout_seconds)
-    _, supervisor = _create_supervisor(settings, database, name)
-    thread = threading.Thread(target=supervisor.run, name="supervisor")
-    thread.start()
-    try:
-        _serve(listening, database, _describe_machines(settings, why_backend))
-    finally:
-        supervisor.stop()
-        thread.join()
-        database.close()
-    return 0
+    return _run_api(settings, partial(_worker_thread, name=name, why_backend=why_backend), migrate=True)
 
 
 def up_with_tpu_simulator(settings: Settings, name: str | None, why_backend: str = "") -> int:
     """Run API and worker with a simulated cloud for TPU jobs, which ends with the process."""
+    if settings.api.processes > 1:
+        raise SpecInvalid(
+            "--tpu-simulator needs the API in one process. Leave out --processes (GRADIENT_API__PROCESSES), or start "
+            "`gradient-server tpu-simulator` beside it, with the settings that it prints.",
+            field="processes",
+        )
     cloud = simulator.load_simulated_cloud()().start()
     try:
         return up(cloud.settings(settings), name, why_backend)
@@ -90,17 +89,60 @@ def up_with_tpu_simulator(settings: Settings, name: str | None, why_backend: str
 
 def api(settings: Settings) -> int:
     """Run only the API."""
+    return _run_api(settings, lambda _settings, _database: nullcontext(""))
+
+
+def _run_api(settings: Settings, worker: _Worker, *, migrate: bool = False) -> int:
+    """Run the API in this process, or in several of its own."""
     require_separate_ports_host(settings)
-    database = _open_database_when_ready(settings)
-    ConnectionWatchdog(database, settings.database.max_checkout_seconds)
-    _serve(_listen(settings, database), database)
+    database = _open_database_when_ready(settings, migrate=migrate)
+    listening = _listen(settings, database)
+    from gradient_server.api_processes import ApiProcess, run_processes
+
+    if settings.api.processes == 1:
+        return _run_api_process(ApiProcess(0, (), lambda: None), listening, worker, database)
     database.close()
+    with garbage_collection.paused():
+        import_module("service.main")  # loaded once, for all of them
+    return run_processes(settings.api.processes, partial(_run_api_process, listening=listening, worker=worker))
+
+
+def _run_api_process(
+    process: "ApiProcess", listening: _Listening, worker: _Worker, database: Database | None = None
+) -> int:
+    settings = listening.settings
+    with export_spans(settings.tracing):
+        database = database or _open_database_when_ready(settings)
+        ConnectionWatchdog(database, settings.database.max_checkout_seconds)
+        try:
+            with worker(settings, database) if process.is_first else nullcontext("") as machines:
+                _serve(process, listening, database, machines)
+        finally:
+            database.close()
     return 0
+
+
+@contextmanager
+def _worker_thread(settings: Settings, database: Database, name: str | None, why_backend: str) -> Iterator[str]:
+    """Run a worker during the block, for which there are lines about its machines."""
+    _, supervisor = _create_supervisor(settings, database, name)
+    thread = threading.Thread(target=supervisor.run, name="supervisor")
+    thread.start()
+    try:
+        yield _describe_machines(settings, why_backend)
+    finally:
+        supervisor.stop()
+        thread.join()
 
 
 def worker(settings: Settings, name: str | None) -> int:
     """Run only a worker until SIGTERM or Ctrl-C; its jobs keep running and are adopted by the next one."""
     require_separate_ports_host(settings)
+    with export_spans(settings.tracing):
+        return _run_worker(settings, name)
+
+
+def _run_worker(settings: Settings, name: str | None) -> int:
     database = _open_database_when_ready(settings)
     ConnectionWatchdog(database, settings.database.max_checkout_seconds)
     host, supervisor = _create_supervisor(settings, database, name)
@@ -208,9 +250,9 @@ def _broker_publisher(settings: Settings) -> Callable[[Sequence[WakeMessage]], N
     return publish
 
 
-def _serve(listening: _Listening, database: Database, machines: str = "") -> None:
+def _serve(process: "ApiProcess", listening: _Listening, database: Database, machines: str) -> None:
     """Serve the API until a signal; `machines` are lines about this host's, to print when it is ready."""
-    settings = _with_administrator(listening.settings, listening.key_id)
+    settings = _with_administrator(listening.settings.of_one_process(), listening.key_id)
     with garbage_collection.paused():
         from core.notify.outbox_dispatcher import Dispatcher
         from service.http.server import Server
@@ -219,15 +261,18 @@ def _serve(listening: _Listening, database: Database, machines: str = "") -> Non
         dispatcher = Dispatcher(database, _local_notifier(settings).notify, _broker_publisher(settings))
         dispatcher.start()
         app = create_app(settings, database=database, wake=dispatcher.wake)
+    app.state.app_state.siblings.join(process.number, process.channels)
     app.state.run_checks = lambda: _run_checks(settings)
     server = Server(app)
     for number in (signal.SIGTERM, signal.SIGINT):
         # Set before uvicorn installs its handlers. After its shutdown uvicorn raises the signal again, which must not
         # end the process before the rest is closed.
         signal.signal(number, server.handle_exit)
-    with database.write() as session:
-        ticket = one_time_tokens.issue(session, Purpose.TICKET, listening.key_id)
-    _announce(settings, ticket, machines)
+    if process.is_first and process.ready is not None:
+        with database.write() as session:
+            ticket = one_time_tokens.issue(session, Purpose.TICKET, listening.key_id)
+        _announce(settings, ticket, machines)
+        process.ready()
     try:
         server.run(sockets=[listening.socket])
     finally:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from core.errors import GradientError
 from core.monitoring.logging import configure
 from core.settings import Settings
+from core.settings.api import MAX_PROCESSES
 from gradient_server.backend_choice import BACKENDS, choose, with_earlier_choice
 
 
@@ -28,6 +29,12 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (up, api):
         command.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
         command.add_argument("--port", type=_parse_port, help="port to listen on (default: 8780; 0: any free port)")
+        command.add_argument(
+            "--processes",
+            type=_parse_processes,
+            metavar="N",
+            help="processes of the API, which share the port (default: 1)",
+        )
     worker = commands.add_parser(
         "worker",
         help="run only a worker, which claims jobs and runs them on this machine",
@@ -50,8 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
     up = commands.add_parser(
         "up",
-        help="run everything on this machine: API, dashboard and worker in one process",
-        description="Run API, dashboard and worker in one process, with all data under GRADIENT_HOME "
+        help="run everything on this machine: API, dashboard and worker",
+        description="Run API, dashboard and worker, with all data under GRADIENT_HOME "
         "(default: ~/.gradient-jobs). Jobs keep running when it stops, and are adopted at the next start.",
     )
     up.add_argument(
@@ -312,12 +319,10 @@ def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
         signing = parsed.command == "signing"
         return key_rotation.rotate_signing(settings, forget=parsed.forget) if signing else key_rotation.rotate(settings)
     from gradient_server import entrypoints
-    from gradient_server.tracing import export_spans
 
     if parsed.command == "migrate":
         return entrypoints.migrate(settings, parsed.back_to)
-    with export_spans(settings.tracing):
-        return _serve(parsed, settings)
+    return _serve(parsed, settings)
 
 
 def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
@@ -325,7 +330,7 @@ def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
 
     if parsed.command == "worker":
         return entrypoints.worker(settings, parsed.name)
-    given = {"host": parsed.host, "port": parsed.port}
+    given = {"host": parsed.host, "port": parsed.port, "processes": parsed.processes}
     api = settings.api.model_copy(update={name: value for name, value in given.items() if value is not None})
     settings = settings.model_copy(update={"api": api})
     if parsed.command == "api":
@@ -338,6 +343,12 @@ def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
 def _parse_port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:  # noqa: PLR2004 - TCP's
         raise argparse.ArgumentTypeError(f"{text!r} is not a port number from 0 to 65535")
+    return int(text)
+
+
+def _parse_processes(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_PROCESSES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes from 1 to {MAX_PROCESSES}")
     return int(text)
 
 

@@ -22,6 +22,7 @@ from service.log_stream.registry import StreamRegistry
 from service.monitoring.project_job_counts import JobCounts
 from service.monitoring.service_metrics import ServiceMetrics
 from service.presenters.metrics_cache import JobMetricsCache
+from service.siblings import Siblings
 from service.storage_usage import StorageUsage
 from service.submission.group_commit import GroupCommit
 from service.tensorboard.boards import Boards
@@ -50,7 +51,8 @@ class AppState(stores.Stores):
         metrics: Cached responses with jobs' metrics.
         text_indexes: Line indexes of text artifacts.
         service_metrics: This process's own metrics, for Prometheus.
-        boards: The open TensorBoards.
+        boards: The open TensorBoards, in the first API process.
+        siblings: The API processes that share the port.
         wake: Wakes the dispatcher; called after the commit of a transaction that wrote to the outbox.
     """
 
@@ -67,6 +69,7 @@ class AppState(stores.Stores):
     text_indexes: LineIndexCache = field(default_factory=LineIndexCache)
     storage_usage: StorageUsage = field(init=False)
     boards: Boards = field(init=False)
+    siblings: Siblings = field(default_factory=Siblings)
     metrics: JobMetricsCache
     submissions: GroupCommit["PreparedJob", "InsertedJob"] = field(default_factory=GroupCommit)
     service_metrics: ServiceMetrics
@@ -75,7 +78,7 @@ class AppState(stores.Stores):
     def __post_init__(self) -> None:
         """Open the stores, and what measures them."""
         super().__post_init__()
-        self.storage_usage = StorageUsage(self.storage)
+        self.storage_usage = StorageUsage(self.storage, self.settings.api.processes)
         self.boards = Boards(self.settings)
 
     def backend_for(self, machine: MachineType) -> str:

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from types import ModuleType
 
 from fastapi import Depends, FastAPI
@@ -30,7 +32,7 @@ from service.http import errors
 from service.http.body_limit import BodyLimitMiddleware
 from service.http.middleware import OriginCheckMiddleware, RequestContextMiddleware
 from service.http.tracing import TracingMiddleware
-from service.log_stream.registry import StreamRegistry
+from service.log_stream.registry import MAX_STREAMS, StreamRegistry
 from service.monitoring.project_job_counts import JobCounts
 from service.monitoring.service_metrics import MetricsMiddleware, ServiceMetrics
 from service.presenters.metrics_cache import JobMetricsCache
@@ -94,8 +96,9 @@ def create_app_state(settings: Settings, database: Database, *, wake: Callable[[
         database: The database, with a schema that this release can run on.
         wake: Called after each commit that wrote to the outbox.
     """
-    streams, keys = StreamRegistry(settings.limits.streams), ApiKeyCache(database)
-    return AppState(
+    streams = StreamRegistry(settings.limits.streams, math.ceil(MAX_STREAMS / settings.api.processes))
+    keys = ApiKeyCache(database)
+    app_state = AppState(
         settings=settings,
         database=database,
         catalogue=_load_catalogue(settings),
@@ -105,15 +108,20 @@ def create_app_state(settings: Settings, database: Database, *, wake: Callable[[
         artifacts=open_artifacts(settings),
         keys=keys,
         sessions=Sessions(database, keys, settings.sign_in),
-        sign_ins=SignInLimiter(),
+        sign_ins=SignInLimiter(processes=settings.api.processes),
         signer=Signer(SigningKeys(settings.root / SIGNING_KEYS), keys),
         streams=streams,
-        limits=Limits(settings.limits),
+        limits=Limits(settings.limits, settings.api.processes),
         job_counts=JobCounts(),
         metrics=JobMetricsCache(settings.metrics),
         service_metrics=ServiceMetrics(streams),
         wake=wake,
     )
+    app_state.siblings.answers |= {
+        "metrics": partial(prometheus.collect_metrics, app_state),
+        "board": partial(tensorboards.start_board, app_state),
+    }
+    return app_state
 
 
 def _load_catalogue(settings: Settings) -> Catalogue:
@@ -177,10 +185,12 @@ def _include(app: FastAPI, module: ModuleType) -> None:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app_state: AppState = app.state.app_state
     flushing = asyncio.create_task(_flush_key_usage_loop(app_state))
+    app_state.siblings.start()
     try:
         yield
     finally:
         flushing.cancel()
+        app_state.siblings.stop()
         app_state.streams.close()
         await app_state.boards.close()
         await run_in_threadpool(_flush_key_usage, app_state)

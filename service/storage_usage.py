@@ -14,10 +14,12 @@ class StorageUsage:
 
     Args:
         storage: The folders of all projects.
+        processes: Number of API processes: each takes it that the others store as much as itself between measurements.
     """
 
-    def __init__(self, storage: SharedStorage) -> None:
+    def __init__(self, storage: SharedStorage, processes: int = 1) -> None:
         self._storage = storage
+        self._processes = processes
         self._lock = threading.Lock()
         self._measured: dict[str, tuple[float, int]] = {}
 
@@ -36,7 +38,7 @@ class StorageUsage:
         """Count a file that was stored."""
         with self._lock:
             until, before = self._measured.get(project_id, (0.0, 0))
-            self._measured[project_id] = until, before + size
+            self._measured[project_id] = until, before + size * self._processes
 
     def forget(self, project_id: str) -> None:
         """Measure anew for the next file, because something was deleted."""

@@ -89,6 +89,11 @@ class Settings(BaseSettings):
         """SQLAlchemy URL of the database."""
         return self.database.url or f"sqlite:///{self.root / 'gradient.db'}"
 
+    def of_one_process(self) -> "Settings":
+        """Return the settings of each of the API's processes, with its share of the limits."""
+        number = self.api.processes
+        return self.model_copy(update={"api": self.api.share(number), "limits": self.limits.share(number)})
+
     def backend_of(self, machine: str) -> str:
         """Return the backend that runs a machine type's jobs here, given the catalogue's name of it."""
         if machine == "tpu" and self.tpu.backend is not None:

@@ -1,6 +1,7 @@
 """Settings of the API process: HTTP and sign-in."""
 
 from ipaddress import ip_network
+from typing import ClassVar
 
 from pydantic import Field, field_validator
 
@@ -8,12 +9,21 @@ from core.formatting import GIB
 from core.settings.group import PublicUrl, SettingsGroup
 from core.settings.retention import MAX_DAYS
 
+MAX_PROCESSES = 64
+
 
 class ApiSettings(SettingsGroup):
-    """The HTTP process."""
+    """The API."""
 
+    shared: ClassVar = ("max_connections", "max_connections_per_client")
     host: str = Field(default="127.0.0.1", description="address that the API listens on")
     port: int = Field(default=8780, description="port that the API listens on")
+    processes: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_PROCESSES,
+        description="processes of the API, which share its port and its limits; one for each CPU that requests may use",
+    )
     public_url: PublicUrl | None = Field(
         default=None, description="URL at which users reach the service; default: http://HOST:PORT"
     )

@@ -1,6 +1,6 @@
 """The base of all groups of settings, and a type that several have."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, HttpUrl, ValidationError
 
@@ -9,6 +9,12 @@ class SettingsGroup(BaseModel):
     """A group of settings. It refuses a name that it does not have, so that a misspelt variable is an error."""
 
     model_config = ConfigDict(extra="forbid")
+    shared: ClassVar[tuple[str, ...]] = ()
+    """Limits of which each of several API processes enforces its share."""
+
+    def share(self, processes: int) -> Self:
+        """Return the settings for one of several API processes."""
+        return self.model_copy(update={name: -(-getattr(self, name) // processes) for name in self.shared})
 
 
 def _normalize(url: str) -> str:

@@ -1,21 +1,29 @@
 """Limits of submissions and of the metrics of jobs."""
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from core.settings.group import SettingsGroup
 
 
 class LimitSettings(SettingsGroup):
-    """Limits per API key. A request over a limit gets 429 with a Retry-After."""
+    """Limits per API key. A request over a limit gets 429 with a Retry-After.
 
+    What the API counts is counted in its memory; each of its processes enforces its share.
+    """
+
+    shared: ClassVar = (
+        *("requests_per_minute", "submissions_per_minute", "streams", "exec_sessions", "exec_connections"),
+        *("searches", "uploads", "archives"),
+    )
     requests_per_minute: int = Field(
-        default=12_000, ge=0, description="requests per minute of one API key, counted by each API process; 0: no limit"
+        default=12_000, ge=0, description="requests per minute of one API key; the API counts; 0: no limit"
     )
     submissions_per_minute: int = Field(
         default=3000,
         ge=0,
-        description="submissions, dry runs and clones per minute of one API key, counted by each API process; 0: no "
-        "limit",
+        description="submissions, dry runs and clones per minute of one API key; the API counts; 0: no limit",
     )
     queued_per_key: int = Field(default=20_000, ge=0, description="queued jobs of one API key; 0: no limit")
     queued_per_project: int = Field(default=50_000, ge=0, description="queued jobs of one project; 0: no limit")
@@ -23,36 +31,35 @@ class LimitSettings(SettingsGroup):
     streams: int = Field(
         default=100,
         ge=0,
-        description="logs that one API key may follow at once, counted by each API process; 0: no limit",
+        description="logs that one API key may follow at once; the API counts; 0: no limit",
     )
     exec_sessions: int = Field(
         default=16,
         ge=0,
-        description="exec sessions that one API key may have at once, counted by each API process; 0: no limit",
+        description="exec sessions that one API key may have at once; the API counts; 0: no limit",
     )
     exec_connections: int = Field(
         default=64,
         ge=0,
-        description="connections to jobs' ports that one API key may have at once, counted by each API process; 0: no "
-        "limit",
+        description="connections to jobs' ports that one API key may have at once; the API counts; 0: no limit",
     )
     searches: int = Field(
         default=4,
         ge=0,
         description="searches, metric lists, comparisons, previews and artifact deletions that run at once for one "
-        "API key, counted by each API process; others wait; 0: no limit",
+        "API key; the API counts; others wait; 0: no limit",
     )
     uploads: int = Field(
         default=4,
         ge=0,
         description="submissions with an archive and forms that are checked, JSON bodies over 64 KiB that are parsed, "
-        "and files of the storage that are received, at once for one API key, counted by each API process; others "
+        "and files of the storage that are received, at once for one API key; the API counts; others "
         "wait; 0: no limit",
     )
     archives: int = Field(
         default=4,
         ge=1,
-        description="archives that one API process checks at once, for all API keys together; others wait",
+        description="archives that are checked at once, for all API keys together; the API counts; others wait",
     )
     wait_seconds: float = Field(
         default=20.0, ge=0, description="seconds that a request waits for its turn before it is rejected"

@@ -1,7 +1,7 @@
 """Limits per API key: requests and submissions a minute, queued jobs, and slots for expensive requests.
 
 Over a limit, the response is 429 with the limit, its setting and a time to retry. Each API process counts rates and
-slots separately; queued jobs are counted in the database.
+slots separately, of which it gets its share; queued jobs are counted in the database.
 """
 
 import threading
@@ -27,6 +27,7 @@ _SLOT_RETRY_SECONDS = 5.0
 _SESSION_WAIT_SECONDS = 1.0
 _GRANT_DIVISOR = 8
 _GRANT_SECONDS = 30.0
+_TAKE_LOCK = select(func.pg_advisory_xact_lock(0x6772_6165))  # no other lock of this database has this number
 
 
 def limit_reached(limit: int, of: str, setting: str, retry_after: float) -> LimitReached:
@@ -154,10 +155,12 @@ class QueueLimit:
     """Limits of the number of queued jobs, per key and per project.
 
     The database counts, at most up to the limit. Far below a limit, not every submission is counted: after a count this
-    process grants an eighth of the free number for half a minute without another one.
+    process grants an eighth of the free number for half a minute without another one. With several API processes every
+    transaction counts, one after another.
     """
 
-    def __init__(self, settings: LimitSettings) -> None:
+    def __init__(self, settings: LimitSettings, processes: int = 1) -> None:
+        self.counts_always = processes > 1
         self._settings = settings
         self._lock = threading.Lock()
         self._granted: dict[tuple[str, str], tuple[int, float]] = {}
@@ -236,10 +239,13 @@ class QueueAdmission:
             self._admitted[one] += 1
             if one in self._queued:
                 self._queued[one] += 1
-                self._limit.store_grant(one, (one.limit - self._queued[one]) // _GRANT_DIVISOR)
+                if not self._limit.counts_always:
+                    self._limit.store_grant(one, (one.limit - self._queued[one]) // _GRANT_DIVISOR)
 
     def _count(self, scopes: list[_QueueScope]) -> None:
         if scopes:
+            if self._limit.counts_always and self._session.get_bind().dialect.name == "postgresql":
+                self._session.execute(_TAKE_LOCK)
             counts = self._session.execute(select(*(one.count_query() for one in scopes))).one()
             # Jobs admitted before, by grants, are not inserted yet.
             self._queued |= {one: count + self._admitted[one] for one, count in zip(scopes, counts, strict=True)}
@@ -259,11 +265,11 @@ class Limits:
         exec_connections: Slots for connections of port sessions.
     """
 
-    def __init__(self, settings: LimitSettings) -> None:
+    def __init__(self, settings: LimitSettings, processes: int = 1) -> None:
         self.settings = settings
         self.requests = RateLimit(settings.requests_per_minute, "requests", "requests_per_minute")
         self.submissions = RateLimit(settings.submissions_per_minute, "submissions", "submissions_per_minute")
-        self.queue = QueueLimit(settings)
+        self.queue = QueueLimit(settings, processes)
         self.searches = ConcurrencyLimit(settings.searches, "searches", "searches", wait_seconds=settings.wait_seconds)
         self.uploads = ConcurrencyLimit(settings.uploads, "uploads", "uploads", wait_seconds=settings.wait_seconds)
         wait = min(settings.wait_seconds, _SESSION_WAIT_SECONDS)

@@ -23,17 +23,21 @@ T = TypeVar("T")
 class FailureBackoff:
     """Delays after failures, by name: each further failure doubles the delay. Kept in this process.
 
+    Each of several processes takes it that the others count as many failures, and let as many attempts through.
+
     Args:
         free: Number of failures from which on there is a delay.
         first: The first delay, in seconds.
         longest: The longest delay, in seconds.
         forgotten: Seconds after its last failure until a name is forgotten.
+        processes: Number of processes.
     """
 
-    def __init__(self, *, free: int, first: float = 1.0, longest: float, forgotten: float) -> None:
+    def __init__(self, *, free: int, first: float = 1.0, longest: float, forgotten: float, processes: int = 1) -> None:
         self._free = free
         self._first = first
         self._longest = longest
+        self._processes = processes
         self._forgotten = forgotten
         self._lock = threading.Lock()
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()
@@ -41,10 +45,11 @@ class FailureBackoff:
     def wait_seconds(self, name: str) -> float:
         """Return the seconds until the next attempt with this name; 0: now."""
         count, at = self._recent(name)
-        if count < self._free:
+        excess = count * self._processes - self._free
+        if excess < 0:
             return 0.0
         # The exponent is bounded against overflow: by then, the delay is the longest.
-        delay = min(self._first * 2.0 ** min(count - self._free, 30), self._longest)
+        delay = min(self._first * 2.0 ** min(excess, 30), self._longest) * self._processes
         return max(0.0, at + delay - time.monotonic())
 
     def record_failure(self, name: str) -> None:
@@ -72,16 +77,17 @@ class SignInLimiter:
     next check waits for as long again: a storm of sign-ins takes half of the time of these threads.
 
     Args:
-        at_once: Number of concurrent checks; default: one for two CPUs, at least one.
+        at_once: Number of concurrent checks; default: one for two CPUs, at least one in each process.
+        processes: Number of API processes.
     """
 
-    def __init__(self, at_once: int | None = None) -> None:
-        self._at_once = at_once or max(1, (os.cpu_count() or 1) // 2)
+    def __init__(self, at_once: int | None = None, *, processes: int = 1) -> None:
+        self._at_once = at_once or max(1, (os.cpu_count() or 1) // (2 * processes))
         self._running = 0
         self._refused = 0
         self._threads = ThreadPoolExecutor(self._at_once, "sign-in", initializer=_lower_priority)
-        self._clients = FailureBackoff(free=20, longest=60.0, forgotten=900.0)
-        self._pairs = FailureBackoff(free=5, longest=60.0, forgotten=900.0)
+        self._clients = FailureBackoff(free=20, longest=60.0, forgotten=900.0, processes=processes)
+        self._pairs = FailureBackoff(free=5, longest=60.0, forgotten=900.0, processes=processes)
 
     async def check(self, address: str, client: str, check: Callable[[], T]) -> T:
         """Run `check` and return its result; its `Unauthorized` counts as a wrong password.

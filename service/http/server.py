@@ -57,7 +57,11 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start serving."""
         asyncio.get_running_loop().set_exception_handler(self._connections.loop_failed)
+        if self._app_state.siblings.count > 1:
+            self.config.backlog = 1  # accept one connection at a time, so that each process gets some of many
         await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop serving: first the streams, which would not end by themselves."""

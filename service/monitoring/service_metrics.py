@@ -1,12 +1,12 @@
 """The service's own metrics, in Prometheus' text format.
 
-Requests, bytes and times are counted in this process; everything about jobs, workers and the queue is read from the
-database for each scrape, so that it is counted in one place only.
+Requests, bytes and times are counted in each process, and labelled with its number if there are several; everything
+about jobs, workers and the queue is read from the database for each scrape, so that it is counted in one place only.
 """
 
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from prometheus_client import (
@@ -20,6 +20,8 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client import generate_latest as render
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 from sqlalchemy.orm import Session
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,7 +32,7 @@ from service.http.asgi_scope import METHODS, route_pattern
 from service.log_stream.registry import StreamRegistry
 from service.monitoring.snapshot_metrics import SnapshotCollector
 
-__all__ = ["CONTENT_TYPE_LATEST", "MetricsMiddleware", "ServiceMetrics"]
+__all__ = ["CONTENT_TYPE_LATEST", "MetricsMiddleware", "ServiceMetrics", "exposition"]
 
 # No `_created` series with start times: Prometheus detects a restart from the values themselves.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
@@ -79,7 +81,7 @@ class ServiceMetrics:
         )
         for content in sorted(set(_CONTENT_BY_ROUTE.values())):
             self._served.labels(content)
-        self._job_metrics = _JobMetrics(registry)
+        self._job_metrics = _JobMetrics()
         following = Gauge("gradient_log_streams", "Logs being followed now.", registry=registry)
         following.set_function(lambda: streams.active)
         build = Info("gradient_build", "This release.", registry=registry)
@@ -109,22 +111,57 @@ class ServiceMetrics:
         """Count sent bytes of logs or artifacts."""
         self._served.labels(content).inc(size)
 
-    def exposition(self, session: Session) -> bytes:
-        """Render all metrics in Prometheus' text format.
+    def collect(self) -> list[Metric]:
+        """Return what this process has counted."""
+        return list(self._registry.collect())
 
-        Raises:
-            StoreUnavailable: The database does not answer.
-        """
+    def collect_job_events(self, session: Session) -> list[Metric]:
+        """Return what was counted of job events, whichever process caused them, since the first call."""
         self._job_metrics.update(session)
-        counted = CollectorRegistry()
-        counted.register(SnapshotCollector(snapshot.collect(session)))
-        return render(self._registry) + render(counted)
+        return list(self._job_metrics.registry.collect())
+
+
+def exposition(counted: Mapping[int, Iterable[Metric]], job_events: Iterable[Metric], session: Session) -> bytes:
+    """Render all metrics in Prometheus' text format.
+
+    Args:
+        counted: What each process has counted, by its number.
+        job_events: What the first one has counted of job events.
+        session: Reads everything else.
+
+    Raises:
+        StoreUnavailable: The database does not answer.
+    """
+    registry = CollectorRegistry()
+    registry.register(_Collected([*_with_process(counted), *job_events]))
+    registry.register(SnapshotCollector(snapshot.collect(session)))
+    return render(registry)
+
+
+def _with_process(counted: Mapping[int, Iterable[Metric]]) -> Iterable[Metric]:
+    """Label the samples of several processes with their numbers: of a sum, Prometheus would not see a restart."""
+    families: dict[str, Metric] = {}
+    for number, metrics in counted.items():
+        label = {} if len(counted) == 1 else {"process": str(number)}
+        for metric in metrics:
+            family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+            family.samples += [sample._replace(labels=sample.labels | label) for sample in metric.samples]
+    return families.values()
+
+
+class _Collected(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
 
 
 class _JobMetrics:
     """Counters of job events, whichever process caused them."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
         self._following = EventCounter()
         self._ended = Counter(
             "gradient_jobs_ended",

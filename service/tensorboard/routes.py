@@ -13,6 +13,7 @@ from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppState, AppStateDep
 from service.http.json_body import json_body_schema, parse_json_body
 from service.schemas.base import ErrorView, LimitedList, RequestModel, View
+from service.siblings import FIRST
 from service.tensorboard.availability import unavailable
 from service.tensorboard.boards import Visitor
 from service.tensorboard.runs import find_runs
@@ -20,6 +21,7 @@ from service.tensorboard.runs import find_runs
 router = APIRouter(prefix="/tensorboards", tags=["tensorboard"])
 
 MAX_JOBS = 100
+_START_SECONDS = 30.0
 
 
 class OpenTensorBoard(RequestModel):
@@ -46,17 +48,38 @@ async def open_tensorboard(
     app_state: AppStateDep, caller: Caller, body: Annotated[OpenTensorBoard, Depends(parse_json_body(OpenTensorBoard))]
 ) -> OpenedTensorBoard:
     """Open TensorBoard for some jobs; it ends when nobody uses it. Event files of running jobs are followed."""
-    return await open_board(app_state, body.ids, Visitor(caller.id, partial(app_state.keys.get, caller.id)))
+    return await open_board(app_state, body.ids, caller.id)
 
 
-async def open_board(app_state: AppState, job_ids: list[str], visitor: Visitor) -> OpenedTensorBoard:
+async def open_board(
+    app_state: AppState, job_ids: list[str], key_id: str, session_token: str | None = None
+) -> OpenedTensorBoard:
     """Open TensorBoard for some jobs, for one visitor.
+
+    Args:
+        app_state: The application's state.
+        job_ids: The jobs.
+        key_id: The visitor's API key, or that of the browser's session.
+        session_token: The browser's session, if it has one.
 
     Raises:
         GradientError: It cannot be opened; the message says why.
     """
     folders = await run_in_threadpool(_find_folders, app_state, job_ids)
-    return OpenedTensorBoard(url=await app_state.boards.open(folders, visitor), runs=list(folders))
+    try:
+        url = await app_state.siblings.call(FIRST, "board", folders, key_id, session_token, seconds=_START_SECONDS)
+    except OSError as error:
+        raise TensorBoardUnavailable(
+            "The API process that runs TensorBoard is starting. Try again in some seconds."
+        ) from error
+    return OpenedTensorBoard(url=url, runs=list(folders))
+
+
+async def start_board(app_state: AppState, folders: dict[str, Path], key_id: str, session_token: str | None) -> str:
+    """Open TensorBoard in this process, which alone listens at its address; return the link."""
+    if session_token is None:
+        return await app_state.boards.open(folders, Visitor(key_id, partial(app_state.keys.get, key_id)))
+    return await app_state.boards.open(folders, Visitor(key_id, partial(app_state.sessions.key, session_token)))
 
 
 def _find_folders(app_state: AppState, job_ids: list[str]) -> dict[str, Path]:

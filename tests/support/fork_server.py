@@ -19,6 +19,7 @@ from typing import Any
 from sqlalchemy.orm import configure_mappers
 
 _PRELOADED_MODULES = (
+    "gradient_server.api_processes",
     "gradient_server.entrypoints",
     "gradient_server.commands.worker_health",
     "core.db.migrations",

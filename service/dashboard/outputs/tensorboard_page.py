@@ -1,6 +1,5 @@
 """The form that opens TensorBoard for jobs."""
 
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
@@ -12,7 +11,6 @@ from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep
 from service.schemas.base import parse_request
-from service.tensorboard.boards import Visitor
 from service.tensorboard.routes import MAX_JOBS, OpenTensorBoard, open_board
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
@@ -31,7 +29,6 @@ async def open_tensorboard(
     """Open TensorBoard for the selected jobs, and lead the browser there."""
     wanted = parse_request(OpenTensorBoard, {"ids": ids})
     token = session_token(request, app_state.settings)
-    authorize = partial(app_state.sessions.key, token) if token else partial(app_state.keys.get, caller.id)
-    opened = await open_board(app_state, wanted.ids, Visitor(caller.id, authorize))
+    opened = await open_board(app_state, wanted.ids, caller.id, token)
     # Not a redirect: the page's policy lets forms lead to this site only.
     return render_page("continue.html", target=opened.url)

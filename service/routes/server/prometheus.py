@@ -1,18 +1,56 @@
 """The service's own metrics, for its operator."""
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Response
+from prometheus_client.core import Metric
+from starlette.concurrency import run_in_threadpool
 
-from service.deps import AppStateDep, ReadSession
-from service.monitoring.service_metrics import CONTENT_TYPE_LATEST
+from service.deps import AppState, AppStateDep
+from service.monitoring.service_metrics import CONTENT_TYPE_LATEST, exposition
+from service.siblings import FIRST
 
 router = APIRouter(tags=["operations"])
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+_ANSWER_SECONDS = 5.0
+
+Counted = tuple[list[Metric], list[Metric]]
+"""What a process has counted, and what the first one has counted of job events."""
 
 
 @router.get("/metrics", response_class=Response, responses=_RESPONSES)
-def read_prometheus(session: ReadSession, app_state: AppStateDep) -> Response:
+async def read_prometheus(app_state: AppStateDep) -> Response:
     """Return the service's own metrics in Prometheus' text format; a job's are at `/jobs/{job_id}/metrics`."""
-    return Response(app_state.service_metrics.exposition(session), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    numbers = range(app_state.siblings.count)
+    answers = await asyncio.gather(*(_call(app_state, number) for number in numbers))
+    text = await run_in_threadpool(_render, app_state, dict(zip(numbers, answers, strict=True)))
+    return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def collect_metrics(app_state: AppState) -> Counted:
+    """Return what this process has counted."""
+    return await run_in_threadpool(_collect, app_state)
+
+
+def _collect(app_state: AppState) -> Counted:
+    metrics = app_state.service_metrics
+    if app_state.siblings.number != FIRST:
+        return metrics.collect(), []
+    with app_state.database.read() as session:
+        return metrics.collect(), metrics.collect_job_events(session)
+
+
+async def _call(app_state: AppState, number: int) -> Counted:
+    try:
+        counted: Counted = await app_state.siblings.call(number, "metrics", seconds=_ANSWER_SECONDS)
+    except OSError:  # it has ended, and starts again: Prometheus shows a gap
+        return [], []
+    return counted
+
+
+def _render(app_state: AppState, answers: dict[int, Counted]) -> bytes:
+    counted = {number: metrics for number, (metrics, _) in answers.items()}
+    with app_state.database.read() as session:
+        return exposition(counted, answers[FIRST][1], session)

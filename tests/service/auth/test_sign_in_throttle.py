@@ -49,6 +49,22 @@ def test_delays_grow_to_the_longest_and_are_forgotten(clock):
     assert delays.wait_seconds("a") == 0
 
 
+def test_several_processes_together_let_no_more_attempts_through_than_one(clock):
+    def attempts(delays):
+        """Attempts within 900 seconds, each as soon as it is let through."""
+        count, until = 0, clock[0] + 900
+        while clock[0] < until:
+            count += 1
+            delays.record_failure("a")
+            clock[0] += delays.wait_seconds("a")
+        return count
+
+    limits = {"free": 20, "longest": 60.0, "forgotten": 9000.0}
+    alone = attempts(FailureBackoff(**limits))
+    for processes in (2, 4, 16):
+        assert alone / 2 < processes * attempts(FailureBackoff(**limits, processes=processes)) < alone + 2 * processes
+
+
 def test_success_forgets_failures(clock):
     delays = FailureBackoff(free=1, longest=5, forgotten=60)
     delays.record_failure("a")

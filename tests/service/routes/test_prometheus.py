@@ -13,6 +13,7 @@ from core.db.database import now
 from core.db.models.jobs import RepairCount, Worker
 from core.jobs.guarded_updates import set_output_sizes
 from service.main import create_app
+from service.monitoring.service_metrics import exposition
 
 
 @pytest.fixture
@@ -257,5 +258,25 @@ def test_two_applications_in_a_process_share_no_figures(stores, settings, databa
     other = create_app(settings, database=database, wake=lambda: None).state.app_state
     stores.service_metrics.count_sent_bytes("log", 7)
     with database.read() as session:
-        assert b'gradient_served_bytes_total{content="log"} 7.0' in stores.service_metrics.exposition(session)
-        assert b'gradient_served_bytes_total{content="log"} 0.0' in other.service_metrics.exposition(session)
+        shown = [exposition({0: one.service_metrics.collect()}, [], session) for one in (stores, other)]
+    assert b'gradient_served_bytes_total{content="log"} 7.0' in shown[0]
+    assert b'gradient_served_bytes_total{content="log"} 0.0' in shown[1]
+
+
+def test_samples_of_several_processes_are_in_one_family_each_with_its_process(stores, settings, database):
+    other = create_app(settings, database=database, wake=lambda: None).state.app_state
+    stores.service_metrics.count_sent_bytes("log", 7)
+    other.service_metrics.count_sent_bytes("log", 5)
+    with database.read() as session:
+        events = stores.service_metrics.collect_job_events(session)
+        collected = {0: stores.service_metrics.collect(), 1: other.service_metrics.collect(), 2: []}
+        text = exposition(collected, events, session).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert text.count("# TYPE gradient_served_bytes_total ") == 1
+    served = {
+        (sample.labels["process"], sample.value)
+        for sample in families["gradient_served_bytes"].samples
+        if sample.labels["content"] == "log"
+    }
+    assert served == {("0", 7.0), ("1", 5.0)}
+    assert all("process" not in sample.labels for sample in families["gradient_stored_bytes"].samples)
