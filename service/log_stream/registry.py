@@ -7,14 +7,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import anyio
 
 from core.system.inotify import FolderWatcher
 
+if TYPE_CHECKING:
+    from service.auth.authentication import Principal
+    from service.log_stream.feed import JobFeed
+    from service.log_stream.follower import Authorization
+
 logger = logging.getLogger(__name__)
 
-MAX_STREAMS = 500
+MAX_STREAMS = 2000
 _READER_THREADS = 8
 
 
@@ -44,9 +51,15 @@ class StreamRegistry:
     Args:
         per_key: Largest number of logs that one key follows at once; 0: no limit.
         limit: Largest number of logs followed at once.
+
+    Attributes:
+        feeds: The feeds of followed jobs, by job id.
+        authorizations: The checks of their followers.
     """
 
     def __init__(self, per_key: int = 0, limit: int = MAX_STREAMS) -> None:
+        self.feeds: dict[str, JobFeed] = {}
+        self.authorizations: WeakValueDictionary[Principal, Authorization] = WeakValueDictionary()
         self._per_key = per_key
         self._limit = limit
         self._folder_watcher: FolderWatcher | None = None
@@ -59,12 +72,12 @@ class StreamRegistry:
     @property
     def at_capacity(self) -> bool:
         """True if no further log can be followed."""
-        return self._by_key.total() >= self._limit
+        return self.active >= self._limit
 
     @property
     def active(self) -> int:
         """The number of followed logs."""
-        return len(self._wakes)
+        return self._by_key.total()
 
     @property
     def readers(self) -> anyio.CapacityLimiter:

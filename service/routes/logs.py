@@ -8,11 +8,12 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.jobs import queries
 from core.storage.retention import OutputKind
-from service.auth.authentication import PageCaller, SearchSlot, authorization
+from service.auth.authentication import PageCaller, SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession
 from service.http import file_responses
 from service.http.errors import problem
-from service.log_stream.follower import LogStream, log_row
+from service.log_stream.events import log_row
+from service.log_stream.follower import LogStream
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed, find_removed
 from service.schemas.jobs import MAX_LINE
 from service.schemas.logs import TEXT_BYTES, LogMatches, LogPage, LogRow, ReadLog, SearchLog
@@ -53,8 +54,7 @@ def read_log(
     if _EVENT_STREAM in request.headers.get("accept", ""):
         seen = _parse_last_event_id(last_event_id)
         after = _start_line(app_state, job, wanted) if seen is None else seen
-        authorize = authorization(app_state, caller)
-        return LogStream(app_state, job_id, after, caller.id, authorize=authorize, max_behind=wanted.max_behind)
+        return LogStream(app_state, job_id, after, caller, max_behind=wanted.max_behind)
     return read_log_page(session, app_state, job, _start_line(app_state, job, wanted), wanted.limit)
 
 

@@ -25,6 +25,14 @@ class LogLine(NamedTuple):
     message: str
 
 
+class LogSection(NamedTuple):
+    """Lines, the number of the log's last line, and the unfinished line after it, all as of the same moment."""
+
+    lines: list[LogLine]
+    total: int
+    partial: str
+
+
 class LogReader:
     """Reads the log of one job, also while it is written; every call opens and closes the files."""
 
@@ -86,14 +94,19 @@ class LogReader:
             The lines; empty when there is none after `after` yet.
         """
         with self._open() as log:
+            bounds = {"max_line_bytes": max_line_bytes, "max_page_bytes": max_page_bytes}
+            return list(log.page(max(0, after), limit, final=final, **bounds)) if log else []
+
+    def section(self, after: int, limit: int, *, final: bool, max_page_bytes: int = DEFAULT_PAGE_BYTES) -> LogSection:
+        """Return lines as `lines` does, with the length of the log and its unfinished line."""
+        with self._open() as log:
             if not log:
-                return []
-            after = max(0, after)
-            page = list(log.page(after, limit, max_line_bytes=max_line_bytes, max_page_bytes=max_page_bytes))
+                return LogSection([], 0, "")
             last = log.view.last
-            if final and after + len(page) == last.lines_end and len(page) < limit and last.open_line:
-                page.append(LogLine(last.lines_end + 1, last.at_ms, log.unfinished(max_line_bytes)))
-            return page
+            bounds = {"max_line_bytes": DEFAULT_LINE_BYTES, "max_page_bytes": max_page_bytes}
+            page = list(log.page(max(0, after), limit, final=final, **bounds))
+            partial = "" if final else log.unfinished(DEFAULT_LINE_BYTES)
+            return LogSection(page, last.lines_end + (final and last.open_line), partial)
 
     def search(
         self, text: str | None, *, after: int, limit: int, final: bool, match_case: bool, seconds: float
@@ -171,9 +184,12 @@ class _Snapshot:
     def read(self, offset: int, length: int) -> bytes:
         return os.pread(self._raw, length, offset)
 
-    def page(self, after: int, limit: int, *, max_line_bytes: int, max_page_bytes: int) -> Iterator[LogLine]:
-        """Yield complete lines after line `after`."""
-        end = min(self.view.last.lines_end, after + limit)
+    def page(
+        self, after: int, limit: int, *, final: bool, max_line_bytes: int, max_page_bytes: int
+    ) -> Iterator[LogLine]:
+        """Yield lines after line `after`; a final log's unfinished line counts as one."""
+        last = self.view.last
+        end = min(last.lines_end, after + limit)
         start = self.line_start(after + 1) if after < end else 0
         room = max_page_bytes
         for line, newline, at_ms in self._line_ends(after + 1, end, start):
@@ -183,6 +199,8 @@ class _Snapshot:
             room -= len(text)
             if room <= 0:
                 return
+        if final and after <= end == last.lines_end and end - after < limit and last.open_line:
+            yield LogLine(end + 1, last.at_ms, self.unfinished(max_line_bytes))
 
     def unfinished(self, max_line_bytes: int) -> str:
         """Return the unfinished last line; '' if there is none."""

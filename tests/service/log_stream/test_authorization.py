@@ -1,17 +1,19 @@
 """A followed log ends with the key or the session that opened it."""
 
+import itertools
 import json
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
-from support.live_service import make_job_body, wait_until
+from support.live_service import wait_until
 
 from core.errors import StoreUnavailable
 from core.security import api_keys
 from service.auth.session_cookie import COOKIES
 from service.log_stream import follower as log_follower
-from service.log_stream.follower import LogFollower
+from service.log_stream.follower import Authorization
 
 COOKIE = COOKIES[1]
 
@@ -22,10 +24,9 @@ def _checked_often(monkeypatch):
 
 
 @pytest.fixture
-def job_id(client, worker):
-    created = client.post("/jobs", json=make_job_body()).json()["id"]
+def job_id(job_id, worker):
     worker.start()
-    return created
+    return job_id
 
 
 class Follower:
@@ -95,20 +96,33 @@ def test_a_key_in_a_header_is_checked_and_not_the_cookie_beside_it(anonymous_cli
     check_ended(follower, stores, job_id)
 
 
-def test_a_key_is_checked_every_fifteen_seconds_and_not_at_every_poll(stores, job_id, monkeypatch):
+def test_followers_of_a_key_share_its_check(anonymous_client, job_id, stores, api_key, monkeypatch):
+    checks = []
+    get = stores.keys.get
+    monkeypatch.setattr(stores.keys, "get", lambda key_id: checks.append(time.monotonic()) or get(key_id))
+    followers = [Follower(anonymous_client, job_id, {"x-api-key": api_key}) for _ in range(10)]
+    wait_until(lambda: len(checks) >= 3)
+    assert all(later - earlier >= 0.05 for earlier, later in itertools.pairwise(checks))
+    assert len(stores.streams.authorizations) == 1
+    assert len(stores.streams.feeds) == 1
+    stores.streams.stop()
+    for follower in followers:
+        follower.thread.join(20)
+
+
+def test_a_key_is_checked_every_fifteen_seconds_and_not_at_every_poll(monkeypatch):
     monkeypatch.setattr(log_follower, "_AUTHORIZE_SECONDS", 15.0)
     clock = [1000.0]
     monkeypatch.setattr(log_follower, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     checks = []
-    follower = LogFollower(stores, job_id, 0, authorize=lambda: checks.append(clock[0]))
-    follower.create_folder()
+    authorization = Authorization(lambda: checks.append(clock[0]))
     for _ in range(60):
         clock[0] += 1
-        follower.poll()
+        authorization.check()
     assert checks == [1015.0, 1030.0, 1045.0, 1060.0]
 
 
-def test_a_log_is_followed_on_while_the_database_does_not_answer(stores, job_id, monkeypatch):
+def test_a_log_is_followed_on_while_the_database_does_not_answer(stores, job_id, monkeypatch, make_follower):
     monkeypatch.setattr(log_follower, "_AUTHORIZE_SECONDS", 0.0)
     checks = []
 
@@ -116,9 +130,9 @@ def test_a_log_is_followed_on_while_the_database_does_not_answer(stores, job_id,
         checks.append(True)
         raise StoreUnavailable("It does not answer.")
 
-    follower = LogFollower(stores, job_id, 0, authorize=authorize)
+    follower = make_follower(authorize=authorize)
+    follower.poll()
     with stores.logs.open_writer(job_id, 1) as log:
         log.append(b"one\n", 1000)
-    assert b'"one"' in follower.poll()
+    assert '"one"' in follower.poll()
     assert checks
-    assert not follower.done

@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.log_stream.follower import PollRateLimiter
+from service.log_stream.feed import PollRateLimiter
 
 
 def looks(pace, start, changes):

@@ -2,16 +2,6 @@
 
 import json
 
-import pytest
-from support.live_service import make_job_body
-
-from service.log_stream.follower import LogFollower
-
-
-@pytest.fixture
-def job_id(client):
-    return client.post("/jobs", json=make_job_body()).json()["id"]
-
 
 def numbered_lines(first, last):
     return b"".join(b"line %d\n" % number for number in range(first, last + 1))
@@ -27,26 +17,34 @@ def lines_and_gaps(events):
     return [data["line"] if name == "line" else (data["from"], data["to"]) for name, data in events if name != "phase"]
 
 
-def test_lines_far_behind_are_skipped_and_the_gap_is_announced(job_id, worker, stores):
+def test_lines_far_behind_are_skipped_and_the_gap_is_announced(job_id, worker, stores, make_follower):
     worker.start()
-    follower = LogFollower(stores, job_id, 0, max_behind=1000)
+    follower = make_follower(max_behind=1000)
+    assert lines_and_gaps(parse(follower.poll())) == []
     with stores.logs.open_writer(job_id, 1) as log:
         log.append(numbered_lines(1, 1000), 1000)
-        assert lines_and_gaps(parse(follower.poll().decode())) == list(range(1, 1001)), "not far enough behind"
+        assert lines_and_gaps(parse(follower.poll())) == list(range(1, 1001)), "not far enough behind"
         log.append(numbered_lines(1001, 60_000), 1000)
-    assert lines_and_gaps(parse(follower.poll().decode())) == [(1001, 59_900), *range(59_901, 60_001)]
-    assert (follower.skipped, follower.more) == (True, False), "the next poll can wait"
-    assert follower.poll() == b""
-    assert not follower.skipped
+    assert lines_and_gaps(parse(follower.poll())) == [(1001, 59_900), *range(59_901, 60_001)]
+    assert follower.poll() == ""
 
 
-def test_every_line_is_sent_unless_skips_are_accepted(job_id, worker, stores):
+def test_followers_of_one_log_skip_each_as_much_as_it_accepts(job_id, worker, stores, make_follower):
+    worker.start()
+    every, soon, late = make_follower(), make_follower(max_behind=50), make_follower(max_behind=5000)
+    every.poll()
+    with stores.logs.open_writer(job_id, 1) as log:
+        log.append(numbered_lines(1, 5000), 1000)
+        assert [line for _ in range(3) for line in lines_and_gaps(parse(every.poll()))] == list(range(1, 5001))
+        assert lines_and_gaps(parse(soon.poll())) == [(1, 4950), *range(4951, 5001)]
+        assert lines_and_gaps(parse(late.poll())) == list(range(1, 5001))
+
+
+def test_every_line_is_sent_unless_skips_are_accepted(job_id, worker, stores, make_follower):
     worker.start()
     with stores.logs.open_writer(job_id, 1) as log:
         log.append(numbered_lines(1, 6000), 1000)
-    follower = LogFollower(stores, job_id, 0)
-    found = [event for _ in range(3) for event in lines_and_gaps(parse(follower.poll().decode()))]
-    assert found == list(range(1, 6001))
+    assert lines_and_gaps(parse(make_follower().poll())) == list(range(1, 6001))
 
 
 def test_the_end_of_a_flood_is_sent_at_once_and_the_skipped_lines_are_in_pages(client, job_id, worker, stores):

@@ -11,8 +11,6 @@ from support.live_service import make_job_body, wait_until
 
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle
-from core.jobs.scheduling.wait_status import wait_statuses
-from service.log_stream.follower import LogFollower
 
 
 @pytest.fixture
@@ -213,7 +211,7 @@ def test_a_log_is_followed_from_before_its_first_line_to_its_end(live_server, jo
 
 @pytest.mark.usefixtures("running")
 def test_a_line_is_seen_at_once_and_not_at_the_next_look_at_the_row(live_server, client, job_id, stores, monkeypatch):
-    monkeypatch.setattr("service.log_stream.follower._JOB_POLL_SECONDS", 3600.0)
+    monkeypatch.setattr("service.log_stream.feed._ROW_POLL_SECONDS", 3600.0)
     listener = Growing(live_server, job_id)
     wait_until(lambda: listener.named("phase"))
     with stores.logs.open_writer(job_id, 1) as log:
@@ -241,27 +239,6 @@ def test_phases_come_as_they_change(live_server, job_id, worker):
     worker.end(job, exit_code=0)
     listener.thread.join(20)
     assert listener.events[-1][0] == "end"
-
-
-def test_a_follower_seldom_asks_why_a_job_waits(stores, job_id, worker, monkeypatch):
-    asked = []
-
-    def ask(session, jobs):
-        asked.append(jobs)
-        return wait_statuses(session, jobs)
-
-    monkeypatch.setattr("service.log_stream.follower.wait_statuses", ask)
-    follower = LogFollower(stores, job_id, 0)
-    follower.create_folder()
-    told = follower.poll()
-    assert b'"reason":"no_worker"' in told
-    worker.register()
-    follower.next_job_poll_at = 0
-    assert follower.poll() == b""
-    worker.start()
-    follower.next_job_poll_at = 0
-    assert b'"phase":"running"' in follower.poll(), "that it starts is seen at once"
-    assert len(asked) == 1
 
 
 def test_fifty_broken_connections_lose_and_repeat_nothing(client, job_id, running, stores, worker):

@@ -1,0 +1,251 @@
+"""One task for each log and process that reads the log and the job's row, for all followers of the log."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextvars import Context
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import anyio
+import anyio.to_thread
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Job
+from core.errors import JobNotFound, StoreUnavailable
+from core.formatting import iso_time
+from core.jobs import queries
+from core.jobs.scheduling.wait_status import WaitStatus, wait_statuses
+from core.jobs.states import JobState
+from core.storage.retention import OutputKind
+from service.deps import AppState
+from service.log_stream.events import format_error, format_event, line_events
+from service.log_stream.registry import WakeEvents
+from service.presenters.jobs import job_reason, public_state
+from service.presenters.removed import find_removed
+
+if TYPE_CHECKING:
+    from service.log_stream.follower import Follower
+
+logger = logging.getLogger(__name__)
+
+_PAGE_LINES = 2000
+_PAGE_BYTES = 256 * 1024
+_KEPT_BYTES = 64 * 1024
+"""Events kept for followers that are a little behind, besides those that were read last."""
+LINES_AFTER_GAP = 100
+AFTER_GAP_SECONDS = 0.2
+_ROW_POLL_SECONDS = 1.0
+_QUEUE_POLL_SECONDS = 5.0
+_MIN_POLL_SECONDS = 0.01
+_BURST_SECONDS = 0.05
+_STOP_GRACE_SECONDS = 1.0
+_WOKEN_AT_ONCE = 16
+"""Followers woken in one turn of the event loop, which other requests share."""
+
+T = TypeVar("T")
+
+
+class Reading(NamedTuple):
+    """The news of a poll, as events, except for the log's length and its unfinished last line."""
+
+    lines: list[bytes]
+    total: int
+    partial: str
+    phase: bytes
+    end: bytes
+    """The last events of a job that has ended."""
+    error: bytes
+    """The last event of a job that was deleted."""
+
+
+class JobFeed:
+    """The events of one job's log and row from now on, read once for all followers, in one thread at a time."""
+
+    def __init__(self, app_state: AppState, job_id: str) -> None:
+        self._app_state = app_state
+        self._job_id = job_id
+        self._reader = app_state.logs.reader(job_id)
+        self._followers: dict[Follower, None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._next_row_poll_at = 0.0
+        self._next_queue_poll_at = 0.0
+        self._notified_at = 0
+        self._waits: WaitStatus | None = None
+        self._phase: dict[str, Any] = {}
+        self._row = self.reading = Reading([], 0, "", b"", b"", b"")
+        self._read_to: int | None = None
+        self._skipped = False
+        self._kept: list[bytes] = []
+        self._last = 0
+        self.closed = False
+        """True if nothing more will be read."""
+
+    def add(self, follower: "Follower") -> None:
+        """Read for a follower, too."""
+        self._followers[follower] = None
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), context=Context())
+
+    def remove(self, follower: "Follower") -> None:
+        """Stop reading for a follower; without any, the feed ends."""
+        del self._followers[follower]
+        if self._task is not None and not self._followers:
+            self.closed = True
+            self._task.cancel()
+            feeds = self._app_state.streams.feeds
+            if feeds.get(self._job_id) is self:
+                del feeds[self._job_id]
+
+    async def lines_after(self, after: int) -> list[bytes]:
+        """Return the next lines: those kept, or else a page of the log; none if they will be read in a moment."""
+        behind = self._last - after
+        if 0 <= behind <= len(self._kept):
+            return self._kept[len(self._kept) - behind :]
+        return await self._run_in_reader_thread(partial(self._read_page, after))
+
+    async def _run_in_reader_thread(self, call: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(call, limiter=self._app_state.streams.readers)
+
+    async def _run(self) -> None:
+        try:
+            folder = await self._run_in_reader_thread(self._create_folder)
+            with self._app_state.streams.watch_folder(folder) as wakes:
+                await self._poll_until_stopped(wakes)
+        except Exception:  # the clients connect again
+            logger.exception("log_not_read", extra={"job_id": self._job_id})
+        finally:
+            self.closed = True
+            for follower in self._followers:
+                follower.woken.set()
+                # One that waits for a client that does not read ends only by cancellation.
+                asyncio.get_running_loop().call_later(_STOP_GRACE_SECONDS, follower.cancel)
+
+    async def _poll_until_stopped(self, wakes: WakeEvents) -> None:
+        limiter = PollRateLimiter()
+        while not wakes.stopped.is_set():
+            wakes.changed.clear()
+            polled_at = time.monotonic()
+            earliest = limiter.next_poll_at(polled_at)
+            reading = await self._run_in_reader_thread(self.poll)
+            read_at = time.monotonic()
+            await self.publish(reading)
+            until = self._next_row_poll_at
+            if self._skipped:  # the clients cannot keep up
+                earliest = polled_at + AFTER_GAP_SECONDS
+            elif self._last < reading.total:
+                earliest = until = polled_at
+            # With many followers, half of the event loop's time is left to other requests.
+            await _wait_for_change(wakes, until, max(earliest, 2 * time.monotonic() - read_at))
+
+    async def publish(self, reading: Reading) -> None:
+        """Keep the lines, and wake the followers, a few at a time."""
+        new = len(reading.lines)
+        kept = [*(self._kept if self._last + new == self._read_to else []), *reading.lines]
+        size = sum(map(len, kept))
+        while size > _KEPT_BYTES and len(kept) > new:
+            size -= len(kept.pop(0))
+        self._kept, self._last = kept, self._read_to or 0
+        state = reading._replace(lines=[])
+        changed, self.reading = new or state != self.reading, state
+        for number, follower in enumerate(list(self._followers), 1):
+            if changed or follower.silent or follower.authorization.refusal:
+                follower.woken.set()
+            if number % _WOKEN_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def _create_folder(self) -> Path:
+        """Create and return the folder to watch, so that the first line of a waiting job is not missed."""
+        folder = self._app_state.logs.directory(self._job_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def poll(self) -> Reading:
+        """Read what is new; called in a thread."""
+        followers = list(self._followers)
+        for authorization in {one.authorization for one in followers}:
+            authorization.check()
+        notified_at = self._app_state.logs.notified_at(self._job_id)
+        if notified_at != self._notified_at or time.monotonic() >= self._next_row_poll_at:
+            self._notified_at = notified_at
+            self._poll_row()
+        bounds = [one.max_behind for one in followers if one.max_behind is not None]
+        max_behind = max(bounds, default=0) if len(bounds) == len(followers) else None
+        final = bool(self._row.end)
+        tail = partial(self._reader.tail, final=final)
+        if self._read_to is None:
+            self._read_to = tail(0)
+        self._skipped = max_behind is not None and tail(max_behind) > self._read_to
+        if self._skipped:
+            self._read_to = tail(min(LINES_AFTER_GAP, max_behind or 0))
+        found = self._reader.section(self._read_to, _PAGE_LINES, final=final, max_page_bytes=_PAGE_BYTES)
+        self._read_to += len(found.lines)
+        return self._row._replace(lines=line_events(found.lines), total=found.total, partial=found.partial)
+
+    def _read_page(self, after: int) -> list[bytes]:
+        final = bool(self.reading.end)
+        return line_events(self._reader.lines(after, _PAGE_LINES, final=final, max_page_bytes=_PAGE_BYTES))
+
+    def _poll_row(self) -> None:
+        self._next_row_poll_at = time.monotonic() + _ROW_POLL_SECONDS
+        try:
+            with self._app_state.database.read() as session:
+                job = queries.get(session, self._job_id)
+                waits = self._poll_queue(session, job)
+                removed = find_removed(session, job, OutputKind.LOGS)
+        except JobNotFound as error:
+            self._row = self._row._replace(error=format_error(error, 404))
+            return
+        except StoreUnavailable:  # the log can still be followed; the row is read again later
+            return
+        reason, message = job_reason(job, waits, datetime.now(UTC))
+        phase = {
+            "state": public_state(job.state, job.exit_code),
+            "phase": job.phase,
+            "reason": reason,
+            "message": message or job.phase_detail,
+            "queuePosition": waits.position if waits else None,
+        }
+        if phase != self._phase:
+            self._phase = phase
+            # The estimate moves with the clock: it is sent along with other changes, and is not a change itself.
+            starts_at = iso_time(waits.starts_at) if waits and waits.starts_at else None
+            self._row = self._row._replace(phase=format_event("phase", phase | {"estimatedStartAt": starts_at}))
+        if job.ended:
+            end = {"state": phase["state"], "exitCode": job.exit_code, "reason": reason, "message": phase["message"]}
+            gone = format_event("removed", removed.model_dump()) if removed else b""
+            self._row = self._row._replace(end=gone + format_event("end", end))
+
+    def _poll_queue(self, session: Session, job: Job) -> WaitStatus | None:
+        if job.state is not JobState.QUEUED:
+            self._waits = None
+        elif self._waits is None or time.monotonic() >= self._next_queue_poll_at:
+            self._waits = wait_statuses(session, [job])[job.id]
+            self._next_queue_poll_at = time.monotonic() + _QUEUE_POLL_SECONDS
+        return self._waits
+
+
+class PollRateLimiter:
+    """Rate limiter of reads of a log: at most 100 a second, even if a job prints letter by letter.
+
+    A short burst of changes, as at a job's start, is not delayed.
+    """
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def next_poll_at(self, polled_at: float) -> float:
+        """Return the earliest time of the next read after one at `polled_at`, by the monotonic clock."""
+        self._due = min(max(self._due, polled_at) + _MIN_POLL_SECONDS, polled_at + _BURST_SECONDS + _MIN_POLL_SECONDS)
+        return self._due - _BURST_SECONDS
+
+
+async def _wait_for_change(wakes: WakeEvents, until: float, earliest: float) -> None:
+    """Wait for a change, at the latest until `until`; but not less than until `earliest`, unless the service stops."""
+    with anyio.move_on_after(max(0.0, until - time.monotonic())):
+        await wakes.changed.wait()
+    with anyio.move_on_after(max(0.0, earliest - time.monotonic())):
+        await wakes.stopped.wait()
