@@ -26,6 +26,7 @@ from core.settings.api import ApiSettings
 from core.system import garbage_collection
 from core.system.canonical_host import canonical_host
 from core.system.filesystem import make_private
+from core.system.processes import keep_ignored_signals_from_children
 from gradient_server import simulator
 from gradient_server.job_ports_address import are_ports_at_dashboard
 from gradient_server.local_key import ensure_local_key
@@ -229,6 +230,7 @@ def _create_supervisor(settings: Settings, database: Database, name: str | None)
         from worker.context import WorkerContext
         from worker.supervisor import Supervisor
 
+    keep_ignored_signals_from_children()
     hostname = socket.gethostname()
     # With SQLite there is only one machine, so a fixed name is used: a laptop's name changes with its network.
     host = settings.worker.host or (_SINGLE_HOST if database.is_sqlite else hostname)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -27,6 +28,17 @@ _STATE, _FLAGS, _START, _ENVIRONMENT_END = 0, 6, 19, 48
 _ENDED_STATES = {b"Z", b"X"}
 _KERNEL_THREAD = 0x00200000
 """The kernel's PF_KTHREAD."""
+
+
+def keep_ignored_signals_from_children() -> None:
+    """Let no program that this process starts inherit that a signal is ignored: it could not be told to end by it.
+
+    The process may have inherited that itself: SIGINT in the background of a script, SIGHUP from `nohup`. It goes on
+    ignoring them, by a handler. To be called in the main thread.
+    """
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # `subprocess` restores these two
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def running_processes(pids: Iterable[int] | None = None) -> Iterator[psutil.Process]:

@@ -3,6 +3,8 @@
 import signal
 import subprocess
 
+import psutil
+
 from core.catalogue.backends import Capabilities
 from worker.backends.base import WRAPPER, Backend, Exit, base_handle, read_exit_code, write_command
 
@@ -27,7 +29,8 @@ class ToyBackend(Backend):
         return None if child.poll() is None else Exit(read_exit_code(control))
 
     def stop(self, handle, *, grace):
-        self._children[handle["name"]][1].send_signal(signal.SIGTERM if grace else signal.SIGKILL)
+        for process in psutil.Process(self._children[handle["name"]][1].pid).children(recursive=True):
+            process.send_signal(signal.SIGTERM if grace else signal.SIGKILL)
 
     def sample(self, handle):
         del handle

@@ -413,8 +413,8 @@ def write_command(spec: LaunchSpec) -> None:
     """
     command = f"{spec.job_spec.command}\n".encode()
     try:
-        # The folder is closed to others; the job may run as another user.
-        write_atomically(spec.control / "command", command, durable=False, mode=0o644)
+        # The folder is closed to others; the job may run as another user, and its first line may name a program (#!).
+        write_atomically(spec.control / "command", command, durable=False, mode=0o755)
     except OSError as error:
         raise LaunchError("disk_full" if error.errno == errno.ENOSPC else "launch_failed", str(error)) from error
 

@@ -110,8 +110,9 @@ def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # ty
         os.chdir(wanted["folder"])
     except OSError:
         os.chdir("/")
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a command inherits that
-        signal.signal(number, signal.SIG_DFL)
+    for number in signal.valid_signals():  # Python ignores some, and a command would inherit that
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     command = wanted["command"]
     os.closerange(3, report.fileno())
     os.closerange(report.fileno() + 1, os.sysconf("SC_OPEN_MAX"))

@@ -2,18 +2,34 @@
 
 import os
 import subprocess
+import sys
 import tracemalloc
 
 import psutil
 import pytest
 from support.declared_environment import declared_environment
 from support.deployment import wait_until
+from support.job_packages import ROOT
 
 from core.formatting import MIB
 from core.system import processes
 from core.system.processes import read_environment, sort_by_age
 
 pytestmark = pytest.mark.integration
+
+
+def test_children_inherit_no_ignored_signal():
+    program = (
+        "import signal, subprocess, time\n"
+        "from core.system.processes import keep_ignored_signals_from_children\n"
+        "ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)\n"
+        "for number in ignored: signal.signal(number, signal.SIG_IGN)\n"
+        "keep_ignored_signals_from_children()\n"
+        "for number in ignored: signal.raise_signal(number)\n"
+        "for number in ignored: print(subprocess.run(['sh', '-c', f'kill -{number} $$']).returncode)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["-1", "-2", "-3", "-10"]
 
 
 def test_a_process_has_its_environment_while_it_loads_another_program(tmp_path):

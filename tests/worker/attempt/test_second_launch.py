@@ -14,7 +14,7 @@ from worker.backends.job_processes import find_attempts
 
 pytestmark = pytest.mark.integration
 
-HIDE = 'ln -sf {victim} "$VIRTUAL_ENV/pyvenv.cfg"; : >"${{0%/*}}/started"; echo hidden; sleep 600'
+HIDE = 'ln -sf {victim} "$VIRTUAL_ENV/pyvenv.cfg"; : >"${{GRADIENT_METRICS_FILE%/*}}/started"; echo hidden; sleep 600'
 
 
 @pytest.fixture

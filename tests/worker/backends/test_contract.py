@@ -15,6 +15,7 @@ from support.google.tpu_simulator import MemoryResourceInventory, running_simula
 
 from core.catalogue.backends import BACKENDS
 from core.settings.worker import ProcessSettings
+from core.system.processes import keep_ignored_signals_from_children
 from worker.attempt.scratch import Scratch
 from worker.backends.base import CONTROL, STORAGE, WRAPPER, LaunchError
 
@@ -39,6 +40,10 @@ def place(request, tmp_path):
         place.clear()
 
 
+WITH_BASH = pytest.mark.parametrize("place", ["process", "sandbox", "tpu"], indirect=True)
+"""The tests' own container image has no bash."""
+
+
 @pytest.mark.parametrize("code", [0, 1, 42, 255])
 def test_output_and_exit_code_are_in_the_control_folder(place, code):
     spec = place.spec(f"echo out; echo err >&2; exit {code}")
@@ -47,6 +52,67 @@ def test_output_and_exit_code_are_in_the_control_folder(place, code):
     assert (exit_.code, exit_.reason) == (code, None)
     assert sorted(place.output(spec).split()) == [b"err", b"out"]
     assert place.backend.poll(handle).code == code, "asked again, it says the same"
+
+
+@WITH_BASH
+@pytest.mark.parametrize(
+    "command",
+    [
+        'trap "echo saved" INT; kill -INT $$; echo after',
+        "trap 'echo saved; exit 4' QUIT; sh -c 'kill -QUIT $PPID'; echo after",
+        'trap "echo saved" HUP; kill -HUP 0; echo after',
+        "sh -c 'kill -INT $$; echo lost'; echo $?",
+        "sh -c 'kill -QUIT $$; echo lost' & wait $!; echo $?",
+        "kill -INT 0; echo lost",
+        "kill -HUP $$; echo lost",
+        "kill -KILL 0; echo lost",
+        'echo "$# ${1-none} ${0##*/}"',
+        "set -u; echo $1",
+        "return 3; echo after",
+        "local x=1; echo after",
+        "exit 3\nif fi",
+        "cat <<E\n$0\nE",
+        "false\\\n || echo joined",
+        'trap "echo end" EXIT; set -e; false; echo lost',
+        "# a remark\nf() { return 3; }; f",
+        "exec sh -c 'exit 5'",
+    ],
+)
+def test_a_command_does_what_it_does_after_bash_c(place, command):
+    keep_ignored_signals_from_children()  # these tests may have been started with SIGINT ignored
+    plain = subprocess.run(
+        ["bash", "-c", command], start_new_session=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    spec = place.spec(command)
+    ended = place.wait(place.launch(spec))
+    assert ended.code == plain.returncode % 256 if plain.returncode >= 0 else 128 - plain.returncode
+    assert place.output(spec) == plain.stdout
+
+
+@WITH_BASH
+def test_no_signal_is_ignored_or_blocked(place):
+    keep_ignored_signals_from_children()
+    spec = place.spec("grep -E '^Sig(Blk|Ign)' /proc/self/status; sh -c \"grep -E '^Sig(Blk|Ign)' /proc/self/status\"")
+    place.wait(place.launch(spec))
+    masks = [int(line.split()[1], 16) for line in place.output(spec).splitlines()]
+    assert len(masks) == 4
+    of_the_c_library = 1 << 31 | 1 << 32  # signals 32 and 33, which no program can set
+    assert [mask & ~of_the_c_library for mask in masks] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("#!/bin/sh\necho one\nreturn 7 2>/dev/null || exit 7", 7, b"one"),
+        ("#!/bin/sh -e\nfalse\necho lost", 1, b""),
+        ("#!/nothing/like/it\n1", 127, b"not found"),
+    ],
+)
+def test_the_first_line_of_a_command_may_name_its_program(place, command, code, said):
+    spec = place.spec(command)
+    assert place.wait(place.launch(spec)).code == code
+    assert said in place.output(spec)
+    assert b"lost" not in place.output(spec)
 
 
 def test_a_running_job_has_not_ended(place):

@@ -183,6 +183,7 @@ class Agent:
         self._check_not_stopped()
         (self._place / "boot-id").write_text(_BOOT.read_text())
         (self._control / "command").write_text(job["command"] + "\n")
+        (self._control / "command").chmod(0o755)
         self._runner.start(job)
         until = time.monotonic() + CALL_SECONDS
         while not self._has_pid():
