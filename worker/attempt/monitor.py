@@ -259,7 +259,10 @@ class JobMonitor:
         shipped = self._recorder.ship()
         if ended is None:
             return None, shipped
-        self._record(time.monotonic() - self._began, self._usage_sampler.flush())
+        elapsed = time.monotonic() - self._began
+        if ended.memory_bytes is not None:
+            self._usage_sampler.totals.add({"memory_bytes": float(ended.memory_bytes)}, 0.0)
+        self._record(elapsed, self._usage_sampler.flush())
         return self._with_reason(ended), shipped
 
     def _with_reason(self, ended: Exit) -> Exit:

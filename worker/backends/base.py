@@ -187,11 +187,13 @@ class Exit:
         code: Exit code, or None if there is none (for example, the machine was lost).
         reason: A name in REASONS if the code alone is not enough; else None.
         detail: More details.
+        memory_bytes: The memory in use that ended it; None if it ended otherwise.
     """
 
     code: int | None
     reason: str | None = None
     detail: str | None = None
+    memory_bytes: int | None = None
 
 
 class LaunchError(Exception):

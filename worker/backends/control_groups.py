@@ -152,11 +152,11 @@ class JobGroup:
         return _read_number(self.usage / "cpuacct.usage") / 1e9
 
     def memory_bytes(self) -> int:
-        """Return the memory in use, without the cache of files that the kernel can drop at once."""
-        current, cache = "memory.usage_in_bytes", "total_inactive_file"
-        if self.version == _UNIFIED:
-            current, cache = "memory.current", "inactive_file"
-        return max(0, _read_number(self.memory / current) - _read_table(self.memory / "memory.stat").get(cache, 0))
+        """Return the memory in use, without the cache of files, which the kernel drops before it refuses memory."""
+        current, prefix = ("memory.current", "") if self.version == _UNIFIED else ("memory.usage_in_bytes", "total_")
+        counters = _read_table(self.memory / "memory.stat")
+        cache = sum(counters.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
+        return max(0, _read_number(self.memory / current) - cache)
 
     def pids(self) -> set[int]:
         """Return the pids of its processes."""

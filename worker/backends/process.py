@@ -21,8 +21,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from core.catalogue.backends import BACKENDS
@@ -49,7 +50,7 @@ from worker.backends.base import (
 )
 from worker.backends.control_groups import JobGroup, control_group_support
 from worker.backends.job_exec import ExecRequest
-from worker.backends.job_processes import JobProcesses, boot_id, find_attempts
+from worker.backends.job_processes import JobProcesses, MemoryMeter, boot_id, find_attempts
 from worker.backends.job_sandbox import EXIT_REFUSED, SHARED_MEMORY, JobSandbox, reason_without_sandbox, sandbox_support
 from worker.backends.port_check import check_ports_free
 from worker.backends.process_exec import ProcessStream, SocketStream, connect_to_processes, run_in_processes
@@ -71,12 +72,6 @@ _MEMORY_CHECK_SECONDS = 0.5
 _SIGNALLED = 128
 
 
-@dataclass(slots=True)
-class _Usage:
-    at: float
-    cpu_seconds: float
-
-
 class ProcessBackend(Backend):
     """See the module. One instance serves all attempt threads of a worker."""
 
@@ -92,8 +87,8 @@ class ProcessBackend(Backend):
         self._bind = settings.ports.bind
         self._lock = threading.Lock()
         self._children: dict[str, list[subprocess.Popen[bytes]]] = {}
-        self._usage: dict[str, _Usage] = {}
-        self._memory_checked: dict[str, float] = {}
+        self._cpu_seconds: dict[str, tuple[float, float]] = {}
+        self._meters: defaultdict[str, MemoryMeter] = defaultdict(MemoryMeter)
         self._sandboxes: dict[str, int] = {}
         self._next_cpu = 0
 
@@ -164,7 +159,7 @@ class ProcessBackend(Backend):
             return None  # the shell ends at once; the training may still be saving, until its grace period is over
         if code != 0:
             self._mark_out_of_memory(handle)
-        return Exit(code, *_marked(control))
+        return self._marked_exit(handle, code)
 
     def _any_left(self, handle: Handle) -> bool:
         """Return whether a process of a job that has ended is left; none of a sandbox can leave its control group."""
@@ -178,7 +173,7 @@ class ProcessBackend(Backend):
         most = _SIGNALLED if handle["sandboxed"] else math.inf
         if returned is not None and 0 <= returned <= most:
             self._mark_out_of_memory(handle)
-            return Exit(returned, *_marked(control))
+            return self._marked_exit(handle, returned)
         if began or (ended and read_control(control, "started") is not None):
             # Of several starts at once, the sandbox that was found may be that of one that was refused.
             again = handle["sandboxed"] and find_sandbox(handle["job_id"], handle["attempt"]) is not None
@@ -202,13 +197,13 @@ class ProcessBackend(Backend):
             cpu_seconds, memory = group.cpu_seconds(), group.memory_bytes()
             count = len(group.pids() - members.sandbox_pids())
         else:
-            cpu_seconds, memory, count = members.usage()
+            cpu_seconds, memory, count = members.usage(self._meters[handle["name"]])
         now = time.monotonic()
-        before = self._usage.get(handle["name"])
-        self._usage[handle["name"]] = _Usage(now, cpu_seconds)
+        at, seconds = self._cpu_seconds.get(handle["name"], (now, 0.0))
+        self._cpu_seconds[handle["name"]] = now, cpu_seconds
         values = {"memory_bytes": float(memory), "processes": float(count)}
-        if before is not None and now > before.at:
-            values["cpu_percent"] = max(0.0, 100 * (cpu_seconds - before.cpu_seconds) / (now - before.at))
+        if now > at:
+            values["cpu_percent"] = max(0.0, 100 * (cpu_seconds - seconds) / (now - at))
         return values
 
     def layer_bytes(self, handle: Handle) -> int:
@@ -227,9 +222,9 @@ class ProcessBackend(Backend):
             child.wait()
         if group is not None:
             group.remove()
-        self._usage.pop(name, None)
+        self._cpu_seconds.pop(name, None)
         self._sandboxes.pop(name, None)
-        self._memory_checked.pop(name, None)
+        self._meters.pop(name, None)
 
     def _kill_all(self, handle: Handle) -> None:
         """Kill the job's processes. The sandbox of a job that only this worker has started is known."""
@@ -315,6 +310,14 @@ class ProcessBackend(Backend):
         write_control_file(Path(handle["control"]), "out_of_memory", f"{limit // MIB} MiB")
         return True
 
+    def _marked_exit(self, handle: Handle, code: int) -> Exit:
+        """Return the job's end, with the reason for which this backend ended it, if it did."""
+        control, limit = Path(handle["control"]), handle["memory_bytes"]
+        if (detail := read_control(control, "out_of_memory")) is not None:
+            return Exit(code, "out_of_memory", detail, limit and max(limit, self._meters[handle["name"]].peak))
+        detail = read_control(control, "preempted")
+        return Exit(code, "preempted" if detail is not None else None, detail)
+
     def _processes(self, handle: Handle) -> JobProcesses:
         """Return the processes of the job, in its sandbox or without one; a handle by name alone does not tell."""
         job_id, attempt = handle["job_id"], handle["attempt"]
@@ -350,13 +353,12 @@ class ProcessBackend(Backend):
 
     def _watch_limits(self, handle: Handle, control: Path) -> None:
         limit: int | None = handle["memory_bytes"]
-        now = time.monotonic()
+        meter = self._meters[handle["name"]]
         if self._group(handle) is not None:
             if self._mark_out_of_memory(handle):
                 self._processes(handle).kill(spare_leader=True)
-        elif limit is not None and now - self._memory_checked.get(handle["name"], 0.0) >= _MEMORY_CHECK_SECONDS:
-            self._memory_checked[handle["name"]] = now
-            used = self._processes(handle).usage()[1]
+        elif limit is not None and time.monotonic() - meter.measured_at >= _MEMORY_CHECK_SECONDS:
+            used = self._processes(handle).usage(meter, limit)[1]
             if used > limit:
                 write_control_file(control, "out_of_memory", f"{limit // MIB} MiB, {used // MIB} MiB used")
                 self._processes(handle).kill(spare_leader=True)
@@ -440,11 +442,3 @@ def _seconds(text: str | None) -> float | None:
         return float(text) if text else None
     except ValueError as error:
         raise LaunchError("launch_failed", f"SIMULATE_PREEMPT_AFTER={text}: not a number of seconds") from error
-
-
-def _marked(control: Path) -> tuple[str | None, str | None]:
-    for reason in ("out_of_memory", "preempted"):
-        detail = read_control(control, reason)
-        if detail is not None:
-            return reason, detail
-    return None, None

@@ -19,7 +19,7 @@ from cachetools import TTLCache, cached
 
 from core.system.processes import running_processes
 from worker.backends.control_groups import JobGroup
-from worker.backends.job_processes import GONE, JobProcesses, find_attempt, measure_usage
+from worker.backends.job_processes import GONE, JobProcesses, MemoryMeter, find_attempt, measure_usage
 from worker.backends.job_sandbox import SHARED_MEMORY
 
 _FIRST, _WRAPPER = 1, 2
@@ -115,9 +115,9 @@ class SandboxProcesses(JobProcesses):
                     found.append(psutil.Process(pid))
         return found
 
-    def usage(self) -> tuple[float, int, int]:
+    def usage(self, meter: MemoryMeter, limit: int | None = None) -> tuple[float, int, int]:
         """See `JobProcesses.usage`; with the files in the sandbox's /dev/shm, which no process need have mapped."""
-        return measure_usage(self.recent(), _shared_memory_bytes(self.first))
+        return measure_usage(self.recent(), meter, limit, _shared_memory_bytes(self.first))
 
     def recent(self) -> Iterator[psutil.Process]:
         """See `JobProcesses.recent`; without a group, a process that is younger than a second may be missing."""

@@ -110,9 +110,7 @@ def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # ty
         os.chdir(wanted["folder"])
     except OSError:
         os.chdir("/")
-    for number in signal.valid_signals():  # Python ignores some, and a command would inherit that
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+    _restore_signals()
     command = wanted["command"]
     os.closerange(3, report.fileno())
     os.closerange(report.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
@@ -125,6 +123,13 @@ def _run(wanted: dict, report: socket.socket, *, sandboxed: bool) -> None:  # ty
     os.write(2, os.fsencode(f"{command[0]}: {why}\n"))
     report.close()
     os._exit(code)
+
+
+def _restore_signals() -> None:
+    """Ignore no signal, as Python does some: the command would inherit that."""
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 main()

@@ -16,10 +16,13 @@ from core.db import migrations
 from core.db.database import Database
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
+from core.formatting import MIB
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
+from core.settings import Settings
+from core.settings.worker import ProcessSettings
 from core.storage.joblogs.writer import LogWriter
 from core.storage.workspaces import WorkspaceStore
 from worker.attempt import monitor
@@ -31,6 +34,7 @@ from worker.attempt.pipeline import AttemptRun, run_attempt
 from worker.backends import process
 from worker.backends.base import WORKSPACE, read_control
 from worker.backends.process import ProcessBackend
+from worker.context import WorkerContext
 from worker.environments.prepare import _Preparation
 
 pytestmark = pytest.mark.integration
@@ -373,6 +377,18 @@ def test_the_most_that_an_attempt_used_is_kept(host, claim, tmp_path, monkeypatc
     assert (row.peak_gpu_percent, row.peak_gpu_memory_bytes) == (None, None)
     with host.database.read() as session:
         assert queries.current_attempts(session, [ended(host, job)])[job.id].peak_memory_bytes == row.peak_memory_bytes
+
+
+@pytest.mark.parametrize("cgroups", ["off", "auto"])
+def test_the_memory_that_ended_an_attempt_is_kept(database, tmp_path, submit, cgroups):
+    settings = Settings(home=tmp_path / "home", process=ProcessSettings(cgroups=cgroups))
+    host = WorkerContext.open(settings, database, worker_name="w1", hostname="here")
+    submit("exec python -c 'import time; a = b\"x\" * 200_000_000; time.sleep(600)'", memory_mb=100)
+    job = host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("process",))))
+    run_attempt(host, job, AttemptControl())
+    assert ended(host, job).reason == "out_of_memory"
+    (row,) = attempts(host, job)
+    assert row.peak_memory_bytes >= 100 * MIB
 
 
 def test_what_cannot_build_images_says_so_and_runs_nothing(host, claim):

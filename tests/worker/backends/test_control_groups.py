@@ -20,6 +20,7 @@ from gradient_server.checks.host import limits
 from worker.backends import control_groups as groups
 from worker.backends.base import LaunchError
 from worker.backends.control_groups import JobGroup, NoControlGroups, find_control_groups
+from worker.backends.job_processes import MemoryMeter
 from worker.backends.sandbox_start import start_sandboxed
 
 PYTHON = Path(sys.executable).resolve()
@@ -91,7 +92,7 @@ def test_a_job_is_measured_and_stopped_without_a_look_at_every_process(place, mo
 
     _, handle = place.running("setsid sleep 600 & echo up; sleep 600 & wait")
     members = place.backend._processes(handle)
-    wait_until(lambda: members.usage()[2] >= 4, "all processes")
+    wait_until(lambda: members.usage(MemoryMeter())[2] >= 4, "all processes")
     with monkeypatch.context() as patched:
         for name in ("pids", "process_iter", "_ppid_map"):
             patched.setattr(psutil, name, refuse)
@@ -223,7 +224,7 @@ def test_version_2_in_a_delegated_group(kernel, monkeypatch):
     assert group.out_of_memory()
     (group.cpu / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
     (group.memory / "memory.current").write_text("1000\n")
-    (group.memory / "memory.stat").write_text("anon 600\ninactive_file 300\n")
+    (group.memory / "memory.stat").write_text("anon 600\ninactive_file 200\nactive_file 100\n")
     assert (group.cpu_seconds(), group.memory_bytes()) == (2.5, 700)
     assert JobGroup.from_handle(json.loads(json.dumps(group.to_handle()))) == group
     assert (group.join_files, group.joined_at_once) == ([str(group.memory / "cgroup.procs")], False)

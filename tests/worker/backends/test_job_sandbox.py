@@ -170,6 +170,54 @@ def test_files_in_memory_are_measured_once(measured, how):
     assert measured.backend.sample(handle)["memory_bytes"] < 80 * MIB
 
 
+USED_TOGETHER = """
+import mmap, os, sys, time
+size, how = 48 << 20, sys.argv[1]
+if how == "file":
+    with open("data", "wb") as file:
+        file.write(b"x" * size)
+    with open("data", "rb") as file:
+        held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+elif how == "map":
+    held = mmap.mmap(-1, size)
+else:
+    held = bytearray(size)
+if how != "file":
+    for n in range(0, size, 4096):
+        held[n] = 1
+for _ in range(3):
+    if os.fork() == 0:
+        break
+for n in range(0, size, 4096):
+    if how == "changed":
+        held[n] = 2
+    else:
+        held[n]
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "low", "high"), [("forked", 48, 96), ("map", 48, 96), ("file", 0, 40), ("changed", 192, 240)]
+)
+def test_memory_that_processes_share_is_counted_once_and_files_of_disks_not(measured, how, low, high):
+    spec = measured.spec(f"exec {Path(sys.executable).resolve()} -I -S own.py {how}", memory_mb=high)
+    (spec.workspace / "own.py").write_text(USED_TOGETHER)
+    handle = measured.launch(spec)
+    wait_until(lambda: measured.output(spec) == b"up\n" * 4, "four processes")
+    wait_until(lambda: low * MIB <= measured.backend.sample(handle)["memory_bytes"] < high * MIB, "their memory")
+    assert measured.backend.poll(handle) is None
+
+
+def test_a_job_whose_processes_use_too_much_together_tells_how_much(measured):
+    spec = measured.spec(f"{Path(sys.executable).resolve()} -I -S own.py changed", memory_mb=150)
+    (spec.workspace / "own.py").write_text(USED_TOGETHER)
+    ended = measured.wait(measured.launch(spec))
+    assert (ended.reason, ended.memory_bytes > 150 * MIB) == ("out_of_memory", True)
+    assert f"{ended.memory_bytes // MIB} MiB used" in ended.detail
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives jobs users of their own")
 def test_the_user_of_a_job_has_a_name_and_a_home(place):
     spec = place.spec("id -un; getent passwd root; env -i HOME= /bin/bash -c 'cd ~gradient && pwd'")

@@ -22,7 +22,8 @@ def determine_exit(handle: Handle, state: ContainerState | None, code: int | Non
     """
     if state is not None and state.oom_killed and code in {None, _KILLED}:
         limit: int | None = handle.get("memory_bytes")
-        return Exit(_KILLED, "out_of_memory", f"{limit // MIB} MiB" if limit else "this machine's memory")
+        detail = f"{limit // MIB} MiB" if limit else "this machine's memory"
+        return Exit(_KILLED, "out_of_memory", detail, limit or None)
     if code is not None:
         return Exit(code)
     if handle["boot_id"] != boot_id():

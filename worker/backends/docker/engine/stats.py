@@ -60,8 +60,9 @@ def read(stats: dict[str, Any]) -> StatsSample | None:
 
 
 def _file_cache_bytes(counters: dict[str, int]) -> int:
-    """Return the bytes of file cache that the kernel frees first, which the job does not need (cgroup 1, cgroup 2)."""
-    return counters.get("total_inactive_file", counters.get("inactive_file", 0))
+    """Return the bytes of the cache of files, which the kernel drops before it refuses memory (cgroup 1, cgroup 2)."""
+    kinds = ("active_file", "inactive_file")
+    return sum(counters.get(f"total_{kind}", counters.get(kind, 0)) for kind in kinds)
 
 
 def _parse_time(text: str) -> float:
