@@ -104,18 +104,26 @@ class _Supervisor:
             os.kill(pid, number)
 
     def _reap(self) -> None:
-        for pid in list(self._running):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if not ended:
-                continue
-            number, code = self._running.pop(pid), os.waitstatus_to_exitcode(status)
-            if self._stopping:
+        # Of all children: as process 1 of a container it also gets those of processes that have ended.
+        while (ended := _next_ended()) is not None:
+            pid, code = ended
+            number = self._running.pop(pid, None)
+            if number is None or self._stopping:
                 continue
             if not self._ready and code > 0:
                 self._exit_code = code
                 continue
             logger.error("api_process_ended", extra={"number": number, "pid": pid, "exit_code": code})
             self._due[number] = time.monotonic() + _RESTART_SECONDS
+
+
+def _next_ended() -> tuple[int, int] | None:
+    """Return pid and exit code of a child that has ended; None if there is none."""
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, os.waitstatus_to_exitcode(status)) if pid else None
 
 
 def _end_with(supervisor: int) -> None:

@@ -1,9 +1,13 @@
 """The API in two processes, from outside: they share the port, their limits and what exists once, and end together."""
 
+import select
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -108,6 +112,21 @@ def test_a_limit_of_a_key_holds_for_both_together(make_deployment):
     refilled = 40 * (time.monotonic() - began) / 60
     assert set(answers) == {200, 429}
     assert 20 <= answers.count(200) <= 40 + refilled + 1
+
+
+def test_a_limit_of_connections_holds_for_both_together(make_deployment):
+    limits = {"GRADIENT_API__MAX_CONNECTIONS_PER_CLIENT": "20", "GRADIENT_API__HEADER_SECONDS": "600"}
+    deployment = make_deployment(**limits)
+    wait_for_two(deployment.start_api())
+    url = urlsplit(deployment.cli_json["url"])
+    with ExitStack() as opened:
+        sockets = [opened.enter_context(socket.create_connection((url.hostname, url.port))) for _ in range(80)]
+
+        def open_ones():
+            return [one for one in sockets if not select.select([one], [], [], 0)[0]]
+
+        wait_until(lambda: len(open_ones()) <= 20, "the others to be closed")
+        assert len(open_ones()) >= 10
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
