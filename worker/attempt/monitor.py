@@ -259,10 +259,10 @@ class JobMonitor:
         shipped = self._recorder.ship()
         if ended is None:
             return None, shipped
-        elapsed = time.monotonic() - self._began
+        elapsed, row = time.monotonic() - self._began, None
         if ended.memory_bytes is not None:
-            self._usage_sampler.totals.add({"memory_bytes": float(ended.memory_bytes)}, 0.0)
-        self._record(elapsed, self._usage_sampler.flush())
+            row = self._usage_sampler.add(elapsed, {"memory_bytes": float(ended.memory_bytes)})
+        self._record(elapsed, row or self._usage_sampler.flush())
         return self._with_reason(ended), shipped
 
     def _with_reason(self, ended: Exit) -> Exit:
