@@ -1,6 +1,6 @@
 """Dependencies of endpoints, as `Annotated` aliases."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -18,6 +18,7 @@ from core.storage.artifacts.text_lines import LineIndexCache
 from service.auth.per_key_limits import Limits
 from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import Signer
+from service.lanes import Lanes
 from service.log_stream.registry import StreamRegistry
 from service.monitoring.project_job_counts import JobCounts
 from service.monitoring.service_metrics import ServiceMetrics
@@ -52,6 +53,7 @@ class AppState(stores.Stores):
         text_indexes: Line indexes of text artifacts.
         service_metrics: This process's own metrics, for Prometheus.
         boards: The open TensorBoards, in the first API process.
+        lanes: The threads in which requests use the database.
         siblings: The API processes that share the port.
         wake: Wakes the dispatcher; called after the commit of a transaction that wrote to the outbox.
     """
@@ -69,6 +71,7 @@ class AppState(stores.Stores):
     text_indexes: LineIndexCache = field(default_factory=LineIndexCache)
     storage_usage: StorageUsage = field(init=False)
     boards: Boards = field(init=False)
+    lanes: Lanes = field(init=False)
     siblings: Siblings = field(default_factory=Siblings)
     metrics: JobMetricsCache
     submissions: GroupCommit["PreparedJob", "InsertedJob"] = field(default_factory=GroupCommit)
@@ -80,6 +83,7 @@ class AppState(stores.Stores):
         super().__post_init__()
         self.storage_usage = StorageUsage(self.storage, self.settings.api.processes)
         self.boards = Boards(self.settings)
+        self.lanes = Lanes(self.settings.database.pool_size, self.settings.limits.archives)
 
     def backend_for(self, machine: MachineType) -> str:
         """Return the backend that runs jobs on this machine type."""
@@ -101,17 +105,15 @@ RequestId = Annotated[str, Depends(_request_id)]
 """The request's id, set by `service.http.middleware.RequestContextMiddleware` or by an authenticated client."""
 
 
-def _read_session(app_state: AppStateDep) -> Iterator[Session]:
-    with app_state.database.read() as session:
-        yield session
+async def read_session() -> Session:
+    """Stand for a session that only reads; `service.http.endpoint` opens it in the endpoint's own thread."""
+    raise NotImplementedError
 
 
-def _write_session(app_state: AppStateDep) -> Iterator[Session]:
-    with app_state.database.write() as session:
-        yield session
+async def write_session() -> Session:
+    """Stand for a session whose changes are committed before the response is sent."""
+    raise NotImplementedError
 
 
-# With the default scope, the code after `yield` runs after the response was sent: if the commit failed, the client
-# would still have its 201.
-ReadSession = Annotated[Session, Depends(_read_session, scope="function")]
-WriteSession = Annotated[Session, Depends(_write_session, scope="function")]
+ReadSession = Annotated[Session, Depends(read_session)]
+WriteSession = Annotated[Session, Depends(write_session)]

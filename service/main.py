@@ -9,7 +9,6 @@ from functools import partial
 from types import ModuleType
 
 from fastapi import Depends, FastAPI
-from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from core.catalogue.images import ImageCatalogue
@@ -30,6 +29,7 @@ from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
 from service.deps import AppState
 from service.http import errors
 from service.http.body_limit import BodyLimitMiddleware
+from service.http.dispatcher import Dispatcher
 from service.http.middleware import OriginCheckMiddleware, RequestContextMiddleware
 from service.http.tracing import TracingMiddleware
 from service.log_stream.registry import MAX_STREAMS, StreamRegistry
@@ -166,10 +166,12 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.add_middleware(OriginCheckMiddleware, settings=settings.api)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(RequestContextMiddleware)
-    app.add_middleware(TracingMiddleware, keys=app_state.keys)
+    app.add_middleware(TracingMiddleware, keys=app_state.keys, lanes=app_state.lanes)
     app.add_middleware(MetricsMiddleware, service_metrics=app_state.service_metrics)
     dashboard.mount(app)
     openapi_document.install(app)
+    first = app.router.routes  # /health is found and built first, at a start
+    app.router.routes[:] = [*first[:2], Dispatcher(first[2:]), *first[2:]]
     # The outermost middleware: the error pages are rendered from responses that are not compressed yet.
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=6, exclude_content_types=_NOT_COMPRESSED)
     return app
@@ -193,14 +195,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app_state.siblings.stop()
         app_state.streams.close()
         await app_state.boards.close()
-        await run_in_threadpool(_flush_key_usage, app_state)
+        await app_state.lanes.changing.run(_flush_key_usage, app_state)
+        app_state.lanes.close()
 
 
 async def _flush_key_usage_loop(app_state: AppState) -> None:
     with suppress(asyncio.CancelledError):
         while True:
             await asyncio.sleep(_FLUSH_SECONDS)
-            await run_in_threadpool(_flush_key_usage, app_state)
+            await app_state.lanes.changing.run(_flush_key_usage, app_state)
 
 
 def _flush_key_usage(app_state: AppState) -> None:

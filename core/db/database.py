@@ -34,7 +34,6 @@ from sqlalchemy.exc import (
     OperationalError,
     SQLAlchemyError,
 )
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -48,11 +47,15 @@ logger = logging.getLogger(__name__)
 _ON_COMMIT = "gradient_on_commit"
 _USED_AT = "gradient_used_at"
 _SQLITE_BUSY_SECONDS = 20
+_UNLIMITED = -1
+_SQLITE_KEPT = 16
+_KINDS_OF_WORK = 3
+"""Kinds of requests that have as many threads of their own as `pool_size` says; see `service.lanes`."""
 _TRUSTED_SECONDS = 5.0
 """Time after its last use for which a connection that its server has not closed is taken to work."""
-# Besides operational errors: a connection that broke between two statements or was idle for too long, a server that
-# became read-only, and a pool whose connections all hang.
-_UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError, PoolTimeoutError)
+# Besides operational errors: a connection that broke between two statements or was idle for too long, and a server that
+# became read-only.
+_UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError)
 _POSTGRES_CONNECT_ARGS = {
     # With psycopg's defaults, calls still blocked 75 s after the network went down.
     "connect_timeout": 5,
@@ -132,11 +135,16 @@ class Database:
 
     Args:
         url: SQLAlchemy URL; `sqlite:///…` or `postgresql://…` (psycopg is used for the latter).
-        pool_size: Connections kept (PostgreSQL only).
+        pool_size: Connections kept (PostgreSQL only). There may be more, one for each thread that needs one, so that
+            none waits for another's.
         read_only: Refuse every change, create nothing, and leave the database's settings as they are.
+
+    Attributes:
+        check_thread: Raises in a thread that may not open a session.
     """
 
     def __init__(self, url: str, *, pool_size: int = 5, read_only: bool = False) -> None:
+        self.check_thread: Callable[[], None] = _allow_any_thread
         self.url = _with_driver(url)
         self.engine = _read_only_engine(self.url) if read_only else _engine(self.url, pool_size)
         # SQLite polls for its write lock with sleeps; within one process this lock orders the threads instead.
@@ -160,6 +168,7 @@ class Database:
         Raises:
             StoreUnavailable: The database does not answer.
         """
+        self.check_thread()
         try:  # around the transaction: its end fails if the connection is lost
             # It ends with COMMIT, because psycopg drops a connection's prepared statements at each ROLLBACK.
             with self._reading_engine.begin() as connection, Session(connection, expire_on_commit=False) as session:
@@ -176,6 +185,7 @@ class Database:
         Raises:
             StoreUnavailable: The database does not answer; nothing was committed, as far as it can be known.
         """
+        self.check_thread()
         try:
             # The connection's transaction, which the session joins: one of the session's own takes twice as long.
             with self._begin_writing() as connection, Session(connection, expire_on_commit=False) as session:
@@ -222,7 +232,7 @@ class Database:
         try:
             with self._reading_engine.begin() as connection:
                 connection.exec_driver_sql("SELECT 1")
-        except (DBAPIError, PoolTimeoutError) as error:
+        except DBAPIError as error:
             raise _unavailable(error) from error
 
     def close(self) -> None:
@@ -234,6 +244,10 @@ class Database:
                 self._writer.close()
                 self._writer = None
         self.engine.dispose()
+
+
+def _allow_any_thread() -> None:
+    pass
 
 
 def _close_connection(connection: DBAPIConnection | None, record: ConnectionPoolEntry) -> None:
@@ -273,15 +287,20 @@ def _engine(url: str, pool_size: int) -> Engine:
         path = url.removeprefix("sqlite:///")
         Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Parameters hold users' data, including secrets, and must not get into errors and so into our log.
-        engine = create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS}, hide_parameters=True)
+        engine = create_engine(
+            url,
+            connect_args={"timeout": _SQLITE_BUSY_SECONDS},
+            hide_parameters=True,
+            pool_size=_SQLITE_KEPT,
+            max_overflow=_UNLIMITED,
+        )
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
         return engine
     engine = create_engine(
         url,
-        pool_size=pool_size,
-        max_overflow=pool_size * 2,
-        pool_timeout=5,
+        pool_size=_KINDS_OF_WORK * pool_size,
+        max_overflow=_UNLIMITED,
         hide_parameters=True,
         connect_args=_POSTGRES_CONNECT_ARGS | {"options": _POSTGRES_OPTIONS},
     )

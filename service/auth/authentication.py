@@ -8,7 +8,6 @@ from typing import Annotated
 
 from fastapi import Depends, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
 from core.errors import AdministratorOnly, Unauthorized
@@ -54,7 +53,7 @@ async def require_key(
         raise Unauthorized("No API key came with the request. Send it as `x-api-key` or `Authorization: Bearer`.")
     key = app_state.keys.cached(secret)
     if key is None:
-        key = await run_in_threadpool(app_state.keys.authenticate, secret)
+        key = await app_state.lanes.urgent.run(app_state.keys.authenticate, secret)
     _use_client_request_id(connection)
     return _count_request(connection, app_state, Principal(key.id, key.name))
 
@@ -79,7 +78,7 @@ async def require_key_or_session(
     token = session_token(connection, app_state.settings)
     if header or bearer or not token:
         return await require_key(connection, app_state, header, bearer)
-    key = await run_in_threadpool(app_state.sessions.key, token)
+    key = await app_state.lanes.urgent.run(app_state.sessions.key, token)
     return _count_request(connection, app_state, Principal(key.id, key.name, token))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping
 from fastapi import Depends
 from sqlalchemy import select
 from sqlalchemy.orm import Session
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
 from core.db.models.comparisons import Comparison
@@ -84,7 +83,9 @@ async def _check_path(connection: HTTPConnection, app_state: AppStateDep, caller
     named = connection.path_params.keys() & _OWNED.keys()
     reads = connection.scope.get("method") in _READING or connection.scope["endpoint"].__name__ in OPEN_ENDPOINTS
     if named and not reads:
-        await run_in_threadpool(_check, app_state, caller, {name: connection.path_params[name] for name in named})
+        await app_state.lanes.urgent.run(
+            _check, app_state, caller, {name: connection.path_params[name] for name in named}
+        )
 
 
 def _check(app_state: AppState, caller: Principal, named: Mapping[str, str]) -> None:

@@ -279,11 +279,3 @@ class Limits:
         self.exec_connections = ConcurrencyLimit(
             settings.exec_connections, "connections to jobs' ports", "exec_connections", wait_seconds=wait
         )
-        self._readers: anyio.CapacityLimiter | None = None
-
-    @property
-    def archive_readers(self) -> anyio.CapacityLimiter:
-        """The threads that read archives, shared by all keys and separate from those of other requests."""
-        if self._readers is None:
-            self._readers = anyio.CapacityLimiter(self.settings.archives)
-        return self._readers

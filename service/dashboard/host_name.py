@@ -12,7 +12,7 @@ from core.system.canonical_host import canonical_host
 from service.deps import AppStateDep
 
 
-def require_dashboard_host(request: Request, app_state: AppStateDep) -> None:
+async def require_dashboard_host(request: Request, app_state: AppStateDep) -> None:
     """Refuse a request that does not use the dashboard's own host name.
 
     Raises:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, cast
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Depends, Form, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
@@ -26,13 +26,11 @@ from service.http.asgi_scope import client_network
 FORM_FIELDS = 8
 """Largest number of fields in a form; no form has files."""
 
-router = APIRouter(form_limits={"max_files": 0, "max_fields": FORM_FIELDS})
+router = APIRouter()
 
 HOME = "/ui/jobs"
 
 _PAGE_PATH = re.compile(r"/ui(?:/[^/\\\x00-\x20][^\\\x00-\x20]*)?\Z")
-_MAX_KEY = 500
-_MAX_TICKET = 100
 _OWN_SITES = {None, "none", "same-origin"}
 """`Sec-Fetch-Site` of a link that no other site gave: none is sent over untrusted connections."""
 
@@ -45,7 +43,7 @@ def wrong_key_backoff() -> FailureBackoff:
     return FailureBackoff(free=10, first=60.0, longest=60.0, forgotten=60.0)
 
 
-def require_same_origin_form(request: Request, app_state: AppStateDep) -> None:
+async def require_same_origin_form(request: Request, app_state: AppStateDep) -> None:
     """Refuse a form that was not sent from one of the service's own pages.
 
     A browser states the origin in Sec-Fetch-Site, or in Origin over untrusted connections. A request with neither is
@@ -65,6 +63,12 @@ def require_same_origin_form(request: Request, app_state: AppStateDep) -> None:
 
 
 SameOriginForm = Depends(require_same_origin_form)
+
+
+async def read_form_texts(request: Request) -> dict[str, str]:
+    """Read the fields of a form without files. FastAPI's `Form` would read it before authentication."""
+    form = await request.form(max_files=0, max_fields=FORM_FIELDS)
+    return {name: value for name, value in form.items() if isinstance(value, str)}
 
 
 def safe_redirect_target(wanted: str | None) -> str:
@@ -106,17 +110,15 @@ def show_sign_in(
 def sign_in(
     request: Request,
     app_state: AppStateDep,
-    key: Annotated[str, Form(max_length=_MAX_KEY)] = "",
-    ticket: Annotated[str, Form(max_length=_MAX_TICKET)] = "",
-    wanted: Annotated[str, Form(alias="next")] = HOME,
+    form: Annotated[dict[str, str], Depends(read_form_texts)],
 ) -> Response:
     """Open a session with an API key, or with a ticket that the user confirmed."""
-    target = safe_redirect_target(wanted)
+    target = safe_redirect_target(form.get("next"))
     answer = RedirectResponse(target, 303)
-    if ticket:
+    if ticket := form.get("ticket"):
         return _sign_in_with_ticket(request, app_state, ticket, target, answer)
     try:
-        known = app_state.keys.authenticate(key.strip())
+        known = app_state.keys.authenticate(form.get("key", "").strip())
     except Unauthorized as error:
         return _wrong_key_page(request, target, error.message)
     app_state.limits.requests.acquire(known.id)

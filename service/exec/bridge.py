@@ -8,7 +8,7 @@ other one takes it, so output needs no memory here.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -96,7 +96,11 @@ class Bridge:
     """
 
     def __init__(
-        self, websocket: WebSocket, worker: WorkerChannel, settings: ExecSettings, check_key: Callable[[], object]
+        self,
+        websocket: WebSocket,
+        worker: WorkerChannel,
+        settings: ExecSettings,
+        check_key: Callable[[], Awaitable[object]],
     ) -> None:
         self._websocket = websocket
         self._worker = worker
@@ -169,7 +173,7 @@ class Bridge:
             await asyncio.sleep(min(self._settings.ping_seconds, ends_at - now, idle_at - now))
             try:
                 with suppress(StoreUnavailable):  # the next check may succeed
-                    await asyncio.to_thread(self._check_key)
+                    await self._check_key()
             except GradientError as error:
                 return await self._end(error.message)
 

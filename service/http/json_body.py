@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.concurrency import run_in_threadpool
 
 from service.auth.authentication import Caller
 from service.deps import AppState, AppStateDep
@@ -76,6 +75,6 @@ async def run_with_json(app_state: AppState, key: str, body: bytes, action: Call
         LimitReached: Too many large bodies and uploads of the key are being checked.
     """
     if len(body) <= LARGE_BYTES:
-        return await run_in_threadpool(action)
+        return await app_state.lanes.changing.run(action)
     async with app_state.limits.uploads.slot(key):
-        return await run_in_threadpool(action)
+        return await app_state.lanes.changing.run(action)

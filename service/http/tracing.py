@@ -1,7 +1,6 @@
 """Tracing of requests: a server span each, in the client's trace if the client has one and a valid key."""
 
 from opentelemetry.trace import Span, SpanKind
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -10,6 +9,7 @@ from core.monitoring import tracing
 from core.monitoring.tracing import TRACE_PARENT, TRACE_STATE, TRACER
 from core.security.api_keys import ApiKeyCache
 from service.http.asgi_scope import METHODS, route_pattern
+from service.lanes import Lanes
 
 _UNTRACED = frozenset({"/health", "/readiness", "/metrics"})
 """Health checks and scrapes, which are frequent and not worth a span."""
@@ -22,11 +22,13 @@ class TracingMiddleware:
     Args:
         app: The application.
         keys: The API keys: without a valid key, a client's trace is not continued and its sampling flag is ignored.
+        lanes: The threads that check keys.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeyCache) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeyCache, lanes: Lanes) -> None:
         self._app = app
         self._keys = keys
+        self._lanes = lanes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -66,7 +68,7 @@ class TracingMiddleware:
         try:
             # This caches the key, so that the endpoint needs no second query.
             return self._keys.cached(secret) is not None or bool(
-                await run_in_threadpool(self._keys.authenticate, secret)
+                await self._lanes.urgent.run(self._keys.authenticate, secret)
             )
         except GradientError:
             return False

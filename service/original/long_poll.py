@@ -30,7 +30,10 @@ async def poll_until_done(
         read: Reads the job or its log, in a thread; raises if there is no such job.
         done: Returns whether to stop waiting.
     """
-    run = partial(anyio.to_thread.run_sync, read, limiter=app_state.streams.readers)
+
+    async def run() -> T:
+        return await app_state.lanes.files.run(read)
+
     until = time.monotonic() + MAX_WAIT_SECONDS
     found = await run()
     if done(found):

@@ -3,7 +3,6 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Response
-from starlette.concurrency import run_in_threadpool
 
 from core.comparison import comparisons
 from service.auth.authentication import Caller, SearchSlot
@@ -45,9 +44,9 @@ async def submit_comparison(
     comparison_id, created = await run_submission(app_state, caller.id, body, submit)
     response.status_code = 201 if created else 200
     if created:  # nothing is measured yet
-        return await run_in_threadpool(_show, app_state, comparison_id)
+        return await app_state.lanes.reading.run(_show, app_state, comparison_id)
     async with app_state.limits.searches.slot(caller.id):
-        return await run_in_threadpool(_show, app_state, comparison_id)
+        return await app_state.lanes.reading.run(_show, app_state, comparison_id)
 
 
 @router.post(

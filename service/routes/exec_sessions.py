@@ -12,7 +12,6 @@ from math import inf
 from typing import Any
 
 from fastapi import APIRouter, WebSocket
-from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocketDisconnect
 
 from core.db.models.jobs import Job
@@ -37,7 +36,7 @@ _REFUSED = 1008
 async def run_in_job(websocket: WebSocket, app_state: AppStateDep, caller: Caller, job_id: str) -> None:
     """Run a command in a job."""
     async with app_state.limits.exec_sessions.slot(caller.id):
-        job = await run_in_threadpool(_find_job, app_state, job_id)
+        job = await app_state.lanes.reading.run(_find_job, app_state, job_id)
         await websocket.accept()
         async with _refusals(websocket):
             wanted = await read_command(websocket)
@@ -57,7 +56,7 @@ async def forward_port(websocket: WebSocket, app_state: AppStateDep, caller: Cal
     """Open a port session: connections to one port of a job may be made until it ends."""
     port = parse_port(websocket.query_params.get("port"))
     async with app_state.limits.exec_sessions.slot(caller.id):
-        job = await run_in_threadpool(_find_job, app_state, job_id)
+        job = await app_state.lanes.reading.run(_find_job, app_state, job_id)
         await websocket.accept()
         async with _refusals(websocket):
             # Its connections are idle or not, not the session itself.
@@ -71,7 +70,7 @@ async def connect_to_port(
 ) -> None:
     """Make a connection of a port session."""
     async with app_state.limits.exec_connections.slot(caller.id):
-        job = await run_in_threadpool(_find_job, app_state, job_id)
+        job = await app_state.lanes.reading.run(_find_job, app_state, job_id)
         await websocket.accept()
         async with _refusals(websocket):
             session = _Session(websocket, app_state, caller, job, "connection")
@@ -127,7 +126,7 @@ class _Session:
                 {"session": record.id, "key": record.key_id, "job": job.id, "lease": job.lease, **request}
             )
             await self._websocket.send_json({"started": record.id})
-            check_key = partial(app_state.keys.get, record.key_id)
+            check_key = partial(app_state.lanes.urgent.run, app_state.keys.get, record.key_id)
             return await Bridge(self._websocket, worker, limits, check_key).run()
 
     async def _write(self, record: Any) -> None:  # noqa: ANN401 - a function of `audit`
@@ -135,4 +134,4 @@ class _Session:
             with self._app_state.database.write() as session:
                 record(session, self._job, self._record)
 
-        await run_in_threadpool(write)
+        await self._app_state.lanes.changing.run(write)

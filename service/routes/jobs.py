@@ -322,7 +322,7 @@ def stop_job(
     return job_view(session, app_state, job)
 
 
-def _origin(caller: Caller, request_id: RequestId, idempotency_key: IdempotencyKey = None) -> RequestOrigin:
+async def _origin(caller: Caller, request_id: RequestId, idempotency_key: IdempotencyKey = None) -> RequestOrigin:
     return RequestOrigin(caller.id, request_id, idempotency_key)
 
 

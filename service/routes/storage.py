@@ -100,7 +100,7 @@ async def store_file(
         raise HTTPException(413, f"The file is larger than {largest:,} bytes (GRADIENT_API__MAX_UPLOAD_BYTES).")
     allow_upload(request, app_state.settings.api)
     async with app_state.limits.uploads.slot(caller.id):
-        upload = await run_in_threadpool(_begin, app_state, project_id, path, size)
+        upload = await app_state.lanes.changing.run(_begin, app_state, project_id, path, size)
         with closing(upload):
             await _receive(request, upload, size)
             mtime_ms = None if modified is None else round(modified.timestamp() * 1000)

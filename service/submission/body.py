@@ -144,7 +144,7 @@ async def run_with_upload_slot(app_state: AppState, key: str, action: Callable[[
         LimitReached: Too many uploads of the key are being checked.
     """
     async with app_state.limits.uploads.slot(key):
-        return await anyio.to_thread.run_sync(action, limiter=app_state.limits.archive_readers)
+        return await app_state.lanes.archives.run(action)
 
 
 def _missing_boundary() -> RequestValidationError:

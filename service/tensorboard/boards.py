@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,7 @@ class Visitor:
     """
 
     key_id: str
-    authorize: Callable[[], object]
+    authorize: Callable[[], Awaitable[object]]
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ Its address has another host name than the dashboard's, so TensorBoard's scripts
 never get its session. Visitors have a cookie of one board, for a path that only they know.
 """
 
-import asyncio
 import time
 from collections.abc import Mapping
 from html import escape
@@ -79,7 +78,7 @@ class Gateway:
         if visitor is None:
             return self._page(401, "Open this from the dashboard", "This browser has no session for this TensorBoard.")
         try:
-            await asyncio.to_thread(visitor.authorize)
+            await visitor.authorize()
         except Unauthorized as error:
             return self._page(401, "Your session has ended", error.message)
         return await self._pass_on(request, board)

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 
 from core.errors import TensorBoardUnavailable
 from service.auth.authentication import Caller, SearchSlot
@@ -65,7 +64,7 @@ async def open_board(
     Raises:
         GradientError: It cannot be opened; the message says why.
     """
-    folders = await run_in_threadpool(_find_folders, app_state, job_ids)
+    folders = await app_state.lanes.reading.run(_find_folders, app_state, job_ids)
     try:
         url = await app_state.siblings.call(FIRST, "board", folders, key_id, session_token, seconds=_START_SECONDS)
     except OSError as error:
@@ -78,8 +77,11 @@ async def open_board(
 async def start_board(app_state: AppState, folders: dict[str, Path], key_id: str, session_token: str | None) -> str:
     """Open TensorBoard in this process, which alone listens at its address; return the link."""
     if session_token is None:
-        return await app_state.boards.open(folders, Visitor(key_id, partial(app_state.keys.get, key_id)))
-    return await app_state.boards.open(folders, Visitor(key_id, partial(app_state.sessions.key, session_token)))
+        check = partial(app_state.keys.get, key_id)
+    else:
+        check = partial(app_state.sessions.key, session_token)
+    visitor = Visitor(key_id, partial(app_state.lanes.urgent.run, check))
+    return await app_state.boards.open(folders, visitor)
 
 
 def _find_folders(app_state: AppState, job_ids: list[str]) -> dict[str, Path]:

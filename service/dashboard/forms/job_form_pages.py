@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import anyio.to_thread
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
 from core.db.models.jobs import Job
@@ -90,7 +88,7 @@ async def submit_form(app_state: AppStateDep, caller: PageCaller, request_id: Re
     errors = {} if form.error is None else {"workspace": form.error}
     if form.files and not errors:
         errors = await _store_files(app_state, form)
-    return await run_in_threadpool(_check_and_submit, app_state, caller, request_id, form, errors)
+    return await app_state.lanes.changing.run(_check_and_submit, app_state, caller, request_id, form, errors)
 
 
 async def _store_files(app_state: AppState, form: JobForm) -> dict[str, str]:
@@ -98,9 +96,7 @@ async def _store_files(app_state: AppState, form: JobForm) -> dict[str, str]:
     form.texts["source"] = "files"
     try:
         # The form holds the upload slot of its key, so this waits only for a thread that reads archives.
-        stored = await anyio.to_thread.run_sync(
-            _pack_and_store, app_state, form.files, limiter=app_state.limits.archive_readers
-        )
+        stored = await app_state.lanes.archives.run(_pack_and_store, app_state, form.files)
     except GradientError as error:
         return {"workspace": error.message}
     form.texts["workspaceSha256"] = stored or ""

@@ -21,7 +21,7 @@ from service.auth.authentication import (
     require_administrator,
     require_key_or_session,
 )
-from service.dashboard.login import FORM_FIELDS, SameOriginForm
+from service.dashboard.login import SameOriginForm, read_form_texts
 from service.dashboard.rendering import render_page, settings_url
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.http.errors import STATUS_BY_ERROR
@@ -42,9 +42,7 @@ _PAGES = {
 
 
 async def _read_texts(request: Request, _caller: PageCaller) -> dict[str, str]:
-    # Not parameters with FastAPI's `Form`: the form would be read before authentication.
-    form = await request.form(max_files=0, max_fields=FORM_FIELDS)
-    return {name: value.replace("\r\n", "\n") for name, value in form.items() if isinstance(value, str)}
+    return {name: value.replace("\r\n", "\n") for name, value in (await read_form_texts(request)).items()}
 
 
 Texts = Annotated[dict[str, str], Depends(_read_texts)]

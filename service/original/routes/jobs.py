@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from starlette.concurrency import run_in_threadpool
 
 from core.db.database import on_commit
 from core.errors import StoreUnavailable
@@ -95,7 +94,7 @@ async def get_job(app_state: AppStateDep, caller: Caller, given: OriginalParams)
     """Return one job; with `state`, wait for a while until it is in that state or has ended."""
     job_id, state = given.required("jobId"), given.text("state")
     if state not in _STATES:
-        return await run_in_threadpool(_read_job, app_state, job_id)
+        return await app_state.lanes.reading.run(_read_job, app_state, job_id)
     wanted = _FINAL_STATES | {state} | ({"Running"} if state == "Pending" else set())
     return await poll_until_done(
         app_state, caller.id, job_id, lambda: _read_job(app_state, job_id), lambda job: job["state"] in wanted

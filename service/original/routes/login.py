@@ -3,7 +3,6 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from starlette.concurrency import run_in_threadpool
 
 from core.errors import Unauthorized
 from core.security import one_time_tokens, users
@@ -42,7 +41,7 @@ async def login(request: Request, app_state: AppStateDep, sent: SentParams) -> d
 
     client = client_network(request.client.host if request.client else None)
     user_id = await app_state.sign_ins.check(email, client, check)
-    return {"id": await run_in_threadpool(issue, user_id)}
+    return {"id": await app_state.lanes.urgent.run(issue, user_id)}
 
 
 @router.post(

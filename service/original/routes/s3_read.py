@@ -15,7 +15,6 @@ from xml.sax.saxutils import escape
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
-from starlette.concurrency import run_in_threadpool
 
 from core.db.models.jobs import Job
 from core.errors import LimitReached, NotFound
@@ -62,7 +61,7 @@ def issue_token(app_state: AppState, caller: Principal, job_id: str) -> str:
 async def _admit(request: Request, app_state: AppStateDep, token: Token = "") -> AsyncIterator[str | Response]:
     """Yield the id of the token's job, or a refusal; count the request, and hold a slot while a list is sent."""
     job_id, _, stamp = token.partition(".")
-    key_id = await run_in_threadpool(app_state.signer.key_id, _PURPOSE, job_id, stamp, TOKEN_SECONDS)
+    key_id = await app_state.lanes.urgent.run(app_state.signer.key_id, _PURPOSE, job_id, stamp, TOKEN_SECONDS)
     if key_id is None:
         yield _error_response(
             403, "InvalidToken", "The provided token is malformed or otherwise invalid, or has expired."
