@@ -55,10 +55,6 @@ class Lane:
         finally:
             self._waiting -= 1
 
-    def close(self) -> None:
-        """Let the threads end once they have nothing to do."""
-        self._executor.shutdown(wait=False)
-
 
 class Lanes:
     """All lanes of a process.
@@ -81,11 +77,6 @@ class Lanes:
         self.changing = Lane("changing", max(2, database_threads // 2))
         self.urgent = Lane("urgent", 2)
         self.archives = Lane("archives", archives)
-
-    def close(self) -> None:
-        """Let the threads end once they have nothing to do."""
-        for lane in vars(self).values():
-            lane.close()
 
 
 def require_lane() -> None:

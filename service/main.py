@@ -196,7 +196,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app_state.streams.close()
         await app_state.boards.close()
         await app_state.lanes.changing.run(_flush_key_usage, app_state)
-        app_state.lanes.close()
 
 
 async def _flush_key_usage_loop(app_state: AppState) -> None:

@@ -6,6 +6,7 @@ from support.live_service import make_job_body
 
 from core.security import api_keys, users
 from service.auth.job_ownership import OPEN_ENDPOINTS
+from service.http.dispatcher import Dispatcher
 from service.routes.jobs import PlainSubmissionRoute
 
 READING = {"GET", "HEAD"}
@@ -91,8 +92,8 @@ def ids(client):
 def changing_routes(app):
     """Name, method and path of every route that may change something; the method of a WebSocket is GET."""
     for route in iter_route_contexts(app.routes):
-        if isinstance(route.original_route, PlainSubmissionRoute):
-            continue  # the other route of submit_job
+        if isinstance(route.original_route, PlainSubmissionRoute | Dispatcher):
+            continue  # the other ways to the same endpoints
         methods = set(route.methods or {"WEBSOCKET"}) - READING
         yield from ((route.endpoint.__name__, route.name, method, route.path_format) for method in methods)
 

@@ -3,10 +3,7 @@
 import socket
 
 import pytest
-from fastapi.routing import iter_route_contexts
 from support.live_service import make_job_body, wait_until
-
-from service import deps
 
 
 @pytest.mark.parametrize(
@@ -35,27 +32,3 @@ def test_who_sends_half_a_body_stops_no_other(client, live_server, method, path)
         half.settimeout(0.1)
         with pytest.raises(TimeoutError):  # it still waits for the rest
             half.recv(1)
-
-
-def dependencies(dependant):
-    for one in dependant.dependencies:
-        yield from dependencies(one)
-        yield one
-
-
-NO_BODY = {"_read_file_path"}
-"""Dependencies that take a request, and not its body."""
-
-
-@pytest.mark.parametrize("session", [deps._read_session, deps._write_session])
-def test_no_route_opens_a_session_before_it_has_the_body(app, session):
-    early, count = [], 0
-    for route in iter_route_contexts(app.routes):
-        found = list(dependencies(route.dependant)) if getattr(route, "dependant", None) else []
-        calls = [one.call for one in found]
-        if session in calls:
-            count += 1
-            later = [one for one in found[calls.index(session) :] if one.request_param_name]
-            early += [(route.path_format, one.call) for one in later if one.call.__name__ not in NO_BODY]
-    assert count > 15
-    assert early == []
