@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from datetime import UTC, datetime
 from typing import Annotated
 
 import httpx
@@ -34,54 +35,55 @@ def answer(app, router, method="GET", path="/x", **options):
     return asyncio.run(ask())
 
 
+def endpoints(router):
+    contexts = iter_route_contexts(router.routes)
+    return [Endpoint(context) for context in contexts if isinstance(context.original_route, APIRoute)]
+
+
 @pytest.fixture
 def router():
     return APIRouter()
 
 
 def test_every_route_of_the_service_is_served_so(app):
-    found = [
-        Endpoint(context)
-        for context in iter_route_contexts(app.router.routes)
-        if isinstance(context.original_route, APIRoute)
-    ]
-    assert len(found) > 100
+    assert len(endpoints(app.router)) > 100
 
 
-def test_a_dependency_that_needs_a_thread_is_refused(app, router):
+def test_a_dependency_that_needs_a_thread_is_refused(router):
     @router.get("/x")
     def show(value: Annotated[int, Depends(lambda: 1)]) -> None: ...
 
     with pytest.raises(TypeError, match="has to be async"):
-        answer(app, router)
+        endpoints(router)
 
 
-def test_a_dependency_with_a_session_is_refused(app, router):
-    async def find(session: ReadSession) -> int:
-        return 1
+def test_a_dependency_with_a_session_is_refused(router):
+    async def find(session: ReadSession) -> bool:
+        return session.is_active
 
     @router.get("/x")
-    def show(value: Annotated[int, Depends(find)]) -> None: ...
+    def show(value: Annotated[bool, Depends(find)]) -> None: ...
 
     with pytest.raises(TypeError, match="has no session"):
-        answer(app, router)
+        endpoints(router)
 
 
 def test_a_session_lives_and_ends_in_the_thread_of_its_endpoint(app, router, database):
     @router.get("/x")
     def show(session: ReadSession) -> dict[str, object]:
-        return {"thread": threading.current_thread().name, "idle": database.engine.pool.checkedin()}
+        taken = database.engine.pool.checkedout()
+        return {"thread": threading.current_thread().name, "taken": taken, "active": session.is_active}
 
-    before = database.engine.pool.checkedin()
     found = answer(app, router).json()
     assert found["thread"].startswith("reading")
-    assert database.engine.pool.checkedin() >= before
+    assert (found["taken"], found["active"]) == (1, True)
+    assert database.engine.pool.checkedout() == 0
 
 
 def test_changes_are_committed_before_the_answer_and_not_after_an_error(app, router, database):
     @router.post("/x")
     def change(session: WriteSession, name: str) -> Wanted:
-        session.add(Project(id=name, name=name))
+        session.add(Project(id=name, name=name, created_at=datetime.now(UTC)))
         session.flush()
         return Wanted() if name == "good" else Wanted(first="no number")
 
@@ -92,14 +94,13 @@ def test_changes_are_committed_before_the_answer_and_not_after_an_error(app, rou
         assert session.get(Project, "bad") is None
 
 
-def test_a_model_of_the_query_leaves_the_parameters_beside_it(app, router):
+def test_a_model_of_the_query_is_read_beside_other_parameters(app, router):
     @router.get("/x/{part}")
-    def show(
-        part: str, wanted: Annotated[Wanted, Query()], app_state: AppStateDep, *, third: bool = False
-    ) -> list[str]:
-        return [part, str(wanted.first), wanted.second, str(third)]
+    def show(part: str, wanted: Annotated[Wanted, Query()], app_state: AppStateDep) -> list[object]:
+        return [part, wanted.first, wanted.second, app_state.settings.api.port]
 
-    assert answer(app, router, path="/x/p", params={"first": 2, "third": "true"}).json()[:2] == ["p", "2"]
+    found = answer(app, router, path="/x/p", params={"first": 2}).json()
+    assert found == ["p", 2, "b", app.state.app_state.settings.api.port]
 
 
 def test_all_that_is_wrong_is_said_at_once(app, router):
