@@ -102,7 +102,7 @@ async def _request_id(connection: HTTPConnection) -> str:
 
 
 RequestId = Annotated[str, Depends(_request_id)]
-"""The request's id, set by `service.http.middleware.RequestContextMiddleware` or by an authenticated client."""
+"""The request's id, set by `service.http.middleware` or by an authenticated client."""
 
 
 async def read_session() -> Session:

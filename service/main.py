@@ -9,7 +9,6 @@ from functools import partial
 from types import ModuleType
 
 from fastapi import Depends, FastAPI
-from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from core.catalogue.images import ImageCatalogue
 from core.catalogue.machine_types import Catalogue
@@ -28,13 +27,11 @@ from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
 from service.deps import AppState
 from service.http import errors
-from service.http.body_limit import BodyLimitMiddleware
 from service.http.dispatcher import Dispatcher
-from service.http.middleware import OriginCheckMiddleware, RequestContextMiddleware
-from service.http.tracing import TracingMiddleware
+from service.http.middleware import Application
 from service.log_stream.registry import MAX_STREAMS, StreamRegistry
 from service.monitoring.project_job_counts import JobCounts
-from service.monitoring.service_metrics import MetricsMiddleware, ServiceMetrics
+from service.monitoring.service_metrics import ServiceMetrics
 from service.presenters.metrics_cache import JobMetricsCache
 from service.routes import (
     artifacts,
@@ -79,8 +76,6 @@ ROUTE_MODULES = (
 )
 """The routes of the API that need a key or a session."""
 _FLUSH_SECONDS = 60
-_NOT_COMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/octet-stream", "text/plain")
-"""Content types of artifacts and raw logs, whose length must stay known, and of streams."""
 _DESCRIPTION = """Submit jobs, follow them, and download their artifacts.
 
 Every request but `/health` and `/readiness` needs an API key, as `x-api-key` or `Authorization: Bearer`.
@@ -133,7 +128,7 @@ def _load_catalogue(settings: Settings) -> Catalogue:
     return catalogue
 
 
-def create_app(settings: Settings, *, database: Database, wake: Callable[[], None]) -> FastAPI:
+def create_app(settings: Settings, *, database: Database, wake: Callable[[], None]) -> Application:
     """Create the application; its state is at `app.state.app_state`.
 
     Args:
@@ -141,7 +136,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         database: The database, with a schema that this release can run on; the caller closes it.
         wake: Called after each commit that wrote to the outbox.
     """
-    app = FastAPI(
+    app = Application(
         title="Gradient Jobs",
         version=release_version(),
         description=_DESCRIPTION,
@@ -154,7 +149,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         # FastAPI's spans would contain query strings, and with them sign-in tickets; see `TracingMiddleware`.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    app_state = app.state.app_state = create_app_state(settings, database, wake=wake)
+    app.state.app_state = create_app_state(settings, database, wake=wake)
     errors.install_error_handlers(app)
     # First those that many clients wait for, in the order in which they are tried, and first built: /health at a start.
     app.router.routes.append(jobs.PlainSubmissionRoute())
@@ -163,17 +158,10 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         _include(app, module)
     app.include_router(client_wheel.router)
     original.include(app, main_routes=[route for module in ROUTE_MODULES for route in module.router.routes])
-    app.add_middleware(OriginCheckMiddleware, settings=settings.api)
-    app.add_middleware(BodyLimitMiddleware)
-    app.add_middleware(RequestContextMiddleware)
-    app.add_middleware(TracingMiddleware, keys=app_state.keys, lanes=app_state.lanes)
-    app.add_middleware(MetricsMiddleware, service_metrics=app_state.service_metrics)
     dashboard.mount(app)
     openapi_document.install(app)
-    first = app.router.routes  # /health is found and built first, at a start
-    app.router.routes[:] = [*first[:2], Dispatcher(first[2:]), *first[2:]]
-    # The outermost middleware: the error pages are rendered from responses that are not compressed yet.
-    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=6, exclude_content_types=_NOT_COMPRESSED)
+    plain, *others = app.router.routes
+    app.router.routes[:] = [plain, Dispatcher(others), *others]
     return app
 
 

@@ -1,7 +1,5 @@
 """The dashboard: pages rendered on the server, with the same functions as the API."""
 
-from fastapi import FastAPI
-
 from service.dashboard import assets, comparison_pages, login, tpu_page
 from service.dashboard.error_pages import ErrorPageMiddleware
 from service.dashboard.forms import job_form_pages, project_page, settings_pages
@@ -10,6 +8,7 @@ from service.dashboard.job import details, log_page, overview
 from service.dashboard.lists import job_list, machines, now_page, project_list
 from service.dashboard.login import wrong_key_backoff
 from service.dashboard.outputs import artifact_pages, metric_page, tensorboard_page
+from service.http.middleware import Application
 
 __all__ = ["PAGE_MODULES", "mount"]
 
@@ -18,12 +17,9 @@ _JOB = (overview, log_page, details, artifact_pages, metric_page, tensorboard_pa
 PAGE_MODULES = (login, *_LISTS, job_form_pages, settings_pages, *_JOB, assets)
 
 
-def mount(app: FastAPI) -> None:
-    """Add the pages to an application that has its stores and its middleware.
-
-    Must come last: the error pages are rendered from the error responses of everything else.
-    """
+def mount(app: Application) -> None:
+    """Add the pages to an application that has its stores."""
     app.state.wrong_keys = wrong_key_backoff()
     for pages in PAGE_MODULES:
         app.include_router(pages.router, include_in_schema=False, dependencies=[DashboardHost])
-    app.add_middleware(ErrorPageMiddleware)
+    app.error_pages = ErrorPageMiddleware

@@ -67,10 +67,7 @@ class BodyLimitMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http" or not _has_body(Headers(scope=scope)):
-            await self._app(scope, receive, send)
-            return
+        """Serve one request that has a body."""
         body = scope[_SCOPE_KEY] = _RequestBody(receive, Headers(scope=scope))
 
         async def send_unless_too_large(message: Message) -> None:
@@ -144,6 +141,7 @@ class _RequestBody:
         return message
 
 
-def _has_body(headers: Headers) -> bool:
+def has_body(headers: Headers) -> bool:
+    """Return whether a request has a body."""
     length = headers.get("content-length", "0")
     return "transfer-encoding" in headers or (length.isdecimal() and int(length) > 0)

@@ -1,24 +1,35 @@
-"""Middleware: request id, access log, security headers, origin check.
+"""What every request passes: its id, its line in the log, metrics, security headers, origin check, errors.
 
-Plain ASGI, so that streams are not buffered.
+One layer, in plain ASGI, so that streams are not buffered. A request that needs more, such as a limit of its body or a
+page for an error, passes another one.
 """
 
 import ipaddress
 import logging
 import time
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import urlsplit
 
+from fastapi import FastAPI, Request
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.ids import new_id
+from core.monitoring import tracing
 from core.monitoring.logging import bind
 from core.settings.api import ApiSettings
+from service.deps import AppState
 from service.http.asgi_scope import route_pattern
+from service.http.body_limit import BodyLimitMiddleware, has_body
 from service.http.errors import http_error_response, internal_error_response
+from service.http.tracing import TracingMiddleware, continues_trace
+from service.monitoring.service_metrics import ServiceMetrics, sent_content
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +38,8 @@ _WEBSOCKET = "WEBSOCKET"
 """In place of the method of a WebSocket, which a browser opens to any site."""
 _MOST_HOSTS = 64
 """Hosts whose parts are kept: almost all requests name the same one, and to parse it takes as long as to route it."""
+_NOT_COMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/octet-stream", "text/plain")
+"""Content types of artifacts and raw logs, whose length must stay known, and of streams."""
 
 _HEADERS = {
     b"x-content-type-options": b"nosniff",
@@ -39,78 +52,166 @@ _HEADERS = {
 """Default security headers; an endpoint may set its own."""
 
 
-class RequestContextMiddleware:
-    """Gives each request an id, security headers, a line in the access log, and a 500 response to unexpected errors."""
+class Application(FastAPI):
+    """The application, with one layer around its routes.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Attributes:
+        rewrite_path: Changes the path of a request before its route is found.
+        error_pages: Wraps an application to show errors as pages.
+    """
+
+    rewrite_path: Callable[[Scope], None]
+    error_pages: Callable[[ASGIApp], ASGIApp]
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Build the layers, once all routes are known."""
+        return _Layers(self, super().build_middleware_stack())
+
+
+class _Layers:
+    """Serves requests.
+
+    Args:
+        app: The application, with its state.
+        websockets: Serves WebSockets.
+    """
+
+    def __init__(self, app: Application, websockets: ASGIApp) -> None:
+        app_state: AppState = app.state.app_state
         self._app = app
+        self._websockets = websockets
+        self._metrics = app_state.service_metrics
+        self._origins = _Origins(app_state.settings.api)
+        self._traced = TracingMiddleware(self._serve, app_state.keys, app_state.lanes)
+        self._limited = BodyLimitMiddleware(self._answer)
+        self._paged = app.error_pages(self._trace_or_serve)
+        # The outermost layer: error pages are rendered from responses that are not compressed yet.
+        self._compressed = GZipMiddleware(
+            self._page_or_serve, minimum_size=1000, compresslevel=6, exclude_content_types=_NOT_COMPRESSED
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
+        """Serve one request or WebSocket."""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            compressed = "gzip" in headers.get("accept-encoding", "")
+            await (self._compressed if compressed else self._page_or_serve)(scope, receive, send)
             return
-        state = scope.setdefault("state", {})
-        request_id = state["request_id"] = new_id("r")
-        bind(request_id=request_id)
-        began = time.monotonic()
-        status = 0
+        refusal = self._origins.refusal(_WEBSOCKET, Headers(scope=scope)) if scope["type"] == "websocket" else None
+        await (self._websockets if refusal is None else http_error_response(refusal))(scope, receive, send)
 
-        async def send_with_headers(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                given = dict(message["headers"])
-                defaults = _HEADERS | {b"x-request-id": state["request_id"].encode()}
-                message["headers"] = [*message["headers"], *((n, v) for n, v in defaults.items() if n not in given)]
-            await send(message)
+    async def _page_or_serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_page = scope["path"].startswith("/ui")
+        await (self._paged if is_page else self._trace_or_serve)(scope, receive, send)
 
+    async def _trace_or_serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_traced = tracing.is_enabled() or continues_trace(scope)
+        await (self._traced if is_traced else self._serve)(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        bind(request_id=scope.setdefault("state", {}).setdefault("request_id", new_id("r")))
+        sent = _Sent(scope, send, self._metrics)
+        app = self._limited if has_body(Headers(scope=scope)) else self._answer
         try:
-            await self._app(scope, receive, send_with_headers)
-        except Exception as error:
-            answer = internal_error_response(error)
-            if status:  # partly sent: break the connection, so that the client does not take it as complete
-                raise
-            await answer(scope, receive, send_with_headers)
+            await app(scope, receive, sent)
         finally:
-            took = round((time.monotonic() - began) * 1000, 1)
-            # Only the path: query strings may contain credentials.
-            fields = {"method": scope["method"], "path": scope["path"], "route": route_pattern(scope), "status": status}
-            fields |= {"ms": took} | _job_fields(scope)
-            # Successful reads only at debug level: open pages poll every few seconds.
-            quiet = scope["method"] in {"GET", "HEAD"} and status < HTTPStatus.BAD_REQUEST
-            logger.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
+            sent.finish()
             bind()
 
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
 
-def _job_fields(scope: Scope) -> dict[str, str]:
+        async def send_started(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        refusal = self._origins.refusal(scope["method"], Headers(scope=scope))
+        if refusal is not None:
+            await http_error_response(refusal)(scope, receive, send)
+            return
+        self._app.rewrite_path(scope)
+        try:
+            await self._app.router(scope, receive, send_started)
+        except Exception as error:
+            # Partly sent: break the connection, so that the client does not take it as complete.
+            if started:
+                internal_error_response(error)
+                raise
+            await self._error_response(Request(scope, receive), error)(scope, receive, send)
+            error.__traceback__ = None  # some errors are raised again for other requests
+
+    def _error_response(self, request: Request, error: Exception) -> Response:
+        handlers: Mapping[Any, Callable[[Request, Exception], Response]] = self._app.exception_handlers  # type: ignore[assignment] # ours are plain functions
+        found = (handlers[kind] for kind in type(error).__mro__ if kind in handlers)
+        handle = next(found, None)
+        return internal_error_response(error) if handle is None else handle(request, error)
+
+
+class _Sent:
+    """Sends a response with the default headers, and records it in the metrics and in the log.
+
+    Args:
+        scope: The request's.
+        send: Sends to the client.
+        metrics: Count requests and bytes.
+    """
+
+    __slots__ = ("_began", "_content", "_metrics", "_scope", "_send", "_status", "_took")
+
+    def __init__(self, scope: Scope, send: Send, metrics: ServiceMetrics) -> None:
+        self._scope, self._send, self._metrics = scope, send, metrics
+        self._began = time.perf_counter()
+        self._took: float | None = None
+        self._status = 0
+        self._content: str | None = None
+
+    async def __call__(self, message: Message) -> None:
+        """Send a part of the response."""
+        if message["type"] == "http.response.start":
+            self._took, self._status = time.perf_counter() - self._began, message["status"]
+            self._content = sent_content(self._scope, self._status)
+            headers = message["headers"] = [*message["headers"]]
+            given = {name for name, _ in headers}
+            headers += [(b"x-request-id", self._scope["state"]["request_id"].encode())]
+            headers += [one for one in _HEADERS.items() if one[0] not in given]
+        await self._send(message)
+        if self._content is not None and message["type"] == "http.response.body":
+            self._metrics.count_sent_bytes(self._content, len(message.get("body", b"")))
+
+    def finish(self) -> None:
+        """Record the request."""
+        seconds = time.perf_counter() - self._began
+        self._metrics.count_request(self._scope, self._status, seconds if self._took is None else self._took)
+        # Successful reads only at debug level: open pages poll every few seconds.
+        quiet = self._scope["method"] in {"GET", "HEAD"} and self._status < HTTPStatus.BAD_REQUEST
+        level = logging.DEBUG if quiet else logging.INFO
+        if not logger.isEnabledFor(level):
+            return
+        # Only the path: query strings may contain credentials.
+        fields = {"method": self._scope["method"], "path": self._scope["path"], "route": route_pattern(self._scope)}
+        fields |= {"status": self._status, "ms": round(seconds * 1000, 1)} | _job_fields(self._scope)
+        logger.log(level, "request", extra=fields)
+
+
+def _job_fields(scope: Scope) -> dict[str, Any]:
     job_id = scope.get("path_params", {}).get("job_id")
     return {} if job_id is None else {"job_id": job_id}
 
 
-class OriginCheckMiddleware:
+class _Origins:
     """Refuses requests that a page of another site made a browser send.
 
     With DNS rebinding, the Host header has a name that is not the service's; a page of another origin is recognised by
     the Origin header.
     """
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
-        self._app = app
+    def __init__(self, settings: ApiSettings) -> None:
         self._public = urlsplit(settings.public_url or "").netloc.lower()
         self._names = {settings.host.lower(), _hostname(self._public), "localhost"} - {""}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it."""
-        refusal = None
-        if scope["type"] in {"http", "websocket"}:
-            refusal = self._refusal(scope.get("method", _WEBSOCKET), Headers(scope=scope))
-        if refusal is not None:
-            await http_error_response(refusal)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    def _refusal(self, method: str, headers: Headers) -> HTTPException | None:
+    def refusal(self, method: str, headers: Headers) -> HTTPException | None:
+        """Return why a request is refused; None: it is not."""
         host = headers.get("host", "").lower()
         name = _hostname(host)
         if name and name not in self._names and not _is_address(name):

@@ -14,6 +14,12 @@ from service.lanes import Lanes
 _UNTRACED = frozenset({"/health", "/readiness", "/metrics"})
 """Health checks and scrapes, which are frequent and not worth a span."""
 _FIRST_SERVER_ERROR = 500
+_TRACE_PARENT = TRACE_PARENT.encode()
+
+
+def continues_trace(scope: Scope) -> bool:
+    """Return whether the client has a trace."""
+    return any(name == _TRACE_PARENT for name, _ in scope["headers"])
 
 
 class TracingMiddleware:
@@ -32,7 +38,7 @@ class TracingMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http" or scope["path"] in _UNTRACED:
+        if scope["path"] in _UNTRACED:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope)

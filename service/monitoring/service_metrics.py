@@ -23,7 +23,7 @@ from prometheus_client import generate_latest as render
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from sqlalchemy.orm import Session
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from core.monitoring import snapshot
 from core.monitoring.job_event_totals import EventCounter
@@ -32,7 +32,7 @@ from service.http.asgi_scope import METHODS, route_pattern
 from service.log_stream.registry import StreamRegistry
 from service.monitoring.snapshot_metrics import SnapshotCollector
 
-__all__ = ["CONTENT_TYPE_LATEST", "MetricsMiddleware", "ServiceMetrics", "exposition"]
+__all__ = ["CONTENT_TYPE_LATEST", "ServiceMetrics", "exposition", "sent_content"]
 
 # No `_created` series with start times: Prometheus detects a restart from the values themselves.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
@@ -196,33 +196,6 @@ class _JobMetrics:
         self._stored.labels("artifact").inc(happened.artifact_bytes)
 
 
-class MetricsMiddleware:
-    """Counts and times every request; plain ASGI, so that streams are not buffered."""
-
-    def __init__(self, app: ASGIApp, service_metrics: ServiceMetrics) -> None:
-        self._app = app
-        self._service_metrics = service_metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began = time.perf_counter()
-        took: float | None = None
-        status = 0
-        content: str | None = None
-
-        async def send_counted(message: Message) -> None:
-            nonlocal took, status, content
-            if message["type"] == "http.response.start":
-                took, status = time.perf_counter() - began, message["status"]
-                content = _CONTENT_BY_ROUTE.get(route_pattern(scope)) if status < _FIRST_ERROR else None
-            await send(message)
-            if content is not None and message["type"] == "http.response.body":
-                self._service_metrics.count_sent_bytes(content, len(message.get("body", b"")))
-
-        try:
-            await self._app(scope, receive, send_counted)
-        finally:
-            self._service_metrics.count_request(scope, status, time.perf_counter() - began if took is None else took)
+def sent_content(scope: Scope, status: int) -> str | None:
+    """Return the kind of content that a response has, if its bytes are counted."""
+    return _CONTENT_BY_ROUTE.get(route_pattern(scope)) if status < _FIRST_ERROR else None

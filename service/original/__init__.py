@@ -6,11 +6,11 @@ Their requests to `/jobs/createJob`, with or without a trailing slash, are serve
 
 from collections.abc import Sequence
 
-from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from service.http import errors
-from service.original.protocol_dispatch import PREFIX, PathDispatchMiddleware
+from service.http.middleware import Application
+from service.original.protocol_dispatch import PREFIX, PathRewriter
 from service.original.routes import (
     artifacts,
     job_lists,
@@ -28,8 +28,8 @@ from service.original.routes import (
 _ROUTE_MODULES = (jobs, job_lists, logs, artifacts, machine_types, projects, tags, teams, login, signed_links)
 
 
-def include(app: FastAPI, main_routes: Sequence[BaseRoute]) -> None:
-    """Add the original protocol to an application. Must be called before other middleware is added.
+def include(app: Application, main_routes: Sequence[BaseRoute]) -> None:
+    """Add the original protocol to an application.
 
     Args:
         app: The application.
@@ -39,4 +39,4 @@ def include(app: FastAPI, main_routes: Sequence[BaseRoute]) -> None:
         app.include_router(module.router, prefix=PREFIX, tags=["original"], responses=errors.RESPONSES)
     app.include_router(s3_read.router, tags=["original"], responses=errors.PUBLIC_RESPONSES)
     routes = [route for module in _ROUTE_MODULES for route in module.router.routes]
-    app.add_middleware(PathDispatchMiddleware, routes=routes, main_routes=main_routes)
+    app.rewrite_path = PathRewriter(routes, main_routes)

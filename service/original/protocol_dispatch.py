@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 PREFIX = "/original"
 CLIENT_NAME_HEADER = "ps_client_name"
@@ -13,36 +13,32 @@ CLIENT_NAME_HEADER = "ps_client_name"
 _GROUP_NAME = re.compile(r"\(\?P<\w+>")
 
 
-class PathDispatchMiddleware:
-    """Middleware that rewrites the paths of the original clients' requests, with or without a trailing slash.
+class PathRewriter:
+    """Rewrites the paths of the original clients' requests, with or without a trailing slash.
 
     A path of both protocols belongs to the original one if the client sends its name, or a trailing slash, as only
     those clients do.
 
     Args:
-        app: The application.
         routes: The original protocol's routes, without the prefix.
         main_routes: The main API's routes.
     """
 
-    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute], main_routes: Iterable[BaseRoute]) -> None:
-        self._app = app
+    def __init__(self, routes: Iterable[BaseRoute], main_routes: Iterable[BaseRoute]) -> None:
         original = {route.path: route for route in routes if isinstance(route, Route)}
         shared = original.keys() & {route.path for route in main_routes if isinstance(route, Route)}
         self._original = _any_path(original.values())
         self._shared = _any_path(original[path] for path in shared)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] == "http":
-            path: str = scope["path"]
-            bare = path.rstrip("/")
-            if path.startswith(f"{PREFIX}/"):
-                # Also in links to files: no file's name ends with a slash.
-                scope["path"] = bare
-            elif self._is_original(scope, path, bare):
-                scope["path"] = PREFIX + bare
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope) -> None:
+        """Rewrite the path of one request."""
+        path: str = scope["path"]
+        bare = path.rstrip("/")
+        if path.startswith(f"{PREFIX}/"):
+            # Also in links to files: no file's name ends with a slash.
+            scope["path"] = bare
+        elif self._is_original(scope, path, bare):
+            scope["path"] = PREFIX + bare
 
     def _is_original(self, scope: Scope, path: str, bare: str) -> bool:
         if not self._original.match(bare):
