@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from typing import Literal, cast
 
 from sqlalchemy import select
@@ -17,8 +17,10 @@ from core.comparison.measurement_cache import MeasurementCache
 from core.comparison.run_figures import build_figures, find_pace, last_values, peak_usage, run_times
 from core.comparison.table import Member
 from core.db.database import now
+from core.db.light_rows import LightRows
 from core.db.models.comparisons import Comparison, ComparisonJob
 from core.db.models.jobs import Job, Project
+from core.db.prepared import Prepared, is_any_of
 from core.errors import ComparisonNotFound, CursorInvalid, IdempotencyMismatch, SpecInvalid, StoreUnavailable
 from core.ids import new_id
 from core.jobs import metrics, queries
@@ -26,6 +28,7 @@ from core.jobs.states import JobState
 
 MAX_JOBS = 100
 """Most jobs of one comparison."""
+_ROWS = LightRows(Comparison)
 _MAX_METRIC = 100
 _READ_VALUES = 50_000
 _CURVE_POINTS = 500
@@ -203,15 +206,17 @@ def job_counts(session: Session, ids: Sequence[str]) -> dict[str, tuple[int, int
 def comparisons_of(session: Session, ids: Sequence[str]) -> dict[str, list[Comparison]]:
     """Return the comparisons of each of these jobs, oldest first."""
     found: dict[str, list[Comparison]] = {}
-    query = (
-        select(ComparisonJob.job_id, Comparison)
-        .join(Comparison, Comparison.id == ComparisonJob.comparison_id)
-        .where(ComparisonJob.job_id.in_(ids))
-        .order_by(Comparison.seq)
-    )
-    for job_id, comparison in session.execute(query):
-        found.setdefault(job_id, []).append(comparison)
+    for job_id, *comparison in _comparisons_of().rows(session, {"ids": ids}):
+        found.setdefault(job_id, []).append(_ROWS.make(comparison))
     return found
+
+
+@cache
+def _comparisons_of() -> Prepared:
+    of_jobs = select(ComparisonJob.job_id, *_ROWS.columns).join(
+        Comparison, Comparison.id == ComparisonJob.comparison_id
+    )
+    return Prepared(of_jobs.where(is_any_of(ComparisonJob.job_id)).order_by(Comparison.seq))
 
 
 def measure(session: Session, comparison: Comparison, jobs: Sequence[Job]) -> list[Member]:

@@ -1,14 +1,17 @@
 """Queries for jobs, attempts, events and projects. Pagination by key, not offset: the same cost at any depth."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 
-from sqlalchemy import ColumnElement, Select, and_, exists, func, literal, or_, select, text
+from sqlalchemy import ColumnElement, Select, and_, bindparam, exists, func, literal, or_, select, text
 from sqlalchemy.orm import Session
 
 from core.db.database import now
+from core.db.light_rows import LightRows
 from core.db.models.jobs import IS_COUNTED_QUEUED, IS_FAILED, Attempt, Event, Job, Project, Worker
+from core.db.prepared import Prepared
 from core.errors import JobNotFound, ProjectNotFound
 from core.jobs.states import OWNED, JobState
 from core.search.ordering import Ordering, parse_cursor
@@ -20,6 +23,10 @@ _LAST_ID_CHARACTERS = "z" * 13
 _FEW_JOBS = 10_000
 SORTED_JOBS = 10_000
 """Jobs that a sorted list looks at: the newest that match."""
+
+
+JOB_ROWS = LightRows(Job)
+_EVENT_ROWS = LightRows(Event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +72,16 @@ def get(session: Session, job_id: str) -> Job:
     Raises:
         JobNotFound: There is none, or it was deleted.
     """
-    job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)))
-    if job is None:
+    found = _job().rows(session, {"job_id": job_id})
+    if not found:
         raise JobNotFound(job_id)
-    return job
+    return JOB_ROWS.make(found[0])
+
+
+@cache
+def _job() -> Prepared:
+    query = select(*JOB_ROWS.columns).where(Job.id == bindparam("job_id"), Job.deleted_at.is_(None))
+    return Prepared(query)
 
 
 def by_ids(session: Session, ids: Sequence[str]) -> list[Job]:
@@ -149,7 +162,8 @@ def page(
         query = select(Job).where(Job.seq.in_(select(newest.c.seq))).order_by(*ordering.columns(backwards=backwards))
         if place is not None:
             query = query.where(ordering.beyond(session, place, backwards=backwards))
-    found = list(session.scalars(query.limit(limit + 1)))
+    rows = session.execute(query.with_only_columns(*JOB_ROWS.columns).limit(limit + 1))
+    found = [JOB_ROWS.make(row) for row in rows]
     more, jobs = len(found) > limit, found[:limit]
     if backwards:
         jobs.reverse()
@@ -239,7 +253,12 @@ def has_any_tag(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:
 
 def events(session: Session, job_id: str) -> list[Event]:
     """Return a job's events, oldest first."""
-    return list(session.scalars(select(Event).where(Event.job_id == job_id).order_by(Event.id)))
+    return [_EVENT_ROWS.make(row) for row in _events().rows(session, {"job_id": job_id})]
+
+
+@cache
+def _events() -> Prepared:
+    return Prepared(select(*_EVENT_ROWS.columns).where(Event.job_id == bindparam("job_id")).order_by(Event.id))
 
 
 def attempts(session: Session, job_id: str) -> list[Attempt]:
@@ -250,17 +269,6 @@ def attempts(session: Session, job_id: str) -> list[Attempt]:
 def attempt(session: Session, job_id: str, number: int) -> Attempt | None:
     """Return one of a job's attempts."""
     return session.get(Attempt, (job_id, number))
-
-
-def current_attempts(session: Session, jobs: Iterable[Job]) -> dict[str, Attempt]:
-    """Return the current attempts of some jobs, by job id; jobs without an attempt are left out."""
-    ids = [job.id for job in jobs if job.attempt]
-    if not ids:
-        return {}
-    # Not a list of (job, attempt) pairs: SQLite would read the whole table to look for them.
-    is_current = (Job.id == Attempt.job_id) & (Job.attempt == Attempt.attempt)
-    found = session.scalars(select(Attempt).join(Job, is_current).where(Job.id.in_(ids)))
-    return {row.job_id: row for row in found}
 
 
 def projects(session: Session) -> list[Project]:
@@ -309,13 +317,6 @@ def job_count(session: Session, project_id: str) -> int:
     """Count the jobs of a project."""
     visible = (Job.project_id == project_id) & Job.deleted_at.is_(None)
     return session.scalar(select(func.count(Job.seq)).where(visible)) or 0
-
-
-def project_names(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
-    """Return the names of the projects of some jobs, by project id."""
-    ids = {job.project_id for job in jobs}
-    rows = session.execute(select(Project.id, Project.name).where(Project.id.in_(ids)))
-    return {row.id: row.name for row in rows}
 
 
 def stale_jobs(session: Session, seconds: float) -> list[Job]:

@@ -16,12 +16,12 @@ from core.jobs import cloud_resources, job_notes, queries, storage_quota
 from core.jobs.projects import ActiveCounts
 from core.jobs.queries import JobFilter
 from core.jobs.reasons import REASONS, reason_message
+from core.jobs.relations import relations_of
 from core.jobs.scheduling.capacity import LiveWorkers
 from core.jobs.scheduling.port_allocations import ports_of_jobs
 from core.jobs.scheduling.wait_status import WaitStatus, format_moment, wait_statuses
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import OWNED, JobState
-from core.security import api_keys
 from core.settings import Settings
 from core.storage import retention
 from core.storage.retention import OutputKind, RecordedRemoval
@@ -99,11 +99,11 @@ def submitted_view(app_state: AppState, job: Job, project: str, notes_on_job: Se
 
 def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> list[JobView]:
     """Convert jobs to their public form; the number of queries does not depend on the number of jobs."""
-    names = queries.project_names(session, jobs)
-    owners = api_keys.names(session, {job.submitted_by for job in jobs})
+    if not jobs:
+        return []
+    around = relations_of(session, jobs)
     waits = wait_statuses(session, jobs)
     removed = retention.recorded_removals(session, jobs)
-    attempts = queries.current_attempts(session, jobs)
     ports = ports_of_jobs(session, jobs)
     texts = job_notes.notes_of(session, jobs)
     compared = comparisons.comparisons_of(session, [job.id for job in jobs])
@@ -113,12 +113,12 @@ def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> lis
         _job_view(
             job,
             _JobContext(
-                names[job.project_id],
-                owners.get(job.submitted_by),
+                around[job.id].project,
+                around[job.id].owner,
                 waits.get(job.id),
                 removed.get(job.id, ()),
                 ports.get(job.id, ()),
-                attempts.get(job.id),
+                around[job.id].attempt,
                 texts.get(job.id, ()),
                 compared.get(job.id, ()),
             ),

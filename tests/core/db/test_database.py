@@ -2,13 +2,12 @@
 
 import sqlite3
 import threading
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 
 import psycopg
 import pytest
 from sqlalchemy import select, text, update
 from sqlalchemy.exc import DataError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from support.servers.postgres import BackendTerminator
 
 from core.db.models.jobs import Job
@@ -20,17 +19,10 @@ def run(database, statement, **values):
         session.execute(text(statement), values)
 
 
-def test_a_pool_without_a_free_connection_is_an_unavailable_store(sqlite_database, monkeypatch):
-    def refuse():
-        raise PoolTimeoutError("all taken")
-
-    monkeypatch.setattr(sqlite_database.engine.pool, "connect", refuse)
-    with pytest.raises(StoreUnavailable), sqlite_database.read() as session:
-        session.scalar(select(Job.seq))
-    with pytest.raises(StoreUnavailable), sqlite_database.write() as session:
-        session.scalar(select(Job.seq))
-    with pytest.raises(StoreUnavailable):
-        sqlite_database.ping()
+def test_a_connection_is_there_for_every_thread_however_many(database):
+    with ExitStack() as held:
+        for _ in range(40):
+            held.enter_context(database.read()).scalar(select(Job.seq))
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

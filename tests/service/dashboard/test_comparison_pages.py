@@ -62,7 +62,7 @@ def test_fronts_of_real_and_of_simulated_machines_have_a_line_style_each(signed_
     ids = [train(seconds, [0.5, 0.9]) for seconds in (4, 3, 2, 1)]
     with database.write() as session:
         for job_id in ids[:2]:
-            queries.get(session, job_id).simulated = False
+            queries.get_row(session, job_id).simulated = False
     figure = signed_in_browser.get(f"/ui/comparisons/{made['id']}").text.split("<figure>")[1]
     legend = figure.partition('<ul class="legend">')[2]
     for number, front in enumerate(("Pareto front", "Pareto front of simulated machines"), 1):
@@ -125,7 +125,7 @@ def test_ended_jobs_are_measured_once(signed_in_browser, client, train, database
     just_ended = signed_in_browser.get(page).text
     with database.write() as session:
         for job_id in ids:
-            queries.get(session, job_id).finished_at -= timedelta(hours=1)
+            queries.get_row(session, job_id).finished_at -= timedelta(hours=1)
     shown = []
     for _ in range(2):
         with record_statements(database) as statements:

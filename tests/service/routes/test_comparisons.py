@@ -170,7 +170,7 @@ def test_deleted_metrics_are_no_missed_target(client, train, database):
     [cpu], _ = ([one["jobId"] for one in row["members"]] for row in made["rows"])
     assert "Not every job reached the target: CPU." in client.get(f"/comparisons/{made['id']}").json()["notes"]
     with database.write() as session:
-        queries.get(session, cpu).logs_removed_at = datetime.now(UTC)
+        queries.get_row(session, cpu).logs_removed_at = datetime.now(UTC)
     metrics.remove(database, cpu)
     found = client.get(f"/comparisons/{made['id']}").json()
     assert f"Figures are missing because metrics were deleted together with logs: {cpu}." in found["notes"]
