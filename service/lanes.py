@@ -65,6 +65,7 @@ class Lanes:
         changing: Requests that change something.
         urgent: Sign-ins, checks of keys, and stops, which have to work however busy the rest is.
         archives: Submissions with an archive.
+        following: Followed logs.
 
     Args:
         database_threads: Threads that read the database at once.
@@ -77,6 +78,7 @@ class Lanes:
         self.changing = Lane("changing", max(2, database_threads // 2))
         self.urgent = Lane("urgent", 2)
         self.archives = Lane("archives", archives)
+        self.following = Lane("following", database_threads)
 
 
 def require_lane() -> None:

@@ -29,6 +29,7 @@ from service.deps import AppState
 from service.http import errors
 from service.http.dispatcher import Dispatcher
 from service.http.middleware import Application
+from service.lanes import require_lane
 from service.log_stream.registry import MAX_STREAMS, StreamRegistry
 from service.monitoring.project_job_counts import JobCounts
 from service.monitoring.service_metrics import ServiceMetrics
@@ -149,6 +150,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         # FastAPI's spans would contain query strings, and with them sign-in tickets; see `TracingMiddleware`.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
+    database.check_thread = require_lane
     app.state.app_state = create_app_state(settings, database, wake=wake)
     errors.install_error_handlers(app)
     # First those that many clients wait for, in the order in which they are tried, and first built: /health at a start.

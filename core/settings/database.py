@@ -15,7 +15,11 @@ class DatabaseSettings(SettingsGroup):
     url: str | None = Field(
         default=None, description="SQLAlchemy URL of the database; default: SQLite under GRADIENT_HOME"
     )
-    pool_size: int = Field(default=5, description="connections that each process keeps open (PostgreSQL)")
+    pool_size: int = Field(
+        default=5,
+        description="threads of an API process for reads, for files and for logs, each; "
+        "PostgreSQL gets up to four times as many connections",
+    )
     max_checkout_seconds: float = Field(
         default=45.0,
         description="seconds after which a connection that is still in use is considered stuck and closed (PostgreSQL)",

@@ -108,7 +108,7 @@ class JobFeed:
         return await self._run_in_reader_thread(partial(self._read_page, after))
 
     async def _run_in_reader_thread(self, call: Callable[[], T]) -> T:
-        return await anyio.to_thread.run_sync(call, limiter=self._app_state.streams.readers)
+        return await self._app_state.lanes.following.run(call)
 
     async def _run(self) -> None:
         try:

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-import anyio
-
 from core.system.inotify import FolderWatcher
 
 if TYPE_CHECKING:
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_STREAMS = 2000
-_READER_THREADS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +64,6 @@ class StreamRegistry:
         self._wakes: set[WakeEvents] = set()
         self._by_key: Counter[str] = Counter()
         self._stopping = False
-        self._readers: anyio.CapacityLimiter | None = None
 
     @property
     def at_capacity(self) -> bool:
@@ -78,13 +74,6 @@ class StreamRegistry:
     def active(self) -> int:
         """The number of followed logs."""
         return self._by_key.total()
-
-    @property
-    def readers(self) -> anyio.CapacityLimiter:
-        """The threads that read logs, separate from those of requests, which many followers must not block."""
-        if self._readers is None:
-            self._readers = anyio.CapacityLimiter(_READER_THREADS)
-        return self._readers
 
     def is_key_at_capacity(self, key: str) -> bool:
         """Return whether a key follows as many logs as it may."""

@@ -5,7 +5,6 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 from prometheus_client.core import Metric
-from starlette.concurrency import run_in_threadpool
 
 from service.deps import AppState, AppStateDep
 from service.monitoring.service_metrics import CONTENT_TYPE_LATEST, exposition
@@ -25,13 +24,13 @@ async def read_prometheus(app_state: AppStateDep) -> Response:
     """Return the service's own metrics in Prometheus' text format; a job's are at `/jobs/{job_id}/metrics`."""
     numbers = range(app_state.siblings.count)
     answers = await asyncio.gather(*(_call(app_state, number) for number in numbers))
-    text = await run_in_threadpool(_render, app_state, dict(zip(numbers, answers, strict=True)))
+    text = await app_state.lanes.reading.run(_render, app_state, dict(zip(numbers, answers, strict=True)))
     return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def collect_metrics(app_state: AppState) -> Counted:
     """Return what this process has counted."""
-    return await run_in_threadpool(_collect, app_state)
+    return await app_state.lanes.reading.run(_collect, app_state)
 
 
 def _collect(app_state: AppState) -> Counted:
