@@ -25,7 +25,7 @@ class PolledFollower(Follower):
         return self._runner.run(self._poll()).decode()
 
     async def _poll(self):
-        await self._feed.publish(self._feed.poll())
+        await self._feed.publish(await asyncio.to_thread(self._feed.poll))
         events = b""
         while new := await self.next_events():
             events += new
