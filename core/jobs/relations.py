@@ -1,4 +1,4 @@
-"""What is shown with jobs, from the rows around theirs, in one query for all of them."""
+"""Rows around jobs, which are shown with them: read in one query for all."""
 
 from collections.abc import Sequence
 from functools import cache

@@ -49,7 +49,7 @@ class _Call:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What is called."""
+        """The function that is called."""
         function = self.dependant.call
         assert function is not None  # noqa: S101 - for mypy
         return function
@@ -83,7 +83,7 @@ class Endpoint:
         *dependencies, self._own = self._calls
         for call in dependencies:
             call.require_async()
-        self._holds = any(call.is_generator for call in dependencies)
+        self._has_generators = any(call.is_generator for call in dependencies)
         self._is_async = inspect.iscoroutinefunction(self.function)
         self._explain: Callable[[GradientError], None] | None = getattr(self.route, "explain_error", None)
 
@@ -109,7 +109,7 @@ class Endpoint:
             RequestValidationError: A parameter is missing or wrong.
         """
         request = Request(scope, receive, send)
-        if not self._holds:
+        if not self._has_generators:
             response = await self._respond(request, None, None)
             await response(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""What every request passes: its id, its line in the log, metrics, security headers, origin check, errors.
+"""The layer that every request passes: its id, its line in the log, metrics, security headers, origin check, errors.
 
 One layer, in plain ASGI, so that streams are not buffered. A request that needs more, such as a limit of its body or a
 page for an error, passes another one.
