@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi._compat import ModelField
 from fastapi.dependencies.models import Dependant
 from fastapi.dependencies.utils import request_params_to_args
 from fastapi.encoders import jsonable_encoder
@@ -43,9 +44,21 @@ class _Call:
     """Name of the parameter that gets a session."""
     writes: bool = False
     is_generator: bool = field(init=False)
+    fields: list[tuple[list[ModelField], str]] = field(init=False)
+    """Its parameters from each part of a request that it reads, and the attribute with that part."""
+    request_names: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.is_generator = inspect.isasyncgenfunction(self.function)
+        wanted = self.dependant
+        parts = (
+            (wanted.path_params, "path_params"),
+            (wanted.query_params, "query_params"),
+            (wanted.header_params, "headers"),
+            (wanted.cookie_params, "cookies"),
+        )
+        self.fields = [part for part in parts if part[0]]
+        self.request_names = [one for one in (wanted.request_param_name, wanted.http_connection_param_name) if one]
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -166,23 +179,15 @@ class Endpoint:
 
 def _values(call: _Call, results: list[Any], request: Request, draft: Response, errors: list[Any]) -> dict[str, Any]:
     """Return the values of a call's parameters; add what is wrong with the request's own to `errors`."""
-    dependant = call.dependant
     values = {name: results[place] for name, place in call.parts if name is not None}
-    for fields, given in (
-        (dependant.path_params, "path_params"),
-        (dependant.query_params, "query_params"),
-        (dependant.header_params, "headers"),
-        (dependant.cookie_params, "cookies"),
-    ):
-        if fields:
-            found, wrong = request_params_to_args(fields, getattr(request, given))
-            values.update(found)
-            errors += wrong
-    for name in (dependant.request_param_name, dependant.http_connection_param_name):
-        if name:
-            values[name] = request
-    if dependant.response_param_name:
-        values[dependant.response_param_name] = draft
+    for fields, part in call.fields:
+        found, wrong = request_params_to_args(fields, getattr(request, part))
+        values.update(found)
+        errors += wrong
+    for name in call.request_names:
+        values[name] = request
+    if call.dependant.response_param_name:
+        values[call.dependant.response_param_name] = draft
     return values
 
 

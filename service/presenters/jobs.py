@@ -121,10 +121,11 @@ def job_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> lis
                 around[job.id].attempt,
                 texts.get(job.id, ()),
                 compared.get(job.id, ()),
+                costs.get(job.id),
             ),
             settings,
             current,
-        ).model_copy(update={"cost": round(costs[job.id], 6)} if job.id in costs else None)
+        )
         for job in jobs
     ]
 
@@ -140,6 +141,8 @@ class _JobContext(NamedTuple):
     attempt: Attempt | None = None
     notes: Sequence[str] = ()
     comparisons: Sequence[Comparison] = ()
+    billed: float | None = None
+    """US dollars that its cloud resources have cost, if it has such."""
 
 
 def _job_view(job: Job, context: _JobContext, settings: Settings, current: datetime) -> JobView:
@@ -169,7 +172,7 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         finished_at=job.finished_at,
         duration_seconds=seconds,
         price_per_hour=job.price_per_hour,
-        cost=_cost(job, seconds or 0.0),
+        cost=_cost(job, seconds or 0.0) if context.billed is None else round(context.billed, 6),
         queue_position=waits.position if waits else None,
         estimated_start_at=waits.starts_at if waits else None,
         silent_since=job.heartbeat_at if is_silent(job, current) else None,
