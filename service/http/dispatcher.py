@@ -22,6 +22,9 @@ class Dispatcher(BaseRoute):
         routes: The application's routes; examined in their order, when a request needs them.
     """
 
+    path = ""
+    """Matches many; lists of routes ask for one."""
+
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self._unread = iter(routes)
         self._endpoints: dict[str, list[Endpoint]] = {}
