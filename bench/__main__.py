@@ -22,6 +22,7 @@ import bench.jobs.log_shipping
 import bench.jobs.rate
 import bench.server.abuse_latency
 import bench.server.big_table
+import bench.server.followers
 import bench.server.memory
 import bench.server.reads
 import bench.server.refusal_timing
@@ -46,6 +47,7 @@ BENCHES: dict[str, Callable[[Size], Result]] = {
     "cli": bench.cli_start.run,
     "start": bench.server.start.run,
     "memory": bench.server.memory.run,
+    "followers": bench.server.followers.run,
     "reads": bench.server.reads.run,
     "log": bench.jobs.log_shipping.run,
     "artifact": bench.files.artifact_close.run,

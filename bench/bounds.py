@@ -44,6 +44,8 @@ DOWNLOAD_LARGE = 0.8
 """Of the rate of a plain HTTP server."""
 FIRST_LINE = 1.5
 """Times the same program run directly."""
+FOLLOWED_CALLS = 2.0
+"""P99 of other calls beside followers of logs, times without."""
 IDLE_MEMORY_MIB = 120.0
 """RSS."""
 BUSY_MEMORY_MIB = 250.0

@@ -55,10 +55,11 @@ class Connection:
     Args:
         port: The port of a server on this machine.
         headers: Sent with every request.
+        seconds: Time after which a silent server is an error.
     """
 
-    def __init__(self, port: int, headers: dict[str, str]) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=_RESPONSE_SECONDS)
+    def __init__(self, port: int, headers: dict[str, str], seconds: float = _RESPONSE_SECONDS) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=seconds)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
@@ -70,8 +71,16 @@ class Connection:
 
     def post(self, path: str, body: bytes) -> tuple[int, bytes]:
         """Send a POST request; return status and body of the answer."""
-        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n{self._headers}"
-        self._socket.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        json_body = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        return self._request("POST", path, json_body if body else "content-length: 0\r\n", body)
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Send a GET request; return status and body of the answer."""
+        return self._request("GET", path)
+
+    def _request(self, method: str, path: str, headers: str = "", body: bytes = b"") -> tuple[int, bytes]:
+        head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{headers}{self._headers}\r\n"
+        self._socket.sendall(head.encode() + body)
         data = b""
         while (end := data.find(b"\r\n\r\n")) < 0:
             data += self._receive()

@@ -97,7 +97,7 @@ def run(size: Size) -> Result:
 @contextmanager
 def _filled_server(size: Size, checkout: Path, processes: int = 1) -> Iterator[tuple[Service, str, str]]:
     """Run a service with jobs that have ended; yields it, the id of one, and its database."""
-    with _new_database(size.database) if size.database else nullcontext("") as url:
+    with new_database(size.database) if size.database else nullcontext("") as url:
         settings = NO_LIMITS | ({"GRADIENT_DATABASE__URL": url} if url else {})
         several = ["--processes", str(processes)] if processes > 1 else []
         with run_server("up", *several, checkout=checkout, **settings) as service:
@@ -109,7 +109,7 @@ def _filled_server(size: Size, checkout: Path, processes: int = 1) -> Iterator[t
 
 
 @contextmanager
-def _new_database(server: str) -> Iterator[str]:
+def new_database(server: str) -> Iterator[str]:
     """Create a database on a PostgreSQL server, and drop it at the end; yields its URL."""
     name = f"bench_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(server, autocommit=True) as connection:

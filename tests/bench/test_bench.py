@@ -98,6 +98,18 @@ def test_reads_are_measured_with_many_connections_beside_their_floor():
         assert line["cpuMs"] > 0
 
 
+@pytest.mark.slow
+def test_followers_of_a_log_are_measured_with_other_calls_beside_them():
+    done = bench("--quick", "--only", "followers")
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["benches"]["followers"]
+    (line,) = found["table"]
+    assert (line["server"], line["followers"], line["wrong"], line["callErrors"]) == ("service", 80, 0, 0)
+    assert 0 < line["lineP50Ms"] <= line["lineP99Ms"]
+    assert found["goals"][0]["met"]
+
+
 def test_without_wrk_reads_are_reported_as_not_measured():
     done = bench("--quick", "--only", "reads", PATH="/nowhere")
 
