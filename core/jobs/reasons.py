@@ -112,8 +112,7 @@ _ALL = (
         "command_not_found",
         S.FAILED,
         FaultOwner.USER,
-        "Exit code 127: a program in the command was not found. Check its spelling, that the container has it, and "
-        "that your own programs are called with their path (./run.sh).",
+        "Exit code 127: {detail}",
     ),
     Reason(
         "command_not_executable",
@@ -418,31 +417,8 @@ _ALL = (
 REASONS: dict[str, Reason] = {reason.name: reason for reason in _ALL}
 """All reasons by name."""
 
-_SIGNALS = {
-    129: "SIGHUP",
-    130: "SIGINT",
-    134: "SIGABRT",
-    135: "SIGBUS",
-    136: "SIGFPE",
-    139: "SIGSEGV",
-    143: "SIGTERM",
-}
-
 
 def reason_message(reason: str, detail: str | None = None) -> str:
     """Return the user's sentence for a reason, with the detail filled in."""
     text = REASONS[reason].message
     return text.replace("{detail}", detail or "no details are known")
-
-
-def reason_of_exit(code: int) -> tuple[str, str | None]:
-    """Return reason and detail for the exit code of a command that ended by itself.
-
-    Codes above 128 are the shell's convention for 128 + signal number (POSIX, 2.8.2).
-    """
-    special = {0: "completed", 126: "command_not_executable", 127: "command_not_found", 137: "killed"}
-    if code in special:
-        return special[code], None
-    if code in _SIGNALS:
-        return "signalled", f"{_SIGNALS[code]} (exit code {code})"
-    return "exit_nonzero", f"exit code {code}"

@@ -65,6 +65,11 @@ def test_a_job_finds_its_environment(service):
         ("touch a; ./a", "Failed", 126, "command_not_executable", "chmod +x"),
         ("kill -9 $$", "Failed", 137, "killed", "memory"),
         ("kill -SEGV $$", "Failed", 139, "signalled", "SIGSEGV"),
+        ("sh -c 'kill -TERM $$'", "Failed", 143, "signalled", "SIGTERM"),
+        ("kill -TERM $$", "Failed", 143, "signalled", "SIGTERM"),
+        ("exit 137", "Failed", 137, "exit_nonzero", "exit code 137, its own or that of SIGKILL"),
+        ("set -u; echo $1", "Failed", 127, "exit_nonzero", "exit code 127"),
+        ("conda activate x", "Failed", 127, "command_not_found", "requirements.txt"),
     ],
 )
 def test_every_exit_is_explained(service, command, state, code, reason, says):

@@ -12,11 +12,11 @@ from typing import Any, Self
 from core.db.models.jobs import Job
 from core.errors import GradientError, StoreUnavailable
 from core.jobs import metrics, queries
-from core.jobs.reasons import reason_of_exit
+from core.jobs.exit_codes import reason_of_exit
 from core.system.inotify import FileWatcher
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota
-from worker.attempt.outputs.log_shipper import LogShipper, MetricsReader, SourceFile, usage_row
+from worker.attempt.outputs.log_shipper import LogShipper, MetricsReader, SourceFile, read_log_end, usage_row
 from worker.attempt.outputs.metrics_flush import MetricsQueue
 from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
@@ -270,7 +270,7 @@ class JobMonitor:
         if self._ending is not None:
             return replace(self._ending, code=ended.code)
         if ended.reason is None and ended.code is not None:
-            return Exit(ended.code, *reason_of_exit(ended.code))
+            return Exit(ended.code, *reason_of_exit(ended.code, read_log_end(self._control)))
         return ended
 
     def _end_if_due(self) -> None:

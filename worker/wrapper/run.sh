@@ -56,7 +56,8 @@ if command -v bash >/dev/null 2>&1; then shell=bash; else shell=/bin/sh; fi
 # The shell waits for its program, which may be saving when SIGTERM arrives, and ends with its exit code; but nothing
 # that SIGTERM ended is a success, unless a stop was requested.
 stopping='"$gradient_control/stopping"'
-trap='code=$?; if [ "$code" = 0 ] && [ ! -e '$stopping' ]; then trap - TERM; kill -TERM $$; fi; exit "$code"'
+trap='code=$?; echo Terminated 2>/dev/null >>"$gradient_control/signals"; '
+trap=$trap'if [ "$code" = 0 ] && [ ! -e '$stopping' ]; then trap - TERM; kill -TERM $$; fi; exit "$code"'
 # The command is as after `bash -c`: $0 is the shell, there are no arguments, and `return` has nothing to return from.
 # A first line such as #!/usr/bin/env python3 names the program for the rest.
 run='eval "$(cat "$gradient_control/command")"'
@@ -64,9 +65,11 @@ if [ "$shell" = bash ]; then run='eval "$(<"$gradient_control/command")"'; fi
 if read -r first <"$control/command"; then case $first in '#!'*) run='"$gradient_control/command"' ;; esac fi
 # A stop that was requested before this trap was set signalled no process.
 run="gradient_control=\$1; shift; trap '$trap' TERM; [ ! -e $stopping ] || exit 143; $run"
+# If a signal ends the command, this shell says so.
+if { true >"$control/signals"; } 2>/dev/null; then exec 2>"$control/signals"; fi
 # With job control the command has a process group of its own, which it may signal, and bash lets it have SIGINT and
 # SIGQUIT, which shells have background commands ignore. Afterwards `wait` must not end when the command is suspended.
-set -m
+set -m 2>/dev/null
 "$shell" -c "$run" "$shell" "$control" </dev/null >>"$control/log" 2>&1 3>&- &
 set +m
 # A stop signals the job's processes; the wrapper survives to record how they ended. A trap would interrupt `wait`, and

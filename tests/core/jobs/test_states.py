@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from core.jobs.reasons import REASONS, reason_message, reason_of_exit
+from core.jobs.reasons import REASONS, reason_message
 from core.jobs.states import OWNED, SOURCES, TERMINAL, TRANSITIONS, JobState
 
 
@@ -42,23 +42,3 @@ def test_every_reason_has_a_sentence_and_a_final_state_or_is_a_wait(reason):
     assert text.endswith((".", "DETAIL"))
     assert "{" not in text
     assert reason.final is None or reason.final in TERMINAL
-
-
-@pytest.mark.parametrize(
-    ("code", "reason", "says"),
-    [
-        (0, "completed", "exit code 0"),
-        (1, "exit_nonzero", "exit code 1"),
-        (126, "command_not_executable", "chmod +x"),
-        (127, "command_not_found", "not found"),
-        (137, "killed", "memory"),
-        (139, "signalled", "SIGSEGV"),
-        (143, "signalled", "SIGTERM"),
-        (255, "exit_nonzero", "exit code 255"),
-    ],
-)
-def test_exit_codes_are_explained(code, reason, says):
-    name, detail = reason_of_exit(code)
-    assert name == reason
-    assert says in reason_message(name, detail)
-    assert REASONS[name].final is (JobState.SUCCEEDED if code == 0 else JobState.FAILED)

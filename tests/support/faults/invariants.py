@@ -30,12 +30,12 @@ from support.faults.observed_deployment import ObservedDeployment
 
 from core.db.database import Base
 from core.db.models.jobs import Attempt, Event, GpuAllocation, Job
-from core.jobs.reasons import REASONS, reason_of_exit
+from core.jobs.reasons import REASONS
 from core.jobs.states import OWNED, TERMINAL, TRANSITIONS, JobState
 
 LOG_GAP_PREFIX = b"[gradient] "
 STOP_SECONDS = 15.0
-_OWN_END_REASONS = {"completed", "exit_nonzero", "command_not_found", "command_not_executable", "killed", "signalled"}
+_OWN_ENDS = {"completed": {0}, "killed": {137}, "signalled": range(129, 193), "exit_nonzero": range(1, 256)}
 _UNKNOWN_JOB_ID = "j000000000000z"
 
 
@@ -325,8 +325,7 @@ def _check_end(row: dict[str, Any], history: History) -> list[str]:
     if reason is None:
         return [f"I5 {where} ended by the unknown reason {row['reason']}"]
     one = history.journals.get((where, row["attempt"]))
-    own = row["reason"] in _OWN_END_REASONS
-    if own and reason_of_exit(row["exit_code"] if row["exit_code"] is not None else -1)[0] != row["reason"]:
+    if row["exit_code"] not in _OWN_ENDS.get(row["reason"], {row["exit_code"]}):
         found.append(f"I5 {where}: {row['reason']} with exit code {row['exit_code']}")
     if one is not None and one.exit is not None and row["exit_code"] not in {None, one.exit}:
         found.append(f"I5 {where} ended with {one.exit}, its row says {row['exit_code']}")

@@ -8,7 +8,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ MAX_METRIC_NAMES = 200
 BATCH_VALUES = 20_000
 """Values of metrics in one batch, read or written."""
 _BATCH_BLOCKS = 4
+_END_BYTES = 4096
 _QUOTED_BYTES = 80  # of a malformed line
 _THINNING_STEPS = 16
 _HASH_MULTIPLIER = 2_654_435_761  # 2**32 over the golden ratio: its multiples are spread evenly
@@ -113,6 +114,15 @@ class SourceFile:
                 return None
             self._descriptor = descriptor
         return self._descriptor
+
+
+def read_log_end(control: Path) -> str:
+    """Return the last output of a job, and what its wrapper says of signals, from its control folder."""
+    text = b""
+    for name in ("log", "signals"):
+        with closing(SourceFile(control / name)) as file:
+            text += file.read(max(0, file.size - _END_BYTES), _END_BYTES) + b"\n"
+    return text.decode(errors="replace")
 
 
 class LogShipper:

@@ -1,0 +1,66 @@
+"""The reasons of commands that ended by themselves: by their exit codes, and what the end of the log says of them."""
+
+import re
+import signal
+
+_NOT_EXECUTABLE, _NOT_FOUND, _SIGNALLED = 126, 127, 128
+_LAST_LINES = 10
+"""At the end of a log: a program may print a little more after its shell's message."""
+_MISSING = re.compile(
+    r"(?:\A|[\s:])(?P<name>\S+): command not found\Z"
+    r"|\A(?:\S*sh|\S*env|exec|nohup|timeout|nice|setsid|stdbuf|time|xargs|busybox): (?:.*[ :])?"
+    r"[\"'`\u2018]?(?P<program>[^\s:\"'\u2019]+)[\"'\u2019]?: "
+    r"(?:not found|No such file or directory|cannot execute: required file not found|.*bad interpreter: .*)\Z"
+)
+_REFUSED = re.compile(
+    r"Permission denied|annot execute|Is a directory|Exec format error|bad interpreter|not executable"
+)
+_HINTS = {
+    "python|python2|pip|pip3": "Call python3, or use an image that has it where others than root may read it: a job is "
+    "not root, and cannot enter /root.",
+    "conda|mamba|micromamba": "Conda environments are not activated in jobs: list the packages in requirements.txt, or "
+    "use a --container whose own Python has them.",
+    "module|ml|spack": "Environment modules belong to clusters: list Python packages in requirements.txt, or use a "
+    "--container that has the programs.",
+    "srun|sbatch|salloc|qsub|bsub": "The job itself is the allocation: call the program without it, and choose "
+    "--machineType, --cpus and --memoryMb.",
+    "sudo|apt|apt-get|yum|dnf|apk": "A job is not root and installs no packages of the system: use a --container that "
+    "has them.",
+    "nvidia-smi|nvcc": "Choose a machine type with a GPU, and an image that has it.",
+    ".*/.*": "Check that the file is in the uploaded folder, and that the program that its first line names exists.",
+    ".*": "Check its spelling, that the machine or container has it, and that your own programs are called with their "
+    "path (./run.sh).",
+}
+"""What to do about a program that was not found, by a pattern for its name."""
+
+
+def reason_of_exit(code: int, log_end: str = "") -> tuple[str, str | None]:
+    """Return reason and detail for the exit code of a command that ended by itself.
+
+    A program may return any code. What a shell says by codes above 125 (POSIX, 2.8.2) is believed if the log says so,
+    too.
+
+    Args:
+        code: The exit code.
+        log_end: The end of the job's output.
+    """
+    if code == 0:
+        return "completed", None
+    lines = [line.strip() for line in log_end.replace("\r", "\n").splitlines() if line.strip()][-_LAST_LINES:]
+    missing = next(filter(None, map(_MISSING.search, reversed(lines))), None)
+    if code == _NOT_FOUND and missing is not None:
+        return "command_not_found", _describe_missing(missing["name"] or missing["program"])
+    if code == _NOT_EXECUTABLE and any(map(_REFUSED.search, lines)):
+        return "command_not_executable", None
+    number = code - _SIGNALLED
+    if number not in set(signal.Signals):
+        return "exit_nonzero", f"exit code {code}"
+    name, text = signal.Signals(number).name, signal.strsignal(number) or ""
+    if not any(text in line for line in lines):
+        return "exit_nonzero", f"exit code {code}, its own or that of {name}"
+    return ("killed", None) if number == signal.SIGKILL else ("signalled", f"{name} (exit code {code})")
+
+
+def _describe_missing(program: str) -> str:
+    hint = next(text for pattern, text in _HINTS.items() if re.fullmatch(pattern, program))
+    return f"the program {program[:100]} was not found. {hint}"

@@ -1,0 +1,49 @@
+"""Reasons by exit code and the end of the log."""
+
+import pytest
+
+from core.jobs.exit_codes import reason_of_exit
+from core.jobs.reasons import REASONS, reason_message
+from core.jobs.states import JobState
+
+MISSING = "command_not_found"
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "reason", "says"),
+    [
+        (0, "bash: line 1: foo: command not found", "completed", "exit code 0"),
+        (1, "", "exit_nonzero", "exit code 1."),
+        (126, "bash: line 1: ./a: Permission denied", "command_not_executable", "chmod +x"),
+        (126, "sh: 1: ./a: Permission denied", "command_not_executable", "chmod +x"),
+        (126, "it returned 126 itself", "exit_nonzero", "exit code 126."),
+        (127, "bash: line 1: tranier: command not found", MISSING, "tranier was not found. Check its spelling"),
+        (127, "sh: 1: tranier: not found", MISSING, "tranier"),
+        (127, "/bin/sh: tranier: not found\nand a line more", MISSING, "tranier"),
+        (127, "bash: line 3: ./run.sh: No such file or directory", MISSING, "uploaded folder"),
+        (127, "/usr/bin/env: \u2018nothing\u2019: No such file or directory", MISSING, "nothing"),
+        (127, "env: can't execute 'nothing': No such file or directory", MISSING, "nothing"),
+        (127, "nohup: failed to run command 'nothing': No such file or directory", MISSING, "nothing"),
+        (127, "bash: line 1: ./a: cannot execute: required file not found", MISSING, "first line"),
+        (127, "bash: line 1: python: command not found", MISSING, "/root"),
+        (127, "bash: line 1: pip3: command not found", MISSING, "python3"),
+        (127, "bash: line 1: conda: command not found", MISSING, "requirements.txt"),
+        (127, "bash: line 2: module: command not found", MISSING, "clusters"),
+        (127, "train.sh: line 2: srun: command not found", MISSING, "--machineType"),
+        (127, "bash: line 1: $1: unbound variable", "exit_nonzero", "exit code 127."),
+        (127, "cat: data: No such file or directory", "exit_nonzero", "exit code 127."),
+        (127, "bash: line 1: foo: command not found" + "\nepoch" * 10, "exit_nonzero", "exit code 127."),
+        (137, "bash: line 1: 12 Killed    python main.py", "killed", "memory"),
+        (137, "", "exit_nonzero", "SIGKILL"),
+        (139, "Segmentation fault (core dumped)", "signalled", "by SIGSEGV"),
+        (139, "", "exit_nonzero", "exit code 139, its own or that of SIGSEGV"),
+        (143, "Terminated", "signalled", "by SIGTERM"),
+        (143, "done", "exit_nonzero", "exit code 143, its own or that of SIGTERM"),
+        (255, "Killed", "exit_nonzero", "exit code 255."),
+    ],
+)
+def test_a_reason_beyond_the_exit_code_needs_evidence_in_the_log(code, log, reason, says):
+    name, detail = reason_of_exit(code, log)
+    assert name == reason
+    assert says in reason_message(name, detail)
+    assert REASONS[name].final is (JobState.SUCCEEDED if code == 0 else JobState.FAILED)
