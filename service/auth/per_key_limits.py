@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import anyio
@@ -30,7 +31,7 @@ _GRANT_SECONDS = 30.0
 _TAKE_LOCK = select(func.pg_advisory_xact_lock(0x6772_6165))  # no other lock of this database has this number
 
 
-def limit_reached(limit: int, of: str, setting: str, retry_after: float) -> LimitReached:
+def limit_reached(limit: int, of: str, setting: str, retry_after: float, processes: int = 1) -> LimitReached:
     """Build the error of a request over a limit.
 
     Args:
@@ -38,8 +39,10 @@ def limit_reached(limit: int, of: str, setting: str, retry_after: float) -> Limi
         of: The limited things, in the plural.
         setting: Name of its field in `LimitSettings`.
         retry_after: Seconds until a repeat may succeed.
+        processes: Number of processes that share the setting; the limit's value is the share of one.
     """
-    return LimitReached(f"Limit reached: {limit:,} {of} (GRADIENT_LIMITS__{setting.upper()}).", retry_after)
+    shared = f", shared by {processes} processes" if processes > 1 else ""
+    return LimitReached(f"Limit reached: {limit:,} {of} (GRADIENT_LIMITS__{setting.upper()}{shared}).", retry_after)
 
 
 class RateLimit:
@@ -52,13 +55,23 @@ class RateLimit:
         per_minute: Size of a bucket, and tokens a minute; 0: no limit.
         of: The things that tokens are for, in the plural.
         setting: Name of the limit's field in `LimitSettings`.
+        processes: Number of processes that share the setting.
         clock: Returns monotonic seconds.
     """
 
-    def __init__(self, per_minute: int, of: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        per_minute: int,
+        of: str,
+        setting: str,
+        *,
+        processes: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._per_minute = per_minute
         self._of = of
         self._setting = setting
+        self._processes = processes
         self._clock = clock
         self._lock = threading.Lock()
         self._full_at: dict[str, float] = {}
@@ -94,7 +107,8 @@ class RateLimit:
         if taken == count:
             return count, None
         wait = full_at + min(count - taken, self._per_minute) * interval - now - _WINDOW_SECONDS
-        return taken, limit_reached(self._per_minute, f"{self._of} a minute for one key", self._setting, wait)
+        of = f"{self._of} a minute for one key"
+        return taken, limit_reached(self._per_minute, of, self._setting, wait, self._processes)
 
 
 class ConcurrencyLimit:
@@ -105,9 +119,11 @@ class ConcurrencyLimit:
         of: The things that slots are for, in the plural.
         setting: Name of the limit's field in `LimitSettings`.
         wait_seconds: Time that a request waits before it is refused.
+        processes: Number of processes that share the setting.
     """
 
-    def __init__(self, per_key: int, of: str, setting: str, *, wait_seconds: float) -> None:
+    def __init__(self, per_key: int, of: str, setting: str, *, wait_seconds: float, processes: int = 1) -> None:
+        self._processes = processes
         self._per_key = per_key
         self._of = of
         self._setting = setting
@@ -130,9 +146,8 @@ class ConcurrencyLimit:
             with anyio.move_on_after(self._wait_seconds) as waiting:
                 await slot.free.acquire()
             if waiting.cancelled_caught:
-                raise limit_reached(
-                    self._per_key, f"{self._of} at once for one key", self._setting, _SLOT_RETRY_SECONDS
-                )
+                of = f"{self._of} at once for one key"
+                raise limit_reached(self._per_key, of, self._setting, _SLOT_RETRY_SECONDS, self._processes)
             try:
                 yield
             finally:
@@ -267,15 +282,13 @@ class Limits:
 
     def __init__(self, settings: LimitSettings, processes: int = 1) -> None:
         self.settings = settings
-        self.requests = RateLimit(settings.requests_per_minute, "requests", "requests_per_minute")
-        self.submissions = RateLimit(settings.submissions_per_minute, "submissions", "submissions_per_minute")
+        rate = partial(RateLimit, processes=processes)
+        self.requests = rate(settings.requests_per_minute, "requests", "requests_per_minute")
+        self.submissions = rate(settings.submissions_per_minute, "submissions", "submissions_per_minute")
         self.queue = QueueLimit(settings, processes)
-        self.searches = ConcurrencyLimit(settings.searches, "searches", "searches", wait_seconds=settings.wait_seconds)
-        self.uploads = ConcurrencyLimit(settings.uploads, "uploads", "uploads", wait_seconds=settings.wait_seconds)
-        wait = min(settings.wait_seconds, _SESSION_WAIT_SECONDS)
-        self.exec_sessions = ConcurrencyLimit(
-            settings.exec_sessions, "exec sessions", "exec_sessions", wait_seconds=wait
-        )
-        self.exec_connections = ConcurrencyLimit(
-            settings.exec_connections, "connections to jobs' ports", "exec_connections", wait_seconds=wait
-        )
+        slots = partial(ConcurrencyLimit, processes=processes, wait_seconds=settings.wait_seconds)
+        self.searches = slots(settings.searches, "searches", "searches")
+        self.uploads = slots(settings.uploads, "uploads", "uploads")
+        slots = partial(slots, wait_seconds=min(settings.wait_seconds, _SESSION_WAIT_SECONDS))
+        self.exec_sessions = slots(settings.exec_sessions, "exec sessions", "exec_sessions")
+        self.exec_connections = slots(settings.exec_connections, "connections to jobs' ports", "exec_connections")

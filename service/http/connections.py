@@ -55,15 +55,17 @@ class Connections:
         """Count a new connection and make room for it; return the limit that is reached, if there is no room."""
         self._counted.add(one)
         self._by_client[one.client_network] += 1
-        most = self.settings.max_connections_per_client
+        most, processes = self.settings.max_connections_per_client, self.settings.processes
+        shared = f", shared by {processes} processes" if processes > 1 else ""
         own = (other for other in self._idle if other.client_network == one.client_network)
         if len(self._counted) > self.most:
             if not self._abort_first(self._idle):
-                return f"{self.most} connections are open, the limit of this service (GRADIENT_API__MAX_CONNECTIONS)"
+                name = f"GRADIENT_API__MAX_CONNECTIONS{shared}"
+                return f"{self.most} connections are open, the limit of this service ({name})"
         elif self._by_client[one.client_network] <= most or self._is_proxy(one) or self._abort_first(own):
             return None
         else:
-            name = "GRADIENT_API__MAX_CONNECTIONS_PER_CLIENT"
+            name = f"GRADIENT_API__MAX_CONNECTIONS_PER_CLIENT{shared}"
             return f"{most} connections are open from your address, the limit of one client ({name})"
         return None
 

@@ -69,8 +69,9 @@ class LogStream(Response):
         streams = self._app_state.streams
         # Checked and counted in one step of the event loop, so that concurrent requests cannot exceed a limit.
         if streams.is_key_at_capacity(self._caller.id):
-            limit = self._app_state.settings.limits.streams
-            raise limit_reached(limit, "logs followed at once by one key", "streams", _RETRY_AFTER_SECONDS)
+            settings, of = self._app_state.settings, "logs followed at once by one key"
+            number = settings.api.processes
+            raise limit_reached(settings.limits.streams, of, "streams", _RETRY_AFTER_SECONDS, number)
         if streams.at_capacity:
             raise HTTPException(
                 503,

@@ -108,10 +108,14 @@ def test_a_limit_of_a_key_holds_for_both_together(make_deployment):
     wait_for_two(deployment.start_api())
     began = time.monotonic()
     with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(lambda _: ask(deployment, "/projects").status_code, range(120)))
+        answers = list(threads.map(lambda _: ask(deployment, "/projects"), range(120)))
     refilled = 40 * (time.monotonic() - began) / 60
-    assert set(answers) == {200, 429}
-    assert 20 <= answers.count(200) <= 40 + refilled + 1
+    codes = [answer.status_code for answer in answers]
+    assert set(codes) == {200, 429}
+    assert 20 <= codes.count(200) <= 40 + refilled + 1
+    [refused] = {answer.json()["error"]["message"].partition(" Try")[0] for answer in answers if not answer.is_success}
+    shared = "(GRADIENT_LIMITS__REQUESTS_PER_MINUTE, shared by 2 processes)"
+    assert refused == f"Limit reached: 20 requests a minute for one key {shared}."
 
 
 def test_a_limit_of_connections_holds_for_both_together(make_deployment):
@@ -168,6 +172,25 @@ def test_a_signal_ends_all(deployment, command, number):
     assert not any(one.is_running() for one in processes)
     assert "api_process_ended" not in service.read_log()
     assert "Traceback" not in service.read_log()
+
+
+def test_followed_logs_delay_no_end(deployment):
+    service = deployment.start_up()
+    job_id = deployment.submit("echo begun; sleep 300")
+    wait_until(lambda: deployment.raw_log(job_id), "the job's first line")
+    with ThreadPoolExecutor(12) as threads:
+        path = f"/jobs/{job_id}/logs"
+        followed = [threads.submit(ask, deployment, path, accept="text/event-stream") for _ in range(12)]
+        wait_until(lambda: sum(streams(deployment)) == 12, "all to follow")
+        began = time.monotonic()
+        service.signal(signal.SIGTERM)
+        assert service.wait() == 0
+        assert time.monotonic() - began < 20  # worker and API have 20 and 10 seconds before they give up
+        assert ["begun" in one.result().text for one in followed] == [True] * 12
+
+
+def streams(deployment):
+    return [sample.value for sample in samples(deployment) if sample.name == "gradient_log_streams"]
 
 
 def test_none_outlives_a_supervisor_that_is_killed(deployment):

@@ -66,10 +66,11 @@ class ExecListener:
 
     def stop(self) -> None:
         """Accept no more sessions."""
-        if self._socket is not None:
+        listener, self._socket = self._socket, None
+        if listener is not None:
             with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            self._socket.close()
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
 
     def _accept(self, listener: socket.socket) -> None:
         refused = False
@@ -77,7 +78,7 @@ class ExecListener:
             try:
                 connection, _ = listener.accept()
             except OSError:
-                if listener.fileno() < 0:  # it was closed
+                if self._socket is not listener:  # it is being closed
                     return
                 if not refused:
                     logger.warning("session_not_accepted", exc_info=True)
