@@ -4,6 +4,7 @@ Whoever can connect may enter every job of this worker: only the service's own u
 nor, in containers, its files.
 """
 
+import errno
 import logging
 import signal
 import socket
@@ -66,19 +67,18 @@ class ExecListener:
 
     def stop(self) -> None:
         """Accept no more sessions."""
-        listener, self._socket = self._socket, None
-        if listener is not None:
+        if self._socket is not None:
             with suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
 
     def _accept(self, listener: socket.socket) -> None:
         refused = False
         while True:
             try:
                 connection, _ = listener.accept()
-            except OSError:
-                if self._socket is not listener:  # it is being closed
+            except OSError as error:
+                if error.errno in {errno.EINVAL, errno.EBADF}:  # it is shut down, or closed
                     return
                 if not refused:
                     logger.warning("session_not_accepted", exc_info=True)
