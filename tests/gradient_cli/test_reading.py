@@ -50,10 +50,15 @@ def test_metrics_as_a_table_with_curves(cli, server, protocol):
 
 def test_metrics_for_programs(cli, server, protocol):
     server.on("GET", f"/jobs/{protocol.id}/metrics", METRICS)
-    assert json.loads(cli("jobs", "metrics", protocol.id, "--json").stdout) == METRICS
+    second = {"series": [one | {"last": 7.0} for one in METRICS["series"]], "leftOut": None}
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job(attempt=2))
+    server.on("GET", f"/jobs/{protocol.id}/metrics", METRICS, second, METRICS)
+    assert json.loads(cli("jobs", "metrics", protocol.id, "--json").stdout)["series"] == [
+        one | {"attempt": attempt} for attempt, found in ((1, METRICS), (2, second)) for one in found["series"]
+    ]
     table = cli("jobs", "metrics", protocol.id, "--csv", "--name", "loss", "--points", "50").stdout.splitlines()
-    assert table[:2] == ["name,source,step,time,value", "loss,job,0,2024-05-01T10:00:00.000Z,2.0"]
-    assert server.requests[-1].query == {"name": "loss", "maxPoints": "50"}
+    assert table[:2] == ["name,source,attempt,step,time,value", "loss,job,1,0,2024-05-01T10:00:00.000Z,2.0"]
+    assert server.requests[-1].query == {"name": "loss", "maxPoints": "50", "attempt": "2"}
     assert cli("jobs", "metrics", protocol.id, "--csv", "--json").returncode == 2
 
 
@@ -63,9 +68,12 @@ class MetricServer:
     def __init__(self, server, protocol, values):
         self.asked = []
         self._start, self._values, self._reply = datetime(2024, 5, 1, 10, tzinfo=UTC), values, protocol.Reply
+        self._id = protocol.id
         server.answer = self.answer
 
     def answer(self, request):
+        if not request.path.endswith("/metrics"):
+            return self._reply({"id": self._id, "attempt": 1})
         self.asked.append(request.query)
         start, stop = (float(request.query.get(name, other)) for name, other in (("from", 0), ("to", 1e10)))
         times = [self._start + timedelta(milliseconds=at) for at in range(self._values)]
@@ -348,3 +356,8 @@ def test_lines_of_one_host_of_a_slice(cli, server, protocol):
 @pytest.mark.parametrize("args", [["--since", "x"], ["--tail", "1", "--since", "1m"], ["-f", "--until", "1m"]])
 def test_options_of_logs_that_exclude_each_other(cli, protocol, args):
     assert cli("jobs", "logs", protocol.id, *args).returncode == 2
+
+
+def test_attempts_beyond_those_allowed_are_explained(cli, server, protocol):
+    server.on("GET", f"/jobs/{protocol.id}", protocol.job(attempt=3, maxAttempts=2))
+    assert "3 (2 allowed; a lost machine's are not counted)" in cli("jobs", "show", protocol.id).stdout

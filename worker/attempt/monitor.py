@@ -81,7 +81,8 @@ class OutputRecorder:
             with self._context.database.read() as session:
                 stored = metrics.summarize_stored(session, self._job.id, self._job.attempt)
         settings = self._context.settings.metrics
-        self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, settings, stored)
+        earlier = self._scratch.root / "metrics-earlier"
+        self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, settings, stored, earlier)
         self._queue = MetricsQueue(self._job, self.metrics.left_out)
         return self
 
@@ -133,6 +134,9 @@ class OutputRecorder:
         while self.metrics.more:
             self._enqueue(self.metrics.read())
             self.flush()
+        self.metrics.finish()
+        self._enqueue([])
+        self.flush()
         if self._has_output() or self._context.logs.reader(self._job.id).size:
             self._log_shipper().finish()
 

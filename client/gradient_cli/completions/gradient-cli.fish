@@ -226,7 +226,7 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using jobs logs' -l apiKey -x -
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs; and test $_shtab_gradient_cli_npos -eq 0' -a metrics -d 'Show a job'"'"'s metrics: last, lowest and highest values, and a curve.'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs metrics' -s h -l help -d 'show this help message and exit'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs metrics' -s n -l name -x -d 'show only this metric'
-complete -c gradient-cli -n '_shtab_gradient_cli_using jobs metrics' -l csv -d 'print all values as CSV: name, source, step, time, value'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs metrics' -l csv -d 'print all values as CSV: name, source, attempt, step, time, value'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs metrics' -l points -x -d 'most values of each metric (default: 1000; with --csv or --json all)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs metrics' -l json -d 'print one JSON object and nothing else'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs metrics' -l url -x -d 'address of the server (default: GRADIENT_URL, else saved by `login`, else this machine)'

@@ -616,7 +616,7 @@ _shtab_gradient_cli_jobs_logs_defaults_added=0
 _shtab_gradient_cli_jobs_metrics_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {-n,--name}"[show only this metric]:NAME:"
-  "--csv[print all values as CSV\: name, source, step, time, value]"
+  "--csv[print all values as CSV\: name, source, attempt, step, time, value]"
   "--points[most values of each metric (default\: 1000\; with --csv or --json all)]:N:"
   "--json[print one JSON object and nothing else]"
   "--url[address of the server (default\: GRADIENT_URL, else saved by \`login\`, else this machine)]:URL:"

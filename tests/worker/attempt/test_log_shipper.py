@@ -153,10 +153,57 @@ def test_the_first_malformed_line_is_told(tmp_path):
     path.write_text('{"loss": 1}\nepoch 1: 0.5\n\nepoch 2: 0.4\n{"loss": 2}\n')
     reader = opened(path)
     assert [row["values"]["loss"] for row in read_all(reader)] == [1.0, 2.0]
+    reader.finish()
     assert reader.left_out == {
         "malformed_metric": "Lines of its metrics file that are no JSON object with numbers are left out; "
-        "the first is 'epoch 1: 0.5'."
+        "the first is 'epoch 1: 0.5'.",
+        "malformed_metrics": "2 lines of its metrics file were left out.",
     }
+
+
+def truncate(path, text):
+    path.write_text(text)
+
+
+def replace(path, text):
+    other = path.with_name("other")
+    other.write_text(text)
+    other.replace(path)
+
+
+def remove_and_write(path, text):
+    path.unlink()
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("rewrite", [truncate, replace, remove_and_write])
+@pytest.mark.parametrize("count", [1, 50, 500], ids=["shorter", "as long", "longer"])
+@pytest.mark.parametrize("end", ["", '{"loss": '], ids=["whole", "cut"])
+def test_a_file_that_is_rewritten_is_read_again(tmp_path, rewrite, count, end):
+    path, earlier = tmp_path / "metrics", tmp_path / "earlier"
+    path.write_text('{"loss": 1}\n' * 50 + end)
+    reader = MetricsReader(SourceFile(path), "j1", 1, MetricSettings(), None, earlier)
+    first = read_all(reader)
+    rewrite(path, '{"loss": 2}\n' * count)
+    second = read_all(reader)
+    assert [row["values"]["loss"] for row in second] == [2] * count
+    assert first[-1]["offset"] < second[0]["offset"], "both are stored"
+    assert list(reader.left_out) == ["metrics_rewritten"]
+    later = MetricsReader(
+        SourceFile(path), "j1", 1, MetricSettings(), StoredSummary(offset=second[-1]["offset"]), earlier
+    )
+    assert [row["offset"] for row in read_all(later)] == [second[-1]["offset"]], "also by another worker"
+    assert later.left_out == {}
+
+
+def test_a_file_that_only_grows_is_read_once(tmp_path):
+    path = tmp_path / "metrics"
+    reader, found = opened(path), []
+    for number in range(20):
+        with path.open("a") as file:
+            file.write(f'{{"n": {number}}}\n{{"half": ' + f"{number}}}\n")
+        found += read_all(reader)
+    assert (len(found), reader.left_out) == (40, {})
 
 
 @pytest.mark.parametrize(

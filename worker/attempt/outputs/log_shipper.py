@@ -25,6 +25,7 @@ BATCH_VALUES = 20_000
 """Values of metrics in one batch, read or written."""
 _BATCH_BLOCKS = 4
 _END_BYTES = 4096
+_COMPARED_BYTES = 64  # of the last line that was read
 _QUOTED_BYTES = 80  # of a malformed line
 _THINNING_STEPS = 16
 _HASH_MULTIPLIER = 2_654_435_761  # 2**32 over the golden ratio: its multiples are spread evenly
@@ -79,6 +80,19 @@ class SourceFile:
         if descriptor is None:
             return now
         return min(_parse_time(os.fstat(descriptor).st_mtime, now), now)
+
+    def reopen_replaced(self) -> bool:
+        """Open the file that has taken the place of this one, if there is one; return whether there is."""
+        if self._descriptor is None:
+            return False
+        try:
+            now = self._path.lstat()
+        except OSError:
+            return False
+        if not stat.S_ISREG(now.st_mode) or os.path.samestat(now, os.fstat(self._descriptor)):
+            return False
+        self.close()
+        return self._open() is not None
 
     def free(self, end: int, sync: Callable[[], None]) -> None:
         """Free the disk space before `end`, in large steps; offsets stay as they are.
@@ -168,7 +182,8 @@ class LogShipper:
 class MetricsReader:
     """Reads the job's metrics file in batches: JSON lines, each with a step, a time and some numbers.
 
-    Malformed lines are skipped, and the first is told: a job must not fail for a metric. For each further sixteenth of
+    A file that is truncated or replaced is read again from its beginning. Malformed lines are skipped, the first is
+    told, and in the end their number: a job must not fail for a metric. For each further sixteenth of
     the value limit, half as many lines are taken as before, so that a long run keeps its beginning and its end. Lines
     are chosen by a hash of their number, so that alternating kinds of lines are all kept.
 
@@ -178,6 +193,8 @@ class MetricsReader:
         attempt: The attempt.
         settings: Limits on the values and names stored for a job.
         stored: Metrics stored already; lines before its offset are skipped.
+        earlier: File for the number of bytes that were read before the file was last truncated or replaced; offsets of
+            stored lines go on after them.
     """
 
     def __init__(
@@ -187,12 +204,18 @@ class MetricsReader:
         attempt: int,
         settings: MetricSettings,
         stored: StoredSummary | None = None,
+        earlier: Path | None = None,
     ) -> None:
         stored = stored or StoredSummary()
+        self._earlier_file = earlier
+        self._earlier = _read_count(earlier) if earlier is not None else 0
         self._source = source
         self._key = {"job_id": job_id, "attempt": attempt, "source": "job"}
         self._settings = settings
-        self._offset = stored.offset
+        self._offset = max(0, stored.offset - self._earlier)
+        self._last_read = b""
+        self._malformed = 0
+        self._resumed = stored.offset > 0
         self._values = stored.values
         # One string object for each name, shared by all rows.
         self._names = {name: name for name in sorted(stored.names)}
@@ -208,6 +231,8 @@ class MetricsReader:
         rows: list[dict[str, Any]] = []
         values = 0
         self.more = True
+        if self._is_rewritten():
+            self._restart()
         written_at = self._source.written_at
         for _ in range(_BATCH_BLOCKS):
             data = self._source.read(self._offset, BLOCK_BYTES)
@@ -216,6 +241,9 @@ class MetricsReader:
                 if len(data) > MAX_METRIC_LINE:  # too long for a metric: skip it in pieces
                     self._offset = self._source.skip_hole(self._offset + len(data))
                     self._skipping = True
+                    continue
+                if self._source.reopen_replaced():
+                    self._restart()
                     continue
                 self.more = False
                 break
@@ -227,8 +255,37 @@ class MetricsReader:
                     rows.append(row)
                     values += len(row["values"])
                     if values >= BATCH_VALUES:
-                        return rows
+                        break
+            self._last_read = self._source.read(
+                max(0, self._offset - _COMPARED_BYTES), min(self._offset, _COMPARED_BYTES)
+            )
+            if values >= BATCH_VALUES:
+                break
         return rows
+
+    def finish(self) -> None:
+        """Tell the number of malformed lines, if the first was not the only one."""
+        if self._malformed > 1:
+            at_least = "At least " if self._resumed else ""
+            self.left_out["malformed_metrics"] = (
+                f"{at_least}{self._malformed:,} lines of its metrics file were left out."
+            )
+
+    def _is_rewritten(self) -> bool:
+        size, last = self._source.size, self._last_read
+        return size < self._offset or (bool(last) and self._source.read(self._offset - len(last), len(last)) != last)
+
+    def _restart(self) -> None:
+        self._earlier += self._offset
+        self._offset, self._last_read, self._skipping = 0, b"", False
+        if self._earlier_file is not None:
+            with suppress(OSError):
+                self._earlier_file.write_text(f"{self._earlier}\n", encoding="ascii")
+        self.left_out.setdefault(
+            "metrics_rewritten",
+            "Its metrics file was truncated or replaced: what was read before is kept, and what followed was read from "
+            "its beginning.",
+        )
 
     def _parse_row(self, line: bytes, written_at: datetime) -> dict[str, Any] | None:
         if line.isspace():
@@ -251,7 +308,7 @@ class MetricsReader:
             self._report_omitted_values()
             return None
         self._values += len(values)
-        return self._key | {"offset": self._offset, "step": step, "at": at, "values": values}
+        return self._key | {"offset": self._earlier + self._offset, "step": step, "at": at, "values": values}
 
     def _limit_names(self, given: dict[str, float | None]) -> dict[str, float | None]:
         """Return the values whose names are within the limit on names; the first names seen are kept."""
@@ -270,6 +327,7 @@ class MetricsReader:
         return values
 
     def _report_malformed(self, line: bytes) -> None:
+        self._malformed += 1
         text = line.strip()[:_QUOTED_BYTES].decode(errors="replace")
         self.left_out.setdefault(
             "malformed_metric",
@@ -282,6 +340,13 @@ class MetricsReader:
             f"Of its metrics {self._settings.values:,} values are stored at most (GRADIENT_METRICS__VALUES): the more "
             "there are, the more lines are left out.",
         )
+
+
+def _read_count(file: Path) -> int:
+    try:
+        return int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
 
 
 def parse_metric(line: bytes, written_at: datetime) -> tuple[float | None, datetime, dict[str, float | None]] | None:

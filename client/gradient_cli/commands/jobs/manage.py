@@ -243,7 +243,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "environment": ", ".join(f"{name}={value}" for name, value in (job.get("envVars") or {}).items()),
         "ports": ", ".join(describe_port(port) for port in job.get("ports") or []),
         **{one: ", ".join(job.get(name) or []) for one, name in _SHOWN_LISTS},
-        "attempt": f"{job.get('attempt')} of {job.get('maxAttempts')}" if job.get("attempt") else "",
+        "attempt": _describe_attempt(job.get("attempt"), job.get("maxAttempts")),
         "time limit": format_duration(job.get("timeLimit")),
         "clone of": str(job.get("parentJobId") or ""),
     }
@@ -254,6 +254,14 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     cost = " at ".join(part for part in (format_money(job.get("cost")), format_price(job)) if part)
     ran = format_duration(job.get("durationSeconds"))
     return {**exact, **times, "ran": ran, _cost_label(job): cost, "link": str(job.get("url") or "")}
+
+
+def _describe_attempt(attempt: int | None, most: int | None) -> str:
+    if not attempt or not most:
+        return ""
+    return (
+        f"{attempt} of {most}" if attempt <= most else f"{attempt} ({most} allowed; a lost machine's are not counted)"
+    )
 
 
 def _machine_fields(job: dict[str, Any]) -> dict[str, str]:

@@ -32,7 +32,9 @@ def add_metrics(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs metrics`."""
     add_job_id(parser)
     parser.add_argument("-n", "--name", metavar="NAME", help="show only this metric")
-    parser.add_argument("--csv", action="store_true", help="print all values as CSV: name, source, step, time, value")
+    parser.add_argument(
+        "--csv", action="store_true", help="print all values as CSV: name, source, attempt, step, time, value"
+    )
     parser.add_argument(
         "--points",
         type=int,
@@ -52,8 +54,8 @@ def show_metrics(args: argparse.Namespace) -> int:
         raise UsageError("csv and json: cannot be combined", hint="Give one of them.")
     api = connect(args)
     job_id = resolve_job_id(args.id, api)
-    if args.points is None and (args.csv or args.json):
-        found = _all_values(api, job_id, args.name)
+    if args.csv or args.json:
+        found = _of_each_attempt(api, job_id, args.name, args.points)
     else:
         found = api.metrics(job_id, name=args.name, points=_POINTS if args.points is None else args.points)
     if args.json:
@@ -71,15 +73,28 @@ def show_metrics(args: argparse.Namespace) -> int:
     return OK
 
 
-def _all_values(api: Api, job_id: str, name: str | None) -> dict[str, Any]:
-    """Return a job's metrics with all values: long ones in parts, each of a time that the server sends whole."""
-    found = api.metrics(job_id, name=name, points=_FEW_POINTS)
+def _of_each_attempt(api: Api, job_id: str, name: str | None, points: int | None) -> dict[str, Any]:
+    """Return the values of a job's metrics, all or at most `points` of each series, in a series for each attempt."""
+    if points is None:
+        read = partial(_all_values, api, job_id, name)
+    else:
+        read = partial(api.metrics, job_id, name=name, points=points)
+    attempts = range(1, max(1, api.job(job_id)["attempt"]) + 1)
+    found = {attempt: read(attempt=attempt) for attempt in attempts}
+    series = [one | {"attempt": attempt} for attempt, part in found.items() for one in part["series"]]
+    left_out = dict.fromkeys(part["leftOut"] for part in found.values() if part.get("leftOut"))
+    return {"series": series, "leftOut": " ".join(left_out) or None}
+
+
+def _all_values(api: Api, job_id: str, name: str | None, attempt: int) -> dict[str, Any]:
+    """Return an attempt's metrics with all values: long ones in parts, each of a time that the server sends whole."""
+    found = api.metrics(job_id, name=name, points=_FEW_POINTS, attempt=attempt)
     if _is_whole(found, _FEW_POINTS):
         return found
     times = [_to_microseconds(at["time"]) for one in found["series"] for at in one["points"]]
     first, last = min(times), max(times)
     points = _MOST_POINTS // len(found["series"])
-    read = partial(api.metrics, job_id, name=name, points=points)
+    read = partial(api.metrics, job_id, name=name, points=points, attempt=attempt)
     spans = ((0, first - 1), (first, last), (last + 1, _LAST_TIME))
     parts = [part for start, stop in spans for part in _parts(read, points, start, stop)]
     values: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -125,9 +140,10 @@ def _print_csv(series: Sequence[dict[str, Any]]) -> None:
     import csv
 
     rows = csv.writer(sys.stdout, lineterminator="\n")
-    rows.writerow(("name", "source", "step", "time", "value"))
+    rows.writerow(("name", "source", "attempt", "step", "time", "value"))
     for one in series:
-        rows.writerows((one["name"], one["source"], at["step"], at["time"], at["value"]) for at in one["points"])
+        of = one["name"], one["source"], one.get("attempt")
+        rows.writerows((*of, at["step"], at["time"], at["value"]) for at in one["points"])
 
 
 def _print_table(series: Sequence[dict[str, Any]]) -> None:

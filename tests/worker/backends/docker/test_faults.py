@@ -122,7 +122,7 @@ def test_a_container_removed_from_outside_has_vanished(make, docker_server):
 def test_memory_that_runs_out_is_told_from_a_kill(make):
     place = make()
     greedy = place.spec("echo up; tail /dev/zero", memory_mb=64)
-    assert place.wait(place.launch(greedy)) == Exit(137, "out_of_memory", "64 MiB")
+    assert place.wait(place.launch(greedy)) == Exit(137, "out_of_memory", "64 MiB", 64 * 1024**2)
     killed = place.spec("kill -9 $$", attempt=2)
     assert place.wait(place.launch(killed)) == Exit(137)
 
