@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from sqlalchemy import make_url
-from support import levels
+from support import levels, networks
 from support.browser import Chromium, find_chromium
 from support.deployment import PLAIN_JOBS, Deployment
 from support.faults import fault_report
@@ -117,6 +117,7 @@ REQUIREMENTS = {
     ),
 }
 """Requirements of tests, by the fixture that provides them: a function that finds one, and the message if missing."""
+REQUIREMENTS |= networks.REQUIREMENTS
 REQUIREMENTS["trainer_packages"] = (has_default_packages, "no package index has the default packages of jobs")
 for _example in EXAMPLES:
     REQUIREMENTS[f"{_example}_packages"] = (
@@ -124,7 +125,7 @@ for _example in EXAMPLES:
         f"no package index has the requirements of examples/{_example}, or only with CUDA (see UV_FIND_LINKS)",
     )
 
-NEEDS_PRIVILEGES = {"docker_server", "small_disk", "bubblewrap", "control_groups", "last_pid"}
+NEEDS_PRIVILEGES = {"docker_server", "small_disk", "bubblewrap", "control_groups", "last_pid", *networks.REQUIREMENTS}
 """Requirements that need rights on the machine: a missing one is reported everywhere, and is never an error."""
 _NEEDS_INDEX = {"trainer_packages", *(f"{name}_packages" for name in EXAMPLES)}
 """Requirements that need a package index: likewise."""
@@ -133,7 +134,7 @@ _NEEDED_BY_SLOW_TESTS = {"wrk"}
 _PROCESSES = {"cli", "deployment", "gcs_simulator", "fuzz_target", "live_server", "make_deployment", "proxy", "service"}
 """Fixtures that start servers or processes, besides those in `NEEDS`."""
 _FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bubblewrap": "sandbox"}
-_FIXTURE_PARAMETERS |= {f"{name}_packages": name for name in (*EXAMPLES, "trainer")}
+_FIXTURE_PARAMETERS |= networks.PARAMETERS | {f"{name}_packages": name for name in (*EXAMPLES, "trainer")}
 """Test parameters that stand for a fixture, by fixture."""
 
 _not_run: dict[str, str] = {}

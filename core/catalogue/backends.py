@@ -26,6 +26,8 @@ class Capabilities:
     """The job works in the workspace on the worker's disk, so that its files can be read after the end."""
     exec: bool = False
     """Users can run commands in its running jobs, and reach their ports through the service."""
+    own_network: bool = False
+    """The job listens on its own ports; else directly on those that it was given of its host."""
     billed: bool = False
     """Creates a machine for each job, which costs money until it is deleted."""
 
@@ -51,7 +53,7 @@ class BackendType:
 
 _TPU = BackendType(
     path="worker.backends.tpu.backend:TpuBackend",
-    capabilities=Capabilities(containers=True, mounts=True, billed=True),
+    capabilities=Capabilities(containers=True, mounts=True, own_network=True, billed=True),
     enabled=lambda settings: settings.tpu.backend == "tpu",
     extra="tpu",
 )
@@ -65,7 +67,13 @@ BACKENDS: dict[str, BackendType] = {
     "docker": BackendType(
         path="worker.backends.docker.backend:DockerBackend",
         capabilities=Capabilities(
-            containers=True, mounts=True, builds_images=True, sends_metrics=True, local_workspace=True, exec=True
+            containers=True,
+            mounts=True,
+            builds_images=True,
+            sends_metrics=True,
+            local_workspace=True,
+            exec=True,
+            own_network=True,
         ),
         enabled=lambda settings: not settings.machines.simulate,
     ),

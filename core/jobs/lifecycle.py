@@ -110,7 +110,7 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
     """Record that the command runs: `starting → running`, with the handle by which it is found again.
 
     The image, GPUs and TPU in the handle (`image`, `gpus`, `tpu`) are stored with the attempt, and the event reports a
-    job that runs without a sandbox (`sandboxed` is False).
+    job that runs without a sandbox, or in one without a network of its own (`sandboxed` or `own_network` is False).
 
     Raises:
         LeaseLost: The caller no longer holds the job.
@@ -134,8 +134,11 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
         gpus=handle.get("gpus"),
         tpu=handle.get("tpu"),
     )
-    plain = handle.get("sandboxed") is False
-    detail = "without a sandbox: as a process of the server's own user" if plain else None
+    detail = None
+    if handle.get("sandboxed") is False:
+        detail = "without a sandbox: as a process of the server's own user"
+    elif handle.get("own_network") is False:
+        detail = "in the server's own network: it reaches what listens there"
     add_event(session, moved, "started", from_state=source, to_state=moved.state, detail=detail)
     return moved
 

@@ -106,6 +106,11 @@ class ProcessSettings(SettingsGroup):
         description="run such jobs in a sandbox (bubblewrap): auto (without one where none is available, with a "
         "warning), require or off",
     )
+    network: Literal["auto", "require", "off"] = Field(
+        default="auto",
+        description="give each job in a sandbox a network of its own: auto (where this host allows it; else the host's "
+        "own, with a warning), require or off",
+    )
     cgroups: Literal["auto", "require", "off"] = Field(
         default="auto",
         description="limit such jobs by control groups: auto (where the worker may write to them; else CPUs by "

@@ -17,6 +17,7 @@ from core.system.inotify import FileWatcher
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from gradient_server.job_ports_address import are_ports_at_dashboard
 from worker.backends.control_groups import control_group_support
+from worker.backends.job_network import reason_without_network
 from worker.backends.job_sandbox import reason_without_sandbox, sandbox_support
 from worker.sandbox.program_sandbox import unavailable
 
@@ -37,6 +38,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield sandbox(settings.worker.sandbox)
     if settings.machines.simulate:
         yield job_sandbox(settings)
+        yield job_network(settings)
         yield limits(settings)
     yield home(settings.root)
     yield disk(settings.root, settings.disk.min_free_mb * MIB)
@@ -98,6 +100,19 @@ def job_sandbox(settings: Settings) -> Finding:
             "jobs", f"Jobs run in a sandbox, but {support.limitation}.", "Run the worker on the host itself."
         )
     return ok("jobs", "Jobs of simulated machines run in a sandbox.")
+
+
+def job_network(settings: Settings) -> Finding:
+    """Check that jobs that are processes of this host have networks of their own."""
+    why = reason_without_sandbox(settings) or reason_without_network(settings)
+    if why is None:
+        return ok("network", "Jobs of simulated machines have networks of their own.")
+    fix = "Start the worker as root with the package `iptables`, or as another user with `passt`."
+    if settings.process.network == "off":
+        fix = "Unset GRADIENT_PROCESS__NETWORK."
+    if settings.process.network == "require":
+        return problem("network", f"Workers here run no jobs of simulated machines: {why}.", fix)
+    return warning("network", f"Jobs reach what listens on this machine, and each other's ports: {why}.", fix)
 
 
 def limits(settings: Settings) -> Finding:

@@ -21,7 +21,8 @@ def service_environment(
 ) -> dict[str, str]:
     """Build the variables of a job that reserved these GPUs and ports; its project's storage is `shared` on this host.
 
-    In a container it finds its folders where they are mounted, and listens on its own ports, not on the host's.
+    In a container or sandbox it finds its folders where they are mounted; with a network of its own it listens on its
+    own ports, not on the host's.
     """
     mounted = capabilities.mounts
     workspace = Path(base.WORKSPACE) if mounted else scratch.workspace
@@ -43,7 +44,7 @@ def service_environment(
         "PS_HOSTNAME": os.uname().nodename,
         "PYTHONUNBUFFERED": "1",
         **{
-            f"GRADIENT_PORT_{port.internal}": str(port.internal if capabilities.containers else port.external)
+            f"GRADIENT_PORT_{port.internal}": str(port.internal if capabilities.own_network else port.external)
             for port in ports
         },
     }

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from core.catalogue.backends import Capabilities
 from core.catalogue.registry_hosts import RegistryCredentials
@@ -23,6 +23,9 @@ from core.jobs.spec import container_options as options
 from core.jobs.spec.job_spec import JobSpec
 from core.system.filesystem import write_atomically
 
+if TYPE_CHECKING:
+    from worker.backends.job_connections import MetricSockets
+
 logger = logging.getLogger(__name__)
 
 Handle = dict[str, Any]
@@ -30,8 +33,9 @@ Handle = dict[str, Any]
 
 `gpus` may describe the job's GPUs: for each its index and, as far as known, uuid, name, memory (bytes), serial, driver
 and cuda. `image` describes the image it runs, and `tpu` its TPU: zone, name, type and url.
-`sandboxed` is set for a process of this host: whether it runs in a sandbox. `over` is added to destroy what an attempt
-left that is over, when nobody stores its outputs any more.
+`sandboxed` and `own_network` are set for a process of this host: whether it runs in a sandbox, and whether that has a
+network of its own, into which `ports` (external, internal) of this host lead. `over` is added to destroy what an
+attempt left that is over, when nobody stores its outputs any more.
 """
 
 WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
@@ -140,8 +144,8 @@ class LaunchSpec:
         gpus: The host's GPUs reserved for the job, by index or UUID.
         working_dir: Folder that the command starts in, as the job sees it; None: its workspace.
         build: The image to build for it, in place of `container`; None: none.
-        ports: Ports of the host reserved for the job. In a container they are forwarded to the job's own ports; other
-            jobs listen on them directly, at the ports in `GRADIENT_PORT_<internal>`.
+        ports: Ports of the host reserved for the job. They are forwarded to the job's own ports; a job without a
+            network of its own listens on them directly, at the ports in `GRADIENT_PORT_<internal>`.
         login: Finds the login for the registry of its image.
         python: Its Python, if it runs without a container.
         check: Raises if the start must be aborted; cheap, and usable from any thread.
@@ -268,6 +272,10 @@ class Backend(Protocol):
         """
         del handle  # what is written elsewhere cannot be attributed to the job
         return 0
+
+    def metric_sockets(self) -> "MetricSockets | None":
+        """Return the sockets that jobs in networks of their own send metrics to; None: there are no such jobs."""
+        return None
 
     def release(self, handle: Handle) -> None:
         """Give back what costs money by the second, once the command has ended; `destroy` follows, and tries again."""

@@ -1,18 +1,20 @@
 """The environment of a job that runs as a process of this host: a bubblewrap sandbox with the paths of a container.
 
 The job sees its folders at the paths of `base.py`, the system's programs read-only, a private /tmp, /dev/shm and home
-folder, its own processes, and the host's network. It has no capabilities; a worker that is root runs it as its
-project's user. The sandbox outlives the worker.
+folder, its own processes and, if possible, its own network. It has no capabilities; a worker that is root runs it as
+its project's user. The sandbox outlives the worker.
 """
 
+import logging
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from core.formatting import MIB
 from core.settings import Settings
@@ -20,6 +22,8 @@ from core.system.bubblewrap_command import PATH, begin_command, bind_system, run
 from worker.backends import base
 from worker.backends.base import WRAPPER, JobPython, LaunchSpec
 from worker.backends.docker.container.users import ContainerUser, chown_folders, project_user
+
+logger = logging.getLogger(__name__)
 
 HOME = "/home/gradient"
 """The job's home folder."""
@@ -37,7 +41,7 @@ worker has ended."""
 _NO_CORES = "ulimit -c 0"
 _WRAPPER_INSIDE = "/.gradient/run.sh"
 _USER_NAME = "gradient"
-_ACCOUNTS = "/etc/passwd"
+_ACCOUNTS, _RESOLVERS = "/etc/passwd", "/etc/resolv.conf"
 _TEMPORARY = "/tmp"  # noqa: S108 - a mount point
 # Not all of /etc, which may have passwords that the worker's user may read, such as the service's settings.
 _CONFIGURATION = tuple(
@@ -107,11 +111,15 @@ def readable_paths(settings: Settings, python: JobPython | None) -> list[str]:
 
 
 @contextmanager
-def open_copied(uid: int) -> Iterator[dict[str, int]]:
+def open_copied(uid: int, resolvers: Sequence[str] = ()) -> Iterator[dict[str, int]]:
     """Open the files that bubblewrap copies, because a mount of each takes ten times as long.
 
     They are the wrapper, the files of /etc that everybody may read, and, for a job with a user of its own, the host's
     accounts with this user: shells and programs ask for its name.
+
+    Args:
+        uid: The job's user; -1: the worker's own.
+        resolvers: DNS servers of a job with a network of its own.
 
     Yields:
         Descriptors by path in the sandbox.
@@ -129,11 +137,22 @@ def open_copied(uid: int) -> Iterator[dict[str, int]]:
         stack.callback(os.close, found[_WRAPPER_INSIDE])
         if uid >= 0:
             known = Path(_ACCOUNTS).read_bytes() if _ACCOUNTS in found else b""
-            accounts = stack.enter_context(os.fdopen(os.memfd_create("accounts"), "w+b"))
-            accounts.write(f"{_USER_NAME}:x:{uid}:{uid}::{HOME}:/bin/bash\n".encode() + known)
-            accounts.seek(0)
-            found[_ACCOUNTS] = accounts.fileno()
+            own = f"{_USER_NAME}:x:{uid}:{uid}::{HOME}:/bin/bash\n".encode()
+            found[_ACCOUNTS] = stack.enter_context(_in_memory(own + known)).fileno()
+        if resolvers:
+            lines = Path(_RESOLVERS).read_bytes().splitlines() if _RESOLVERS in found else []
+            lines = [line for line in lines if not line.startswith(b"nameserver")]
+            lines += [f"nameserver {one}".encode() for one in resolvers]
+            found[_RESOLVERS] = stack.enter_context(_in_memory(b"\n".join([*lines, b""]))).fileno()
         yield found
+
+
+@contextmanager
+def _in_memory(text: bytes) -> Iterator[BinaryIO]:
+    with os.fdopen(os.memfd_create("copied"), "w+b") as file:
+        file.write(text)
+        file.seek(0)
+        yield file
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +182,19 @@ class JobSandbox:
                 os.chown(folder, *own)
         return own[0]
 
-    def command(self, spec: LaunchSpec, uid: int, copied: Mapping[str, int]) -> list[str]:
+    def command(self, spec: LaunchSpec, uid: int, copied: Mapping[str, int], network: Sequence[str] = ()) -> list[str]:
         """Return the command, whose standard input has to be the `script`.
 
         Args:
             spec: The job.
             uid: The user that `prepare` returned.
             copied: The files of `open_copied`, which the command inherits.
+            network: Words of bubblewrap that make a network.
         """
         home, temporary = _private_folders(spec)
         readable = tuple(path for path in readable_paths(self.settings, spec.python) if path not in copied)
         # /tmp first: this installation may be in there.
-        words = [*begin_command(), "--bind", str(temporary), _TEMPORARY]
+        words = [*begin_command(), *network, "--bind", str(temporary), _TEMPORARY]
         root = os.path.realpath(self.settings.root)
         system = bind_system(readable, root)
         words += system
@@ -232,6 +252,22 @@ class JobSandbox:
         programs = [folder for folder in folders if f"{folder}/".startswith(visible)]
         own = {"PATH": os.pathsep.join(programs), "HOME": HOME, "LOGNAME": _USER_NAME, "USER": _USER_NAME}
         return {name: value for name, value in inherited.items() if name != "TMPDIR"} | own | spec.env
+
+
+def make_sandbox(settings: Settings) -> JobSandbox | None:
+    """Return the sandbox of jobs; None if they run without one."""
+    why = reason_without_sandbox(settings)
+    if why is None:
+        if limitation := sandbox_support(settings).limitation:
+            logger.warning("job_sandbox_limited", extra={"why": limitation})
+        return JobSandbox(settings)
+    if settings.process.sandbox == "auto":
+        logger.warning(
+            "jobs_not_contained: jobs run as plain processes of the worker's user and can read this machine's files. "
+            "Install bubblewrap, or set GRADIENT_PROCESS__SANDBOX=off to have it so.",
+            extra={"why": why},
+        )
+    return None
 
 
 def _shell(uid: int) -> list[str]:

@@ -14,16 +14,15 @@ Where the worker may write to control groups, they limit memory and CPUs (`contr
 by affinity alone, and memory is measured about twice a second.
 """
 
-import logging
 import math
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from core.catalogue.backends import BACKENDS
@@ -32,16 +31,13 @@ from core.settings import Settings
 from core.system.failpoints import failpoint
 from worker.backends.base import (
     STOPPING_FILE,
-    WRAPPER,
     Backend,
     Exit,
     Handle,
-    JobPython,
     LaunchError,
     LaunchSpec,
     Progress,
     base_handle,
-    mark_launched,
     may_have_launched,
     read_control,
     read_exit_code,
@@ -49,24 +45,28 @@ from worker.backends.base import (
     write_control_file,
 )
 from worker.backends.control_groups import JobGroup, control_group_support
-from worker.backends.job_exec import ExecRequest
+from worker.backends.job_connections import JobConnections, MetricSockets
+from worker.backends.job_exec import ExecRefused, ExecRequest
+from worker.backends.job_network import (
+    HOST_NETWORK,
+    is_own_network,
+    make_network,
+    reason_without_network,
+)
 from worker.backends.job_processes import JobProcesses, MemoryMeter, boot_id, find_attempts
-from worker.backends.job_sandbox import EXIT_REFUSED, SHARED_MEMORY, JobSandbox, reason_without_sandbox, sandbox_support
-from worker.backends.port_check import check_ports_free
+from worker.backends.job_sandbox import (
+    EXIT_REFUSED,
+    SHARED_MEMORY,
+    make_sandbox,
+    reason_without_sandbox,
+    sandbox_support,
+)
+from worker.backends.network_limits import FirewallUnavailable
+from worker.backends.plain_start import inherited_environment, join_words, start_plain
 from worker.backends.process_exec import ProcessStream, SocketStream, connect_to_processes, run_in_processes
 from worker.backends.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox, kill_sandbox
 from worker.backends.sandbox_start import finish_start, start_sandboxed
 
-logger = logging.getLogger(__name__)
-
-_JOIN = (
-    'count=$1; shift; while [ "$count" -gt 0 ]; do echo 0 >"$1" || exit '
-    f'{EXIT_REFUSED}; shift; count=$((count - 1)); done; exec "$@"'
-)
-"""Joins the control groups whose files are named first, then becomes the command. A process that joined later could
-have children outside."""
-
-_INHERITED_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
 _NEVER_STARTED_SECONDS = 15.0
 _MEMORY_CHECK_SECONDS = 0.5
 _SIGNALLED = 128
@@ -76,15 +76,17 @@ class ProcessBackend(Backend):
     """See the module. One instance serves all attempt threads of a worker."""
 
     def __init__(self, settings: Settings) -> None:
-        self._sandbox = _make_sandbox(settings)
+        self._sandbox = make_sandbox(settings)
         mounts = self._sandbox is not None
-        self.capabilities = replace(BACKENDS["process"].capabilities, mounts=mounts)
         self._groups = control_group_support(settings.process.cgroups)[0]
         if self._groups is not None and mounts:
             self._groups = self._groups.of_sandboxes()
         self._settings = settings
         self._attempts = settings.root / "attempts"
-        self._bind = settings.ports.bind
+        self._network = make_network(settings) if mounts else HOST_NETWORK
+        own_network = self._network is not HOST_NETWORK
+        self.capabilities = replace(BACKENDS["process"].capabilities, mounts=mounts, own_network=own_network)
+        self._connections = JobConnections(settings, self._first)
         self._lock = threading.Lock()
         self._children: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._cpu_seconds: dict[str, tuple[float, float]] = {}
@@ -97,6 +99,9 @@ class ProcessBackend(Backend):
         if self._settings.process.sandbox == "require" and self._sandbox is None:
             why = sandbox_support(self._settings).problem
             return f"jobs have no sandbox here, and GRADIENT_PROCESS__SANDBOX=require: {why}"
+        if self._settings.process.network == "require" and not self.capabilities.own_network:
+            why = reason_without_sandbox(self._settings) or reason_without_network(self._settings)
+            return f"jobs have no network of their own here, and GRADIENT_PROCESS__NETWORK=require: {why}"
         if self._settings.process.cgroups == "require" and self._groups is None:
             lacking = control_group_support("require")[1]
             return f"jobs have no control groups here, and GRADIENT_PROCESS__CGROUPS=require: {lacking}"
@@ -115,17 +120,19 @@ class ProcessBackend(Backend):
         confirm()
         failpoint("confirmed")
         launched = may_have_launched(spec.control)
-        running = launched and find_sandbox(spec.job_id, spec.attempt) is not None
-        if read_control(spec.control, "started") is None and not running:
-            check_ports_free(self._bind, spec.ports)
+        first = find_sandbox(spec.job_id, spec.attempt) if launched else None
+        if read_control(spec.control, "started") is None and first is None:
+            self._connections.check_ports(spec.name, spec.ports)
             if not launched:
                 write_command(spec)
             self._start(spec)
-            sandboxed = self._sandbox is not None
+            sandboxed, own_network = self._sandbox is not None, self.capabilities.own_network
         else:  # by another worker, perhaps with other settings
-            sandboxed = find_sandbox(spec.job_id, spec.attempt) is not None
+            sandboxed, own_network = first is not None, first is not None and is_own_network(first)
+        return self._make_handle(spec, sandboxed=sandboxed, own_network=own_network)
+
+    def _make_handle(self, spec: LaunchSpec, *, sandboxed: bool, own_network: bool) -> Handle:
         group = self._group(base_handle(spec.job_id, spec.attempt, spec.control))
-        preempt = _seconds(spec.env.get("SIMULATE_PREEMPT_AFTER"))
         return {
             **base_handle(spec.job_id, spec.attempt, spec.control),
             "boot_id": boot_id(),
@@ -133,9 +140,11 @@ class ProcessBackend(Backend):
             # share it.
             "launched": time.monotonic(),
             "memory_bytes": spec.memory_bytes,
-            "preempt_after": preempt,
+            "preempt_after": _seconds(spec.env.get("SIMULATE_PREEMPT_AFTER")),
             "stop_grace": spec.job_spec.stop_grace,
             "sandboxed": sandboxed,
+            "own_network": own_network,
+            "ports": [(port.external, port.internal) for port in spec.ports],
             "control_group": group.to_handle() if group is not None else None,
         }
 
@@ -149,6 +158,8 @@ class ProcessBackend(Backend):
             runs = began and handle["sandboxed"] and self._wrapper_runs(handle["name"])
             if runs or self._processes(handle).leader_alive():
                 self._watch_limits(handle, control)
+                if handle.get("own_network"):
+                    self._connections.serve(handle)
                 return None
             code = read_exit_code(control)  # the job may have ended since the first read
             if code is None:
@@ -222,6 +233,7 @@ class ProcessBackend(Backend):
             child.wait()
         if group is not None:
             group.remove()
+        self._connections.close(handle)
         self._cpu_seconds.pop(name, None)
         self._sandboxes.pop(name, None)
         self._meters.pop(name, None)
@@ -240,12 +252,22 @@ class ProcessBackend(Backend):
     def run_in_job(self, handle: Handle, request: ExecRequest) -> ProcessStream:
         """See `ExecBackend.run_in_job`."""
         group = self._group(handle)
-        return run_in_processes(self._processes(handle), request, _join_words(group))
+        return run_in_processes(self._processes(handle), request, join_words(group))
 
     def connect_to_job(self, handle: Handle, port: int, session_id: str) -> SocketStream:
         """See `ExecBackend.connect_to_job`."""
         del session_id  # the connection needs no name
-        return connect_to_processes(self._processes(handle), port)
+        if not handle.get("own_network"):
+            on_host = {internal: external for external, internal in handle.get("ports", ())}
+            return connect_to_processes(self._processes(handle), on_host.get(port, port))
+        try:
+            return SocketStream(self._connections.connect(handle, port))
+        except OSError as error:
+            raise ExecRefused(f"Port {port} of the job: {error.strerror}" if error.strerror else str(error)) from error
+
+    def metric_sockets(self) -> MetricSockets:
+        """See `Backend.metric_sockets`."""
+        return self._connections.metrics
 
     def list_owned(self) -> list[Handle]:
         """List attempts with a folder here and living processes; see `Backend.list_owned`."""
@@ -266,15 +288,15 @@ class ProcessBackend(Backend):
         start = None
         try:
             group = self._make_group(spec)
-            inherited = _inherited_environment(spec.python)
+            inherited = inherited_environment(spec.python)
             if self._sandbox is None:
-                child = _start_plain(spec, _join_words(group), inherited)
+                child = start_plain(spec, join_words(group), inherited)
             else:
                 joined = group if group is not None and group.joined_at_once else None
-                start = start_sandboxed(spec, self._sandbox, inherited, _join_words(joined))
+                start = start_sandboxed(spec, self._sandbox, inherited, join_words(joined), self._network)
                 group = group if joined is None else None
                 child = start.bubblewrap
-        except OSError as error:
+        except (OSError, FirewallUnavailable) as error:
             raise LaunchError("launch_failed", str(error)) from error
         finally:
             os.sched_setaffinity(0, allowed)
@@ -282,10 +304,19 @@ class ProcessBackend(Backend):
             # After a second launch, the wrapper that was refused must not hide the one that runs.
             self._children.setdefault(spec.name, []).append(child)
         if start is not None:
-            first = finish_start(start, group, _NEVER_STARTED_SECONDS)
+            first = finish_start(start, group, _NEVER_STARTED_SECONDS, partial(self._connect, spec))
             if first is not None:
                 self._sandboxes[spec.name] = first
         failpoint("launched")
+
+    def _connect(self, spec: LaunchSpec, first: int) -> None:
+        """Complete the network of a sandbox; the job waits meanwhile."""
+        if self.capabilities.own_network:
+            try:
+                self._network.attach(first)
+            except OSError as error:
+                raise LaunchError("launch_failed", f"its network could not be made: {error}") from error
+            self._connections.serve(base_handle(spec.job_id, spec.attempt, spec.control), first)
 
     def _make_group(self, spec: LaunchSpec) -> JobGroup | None:
         """Create the job's control group, if jobs have one here."""
@@ -331,6 +362,11 @@ class ProcessBackend(Backend):
         leader = read_control(Path(handle["control"]), "started")
         return JobProcesses(job_id, attempt, int(leader) if leader and leader.isdecimal() else None)
 
+    def _first(self, handle: Handle) -> int | None:
+        """Return the first process of the job's sandbox."""
+        members = self._processes(handle)
+        return members.first if isinstance(members, SandboxProcesses) else None
+
     def _cpus(self, wanted: float) -> set[int]:
         """Choose the next CPUs in turn, so that small jobs do not all share the first ones."""
         available = sorted(os.sched_getaffinity(0))
@@ -373,42 +409,6 @@ class ProcessBackend(Backend):
             self._processes(handle).terminate(spare_leader=True)
 
 
-def _make_sandbox(settings: Settings) -> JobSandbox | None:
-    """Return the sandbox of jobs; None if they run without one."""
-    why = reason_without_sandbox(settings)
-    if why is None:
-        if limitation := sandbox_support(settings).limitation:
-            logger.warning("job_sandbox_limited", extra={"why": limitation})
-        return JobSandbox(settings)
-    if settings.process.sandbox == "auto":
-        logger.warning(
-            "jobs_not_contained: jobs run as plain processes of the worker's user and can read this machine's files. "
-            "Install bubblewrap, or set GRADIENT_PROCESS__SANDBOX=off to have it so.",
-            extra={"why": why},
-        )
-    return None
-
-
-def _join_words(group: JobGroup | None) -> list[str]:
-    """Return the words before a command that start it in a control group; none without a group."""
-    if group is None:
-        return []
-    return ["/bin/sh", "-c", _JOIN, "/bin/sh", str(len(group.folders)), *group.join_files]
-
-
-def _start_plain(spec: LaunchSpec, join: list[str], inherited: dict[str, str]) -> "subprocess.Popen[bytes]":
-    mark_launched(spec.control)
-    return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-        [*join, str(WRAPPER), str(spec.control)],
-        cwd=spec.working_dir or spec.workspace,
-        env=inherited | spec.env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
 def _reject_unsupported(spec: LaunchSpec, *, sandboxed: bool) -> None:
     """Refuse options that a process cannot have, for example those of a submission that did not know of simulation."""
     if spec.job_spec.user is not None:
@@ -428,13 +428,6 @@ def _age(handle: Handle) -> float:
     """Return the seconds since the launch."""
     launched: float = handle["launched"]
     return time.monotonic() - launched
-
-
-def _inherited_environment(python: JobPython | None) -> dict[str, str]:
-    """Select the job's part of the worker's environment: no keys or addresses; the job's Python first on PATH."""
-    env = {name: os.environ[name] for name in _INHERITED_NAMES if name in os.environ}
-    own = python.environment() if python else {"PATH": str(Path(sys.executable).parent)}
-    return env | own | {"PATH": os.pathsep.join([own["PATH"], env.get("PATH", os.defpath)])}
 
 
 def _seconds(text: str | None) -> float | None:

@@ -5,13 +5,15 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from core.system.bubblewrap_command import PATH
 from worker.backends.base import LaunchError, LaunchSpec, mark_launched
 from worker.backends.control_groups import JobGroup
+from worker.backends.job_network import HOST_NETWORK, JobNetwork
 from worker.backends.job_sandbox import READY, JobSandbox, open_copied
 from worker.backends.sandbox_processes import children_of
 
@@ -26,7 +28,11 @@ class SandboxStart(NamedTuple):
 
 
 def start_sandboxed(
-    spec: LaunchSpec, sandbox: JobSandbox, inherited: Mapping[str, str], join: Sequence[str] = ()
+    spec: LaunchSpec,
+    sandbox: JobSandbox,
+    inherited: Mapping[str, str],
+    join: Sequence[str] = (),
+    network: JobNetwork = HOST_NETWORK,
 ) -> SandboxStart:
     """Start bubblewrap, whose own environment only names the attempt; the job's is in a script in memory.
 
@@ -35,32 +41,47 @@ def start_sandboxed(
         sandbox: Its sandbox.
         inherited: The part of the worker's environment that jobs have.
         join: Words before a command that start it in the job's control group.
+        network: Its network.
+
+    Raises:
+        OSError: It cannot be started, or its network not be made.
+        FirewallUnavailable: Its network cannot be closed.
     """
     uid = sandbox.prepare(spec)
     mark_launched(spec.control)
     names = {"GRADIENT_JOB_ID": spec.job_id, "GRADIENT_ATTEMPT": str(spec.attempt)}
     ours, theirs = socket.socketpair()
-    with theirs, open_copied(uid) as copied, os.fdopen(os.memfd_create("script"), "w+b") as script:
+    with theirs, open_copied(uid, network.resolvers()) as copied, os.fdopen(os.memfd_create("script"), "w+b") as script:
         script.write(sandbox.script(inherited, spec))
         script.seek(0)
+        command = [*join, *sandbox.command(spec, uid, copied, network.unshare)]
+        descriptors = script.fileno(), theirs.fileno(), *copied.values()
         try:
-            child = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-                [*join, *sandbox.command(spec, uid, copied)],
-                cwd="/",
-                env={"PATH": PATH} | names,
-                stdin=script,
-                stdout=subprocess.DEVNULL,
-                stderr=theirs.fileno(),
-                pass_fds=tuple(copied.values()),
-                start_new_session=True,
-            )
+            child = network.start(partial(_start_bubblewrap, command, names, *descriptors))
         except BaseException:
             ours.close()
             raise
     return SandboxStart(child, ours)
 
 
-def finish_start(start: SandboxStart, group: JobGroup | None, seconds: float) -> int | None:
+def _start_bubblewrap(
+    command: list[str], names: Mapping[str, str], script: int, messages: int, *copied: int
+) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
+        command,
+        cwd="/",
+        env={"PATH": PATH, **names},
+        stdin=script,
+        stdout=subprocess.DEVNULL,
+        stderr=messages,
+        pass_fds=copied,
+        start_new_session=True,
+    )
+
+
+def finish_start(
+    start: SandboxStart, group: JobGroup | None, seconds: float, connect: Callable[[int], None] | None = None
+) -> int | None:
     """Move the sandbox into the job's control group, wait until its shell is ready, and let that start the wrapper.
 
     It is moved while bubblewrap mounts: to move the first process, the kernel waits for all CPUs, about 10 ms. The
@@ -70,6 +91,7 @@ def finish_start(start: SandboxStart, group: JobGroup | None, seconds: float) ->
         start: The sandbox.
         group: The job's control group; None if it has none, or the sandbox was started in it.
         seconds: Longest wait for the shell; after that it may go on once it is ready.
+        connect: Completes the network of the sandbox with this first process.
 
     Returns:
         The pid of the sandbox's first process; None if the wait was too long.
@@ -86,6 +108,8 @@ def finish_start(start: SandboxStart, group: JobGroup | None, seconds: float) ->
                 raise LaunchError("launch_failed", f"its control group cannot be joined: {error}") from error
         text = _read_messages(channel, time.monotonic() + seconds)
         first = next(iter(children_of(child.pid)), None)
+        if first is not None and text is None and connect is not None:
+            connect(first)
         with suppress(OSError):  # it has ended
             channel.send(b"\n")
     if text is None:

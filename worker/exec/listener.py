@@ -16,8 +16,6 @@ from typing import Any
 from core.db.models.jobs import Job
 from core.jobs.exec import channel
 from core.monitoring.logging import bind
-from worker.attempt.launch_secrets import LaunchSecrets
-from worker.backends.base import LaunchError
 from worker.backends.job_exec import ExecBackend, ExecRefused, ExecRequest, JobStream, Terminal
 from worker.context import WorkerContext
 from worker.exec.job_sessions import Session
@@ -134,17 +132,7 @@ class ExecListener:
             return backend.run_in_job(handle, wanted)
         if session.parent is None:
             return None
-        port = session.port
-        if not backend.capabilities.containers:  # such a job listens on the host's port instead of its own
-            port = self._host_ports(job).get(port, port)
-        return backend.connect_to_job(handle, port, session.id)
-
-    def _host_ports(self, job: Job) -> dict[int, int]:
-        try:
-            ports = LaunchSecrets(self._context.settings, self._context.database, job).ports()
-        except LaunchError as error:
-            raise ExecRefused(error.detail) from error
-        return {one.internal: one.external for one in ports}
+        return backend.connect_to_job(handle, session.port, session.id)
 
 
 def _feed(connection: socket.socket, session: Session) -> None:

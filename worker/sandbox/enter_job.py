@@ -20,7 +20,7 @@ import struct
 import sys
 import termios
 
-_NAMESPACES = ("ipc", "uts", "cgroup", "pid", "mnt")  # the last, because paths mean others then
+_NAMESPACES = ("ipc", "uts", "cgroup", "net", "pid", "mnt")  # the last, because paths mean others then
 _GET_USER_NAMESPACE = 0xB701
 _SET_NO_NEW_PRIVS, _DROP_BOUNDING = 38, 24
 _LAST_CAPABILITY = 63

@@ -10,8 +10,10 @@ import socket
 import threading
 import time
 
+from core.settings.worker import PROCESS_BACKEND
+from worker.backends.job_connections import MetricSockets
 from worker.context import WorkerContext
-from worker.statsd.metrics_writer import Aggregator
+from worker.statsd.metrics_writer import Aggregator, Sender
 from worker.statsd.protocol import parse
 from worker.statsd.sender_lookup import SenderLookup, make_sender_lookup
 
@@ -82,6 +84,8 @@ class Listener:
     def __init__(self, context: WorkerContext) -> None:
         port = context.settings.statsd.port
         found = (make_sender_lookup(name, context.settings) for name in context.enabled_backends) if port else ()
+        self._context = context
+        self._metrics: MetricSockets | None = None
         self._sockets = [_BoundSocket(lookup, port) for lookup in found if lookup is not None]
         self._aggregator = Aggregator(context.scratch_root)
         self._stopping = threading.Event()
@@ -117,18 +121,23 @@ class Listener:
         if now >= self._bind_at:
             for bound in self._sockets:
                 bound.bind()
+            if PROCESS_BACKEND in self._context.enabled_backends:
+                self._metrics = self._context.backend(PROCESS_BACKEND).metric_sockets()
             self._bind_at = now + _BIND_SECONDS
         if now >= self._flush_at:
             self._aggregator.flush()
             self._flush_at = now + _FLUSH_SECONDS
         by_descriptor = {bound.socket.fileno(): bound for bound in self._sockets if bound.socket is not None}
-        if not by_descriptor:
+        if not by_descriptor and self._metrics is None:
             self._stopping.wait(_FLUSH_SECONDS)
             return
         readable = select.poll()  # not select(): it refuses descriptors above 1023
-        for descriptor in by_descriptor:
+        for descriptor in (*by_descriptor, *([self._metrics.fileno()] if self._metrics is not None else [])):
             readable.register(descriptor, select.POLLIN)
-        taken = sum(self._receive(by_descriptor[one]) for one, _ in readable.poll(1000 * _FLUSH_SECONDS))
+        ready = [descriptor for descriptor, _ in readable.poll(1000 * _FLUSH_SECONDS)]
+        taken = sum(self._receive(by_descriptor[one]) for one in ready if one in by_descriptor)
+        if self._metrics is not None:
+            taken += self._receive_own(self._metrics)
         if taken:
             self._aggregator.flush()  # at once: the job may end in its next step
         if taken >= _BATCH:
@@ -143,8 +152,19 @@ class Listener:
             if sender is None:
                 logger.debug("statsd_sender_unknown", extra={"address": address})
                 continue
-            packet = parse(data)
-            self._aggregator.drop(sender, packet.malformed)
-            for sample in packet.samples:
-                self._aggregator.add(sender, sample)
+            self._add(sender, data)
         return len(received)
+
+    def _receive_own(self, metrics: MetricSockets) -> int:
+        """Receive what jobs have sent in their own networks: nobody else can."""
+        received = metrics.receive(_BATCH)
+        for data, name in received:
+            job_id, _, attempt = name.rpartition("-")
+            self._add(Sender(job_id, int(attempt)), data)
+        return len(received)
+
+    def _add(self, sender: Sender, data: bytes) -> None:
+        packet = parse(data)
+        self._aggregator.drop(sender, packet.malformed)
+        for sample in packet.samples:
+            self._aggregator.add(sender, sample)

@@ -13,7 +13,7 @@ from support.deployment import wait_until
 
 from core.settings.worker import ProcessSettings
 from core.system.processes import running_processes
-from worker.backends import process
+from worker.backends import plain_start
 from worker.backends.job_processes import JobProcesses
 
 pytestmark = pytest.mark.integration
@@ -125,7 +125,7 @@ def test_a_wrapper_that_a_signal_ends_before_it_starts_is_not_waited_for(tmp_pat
     starting = tmp_path / "starting"
     starting.write_text("#!/bin/sh\nexec sleep 600\n")
     starting.chmod(0o755)
-    monkeypatch.setattr(process, "WRAPPER", starting)
+    monkeypatch.setattr(plain_start, "WRAPPER", starting)
     handle = place.launch(place.spec("true"))
     [child] = place.backend._children[handle["name"]]
     assert place.backend.poll(handle) is None

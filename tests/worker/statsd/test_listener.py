@@ -138,7 +138,11 @@ def test_a_worker_with_many_open_files_listens(tmp_path):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         settings = Settings(home=tmp_path, statsd={"port": port})
-        listener = Listener(SimpleNamespace(settings=settings, enabled_backends=["process"], scratch_root=tmp_path))
+        backend = SimpleNamespace(metric_sockets=lambda: None)
+        context = SimpleNamespace(
+            settings=settings, enabled_backends=["process"], scratch_root=tmp_path, backend=lambda _: backend
+        )
+        listener = Listener(context)
         listener._tick()
         (bound,) = listener._sockets
         return bound.socket and bound  # another process may have taken the port meanwhile

@@ -8,42 +8,34 @@ broker, wherever they are.
 import hashlib
 import ipaddress
 import logging
-import shutil
-import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from core.settings import Settings
 from worker.backends.base import LaunchError
 from worker.backends.docker.container.config import LABEL_HOME
 from worker.backends.docker.engine.client import NOT_FOUND, Engine, EngineRefused
+from worker.backends.network_limits import (
+    LINK_LOCAL,
+    METADATA_6,
+    FirewallUnavailable,
+    resolvers,
+    run_iptables,
+    service_addresses,
+)
 
 logger = logging.getLogger(__name__)
 
 NONE, HOST = "none", "host"
 IPV6 = 6
-LINK_LOCAL = "169.254.0.0/16"
-"""Cloud metadata (169.254.169.254), and other link-local services without authentication."""
-METADATA_6 = ("fe80::/10", "fd00:ec2::/32", "fd20:ce::/32")
-"""IPv6: link-local addresses, and the metadata services of Amazon and Google."""
-
 _BRIDGE_OPTION = "com.docker.network.bridge.name"
 _ICC_OPTION = "com.docker.network.bridge.enable_icc"
-_IPTABLES_SECONDS = 15
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
-_RESOLV_CONF = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
 _CHECK_SECONDS = 60.0
-_PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672, "http": 80, "https": 443}
-
-
-class FirewallUnavailable(Exception):
-    """The firewall rules could not be set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +100,14 @@ class Firewall:
             self._apply("ip6tables", self.rules(IPV6), "FORWARD")
 
     def _apply(self, program: str, rules: str, forward: str) -> None:
-        self._iptables(f"{program}-restore", "--wait", "5", "--noflush", given=rules)
+        self._run(f"{program}-restore", "--wait", "5", "--noflush", given=rules)
         # Packets to this host pass INPUT; forwarded ones pass DOCKER-USER, which Docker leaves to us.
         for chain, ours in (("INPUT", self._input_chain), (forward, self._forward_chain)):
             jump = (chain, "-i", self.bridge, "-j", ours)
             try:
-                self._iptables(program, "--wait", "5", "-C", *jump)
+                self._run(program, "--wait", "5", "-C", *jump)
             except FirewallUnavailable:
-                self._iptables(program, "--wait", "5", "-I", *jump)
+                self._run(program, "--wait", "5", "-I", *jump)
 
     @property
     def _input_chain(self) -> str:
@@ -125,23 +117,8 @@ class Firewall:
     def _forward_chain(self) -> str:
         return f"GRADIENT-OUT-{self.bridge}"
 
-    def _iptables(self, program: str, *arguments: str, given: str = "") -> None:
-        found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
-        if found is None:
-            raise FirewallUnavailable(f"{program} is not installed")
-        try:
-            done = subprocess.run(  # noqa: S603 - rules of our own making
-                [*self.program, found, *arguments],
-                input=given,
-                capture_output=True,
-                text=True,
-                timeout=_IPTABLES_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise FirewallUnavailable(f"{program}: {error}") from error
-        if done.returncode != 0:
-            raise FirewallUnavailable(f"{program}: {done.stderr.strip()}")
+    def _run(self, program: str, *arguments: str, given: str = "") -> None:
+        run_iptables(program, *arguments, given=given, before=self.program)
 
 
 class Network:
@@ -260,44 +237,5 @@ def make_firewall(settings: Settings, bridge: str) -> Firewall:
     )
 
 
-def resolvers(files: Iterable[Path] = _RESOLV_CONF) -> list[str]:
-    """Return the DNS servers of this host's containers: the host's own, except loopback ones, which Docker queries."""
-    found: dict[str, None] = {}
-    for file in files:
-        lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
-        for word, address, *_ in (line.split() for line in lines if len(line.split()) > 1):
-            if word == "nameserver" and _is_address(address) and not ipaddress.ip_address(address).is_loopback:
-                found[address] = None
-    return list(found)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return "%" not in text  # a link-local address with a zone, which no container has
-
-
 def _of_version(networks: Iterable[str], version: int) -> list[str]:
     return [one for one in networks if ipaddress.ip_network(one, strict=False).version == version]
-
-
-def service_addresses(settings: Settings) -> Iterable[tuple[str, int]]:
-    """Return (address, port) of the database, the broker and the API, except on loopback."""
-    urls = (settings.database.url, settings.queue.broker_url, settings.api.public_url)
-    found: dict[tuple[str, int], None] = {}
-    for url in urls:
-        parts = urlsplit(url or "")
-        port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
-        if parts.hostname is None or port is None:
-            continue
-        try:
-            resolved = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-        except OSError:
-            logger.warning("address_unknown", extra={"host": parts.hostname})
-            continue
-        for address in {str(one[-1][0]).partition("%")[0] for one in resolved}:
-            if not ipaddress.ip_address(address).is_loopback:
-                found[address, port] = None
-    return found

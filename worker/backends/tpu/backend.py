@@ -6,6 +6,7 @@ VM itself: see `vm`.
 """
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from worker.backends.base import (
     read_control,
     write_control_file,
 )
+from worker.backends.port_forwarder import PortForwarder
 from worker.backends.tpu.api import ApiError, TpuApi
 from worker.backends.tpu.billing import DeletionMonitor
 from worker.backends.tpu.cancellation import run_cancellably
@@ -47,13 +49,13 @@ from worker.backends.tpu.resource_inventory import POOL, ResourceEntry, Resource
 from worker.backends.tpu.storage.job_storage import JobStorage, OutputCollector, make_bucket_opener
 from worker.backends.tpu.storage.token_server import FIXED_TOKEN, TokenServer
 from worker.backends.tpu.vm.agent_client import SHUTDOWN, VmAgentClient
-from worker.backends.tpu.vm.port_forwarder import PortForwarder
 from worker.backends.tpu.vm.slices import MISSING_BYTES, MISSING_FILE, read_host
 from worker.backends.tpu.worker_presence import WorkerPresence
 
 logger = logging.getLogger(__name__)
 
 _ALL = "."
+_CONNECT_SECONDS = 10.0
 _START_SECONDS, _FOLLOW_SECONDS = 3600.0, 120.0
 """Seconds for which a worker stays connected to a node from the start of its job, and from each poll."""
 _FAILURE_FILE = "device_lost"
@@ -76,11 +78,14 @@ class TpuBackend(CloudBackend):
         self._catalogue = Catalogue.load(override_path=settings.machines.file)
         self._attempts = settings.root / "attempts"
         self._resource_inventory = resource_inventory
-        self._runner = make_backend("docker" if settings.tpu.runner == "docker" else "process", settings)
+        # A job beside its device reaches it, and its tokens, by this host's network.
+        process = settings.process.model_copy(update={"network": "off"})
+        runs = settings.model_copy(update={"process": process})
+        self._runner = make_backend("docker" if settings.tpu.runner == "docker" else "process", runs)
         self._tokens = (
             TokenServer(open_bucket, settings, self._runner.host_address) if open_bucket is not None else None
         )
-        self._ports = PortForwarder(settings.ports.bind)
+        self._ports = PortForwarder(settings.ports.bind, _connect_to_vm)
         self._presence = WorkerPresence()
         self._api = TpuApi(settings.tpu)
         deletions = DeletionMonitor(self._api, resource_inventory, settings.tpu.poll_seconds)
@@ -90,8 +95,10 @@ class TpuBackend(CloudBackend):
         self._lock = threading.Lock()
         self._ending: dict[str, tuple[float, NodeFailure]] = {}
         self._refused_since: dict[int, float] = {}
-        runs = self._runner.capabilities
-        self.capabilities = replace(BACKENDS["tpu"].capabilities, containers=runs.containers, mounts=runs.mounts)
+        can = self._runner.capabilities
+        self.capabilities = replace(
+            BACKENDS["tpu"].capabilities, containers=can.containers, mounts=can.mounts, own_network=can.own_network
+        )
 
     def unavailable_reason(self) -> str | None:
         """See `Backend.unavailable_reason`."""
@@ -395,6 +402,12 @@ def _make_handle(spec: LaunchSpec, device: ReservedTpu, *, on_vm: bool) -> Handl
         },
         "stop_grace": spec.job_spec.stop_grace,
     }
+
+
+def _connect_to_vm(handle: Handle, port: int) -> socket.socket:
+    connection = socket.create_connection((handle["address"], port), timeout=_CONNECT_SECONDS)
+    connection.settimeout(None)
+    return connection
 
 
 def _vm_handle(handle: Handle) -> Handle:

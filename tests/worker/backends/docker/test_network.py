@@ -13,17 +13,16 @@ from core.settings import Settings
 from core.settings.api import ApiSettings
 from core.settings.broker import QueueSettings
 from core.settings.database import DatabaseSettings
+from worker.backends import network_limits
 from worker.backends.base import LaunchError
 from worker.backends.docker import network as module
 from worker.backends.docker.engine.client import Engine
 from worker.backends.docker.network import (
     Firewall,
-    FirewallUnavailable,
     Network,
     make_firewall,
-    resolvers,
-    service_addresses,
 )
+from worker.backends.network_limits import FirewallUnavailable, resolvers, service_addresses
 
 
 def test_rules_are_one_whole_that_may_be_set_again():
@@ -200,6 +199,6 @@ def test_a_fence_that_cannot_be_set_is_a_warning_or_an_error(docker_server, engi
 
 
 def test_without_iptables_the_fence_is_missing(monkeypatch):
-    monkeypatch.setattr(module.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(network_limits.shutil, "which", lambda *_, **__: None)
     with pytest.raises(FirewallUnavailable, match="not installed"):
         Firewall("gj1", (), ()).apply()

@@ -11,9 +11,9 @@ import pytest
 from support.deployment import wait_until
 from support.google.tpu_simulator import expect_launch_error
 
+from worker.backends import port_forwarder
 from worker.backends.base import PortForward
-from worker.backends.tpu.vm import port_forwarder
-from worker.backends.tpu.vm.port_forwarder import PortForwarder
+from worker.backends.port_forwarder import PortForwarder
 
 HERE = "127.0.0.2"
 
@@ -82,6 +82,10 @@ def test_a_port_that_another_program_has_is_refused_before_anything_is_made(make
     assert (reason, str(port) in detail, google.tpu.made()) == ("port_taken", True, [])
 
 
+def connect(_handle, port):
+    return socket.create_connection(("127.0.0.1", port))
+
+
 @pytest.fixture
 def echo():
     """A program that answers; counts its connections."""
@@ -107,8 +111,8 @@ def test_connections_end_with_the_job_and_are_limited(echo, monkeypatch):
     monkeypatch.setattr(port_forwarder, "_MAX_CONNECTIONS", 2)
     internal, held = echo
     external = free_port(HERE)
-    forwarder = PortForwarder(HERE)
-    forwarder.serve({"name": "a", "address": "127.0.0.1", "ports": [[external, internal]]})
+    forwarder = PortForwarder(HERE, connect)
+    forwarder.serve({"name": "a", "ports": [[external, internal]]})
     clients = [socket.create_connection((HERE, external), 60.0) for _ in range(2)]
     wait_until(lambda: len(held) == 2, "both connections")
     with socket.create_connection((HERE, external), 60.0) as third:
@@ -127,8 +131,8 @@ def test_nothing_waits_for_a_vm_that_is_gone(echo):
 
     internal, held = echo  # it closes no connection, as a VM that was deleted
     external = free_port(HERE)
-    forwarder = PortForwarder(HERE)
-    forwarder.serve({"name": "a", "address": "127.0.0.1", "ports": [[external, internal]]})
+    forwarder = PortForwarder(HERE, connect)
+    forwarder.serve({"name": "a", "ports": [[external, internal]]})
     with socket.create_connection((HERE, external), 60.0):
         wait_until(lambda: held and len(forwarding()) == 2, "both directions")
         forwarder.close("a")
@@ -136,7 +140,7 @@ def test_nothing_waits_for_a_vm_that_is_gone(echo):
 
 
 def test_a_host_without_free_descriptors_is_not_kept_busy(monkeypatch):
-    forward = port_forwarder._Forward(socket.create_server((HERE, 0)), (HERE, 1))
+    forward = port_forwarder._Forward(socket.create_server((HERE, 0)), socket.socket)
     pauses = []
 
     class Full:
@@ -163,8 +167,8 @@ def test_a_host_without_free_descriptors_is_not_kept_busy(monkeypatch):
 def test_a_port_that_no_worker_asks_for_is_closed(echo, monkeypatch):
     monkeypatch.setattr(port_forwarder, "_UNWANTED_SECONDS", 0.3)
     external = free_port(HERE)
-    forwarder = PortForwarder(HERE)
-    handle = {"name": "a", "address": "127.0.0.1", "ports": [[external, echo[0]]]}
+    forwarder = PortForwarder(HERE, connect)
+    handle = {"name": "a", "ports": [[external, echo[0]]]}
     forwarder.serve(handle)
     wait_until(lambda: forwarder._open["a", external].closed, "the port to be closed")
     monkeypatch.setattr(port_forwarder, "_UNWANTED_SECONDS", 120.0)

@@ -1,11 +1,12 @@
-"""Ports of the worker's host that lead to programs of a job on its TPU VM."""
+"""Ports of the worker's host that lead to programs of a job that is elsewhere: on a TPU VM, or in its own network."""
 
 import contextlib
+import functools
 import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from worker.backends.base import Handle, PortForward
 from worker.backends.port_check import check_ports_free
@@ -13,7 +14,6 @@ from worker.backends.port_check import check_ports_free
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-_CONNECT_SECONDS = 10.0
 _UNWANTED_SECONDS = 120.0
 """Another worker follows the job if this one was not asked for its ports for so long."""
 _MAX_CONNECTIONS = 100
@@ -25,10 +25,12 @@ class PortForwarder:
 
     Args:
         bind: Address of this host at which ports are opened.
+        connect: Connects to a port of a job; raises `OSError` where nothing listens.
     """
 
-    def __init__(self, bind: str) -> None:
+    def __init__(self, bind: str, connect: Callable[[Handle, int], socket.socket]) -> None:
         self._bind = bind
+        self._connect = connect
         self._lock = threading.Lock()
         self._open: dict[tuple[str, int], _Forward] = {}
 
@@ -47,7 +49,7 @@ class PortForwarder:
             with self._lock:
                 found = self._open.get((handle["name"], external))
                 if found is None or found.closed:
-                    found = self._start(handle["name"], external, (handle["address"], internal))
+                    found = self._start(handle["name"], external, functools.partial(self._connect, handle, internal))
                 if found is not None:
                     found.wanted_at = time.monotonic()
 
@@ -57,14 +59,14 @@ class PortForwarder:
             for key in [key for key in self._open if key[0] == name]:
                 self._open.pop(key).close()
 
-    def _start(self, name: str, external: int, target: tuple[str, int]) -> "_Forward | None":
+    def _start(self, name: str, external: int, connect: Callable[[], socket.socket]) -> "_Forward | None":
         family = socket.AF_INET6 if ":" in self._bind else socket.AF_INET
         try:
             listener = socket.create_server((self._bind, external), family=family)
         except OSError as error:  # perhaps the last worker ends only now
             logger.warning("port_not_opened", extra={"attempt": name, "port": external, "error": str(error)})
             return None
-        self._open[name, external] = forward = _Forward(listener, target)
+        self._open[name, external] = forward = _Forward(listener, connect)
         threading.Thread(target=forward.run, name=f"port-{external}", daemon=True).start()
         return forward
 
@@ -72,10 +74,10 @@ class PortForwarder:
 class _Forward:
     """One port."""
 
-    def __init__(self, listener: socket.socket, target: tuple[str, int]) -> None:
+    def __init__(self, listener: socket.socket, connect: Callable[[], socket.socket]) -> None:
         self.wanted_at = time.monotonic()
         self.closed = False
-        self._target = target
+        self._connect = connect
         self._listener = listener
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, socket.socket | None] = {}
@@ -99,7 +101,7 @@ class _Forward:
             if full:
                 connection.close()
                 continue
-            threading.Thread(target=self._connect, args=(connection,), name="port-forward", daemon=True).start()
+            threading.Thread(target=self._relay, args=(connection,), name="port-forward", daemon=True).start()
         self.close()
 
     def close(self) -> None:
@@ -112,10 +114,9 @@ class _Forward:
                 with contextlib.suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
 
-    def _connect(self, connection: socket.socket) -> None:
+    def _relay(self, connection: socket.socket) -> None:
         try:
-            with connection, socket.create_connection(self._target, timeout=_CONNECT_SECONDS) as other:
-                other.settimeout(None)
+            with connection, self._connect() as other:
                 with self._lock:
                     self._connections[connection] = other
                     if self.closed:
@@ -125,7 +126,7 @@ class _Forward:
                 _copy(connection, other)
                 back.join()
         except OSError as error:  # nothing listens there yet, for example
-            logger.info("port_not_forwarded", extra={"target": self._target, "error": str(error)})
+            logger.info("port_not_forwarded", extra={"error": str(error)})
         finally:
             with self._lock:
                 self._connections.pop(connection, None)

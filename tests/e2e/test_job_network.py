@@ -1,0 +1,162 @@
+"""The network of sandboxed jobs: what reaches into it, and what a job does not reach."""
+
+import json
+import socket
+
+import httpx
+import psutil
+import pytest
+from support.deployment import wait_until
+
+from worker.backends.sandbox_processes import find_sandbox
+
+# The user of a namespace of its own, who may do nothing that root may: the rest of the machine is as it is.
+ORDINARY = (
+    *("bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--unshare-user", "--uid", "12345", "--gid", "12345", "--"),
+)
+BINDS = """
+import os, socket, time
+listener = socket.create_server(("127.0.0.1", 29500))
+print("up", flush=True)
+while not os.path.exists("/storage/" + os.environ["OTHER"]):
+    time.sleep(0.05)
+"""
+PROBE = """
+import json, os, socket, sys, time
+
+def reached(address):
+    try:
+        socket.create_connection(address, 20).close()
+    except OSError:
+        return False
+    return True
+
+print("FOUND" + json.dumps([address for address in json.loads(sys.argv[1]) if reached(address)]))
+"""
+SENDS = """
+import os, pathlib, socket, time
+sample = f"loss:7|g|#container_name:{os.environ['PS_JOB_ID']}".encode()
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(sample, ("127.0.0.1", 8125))
+metrics = pathlib.Path(os.environ["GRADIENT_METRICS_FILE"])
+while not metrics.exists() or '"loss": 7' not in metrics.read_text():
+    time.sleep(0.05)
+"""
+SERVES = "echo hello >index.html; echo up; exec python3 -m http.server --bind 127.0.0.1 $GRADIENT_PORT_8000"
+
+pytestmark = [pytest.mark.usefixtures("bubblewrap")]
+
+
+@pytest.fixture(params=["linked", "relayed"])
+def inside(request):
+    """Words before a worker that is root, and before one that is not."""
+    return ORDINARY if request.param == "relayed" else ()
+
+
+@pytest.fixture
+def service(deployment, inside):
+    deployment.start_api()
+    start_worker(deployment, inside)
+    return deployment
+
+
+def start_worker(deployment, inside, name="w1", network="require", **settings):
+    settings |= {"GRADIENT_WORKER__SLOTS": "4", "GRADIENT_WORKER__LEASE_SECONDS": "2"}
+    sandbox = {"GRADIENT_PROCESS__SANDBOX": "require", "GRADIENT_PROCESS__NETWORK": network}
+    return deployment.start_worker(name, inside=inside, **sandbox, **settings)
+
+
+def python(program, *arguments):
+    words = " ".join(f"'{one}'" for one in arguments)
+    return f"python - {words} <<'END'\n{program}\nEND\n"
+
+
+def is_up(service, job_id):
+    wait_until(lambda: b"up" in service.raw_log(job_id), "the job to run")
+
+
+def found(service, job_id):
+    ended = service.wait_ended(job_id)
+    log = service.raw_log(job_id).decode()
+    assert ended["exitCode"] == 0, log
+    return json.loads(log.partition("FOUND")[2])
+
+
+def fetched(url):
+    try:
+        return httpx.get(url, timeout=5).content
+    except httpx.TransportError:
+        return None
+
+
+def test_two_jobs_have_the_same_port(service):
+    jobs = [service.submit(python(BINDS), envVars={"OTHER": f"over{number}"}) for number in range(2)]
+    for job in jobs:
+        is_up(service, job)
+    over = service.submit("touch /storage/over0 /storage/over1")
+    assert [service.wait_ended(job)["exitCode"] for job in (over, *jobs)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("network", ["require", "off"])
+def test_a_job_reaches_neither_this_host_nor_other_jobs(deployment, inside, network):
+    deployment.start_api()
+    start_worker(deployment, inside, network=network)
+    other = deployment.submit("echo up; hostname -I; exec python3 -m http.server 8000", ports="8000")
+    is_up(deployment, other)
+    service = (httpx.URL(deployment.cli_json["url"]).host, httpx.URL(deployment.cli_json["url"]).port)
+    with socket.create_server(("0.0.0.0", 0)) as here:  # noqa: S104 - the point of the test
+        port = here.getsockname()[1]
+        addresses = [
+            one.address for found in psutil.net_if_addrs().values() for one in found if one.family == socket.AF_INET
+        ]
+        own = [[address, port] for address in ("127.0.0.1", "127.0.0.2", *addresses)]
+        linked = [[line, 8000] for line in deployment.raw_log(other).decode().split() if line.startswith("198.19.")]
+        wanted = [service, *own, *linked, ["127.0.0.1", 8000], ["169.254.169.254", 80]]
+        reached = found(deployment, deployment.submit(python(PROBE, json.dumps(wanted))))
+    if network == "off":
+        assert list(service) in reached
+        assert all(address in reached for address in own)
+    elif inside:  # its own copy of this host's address is its own
+        assert reached == []
+    else:
+        assert (reached, len(linked)) == ([], 1)
+    events = str(deployment.events(other))
+    assert ("in the server's own network" in events) == (network == "off")
+
+
+def test_a_port_leads_into_it(service, inside):
+    job = service.submit(SERVES, ports="8000")
+    is_up(service, job)
+    (port,) = service.job(job)["ports"]
+    wait_until(lambda: fetched(port["url"]) == b"hello\n", "its answer")
+    first = find_sandbox(job, 1)
+    assert len(relays(first)) == (1 if inside else 0)
+    service.request("POST", f"/jobs/{job}/stop")
+    service.wait_ended(job)
+    wait_until(lambda: not relays(first), "nothing to be left of its network")
+    assert fetched(port["url"]) is None
+
+
+def relays(first):
+    """Return the processes that end with a sandbox, by its first process."""
+    words = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
+    return [line for line in words if line[:2] == ["tail", f"--pid={first}"]]
+
+
+@pytest.mark.parametrize("inside", ["linked"], indirect=True)
+def test_its_port_is_opened_again_by_the_next_worker(deployment, inside):
+    """Only by one of the same user, which a second worker in a user namespace of its own is not."""
+    deployment.start_api()
+    worker = start_worker(deployment, inside)
+    job = deployment.submit(SERVES, ports="8000")
+    is_up(deployment, job)
+    (port,) = deployment.job(job)["ports"]
+    wait_until(lambda: fetched(port["url"]) == b"hello\n", "its answer")
+    worker.kill()
+    assert fetched(port["url"]) is None
+    start_worker(deployment, inside, "w2")
+    wait_until(lambda: fetched(port["url"]) == b"hello\n", "its answer again")
+
+
+def test_metrics_that_a_job_sends_arrive(service):
+    job = service.submit(python(SENDS))
+    assert service.wait_ended(job)["exitCode"] == 0

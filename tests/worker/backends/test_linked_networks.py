@@ -1,0 +1,121 @@
+"""The networks that a worker that is root links with its host, with real packets; only root can make them."""
+
+import itertools
+import os
+import socket
+from contextlib import ExitStack
+from ipaddress import IPv4Address
+
+import pytest
+from support.deployment import wait_until
+
+from core.settings import Settings
+from core.settings.docker import DockerSettings
+from worker.backends import network_limits
+from worker.backends.linked_networks import LinkedNetworks
+from worker.backends.network_limits import find_limits
+from worker.sandbox import netlink
+from worker.sandbox.network_namespace import call_in_network
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.usefixtures("linked_networks"),
+]
+PORT = 8000
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def linked_networks():
+    """A machine on which such networks can be made."""
+
+
+@pytest.fixture
+def outside():
+    """The address of a neighbour of this host, which listens on PORT; and its network."""
+    number = next(NUMBERS)
+    here, there = (IPv4Address(f"198.18.{os.getpid() % 256}.{2 * number + end}") for end in (0, 1))
+    name = f"out{os.getpid() % 100_000}-{number}"
+    with ExitStack() as stack:
+        network = call_in_network(None, lambda: os.open("/proc/thread-self/ns/net", os.O_RDONLY))
+        stack.callback(os.close, network)
+        netlink.send(netlink.add_pair(name, "eth0", network))
+        netlink.send(netlink.add_address(socket.if_nametoindex(name), here, 31))
+
+        def listen():
+            eth0 = socket.if_nametoindex("eth0")
+            netlink.send(netlink.add_address(eth0, there, 31) + netlink.set_up(eth0))
+            netlink.send(netlink.add_default_route(here))
+            return socket.create_server((str(there), PORT))
+
+        stack.enter_context(call_in_network(network, listen))
+        yield str(there), network
+
+
+@pytest.fixture
+def made():
+    """Makes networks of jobs, and returns what they reach from there."""
+    with ExitStack() as stack:
+
+        def make(**docker):
+            networks = LinkedNetworks(lambda servers: find_limits(Settings(docker=DockerSettings(**docker)), servers))
+            networks.start(lambda: None)
+            network = networks.start(lambda: os.open("/proc/thread-self/ns/net", os.O_RDONLY))
+            stack.callback(os.close, network)
+            return network
+
+        yield make
+
+
+def reached(network, address, seconds=20):
+    def connect():
+        try:
+            socket.create_connection((address, PORT), seconds).close()
+        except OSError:
+            return False
+        return True
+
+    return call_in_network(network, connect)
+
+
+def address_in(network):
+    def find():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+            return probe.getsockname()[0]
+
+    return call_in_network(network, find)
+
+
+def test_a_job_reaches_what_is_beyond_its_host_and_nobody_reaches_the_job(outside, made):
+    address, neighbour = outside
+    network = made()
+    assert reached(network, address)
+    own = address_in(network)
+    with call_in_network(network, lambda: socket.create_server(("0.0.0.0", PORT))):  # noqa: S104 - who reaches it
+        assert reached(network, own)
+        assert reached(None, own) is False
+        assert [reached(other, own, 1) for other in (neighbour, made())] == [False, False]
+
+
+def test_what_an_installation_blocks_its_jobs_do_not_reach(outside, made):
+    address, _ = outside
+    assert reached(made(blocked=[f"{address}/32"]), address) is False
+    assert reached(made(), address), "the other installation blocks nothing"
+
+
+def test_the_services_own_addresses_are_refused_by_port(outside, made, monkeypatch):
+    address, _ = outside
+    monkeypatch.setattr(network_limits, "service_addresses", lambda _: [(address, PORT)])
+    assert reached(made(), address) is False
+    monkeypatch.setattr(network_limits, "service_addresses", lambda _: [(address, PORT + 1)])
+    assert reached(made(), address)
+
+
+def test_an_interface_ends_with_its_network():
+    network = LinkedNetworks(lambda _: b"").make()
+    there = IPv4Address(address_in(network))
+    name = f"gjn{(int(there) - int(IPv4Address('198.19.0.0'))) // 2:04x}"
+    assert socket.if_nametoindex(name)
+    os.close(network)
+    wait_until(lambda: name not in {one for _, one in socket.if_nameindex()}, "its interface to be gone")

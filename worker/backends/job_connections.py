@@ -1,0 +1,135 @@
+"""Connections from this host into the networks of jobs: to their ports, and for metrics that they send."""
+
+import logging
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+
+from core.settings import Settings
+from worker.backends.base import Handle, PortForward
+from worker.backends.port_forwarder import PortForwarder
+from worker.sandbox.network_namespace import open_socket
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+_LOCAL = {"0.0.0.0": LOOPBACK, "::": "::1"}  # noqa: S104 - what a job listens on
+_LISTENING = "0A"
+_DATAGRAM_BYTES = 65_535
+
+
+class JobConnections:
+    """Connections to jobs that have a network of their own; usable from any thread.
+
+    Args:
+        settings: The service's.
+        find_sandbox: Finds the first process of a job's sandbox.
+    """
+
+    def __init__(self, settings: Settings, find_sandbox: Callable[[Handle], int | None]) -> None:
+        self._metrics_port = settings.statsd.port
+        self._find_sandbox = find_sandbox
+        self._forwarder = PortForwarder(settings.ports.bind, self.connect)
+        self.metrics = MetricSockets()
+
+    def check_ports(self, name: str, ports: tuple[PortForward, ...]) -> None:
+        """See `PortForwarder.check`."""
+        self._forwarder.check(name, ports)
+
+    def serve(self, handle: Handle, first: int | None = None) -> None:
+        """Open what leads into a job's network, unless it is open; called as long as the job runs.
+
+        Args:
+            handle: The job.
+            first: The first process of its sandbox, if it is known.
+        """
+        self._forwarder.serve(handle)
+        if self._metrics_port and handle["name"] not in self.metrics:
+            first = first or self._find_sandbox(handle)
+            try:
+                opened = open_socket(first, "udp", LOOPBACK, self._metrics_port) if first else None
+            except OSError as error:  # the job listens there itself, or has ended
+                logger.info("statsd_not_bound", extra={"attempt": handle["name"], "why": str(error)})
+                opened = None
+            self.metrics.add(handle["name"], opened)
+
+    def connect(self, handle: Handle, port: int) -> socket.socket:
+        """Connect to a port of a job.
+
+        Raises:
+            OSError: Nothing listens there.
+        """
+        first = self._find_sandbox(handle)
+        address = _listening_address(first, port) if first is not None else None
+        if first is None or address is None:
+            raise ConnectionRefusedError(f"Nothing in the job listens on port {port}.")
+        return open_socket(first, "tcp", address, port)
+
+    def close(self, handle: Handle) -> None:
+        """Close what leads into the network of a job that has ended."""
+        self._forwarder.close(handle["name"])
+        self.metrics.remove(handle["name"])
+
+
+class MetricSockets:
+    """The sockets that jobs send metrics to, each in the network of one job; a thread waits for all of them at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ready = select.epoll()
+        self._descriptors: dict[str, int | None] = {}
+        self._names: dict[int, str] = {}
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether an attempt was added."""
+        return name in self._descriptors
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when something was received."""
+        return self._ready.fileno()
+
+    def add(self, name: str, opened: socket.socket | None) -> None:
+        """Add the socket of an attempt; None: it has none."""
+        with self._lock:
+            self._descriptors[name] = descriptor = opened.detach() if opened is not None else None
+            if descriptor is not None:
+                self._names[descriptor] = name
+                self._ready.register(descriptor, select.EPOLLIN)
+
+    def receive(self, count: int) -> list[tuple[bytes, str]]:
+        """Return at most so many datagrams, with the attempts that have sent them."""
+        with self._lock:
+            ready = [descriptor for descriptor, _ in self._ready.poll(0, count)]
+            return [(os.read(descriptor, _DATAGRAM_BYTES), self._names[descriptor]) for descriptor in ready]
+
+    def remove(self, name: str) -> None:
+        """Close the socket of an attempt."""
+        with self._lock:
+            descriptor = self._descriptors.pop(name, None)
+            if descriptor is not None:
+                del self._names[descriptor]
+                os.close(descriptor)  # which ends its registration, too
+
+    def __del__(self) -> None:
+        """Close the sockets, once no thread uses them any more."""
+        for descriptor in self._names:
+            os.close(descriptor)
+
+
+def _listening_address(first: int, port: int) -> str | None:
+    """Return the address at which a port of a job's network is listened on; None: it is not."""
+    for table in ("tcp", "tcp6"):
+        path = Path(f"/proc/{first}/net/{table}")
+        for line in path.read_text(encoding="ascii").splitlines()[1:] if path.exists() else ():
+            local, _, state = line.split()[1:4]
+            host, _, number = local.partition(":")
+            if state == _LISTENING and int(number, 16) == port:
+                # In words of the machine's byte order, which is little-endian wherever this runs.
+                words = bytes.fromhex(host)
+                address = str(ip_address(b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))))
+                return _LOCAL.get(address, address)
+    return None

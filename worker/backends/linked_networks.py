@@ -1,0 +1,162 @@
+"""Networks of jobs that a worker that is root links with its host."""
+
+import math
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import TypeVar
+
+from worker.backends.network_limits import FirewallUnavailable, inner_bridges, resolvers, run_iptables
+from worker.sandbox import netlink
+from worker.sandbox.network_namespace import NetworkUnavailable, call_in_network
+
+T = TypeVar("T")
+
+_PREFIX = "gjn"
+"""Begins the names of the interfaces of all jobs of this host; the bridges of jobs' containers have other names."""
+_FIRST, _PAIRS, _SUBNET, _PREFIX_LENGTH = IPv4Address("198.19.0.0"), 1 << 15, "198.19.0.0/16", 31
+_TRIES = 10
+_RULES = f"""*filter
+:GRADIENT-JOBS-IN - [0:0]
+:GRADIENT-JOBS-THROUGH - [0:0]
+-A GRADIENT-JOBS-IN -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
+{{resolvers}}-A GRADIENT-JOBS-IN -j REJECT
+{{bridges}}-A GRADIENT-JOBS-THROUGH -i {_PREFIX}+ -o gj+ -j REJECT
+-A GRADIENT-JOBS-THROUGH -i {_PREFIX}+ -j ACCEPT
+-A GRADIENT-JOBS-THROUGH -o {_PREFIX}+ -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
+-A GRADIENT-JOBS-THROUGH -o {_PREFIX}+ -j DROP
+COMMIT
+*nat
+:GRADIENT-JOBS-OUT - [0:0]
+-A GRADIENT-JOBS-OUT -s {_SUBNET} ! -o {_PREFIX}+ -j MASQUERADE
+COMMIT
+"""
+"""The same for all installations on a host: what one of them blocks is in its jobs' namespaces."""
+_JUMPS = (
+    ("filter", "INPUT", "-i", f"{_PREFIX}+", "-j", "GRADIENT-JOBS-IN"),
+    ("filter", "FORWARD", "-j", "GRADIENT-JOBS-THROUGH"),
+    ("nat", "POSTROUTING", "-j", "GRADIENT-JOBS-OUT"),
+)
+_FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+_CHECK_SECONDS = 60.0
+
+
+class LinkedNetworks:
+    """Networks that a worker that is root links with this host; one is kept ready.
+
+    Args:
+        limits: Returns the rules that keep a job from what it must not reach, given its DNS servers.
+    """
+
+    unshare: tuple[str, ...] = ()
+
+    def __init__(self, limits: Callable[[list[str]], bytes]) -> None:
+        self._find_limits = limits
+        self._limits = b""
+        self._lock = threading.Lock()
+        self._ready: Future[int] | None = None
+        self._checked_at = -math.inf
+
+    def resolvers(self) -> list[str]:
+        """See `JobNetwork.resolvers`."""
+        return [one for one in resolvers() if ":" not in one]
+
+    def start(self, start: Callable[[], T]) -> T:
+        """See `JobNetwork.start`."""
+        with self._lock:
+            if time.monotonic() - self._checked_at > _CHECK_SECONDS:
+                set_firewall(self.resolvers())
+                self._limits = self._find_limits(self.resolvers())
+                self._checked_at = time.monotonic()
+            made, self._ready = self._ready, None
+        network = self.make() if made is None else made.result()
+        try:
+            return call_in_network(network, start)
+        finally:
+            os.close(network)
+            self._prepare()
+
+    def attach(self, first: int) -> None:
+        """See `JobNetwork.attach`: nothing is missing."""
+
+    def make(self) -> int:
+        """Return the descriptor of a new namespace that is linked with this host.
+
+        Raises:
+            NetworkUnavailable: It cannot be made.
+        """
+        network = call_in_network(None, lambda: os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+        try:
+            here, there = _link(network)
+            call_in_network(network, lambda: _set_up(here, there, self._limits))
+        except BaseException:
+            os.close(network)
+            raise
+        return network
+
+    def _prepare(self) -> None:
+        """Make a network for the next job meanwhile."""
+        made: Future[int] = Future()
+
+        def make() -> None:
+            try:
+                made.set_result(self.make())
+            except BaseException as error:  # noqa: BLE001 - for the job that takes it
+                made.set_exception(error)
+
+        with self._lock:
+            if self._ready is None:
+                self._ready = made
+                threading.Thread(target=make, name="network", daemon=True).start()
+
+
+def set_firewall(servers: Iterable[str]) -> None:
+    """Let linked networks reach what is beyond this host, and nothing on it or its bridges but its DNS servers.
+
+    Raises:
+        FirewallUnavailable: It cannot be set.
+    """
+    open_ = [f"-d {one} -p {kind} --dport 53" for one in servers for kind in ("udp", "tcp")]
+    lines = "".join(f"-A GRADIENT-JOBS-IN {one} -j ACCEPT\n" for one in open_)
+    names = ("docker+", "br-+", *inner_bridges())
+    bridges = "".join(f"-A GRADIENT-JOBS-THROUGH -i {_PREFIX}+ -o {name} -j REJECT\n" for name in names)
+    rules = _RULES.format(resolvers=lines, bridges=bridges)
+    run_iptables("iptables-restore", "--wait", "5", "--noflush", given=rules)
+    for table, chain, *rule in _JUMPS:
+        try:
+            run_iptables("iptables", "--wait", "5", "-t", table, "-C", chain, *rule)
+        except FirewallUnavailable:
+            run_iptables("iptables", "--wait", "5", "-t", table, "-I", chain, *rule)
+    if _FORWARDING.read_text().strip() == "0":
+        run_iptables("iptables", "--wait", "5", "-P", "FORWARD", "DROP")  # else this host would be a router
+        _FORWARDING.write_text("1")
+
+
+def _link(network: int) -> tuple[IPv4Address, IPv4Address]:
+    """Link a namespace with this host; return the addresses here and there. The kernel gives each name only once."""
+    for _ in range(_TRIES):
+        pair = random.randrange(_PAIRS)  # noqa: S311 - no secret
+        name, here, there = f"{_PREFIX}{pair:04x}", _FIRST + 2 * pair, _FIRST + 2 * pair + 1
+        try:
+            netlink.send(netlink.add_pair(name, "eth0", network))
+        except FileExistsError:
+            continue
+        netlink.send(netlink.add_address(socket.if_nametoindex(name), here, _PREFIX_LENGTH))
+        return here, there
+    raise NetworkUnavailable(f"the interfaces of other jobs have all of {_SUBNET}")
+
+
+def _set_up(here: IPv4Address, there: IPv4Address, limits: bytes) -> None:
+    """Set up a namespace that was linked; this thread is in it."""
+    with suppress(FileNotFoundError):  # this kernel has no IPv6
+        Path("/proc/sys/net/ipv6/conf/eth0/disable_ipv6").write_text("1")
+    eth0 = socket.if_nametoindex("eth0")
+    up = netlink.set_up(socket.if_nametoindex("lo")) + netlink.set_up(eth0)
+    netlink.send(netlink.add_address(eth0, there, _PREFIX_LENGTH) + up + netlink.add_default_route(here) + limits)

@@ -1,0 +1,136 @@
+"""Addresses that jobs must not reach, as rules of their networks, and the program that sets this host's firewall."""
+
+import ipaddress
+import logging
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Network, ip_network
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from core.settings import Settings
+from worker.sandbox import netlink
+
+logger = logging.getLogger(__name__)
+
+LINK_LOCAL = "169.254.0.0/16"
+"""Cloud metadata (169.254.169.254), and other link-local services without authentication."""
+METADATA_6 = ("fe80::/10", "fd00:ec2::/32", "fd20:ce::/32")
+"""IPv6: link-local addresses, and the metadata services of Amazon and Google."""
+
+_EVERYWHERE = "00000000"
+_INTERFACES = Path("/sys/class/net")
+_ALLOWED, REFUSED = 10, 20
+"""Order of rules."""
+_DNS = 53
+_IPTABLES_SECONDS = 15
+_RESOLV_CONF = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
+_PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672, "http": 80, "https": 443}
+
+
+class FirewallUnavailable(Exception):
+    """The firewall rules could not be set."""
+
+
+def run_iptables(program: str, *arguments: str, given: str = "", before: Sequence[str] = ()) -> None:
+    """Run `iptables` or one of its kin.
+
+    Args:
+        program: Its name.
+        arguments: Its arguments.
+        given: Its input.
+        before: Words to put before it.
+
+    Raises:
+        FirewallUnavailable: It is missing or failed.
+    """
+    found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
+    if found is None:
+        raise FirewallUnavailable(f"{program} is not installed")
+    try:
+        done = subprocess.run(  # noqa: S603 - rules of our own making
+            [*before, found, *arguments],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=_IPTABLES_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise FirewallUnavailable(f"{program}: {error}") from error
+    if done.returncode != 0:
+        raise FirewallUnavailable(f"{program}: {done.stderr.strip()}")
+
+
+def resolvers(files: Iterable[Path] = _RESOLV_CONF) -> list[str]:
+    """Return the DNS servers of this host's containers: the host's own, except loopback ones, which Docker queries."""
+    found: dict[str, None] = {}
+    for file in files:
+        lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+        for word, address, *_ in (line.split() for line in lines if len(line.split()) > 1):
+            if word == "nameserver" and _is_address(address) and not ipaddress.ip_address(address).is_loopback:
+                found[address] = None
+    return list(found)
+
+
+def inner_bridges() -> list[str]:
+    """Return the bridges of this host to containers and virtual machines: all but that of its own default route."""
+    outer = _default_interfaces("self")
+    return sorted({path.parent.name for path in _INTERFACES.glob("*/bridge")} - outer)
+
+
+def has_default_route(pid: int) -> bool:
+    """Return whether the network of a process has a default route."""
+    return bool(_default_interfaces(str(pid)))
+
+
+def _default_interfaces(process: str) -> set[str]:
+    lines = Path(f"/proc/{process}/net/route").read_text(encoding="ascii").splitlines()
+    return {name for name, destination, *_ in map(str.split, lines) if destination == _EVERYWHERE}
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text  # a link-local address with a zone, which no container has
+
+
+def service_addresses(settings: Settings) -> Iterable[tuple[str, int]]:
+    """Return (address, port) of the database, the broker and the API, except on loopback."""
+    urls = (settings.database.url, settings.queue.broker_url, settings.api.public_url)
+    found: dict[tuple[str, int], None] = {}
+    for url in urls:
+        parts = urlsplit(url or "")
+        port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
+        if parts.hostname is None or port is None:
+            continue
+        try:
+            resolved = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+        except OSError:
+            logger.warning("address_unknown", extra={"host": parts.hostname})
+            continue
+        for address in {str(one[-1][0]).partition("%")[0] for one in resolved}:
+            if not ipaddress.ip_address(address).is_loopback:
+                found[address, port] = None
+    return found
+
+
+def find_limits(settings: Settings, servers: Iterable[str]) -> bytes:
+    """Return the rules that refuse a job what it must not reach, but not its DNS servers."""
+    rules = [
+        netlink.add_rule(_ALLOWED, IPv4Network(one), protocol, _DNS, prohibit=False)
+        for one in servers
+        for protocol in (socket.IPPROTO_UDP, socket.IPPROTO_TCP)
+    ]
+    blocked = (ip_network(one, strict=False) for one in (LINK_LOCAL, *settings.docker.blocked))
+    rules += [netlink.add_rule(REFUSED, one, prohibit=True) for one in blocked if isinstance(one, IPv4Network)]
+    services = ((ip_network(address), port) for address, port in service_addresses(settings))
+    return b"".join(rules) + b"".join(
+        netlink.add_rule(REFUSED, address, socket.IPPROTO_TCP, port, prohibit=True)
+        for address, port in services
+        if isinstance(address, IPv4Network)
+    )

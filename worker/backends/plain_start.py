@@ -1,0 +1,46 @@
+"""Starts a job as a plain process, and what it has in common with one in a sandbox."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from worker.backends.base import WRAPPER, JobPython, LaunchSpec, mark_launched
+from worker.backends.control_groups import JobGroup
+from worker.backends.job_sandbox import EXIT_REFUSED
+
+_JOIN = (
+    'count=$1; shift; while [ "$count" -gt 0 ]; do echo 0 >"$1" || exit '
+    f'{EXIT_REFUSED}; shift; count=$((count - 1)); done; exec "$@"'
+)
+"""Joins the control groups whose files are named first, then becomes the command. A process that joined later could
+have children outside."""
+_INHERITED_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
+
+
+def join_words(group: JobGroup | None) -> list[str]:
+    """Return the words before a command that start it in a control group; none without a group."""
+    if group is None:
+        return []
+    return ["/bin/sh", "-c", _JOIN, "/bin/sh", str(len(group.folders)), *group.join_files]
+
+
+def start_plain(spec: LaunchSpec, join: list[str], inherited: dict[str, str]) -> "subprocess.Popen[bytes]":
+    """Start the wrapper."""
+    mark_launched(spec.control)
+    return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
+        [*join, str(WRAPPER), str(spec.control)],
+        cwd=spec.working_dir or spec.workspace,
+        env=inherited | spec.env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def inherited_environment(python: JobPython | None) -> dict[str, str]:
+    """Select the job's part of the worker's environment: no keys or addresses; the job's Python first on PATH."""
+    env = {name: os.environ[name] for name in _INHERITED_NAMES if name in os.environ}
+    own = python.environment() if python else {"PATH": str(Path(sys.executable).parent)}
+    return env | own | {"PATH": os.pathsep.join([own["PATH"], env.get("PATH", os.defpath)])}

@@ -1,0 +1,122 @@
+"""Networks of jobs of a worker that is not root: `pasta` (package `passt`) makes their connections, as its user."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ipaddress import IPv4Network
+from socket import AF_INET
+from typing import BinaryIO, TypeVar
+
+import psutil
+
+from core.system.bubblewrap_command import PATH, begin_command, bind_system
+from worker.backends.network_limits import REFUSED, has_default_route, inner_bridges
+from worker.backends.sandbox_processes import children_of
+from worker.sandbox import netlink
+from worker.sandbox.network_namespace import NetworkUnavailable, enter, network_of, owner_of
+
+T = TypeVar("T")
+
+_RESOLVER = "198.19.255.53"
+_PASTA = ["pasta", "--foreground", "--quiet", "--config-net", "-4"]
+_PASTA += ["-t", "none", "-T", "none", "-u", "none", "-U", "none"]
+_PASTA += ["--no-map-gw", "--dns-forward", _RESOLVER]  # it would also open the host's loopback by its gateway
+_START_SECONDS, _PAUSE_SECONDS, _MESSAGE_BYTES = 10.0, 0.005, 4096
+
+
+class RelayedNetworks:
+    """Networks whose connections `pasta` makes, as the worker's own user.
+
+    Args:
+        limits: See `LinkedNetworks`.
+    """
+
+    unshare: tuple[str, ...] = ("--unshare-net",)
+
+    def __init__(self, limits: Callable[[list[str]], bytes]) -> None:
+        self._find_limits = limits
+
+    def resolvers(self) -> list[str]:
+        """See `JobNetwork.resolvers`: an address at which `pasta` asks the host's."""
+        return [_RESOLVER]
+
+    def start(self, start: Callable[[], T]) -> T:
+        """See `JobNetwork.start`: bubblewrap makes the network."""
+        return start()
+
+    def attach(self, first: int) -> None:
+        """See `JobNetwork.attach`."""
+        if shutil.which("pasta", path=PATH) is None:
+            raise NetworkUnavailable("pasta is not installed (apt-get install passt)")
+        with network_of(first) as network, owner_of(network) as owner, _open_messages() as messages:
+            names = [f"/proc/self/fd/{descriptor}" for descriptor in (owner, network)]
+            relay = _start([*_PASTA, "--userns", names[0], "--netns", names[1]], messages, network, owner)
+            # It would keep the network.
+            _start(["/bin/sh", "-c", 'tail --pid="$0" -f /dev/null; kill "$1"', str(first), str(relay.pid)], messages)
+            _wait_for_route(first, relay, messages)
+            enter(network, "netlink", given=self._find_limits([]) + b"".join(_refuse_host()))
+
+
+def _start(words: list[str], messages: BinaryIO, *inherited: int) -> "subprocess.Popen[bytes]":
+    """Start a program that outlives the worker."""
+    return subprocess.Popen(  # noqa: S603 - words of ours
+        words,
+        cwd="/",
+        env={"PATH": PATH},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=messages,
+        pass_fds=inherited,
+        start_new_session=True,
+    )
+
+
+@contextmanager
+def _open_messages() -> Iterator[BinaryIO]:
+    """Open a file in memory for a program's messages; it does not grow."""
+    with os.fdopen(os.memfd_create("messages", os.MFD_ALLOW_SEALING), "w+b") as messages:
+        messages.truncate(_MESSAGE_BYTES)
+        fcntl.fcntl(messages, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+        yield messages
+
+
+def _wait_for_route(first: int, relay: "subprocess.Popen[bytes]", messages: BinaryIO) -> None:
+    until = time.monotonic() + _START_SECONDS
+    while not has_default_route(first):
+        if time.monotonic() > until or relay.poll() is not None:
+            lines = messages.read().rstrip(b"\0").decode(errors="replace").splitlines()
+            why = " ".join(line for line in lines if not line.startswith("Failed to send"))
+            raise NetworkUnavailable(f"pasta: {why[-300:] or 'no connection'}")
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _refuse_host() -> Iterator[bytes]:
+    """Yield rules against this host's own addresses, and all those behind its bridges."""
+    bridges = inner_bridges()
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            if one.family == AF_INET:
+                length = one.netmask if name in bridges else 32
+                network = IPv4Network(f"{one.address}/{length}", strict=False)
+                yield netlink.add_rule(REFUSED, network, prohibit=True)
+
+
+def try_relay() -> None:
+    """Make a network for a sandbox that runs nothing.
+
+    Raises:
+        OSError: This fails.
+    """
+    words = [*begin_command(), *bind_system(), *RelayedNetworks.unshare, "--", "sh", "-c", "echo; read _"]
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=none) as child:  # noqa: S603 - words of ours
+        try:
+            if child.stdout is None or not child.stdout.readline():
+                raise NetworkUnavailable("bubblewrap makes no network")
+            RelayedNetworks(lambda _: b"").attach(children_of(child.pid)[0])
+        finally:
+            child.kill()

@@ -1,0 +1,128 @@
+"""Network namespaces: making and joining them, and sockets in those of jobs."""
+
+import ctypes
+import errno
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from fcntl import ioctl
+from typing import TypeVar
+
+from core.system.bubblewrap_command import PATH
+from worker.sandbox import enter_network
+
+T = TypeVar("T")
+
+_NEW_NETWORK = 0x40000000
+_ENTER = [sys.executable, "-I", "-S", enter_network.__file__]
+_COMMAND_SECONDS = 30.0
+_C = ctypes.CDLL(None, use_errno=True)
+
+
+class NetworkUnavailable(OSError):
+    """No network can be made for a job."""
+
+
+def open_socket(first: int, protocol: str, address: str, port: int) -> socket.socket:
+    """Return a socket in the network of a sandbox, by its first process: see `enter_network.open_socket`.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    if os.geteuid() == 0:
+        with network_of(first) as network:
+            return call_in_network(network, lambda: enter_network.open_socket(protocol, address, port))
+    with network_of(first) as network:
+        opened = enter(network, protocol, address, port)
+    if opened is None:
+        raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
+    return opened
+
+
+def call_in_network(network: int | None, call: Callable[[], T]) -> T:
+    """Call a function in a thread of its own that has joined a network namespace; None: a new one."""
+    result: Future[T] = Future()
+
+    def run_inside() -> None:
+        try:
+            _join(network)
+            result.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - for the caller
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run_inside, name="in-network")
+    thread.start()
+    thread.join()
+    return result.result()
+
+
+def _join(network: int | None) -> None:
+    if (_C.unshare(_NEW_NETWORK) if network is None else _C.setns(network, _NEW_NETWORK)) != 0:
+        number = ctypes.get_errno()
+        raise NetworkUnavailable(f"a network namespace cannot be made or joined: {os.strerror(number)}")
+
+
+@contextmanager
+def network_of(pid: int) -> Iterator[int]:
+    """Open the network namespace of a process."""
+    network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield network
+    finally:
+        os.close(network)
+
+
+@contextmanager
+def owner_of(network: int) -> Iterator[int]:
+    """Open the user namespace that a network namespace belongs to."""
+    owner = ioctl(network, enter_network.GET_USER_NAMESPACE)
+    try:
+        yield owner
+    finally:
+        os.close(owner)
+
+
+def enter(network: int, protocol: str, address: str = "-", port: int = 0, given: bytes = b"") -> socket.socket | None:
+    """Run `enter_network.py`; return the socket that it has opened.
+
+    Raises:
+        OSError: It failed.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        words = [str(network), str(theirs.fileno()), protocol, address, str(port)]
+        run([*_ENTER, *words], (network, theirs.fileno()), given)
+        number, descriptors, _, _ = socket.recv_fds(ours, 100, 1)
+    if int(number):
+        raise OSError(int(number), os.strerror(int(number)))
+    return socket.socket(fileno=descriptors[0]) if descriptors else None
+
+
+def run(words: list[str], descriptors: tuple[int, ...], given: bytes = b"") -> None:
+    """Run a program that inherits descriptors.
+
+    Raises:
+        NetworkUnavailable: It is missing or failed.
+    """
+    try:
+        subprocess.run(  # noqa: S603 - words of ours
+            words,
+            env={"PATH": PATH},
+            input=given,
+            pass_fds=descriptors,
+            capture_output=True,
+            timeout=_COMMAND_SECONDS,
+            check=True,
+        )
+    except FileNotFoundError as error:
+        raise NetworkUnavailable("pasta is not installed (apt-get install passt)") from error
+    except subprocess.CalledProcessError as error:
+        why = " ".join(error.stderr.decode(errors="replace").split())
+        raise NetworkUnavailable(f"{words[0]} failed: {why[-300:]}") from error
+    except subprocess.TimeoutExpired as error:
+        raise NetworkUnavailable(str(error)) from error
