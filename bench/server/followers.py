@@ -163,7 +163,12 @@ def _call(service: Service, ended: str, series: dict[str, Series], found: _Found
 def _server_processes(pid: int) -> list[psutil.Process]:
     """Return the server's own processes, without those of jobs."""
     server = psutil.Process(pid)
-    return [server, *(one for one in server.children() if one.cmdline() == server.cmdline())]
+    found = [server]
+    for child in server.children():
+        with suppress(psutil.NoSuchProcess):  # it was a job's
+            if child.cmdline() == server.cmdline():
+                found.append(child)
+    return found
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -44,7 +44,7 @@ _MIN_POLL_SECONDS = 0.01
 _BURST_SECONDS = 0.05
 _STOP_GRACE_SECONDS = 1.0
 _WOKEN_AT_ONCE = 16
-"""Followers woken in one turn of the event loop, which other requests share."""
+"""Followers woken in one turn of the event loop; with more of them, half of its time is left to other requests."""
 
 T = TypeVar("T")
 
@@ -131,15 +131,13 @@ class JobFeed:
             polled_at = time.monotonic()
             earliest = limiter.next_poll_at(polled_at)
             reading = await self._run_in_reader_thread(self.poll)
-            read_at = time.monotonic()
             await self.publish(reading)
             until = self._next_row_poll_at
             if self._skipped:  # the clients cannot keep up
                 earliest = polled_at + AFTER_GAP_SECONDS
             elif self._last < reading.total:
                 earliest = until = polled_at
-            # With many followers, half of the event loop's time is left to other requests.
-            await _wait_for_change(wakes, until, max(earliest, 2 * time.monotonic() - read_at))
+            await _wait_for_change(wakes, until, earliest)
 
     async def publish(self, reading: Reading) -> None:
         """Keep the lines, and wake the followers, a few at a time."""
@@ -151,11 +149,14 @@ class JobFeed:
         self._kept, self._last = kept, self._read_to or 0
         state = reading._replace(lines=[])
         changed, self.reading = new or state != self.reading, state
-        for number, follower in enumerate(list(self._followers), 1):
-            if changed or follower.silent or follower.authorization.refusal:
+        woken = [one for one in self._followers if changed or one.silent or one.authorization.refusal]
+        for first in range(0, len(woken), _WOKEN_AT_ONCE):
+            began_at = time.monotonic()
+            for follower in woken[first : first + _WOKEN_AT_ONCE]:
                 follower.woken.set()
-            if number % _WOKEN_AT_ONCE == 0:
-                await asyncio.sleep(0)
+            if len(woken) > _WOKEN_AT_ONCE:
+                await asyncio.sleep(0)  # they send
+                await asyncio.sleep(time.monotonic() - began_at)  # as much time for other requests
 
     def _create_folder(self) -> Path:
         """Create and return the folder to watch, so that the first line of a waiting job is not missed."""
