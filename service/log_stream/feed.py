@@ -108,7 +108,8 @@ class JobFeed:
         return await self._run_in_reader_thread(partial(self._read_page, after))
 
     async def _run_in_reader_thread(self, call: Callable[[], T]) -> T:
-        return await self._app_state.lanes.following.run(call)
+        async with self._app_state.streams.reads:
+            return await self._app_state.lanes.following.run(call)
 
     async def _run(self) -> None:
         try:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_STREAMS = 2000
+_MOST_READS = 64
+"""Reads that wait for a thread; the threads refuse when many do, which would end streams."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,11 +54,13 @@ class StreamRegistry:
     Attributes:
         feeds: The feeds of followed jobs, by job id.
         authorizations: The checks of their followers.
+        reads: Hold it while a thread reads for a stream.
     """
 
     def __init__(self, per_key: int = 0, limit: int = MAX_STREAMS) -> None:
         self.feeds: dict[str, JobFeed] = {}
         self.authorizations: WeakValueDictionary[Principal, Authorization] = WeakValueDictionary()
+        self.reads = asyncio.Semaphore(_MOST_READS)
         self._per_key = per_key
         self._limit = limit
         self._folder_watcher: FolderWatcher | None = None

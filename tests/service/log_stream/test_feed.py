@@ -15,12 +15,12 @@ FOLLOWERS = 100
 class Client:
     """A client of a stream, within the process."""
 
-    def __init__(self, stores, job_id, after=0):
+    def __init__(self, stores, job_id, after=0, key="k1"):
         self.text = b""
         self.gone = asyncio.Event()
         self.reads = asyncio.Event()
         self.reads.set()
-        stream = LogStream(stores, job_id, after, Principal("k1", "one"))
+        stream = LogStream(stores, job_id, after, Principal(key, "one"))
         self.task = asyncio.create_task(stream({}, self._receive, self._send))
 
     def lines(self):
@@ -121,6 +121,22 @@ def test_a_follower_that_joins_late_or_reads_slowly_gets_every_line_once(stores,
         await leave([quick, slow, late, middle])
 
     asyncio.run(follow())
+
+
+def test_more_followers_than_may_wait_for_a_thread_get_every_line(stores, job_id, worker):
+    worker.start()
+    with stores.logs.open_writer(job_id, 1) as log:
+        log.append(b"line\n" * 10, 1)
+
+    async def follow():
+        clients = [Client(stores, job_id)]
+        await wait_for(lambda: len(clients[0].lines()) == 10)
+        clients += [Client(stores, job_id, key=f"k{number % 16}") for number in range(15 * FOLLOWERS)]
+        await wait_for(lambda: all(len(client.lines()) == 10 for client in clients))
+        await leave(clients)
+
+    asyncio.run(follow())
+    assert stores.streams.active == 0
 
 
 def test_a_feed_keeps_little_of_what_all_its_followers_have(stores, job_id, worker, feed, make_follower):
