@@ -94,12 +94,18 @@ class UtcDateTime(TypeDecorator[datetime]):
         value = value.astimezone(UTC)
         return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
 
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert a value from the database: aware UTC."""
-        del dialect
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], datetime | None]:
+        """Return the conversion of a value from the database: aware UTC, of SQLite's text in one step."""
+        del coltype
+        return _aware_from_text if dialect.name == "sqlite" else _in_utc
+
+
+def _aware_from_text(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(f"{text}+00:00")
+
+
+def _in_utc(value: datetime | None) -> datetime | None:
+    return None if value is None else value.astimezone(UTC)
 
 
 class now(FunctionElement[datetime]):  # noqa: N801 - reads as the SQL function it is

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, bindparam, exists, func, literal, or_, select, text
 from sqlalchemy.orm import Session
@@ -27,6 +28,7 @@ SORTED_JOBS = 10_000
 
 JOB_ROWS = LightRows(Job)
 _EVENT_ROWS = LightRows(Event)
+_PROJECT_ROWS = LightRows(Project)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +82,7 @@ def get(session: Session, job_id: str) -> Job:
 
 @cache
 def _job() -> Prepared:
-    query = select(*JOB_ROWS.columns).where(Job.id == bindparam("job_id"), Job.deleted_at.is_(None))
-    return Prepared(query)
+    return Prepared(_all_columns().where(Job.id == bindparam("job_id"), Job.deleted_at.is_(None)))
 
 
 def by_ids(session: Session, ids: Sequence[str]) -> list[Job]:
@@ -159,11 +160,10 @@ def page(
             query = query.where(Job.seq > place if backwards else Job.seq < place)
     else:
         newest = matching.with_only_columns(Job.seq).order_by(Job.seq.desc()).limit(SORTED_JOBS).subquery()
-        query = select(Job).where(Job.seq.in_(select(newest.c.seq))).order_by(*ordering.columns(backwards=backwards))
+        query = _all_columns().where(Job.seq.in_(select(newest.c.seq))).order_by(*ordering.columns(backwards=backwards))
         if place is not None:
             query = query.where(ordering.beyond(session, place, backwards=backwards))
-    rows = session.execute(query.with_only_columns(*JOB_ROWS.columns).limit(limit + 1))
-    found = [JOB_ROWS.make(row) for row in rows]
+    found = [JOB_ROWS.make(row) for row in session.execute(query.limit(limit + 1))]
     more, jobs = len(found) > limit, found[:limit]
     if backwards:
         jobs.reverse()
@@ -178,14 +178,19 @@ def count(session: Session, wanted: JobFilter, *, most: int) -> int:
     return session.scalar(select(func.count()).select_from(some)) or 0
 
 
-def _matching(session: Session, wanted: JobFilter) -> Select[Job]:
-    query = _filtered(select(Job).where(Job.deleted_at.is_(None)), wanted).where(*wanted.conditions)
+@cache
+def _all_columns() -> Select[*tuple[Any, ...]]:
+    return select(*JOB_ROWS.columns)
+
+
+def _matching(session: Session, wanted: JobFilter) -> Select[*tuple[Any, ...]]:
+    query = _filtered(_all_columns().where(Job.deleted_at.is_(None)), wanted).where(*wanted.conditions)
     if wanted.machine_type:
         query = query.where(machine_condition(session, wanted.machine_type, in_one_state=len(wanted.states) == 1))
     return query.where(has_any_tag(session, wanted.tags)) if wanted.tags else query
 
 
-def _filtered(query: Select[Job], wanted: JobFilter) -> Select[Job]:
+def _filtered(query: Select[*tuple[Any, ...]], wanted: JobFilter) -> Select[*tuple[Any, ...]]:
     if wanted.states:
         query = query.where(Job.state.in_(wanted.states))
     if wanted.reasons:
@@ -206,7 +211,7 @@ def _filtered(query: Select[Job], wanted: JobFilter) -> Select[Job]:
     return _searched(query.where(*(Job.spec_text(name) == value for name, value in requested.items())), wanted)
 
 
-def _searched(query: Select[Job], wanted: JobFilter) -> Select[Job]:
+def _searched(query: Select[*tuple[Any, ...]], wanted: JobFilter) -> Select[*tuple[Any, ...]]:
     """Apply the filters by which people find their own jobs again."""
     if wanted.id_prefix:
         query = query.where(id_condition(wanted.id_prefix))
@@ -273,18 +278,33 @@ def attempt(session: Session, job_id: str, number: int) -> Attempt | None:
 
 def projects(session: Session) -> list[Project]:
     """Return all projects, ordered by name."""
-    return list(session.scalars(select(Project).where(Project.deleted_at.is_(None)).order_by(Project.name)))
+    return [_PROJECT_ROWS.make(row) for row in _projects().rows(session, {})]
+
+
+@cache
+def _projects() -> Prepared:
+    return Prepared(select(*_PROJECT_ROWS.columns).where(Project.deleted_at.is_(None)).order_by(Project.name))
 
 
 def job_counts(session: Session) -> dict[str, int]:
     """Count the jobs of each project, by project id. Reads all jobs."""
-    query = select(Job.project_id, func.count().label("jobs")).where(Job.deleted_at.is_(None)).group_by(Job.project_id)
-    return {row.project_id: row.jobs for row in session.execute(query)}
+    return dict(_job_counts().rows(session, {}))
+
+
+@cache
+def _job_counts() -> Prepared:
+    return Prepared(select(Job.project_id, func.count()).where(Job.deleted_at.is_(None)).group_by(Job.project_id))
 
 
 def last_seq(session: Session) -> int:
     """Return the `seq` of the newest job: about how many there are."""
-    return session.scalar(select(func.max(Job.seq))) or 0
+    [[found]] = _last_seq().rows(session, {})
+    return found or 0
+
+
+@cache
+def _last_seq() -> Prepared:
+    return Prepared(select(func.max(Job.seq)))
 
 
 def project(session: Session, project_id: str) -> Project:

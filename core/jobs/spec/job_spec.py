@@ -6,8 +6,9 @@ wrong with it, and what to do.
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -45,6 +46,10 @@ _RESERVED = ("GRADIENT_", "PS_")
 _SIMULATE_PREFIX = "SIMULATE_"
 """Prefix of variables that script the process backend; their values appear in its reasons."""
 _SECRET_NAME = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
+
+
+_TUPLES = frozenset({"tags", "ports", "outputs", "data_disks"})
+"""Fields that JSON has as lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,13 +165,9 @@ class JobSpec:
         Not validated again: rules that became stricter since submission must not make a stored spec unreadable.
         """
         spec = object.__new__(cls)
-        for one in fields(cls):
-            default = one.default_factory() if one.default_factory is not MISSING else one.default
-            object.__setattr__(spec, one.name, stored.get(one.name, default))
-        object.__setattr__(spec, "tags", tuple(spec.tags))
-        object.__setattr__(spec, "ports", tuple(spec.ports))
-        object.__setattr__(spec, "outputs", tuple(spec.outputs))
-        object.__setattr__(spec, "data_disks", tuple(spec.data_disks))
+        for name, default, make_default in _defaults():
+            value = stored.get(name, default) if make_default is None or name in stored else make_default()
+            object.__setattr__(spec, name, tuple(value) if name in _TUPLES else value)
         return spec
 
     def redacted_env(self) -> dict[str, str]:
@@ -186,6 +187,15 @@ class JobSpec:
     def redacted_workspace(self) -> str | None:
         """Return the git URL for display, with any password hidden."""
         return hide_password(self.workspace) if self.workspace else None
+
+
+@cache
+def _defaults() -> list[tuple[str, Any, Callable[[], Any] | None]]:
+    """Return the name of each field, and its default or what makes it."""
+    return [
+        (one.name, one.default, None if one.default_factory is MISSING else one.default_factory)
+        for one in fields(JobSpec)
+    ]
 
 
 def hide_password(url: str) -> str:
