@@ -293,7 +293,9 @@ def job_counts(session: Session) -> dict[str, int]:
 
 @cache
 def _job_counts() -> Prepared:
-    return Prepared(select(Job.project_id, func.count()).where(Job.deleted_at.is_(None)).group_by(Job.project_id))
+    return Prepared(
+        select(Job.project_id, func.count().label("jobs")).where(Job.deleted_at.is_(None)).group_by(Job.project_id)
+    )
 
 
 def last_seq(session: Session) -> int:
