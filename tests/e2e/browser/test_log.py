@@ -24,7 +24,7 @@ while [ ! -e end ]; do echo tick; sleep 0.1; done
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     deployment = Deployment(tmp_path_factory.mktemp("logs") / "home")
-    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2")
+    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2", GRADIENT_WORKER__SLOTS="8")
     yield deployment
     deployment.stop()
 
@@ -185,6 +185,32 @@ def test_many_tabs_of_live_jobs_hold_one_stream(service, browser):
     assert lines == list(range(lines[0], lines[0] + len(lines))), "it goes on after the last line that it had"
     wait_until(lambda: count_streams(service) == 1, "one stream")
     touch(service, job_id, "end")
+
+
+@pytest.mark.slow
+def test_fifty_tabs_of_live_jobs_show_a_new_line(service, chromium):
+    jobs = [
+        service.submit("echo first; while [ ! -e go ]; do sleep 0.1; done; echo second; sleep 600") for _ in range(5)
+    ]
+    people, tabs = [], []
+    for _ in range(10):
+        people.append(person := Browser(chromium))
+        person.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+        for job_id in jobs:
+            tabs.append((person, person.open_tab()))
+            person.open(page_of(service, job_id))
+            person.wait_for("document.querySelector('#log .row')?.innerText.includes('first')")
+    wait_until(lambda: count_streams(service) == len(people), "one stream for each of them")
+    for job_id in jobs:
+        touch(service, job_id, "go")
+    for person, tab in reversed(tabs):  # first those in front, which show it without being shown again
+        person.show_tab(tab)
+        person.wait_for("document.querySelector('#log .row:last-child').innerText.includes('second')")
+    assert len(tabs) == 50
+    for person in people:
+        person.close()
+    for job_id in jobs:
+        service.request("POST", f"/jobs/{job_id}/stop?now=true")
 
 
 def test_of_two_windows_the_one_used_last_streams_and_the_other_polls(service, browser):
