@@ -1,5 +1,6 @@
 """Jobs under the process backend: what they see, and how each way to end is reported."""
 
+import html
 import io
 import json
 import os
@@ -82,11 +83,12 @@ def test_files_left_in_the_working_directory_are_named(service):
     job, _ = run(service, "echo weights > model.pt; mkdir -p outputs; echo x > outputs/a.png; exit 3")
     note = (
         "2 files of the working directory were not kept: model.pt 8 B, outputs/a.png 2 B. "
-        "Write to $GRADIENT_ARTIFACTS_DIR, or use --outputs model.pt."
+        "Write to $GRADIENT_ARTIFACTS_DIR, or use --outputs model.pt --outputs 'outputs/**'."
     )
     assert job["notes"] == [note]
     assert note in [event["message"] for event in service.events(job["id"])]
-    assert note in service.request("GET", f"/ui/jobs/{job['id']}", headers={"accept": "text/html"}).text
+    page = service.request("GET", f"/ui/jobs/{job['id']}", headers={"accept": "text/html"}).text
+    assert note in html.unescape(page)
     assert run(service, "echo x > $GRADIENT_ARTIFACTS_DIR/a")[0]["notes"] == []
 
 

@@ -46,7 +46,7 @@ def test_new_and_changed_files_are_named_largest_first(attempt):
     attempt.write("__pycache__/main.pyc")
     note = (
         "3 files of the working directory were not kept: model.pt 12.0 kB, outputs/a.png 3.0 kB, config.json 1 B. "
-        "Write to $GRADIENT_ARTIFACTS_DIR, or use --outputs model.pt."
+        "Write to $GRADIENT_ARTIFACTS_DIR, or use --outputs model.pt --outputs 'outputs/**' --outputs config.json."
     )
     assert attempt.collect() == ([], [note])
 
@@ -66,6 +66,30 @@ def test_a_file_that_the_job_copied_itself_is_not_reported(attempt):
     (attempt.artifacts / "best").mkdir()
     (attempt.artifacts / "best" / "model.pt").write_text("weights")
     assert attempt.collect() == ([], [])
+
+
+def test_a_lost_file_is_named_although_an_artifact_has_its_name_and_size(attempt, monkeypatch):
+    monkeypatch.setattr(workspace_files, "_BLOCK_BYTES", 16)
+    attempt.files.record()
+    for fold in ("fold0", "fold1", "fold2"):
+        attempt.write(f"{fold}/model.pt", f"weights of {fold} " * 200)
+    attempt.write("fold0/empty", "")
+    attempt.write("fold0/none", "")
+    (attempt.artifacts / "best.pt").write_text("weights of fold1 " * 200)
+    (attempt.artifacts / "empty").touch()
+    _, (note,) = attempt.collect()
+    assert note.startswith("3 files of the working directory were not kept: ")
+    assert all(path in note for path in ("fold0/model.pt", "fold2/model.pt", "fold0/none"))
+    assert "fold1" not in note
+    assert note.endswith("use --outputs 'fold0/**' --outputs 'fold2/**'.")
+
+
+def test_the_hint_covers_all_files_however_many_folders_they_are_in(attempt):
+    attempt.files.record()
+    for number in range(40):
+        attempt.write(f"run{number}/log.txt", "x" * (number + 1))
+    _, (note,) = attempt.collect()
+    assert note.endswith("or use --outputs '**'.")
 
 
 def test_nothing_is_claimed_about_an_unknown_workspace(attempt, monkeypatch):

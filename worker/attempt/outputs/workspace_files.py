@@ -1,7 +1,9 @@
 """Files that a job leaves in its workspace: copied to the artifacts if its outputs name them, else reported."""
 
 import glob
+import hashlib
 import json
+import os
 import shlex
 import tempfile
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ from pathlib import Path
 from core.formatting import format_bytes
 from core.jobs.spec.outputs import matches
 from core.storage.artifacts.folder_mirror import FolderMirror, Stopped, never
-from core.storage.artifacts.paths import opened_folder, to_public_path
+from core.storage.artifacts.paths import open_file_beneath, opened_folder, to_public_path
 from core.storage.artifacts.scan import (
     ArtifactLimits,
     FolderScan,
@@ -28,6 +30,11 @@ _IGNORED = frozenset(
 )
 _LIMITS = ArtifactLimits()
 _MAX_NAMED = 5
+_MAX_PATTERNS = 10
+_BLOCK_BYTES = 1 << 20
+_MOST_BLOCKS = 64
+_SMALL_BYTES = 1024
+"""Small files often have the same content by chance."""
 
 
 class WorkspaceFiles:
@@ -121,14 +128,13 @@ class WorkspaceFiles:
         if not isinstance(before, dict):
             return None
         found, _ = self._scan()
-        kept = _names_and_sizes(artifacts)
-        unkept = {
+        new = {
             path: seen.size
             for path, seen in found.files.items()
-            if before.get(path) != [seen.size, seen.mtime_ns]
-            and (path.rpartition("/")[2], seen.size) not in kept
-            and not _is_output(patterns, path)
+            if before.get(path) != [seen.size, seen.mtime_ns] and not _is_output(patterns, path)
         }
+        copied = _find_copied(self._workspace, new, artifacts)
+        unkept = {path: size for path, size in new.items() if path not in copied}
         return _describe(unkept) if unkept else None
 
     def _scan(self) -> tuple[FolderScan, SkipList]:
@@ -144,12 +150,41 @@ def _is_output(patterns: Sequence[str], path: str) -> bool:
     return any(matches(pattern, path) for pattern in patterns)
 
 
-def _names_and_sizes(artifacts: Path) -> set[tuple[str, int]]:
-    """Return name and size of each artifact: a file of the same was copied there by the job itself."""
-    with suppress(OSError), opened_folder(artifacts) as folder:
-        found = scan(folder, SkipList(), max_files=_LIMITS.max_files)
-        return {(path.rpartition("/")[2], seen.size) for path, seen in found.files.items()}
+def _find_copied(workspace: Path, new: dict[str, int], artifacts: Path) -> set[str]:
+    """Return the files of the workspace that the job itself has copied to the artifacts, small ones under their names.
+
+    Args:
+        workspace: The folder.
+        new: Its new and changed files, with their sizes.
+        artifacts: The artifacts folder.
+    """
+    with suppress(OSError), opened_folder(workspace) as source, opened_folder(artifacts) as target:
+        stored = scan(target, SkipList(), max_files=_LIMITS.max_files).files
+        sizes = {seen.size for seen in stored.values()} & set(new.values())
+        contents = {_content(target, path, seen.size) for path, seen in stored.items() if seen.size in sizes}
+        return {path for path, size in new.items() if size in sizes and _content(source, path, size) in contents}
     return set()
+
+
+def _content(folder: int, path: str, size: int) -> tuple[str, int, bytes]:
+    """Return what stands for a file's content: a digest, of blocks alone if it is large; with the name, if it is small.
+
+    A file that cannot be read equals none.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        descriptor = open_file_beneath(folder, path.split("/"))
+    except OSError:
+        return path, -1, b""
+    try:
+        for offset in range(0, size, max(_BLOCK_BYTES, size // _MOST_BLOCKS)):
+            digest.update(os.pread(descriptor, _BLOCK_BYTES, offset))
+        digest.update(os.pread(descriptor, _BLOCK_BYTES, max(0, size - _BLOCK_BYTES)))
+    except OSError:
+        return path, -1, b""
+    finally:
+        os.close(descriptor)
+    return "" if size > _SMALL_BYTES else path.rpartition("/")[2], size, digest.digest()
 
 
 def _describe(unkept: dict[str, int]) -> str:
@@ -157,9 +192,11 @@ def _describe(unkept: dict[str, int]) -> str:
     named = [f"{to_public_path(path)} {format_bytes(unkept[path])}" for path in largest[:_MAX_NAMED]]
     count = len(unkept)
     files = f"{count:,} file{'s' * (count != 1)} of the working directory {'was' if count == 1 else 'were'} not kept"
-    folder, slash, _ = to_public_path(largest[0]).partition("/")
-    pattern = glob.escape(folder) + ("/**" if slash else "")
+    parts = [to_public_path(path).partition("/") for path in largest]
+    patterns = list(dict.fromkeys(glob.escape(name) + ("/**" if slash else "") for name, slash, _ in parts))
+    if len(patterns) > _MAX_PATTERNS:
+        patterns = ["**"]
     return (
-        f"{files}: {', '.join(named)}{', …' if count > _MAX_NAMED else ''}. "
-        f"Write to $GRADIENT_ARTIFACTS_DIR, or use --outputs {shlex.quote(pattern)}."
+        f"{files}: {', '.join(named)}{', …' if count > _MAX_NAMED else ''}. Write to $GRADIENT_ARTIFACTS_DIR, or use "
+        f"{' '.join(f'--outputs {shlex.quote(pattern)}' for pattern in patterns)}."
     )
