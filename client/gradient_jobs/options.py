@@ -45,6 +45,7 @@ class JobOptions(TypedDict, total=False):
     shared_mem_mb: int
     working_directory: str
     user: str | int
+    network: str
     image_pull_policy: str
     use_dockerfile: bool
     build_only: bool

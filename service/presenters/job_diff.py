@@ -11,7 +11,18 @@ from service.schemas.jobs import JobView
 _COMPARED = (
     *("name", "project", "command", "machineType", "backend", "simulated", "container", "image", "imageDigest"),
     *("useDockerfile", "relDockerfilePath", "buildOnly", "registryTarget", "imagePullPolicy"),
-    *("workspace", "workspaceSha256", "codeCommit", "workingDir", "python", "user", "cpus", "memoryMb", "sharedMemMb"),
+    *(
+        "workspace",
+        "workspaceSha256",
+        "codeCommit",
+        "workingDir",
+        "python",
+        "user",
+        "network",
+        "cpus",
+        "memoryMb",
+        "sharedMemMb",
+    ),
     *("timeLimit", "stopGrace", "maxAttempts", "priority", "capacity", "dataDisks", "tags"),
 )
 

@@ -157,6 +157,17 @@ def test_its_port_is_opened_again_by_the_next_worker(deployment, inside):
     wait_until(lambda: fetched(port["url"]) == b"hello\n", "its answer again")
 
 
+def test_a_job_may_go_without_the_network(service):
+    program = f"import socket; print([name for _, name in socket.if_nameindex()])\n{BINDS}"
+    job = service.submit(python(program), network="none", ports="29500", envVars={"OTHER": "over"})
+    is_up(service, job)
+    (port,) = service.job(job)["ports"]
+    with socket.create_connection((httpx.URL(port["url"]).host, port["external"]), 20):
+        service.submit("touch /storage/over")
+    assert service.wait_ended(job)["exitCode"] == 0
+    assert service.raw_log(job) == b"['lo']\nup\n"
+
+
 def test_metrics_that_a_job_sends_arrive(service):
     job = service.submit(python(SENDS))
     assert service.wait_ended(job)["exitCode"] == 0

@@ -49,6 +49,8 @@ from worker.backends.job_connections import JobConnections, MetricSockets
 from worker.backends.job_exec import ExecRefused, ExecRequest
 from worker.backends.job_network import (
     HOST_NETWORK,
+    NO_NETWORK,
+    JobNetwork,
     is_own_network,
     make_network,
     reason_without_network,
@@ -126,7 +128,7 @@ class ProcessBackend(Backend):
             if not launched:
                 write_command(spec)
             self._start(spec)
-            sandboxed, own_network = self._sandbox is not None, self.capabilities.own_network
+            sandboxed, own_network = self._sandbox is not None, self._network_of(spec) is not HOST_NETWORK
         else:  # by another worker, perhaps with other settings
             sandboxed, own_network = first is not None, first is not None and is_own_network(first)
         return self._make_handle(spec, sandboxed=sandboxed, own_network=own_network)
@@ -293,7 +295,7 @@ class ProcessBackend(Backend):
                 child = start_plain(spec, join_words(group), inherited)
             else:
                 joined = group if group is not None and group.joined_at_once else None
-                start = start_sandboxed(spec, self._sandbox, inherited, join_words(joined), self._network)
+                start = start_sandboxed(spec, self._sandbox, inherited, join_words(joined), self._network_of(spec))
                 group = group if joined is None else None
                 child = start.bubblewrap
         except (OSError, FirewallUnavailable) as error:
@@ -309,11 +311,15 @@ class ProcessBackend(Backend):
                 self._sandboxes[spec.name] = first
         failpoint("launched")
 
+    def _network_of(self, spec: LaunchSpec) -> JobNetwork:
+        return self._network if spec.job_spec.network is None else NO_NETWORK
+
     def _connect(self, spec: LaunchSpec, first: int) -> None:
         """Complete the network of a sandbox; the job waits meanwhile."""
-        if self.capabilities.own_network:
+        network = self._network_of(spec)
+        if network is not HOST_NETWORK:
             try:
-                self._network.attach(first)
+                network.attach(first)
             except OSError as error:
                 raise LaunchError("launch_failed", f"its network could not be made: {error}") from error
             self._connections.serve(base_handle(spec.job_id, spec.attempt, spec.control), first)
@@ -413,6 +419,8 @@ def _reject_unsupported(spec: LaunchSpec, *, sandboxed: bool) -> None:
     """Refuse options that a process cannot have, for example those of a submission that did not know of simulation."""
     if spec.job_spec.user is not None:
         raise LaunchError("option_refused", "machine types are simulated here, by processes of the worker's own user")
+    if spec.job_spec.network is not None and not sandboxed:
+        raise LaunchError("option_refused", "jobs have no sandbox here, so the network of this computer is theirs")
     if spec.shared_mem_bytes is not None and not sandboxed:
         here = os.statvfs(SHARED_MEMORY)
         size = here.f_blocks * here.f_frsize

@@ -51,7 +51,7 @@ function _shtab_gradient_cli_using
 end
 
 set -g _shtab_gradient_cli_commands jobs 'jobs create' 'jobs create-batch' 'jobs run' 'jobs list' 'jobs show' 'jobs logs' 'jobs metrics' 'jobs top' 'jobs open' 'jobs tensorboard' 'jobs exec' 'jobs ssh' 'jobs port-forward' 'jobs wait' 'jobs stop' 'jobs clone' 'jobs diff' 'jobs tags' 'jobs tags add' 'jobs tags remove' 'jobs delete' 'jobs artifacts' 'jobs artifacts list' 'jobs artifacts get' compare 'compare create' 'compare jobs' 'compare list' 'compare show' 'compare export' 'compare delete' experiments 'experiments list' 'experiments show' 'experiments run' predict notebooks 'notebooks run' projects 'projects init' 'projects create' 'projects list' 'projects show' 'projects update' 'projects delete' storage 'storage ls' 'storage put' 'storage get' 'storage rm' images 'images list' secrets 'secrets set' 'secrets list' 'secrets delete' registries 'registries set' 'registries list' 'registries delete' keys 'keys create' 'keys list' 'keys revoke' machine-types workers 'workers list' 'workers drain' 'workers resume' tpus 'tpus list' completion login version
-set -g _shtab_gradient_cli_opts_with_value --apiKey --capacity --carry-from --command --container --cpus --data --dataDisks --days --env-file --envVars --format --from-file --goal --idleMinutes --imagePullPolicy --include --interval --keepArtifactsDays --keepLogsDays --largeWorkspace --limit --line --localPort --machine-type --machineType --maxAttempts --maxRunning --memoryMb --metric --name --output --outputs --points --ports --precision --priority --project --projectId --python --query --rank --registryPassword --registryTarget --registryUsername --relDockerfilePath --repeats --search --sharedMemMb --since --sort --state --stopGrace --tag --tail --target --timeLimit --timeout --to --until --url --user --username --workingDirectory --workspace -c -e -m -n -o -p -q -s -t
+set -g _shtab_gradient_cli_opts_with_value --apiKey --capacity --carry-from --command --container --cpus --data --dataDisks --days --env-file --envVars --format --from-file --goal --idleMinutes --imagePullPolicy --include --interval --keepArtifactsDays --keepLogsDays --largeWorkspace --limit --line --localPort --machine-type --machineType --maxAttempts --maxRunning --memoryMb --metric --name --network --output --outputs --points --ports --precision --priority --project --projectId --python --query --rank --registryPassword --registryTarget --registryUsername --relDockerfilePath --repeats --search --sharedMemMb --since --sort --state --stopGrace --tag --tail --target --timeLimit --timeout --to --until --url --user --username --workingDirectory --workspace -c -e -m -n -o -p -q -s -t
 
 complete -c gradient-cli -e
 complete -c gradient-cli -f
@@ -84,6 +84,7 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l memoryMb 
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l sharedMemMb -x -d 'size of /dev/shm in MiB, which is part of the job'"'"'s memory'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l workingDirectory -x -d 'folder to start the command in: of the workspace, or absolute in the container (default: the workspace)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l user -x -d 'user to run as: numeric ids, or root (default: the host'"'"'s setting)'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l network -x -d 'none: no network but localhost (default: the host'"'"'s setting)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l python -x -d 'version of Python, such as 3.12, where jobs run without containers (default: the service'"'"'s)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l useDockerfile -d 'build the image from the workspace'"'"'s Dockerfile, and run in it'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create' -l buildOnly -d 'with --useDockerfile: build and push the image, but run no command'
@@ -127,6 +128,7 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create-batch' -l mem
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create-batch' -l sharedMemMb -x -d 'size of /dev/shm in MiB, which is part of the job'"'"'s memory'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create-batch' -l workingDirectory -x -d 'folder to start the command in: of the workspace, or absolute in the container (default: the workspace)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create-batch' -l user -x -d 'user to run as: numeric ids, or root (default: the host'"'"'s setting)'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create-batch' -l network -x -d 'none: no network but localhost (default: the host'"'"'s setting)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create-batch' -l python -x -d 'version of Python, such as 3.12, where jobs run without containers (default: the service'"'"'s)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create-batch' -l useDockerfile -d 'build the image from the workspace'"'"'s Dockerfile, and run in it'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs create-batch' -l buildOnly -d 'with --useDockerfile: build and push the image, but run no command'
@@ -165,6 +167,7 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l memoryMb -x 
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l sharedMemMb -x -d 'size of /dev/shm in MiB, which is part of the job'"'"'s memory'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l workingDirectory -x -d 'folder to start the command in: of the workspace, or absolute in the container (default: the workspace)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l user -x -d 'user to run as: numeric ids, or root (default: the host'"'"'s setting)'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l network -x -d 'none: no network but localhost (default: the host'"'"'s setting)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l python -x -d 'version of Python, such as 3.12, where jobs run without containers (default: the service'"'"'s)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l useDockerfile -d 'build the image from the workspace'"'"'s Dockerfile, and run in it'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs run' -l buildOnly -d 'with --useDockerfile: build and push the image, but run no command'
@@ -293,6 +296,7 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l memoryMb -
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l sharedMemMb -x -d 'size of /dev/shm in MiB, which is part of the job'"'"'s memory'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l workingDirectory -x -d 'folder to start the command in: of the workspace, or absolute in the container'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l user -x -d 'user to run as: numeric ids, or root'
+complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l network -x -d 'none: no network but localhost'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l python -x -d 'version of Python, such as 3.12, where jobs run without containers'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -s e -l envVars -x -d 'environment variable, or a JSON object of several; NAME alone copies the local value, NAME=secret:SECRET passes a stored secret; repeatable'
 complete -c gradient-cli -n '_shtab_gradient_cli_using jobs clone' -l ports -x -d 'port to publish: EXTERNAL of the host, INTERNAL of the job; INTERNAL alone: any free port of the host; append :https for an https link; comma separated or repeatable'
@@ -370,6 +374,7 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l memory
 complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l sharedMemMb -x -d 'size of /dev/shm in MiB, which is part of the job'"'"'s memory'
 complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l workingDirectory -x -d 'folder to start the command in: of the workspace, or absolute in the container (default: the workspace)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l user -x -d 'user to run as: numeric ids, or root (default: the host'"'"'s setting)'
+complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l network -x -d 'none: no network but localhost (default: the host'"'"'s setting)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l python -x -d 'version of Python, such as 3.12, where jobs run without containers (default: the service'"'"'s)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l useDockerfile -d 'build the image from the workspace'"'"'s Dockerfile, and run in it'
 complete -c gradient-cli -n '_shtab_gradient_cli_using compare create' -l buildOnly -d 'with --useDockerfile: build and push the image, but run no command'
@@ -469,6 +474,7 @@ complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l memoryM
 complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l sharedMemMb -x -d 'size of /dev/shm in MiB, which is part of the job'"'"'s memory'
 complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l workingDirectory -x -d 'folder to start the command in: of the workspace, or absolute in the container (default: the workspace)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l user -x -d 'user to run as: numeric ids, or root (default: the host'"'"'s setting)'
+complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l network -x -d 'none: no network but localhost (default: the host'"'"'s setting)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l python -x -d 'version of Python, such as 3.12, where jobs run without containers (default: the service'"'"'s)'
 complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l useDockerfile -d 'build the image from the workspace'"'"'s Dockerfile, and run in it'
 complete -c gradient-cli -n '_shtab_gradient_cli_using notebooks run' -l buildOnly -d 'with --useDockerfile: build and push the image, but run no command'

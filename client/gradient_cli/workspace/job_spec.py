@@ -435,6 +435,7 @@ _FIELDS = {
         "folder to start the command in: of the workspace, or absolute in the container (default: the workspace)",
     ),
     "user": (_user, "UID[:GID]", "user to run as: numeric ids, or root (default: the host's setting)"),
+    "network": (_text, "none", "none: no network but localhost (default: the host's setting)"),
     "python": (
         _text,
         "VERSION",

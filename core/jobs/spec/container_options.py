@@ -1,4 +1,4 @@
-"""Validates a job's container options: working directory, user, shared memory."""
+"""Validates a job's container options: working directory, user, network, shared memory."""
 
 import re
 from pathlib import PurePosixPath
@@ -8,6 +8,7 @@ from core.errors import SpecInvalid
 MAX_PATH = 1000
 WORKSPACE = "/paperspace"
 """Path of the job's workspace inside the container."""
+NO_NETWORK = "none"
 _USER = re.compile(r"(?:root|[0-9]{1,9}(?::[0-9]{1,9})?)\Z")
 _ROOT = "0:0"
 
@@ -49,6 +50,19 @@ def check_user(user: str) -> None:
             f"Invalid user {user[:80]!r}. Write UID or UID:GID as numbers, such as 1000:1000, or root; other names are "
             "known only to the image.",
             field="user",
+        )
+
+
+def check_network(network: str) -> None:
+    """Refuse a network other than none: any other is the administrator's to choose.
+
+    Raises:
+        SpecInvalid: With the fix.
+    """
+    if network != NO_NETWORK:
+        raise SpecInvalid(
+            f"{network[:80]!r} is not a network that a job can ask for. Write none for no network, or leave it out.",
+            field="network",
         )
 
 

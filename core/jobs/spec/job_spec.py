@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from core.errors import SpecInvalid
-from core.jobs.spec.container_options import check_shared_memory, check_user, check_working_dir
+from core.jobs.spec.container_options import check_network, check_shared_memory, check_user, check_working_dir
 from core.jobs.spec.data_disks import parse_data_disks
 from core.jobs.spec.image_options import ImageOptions, quoted
 from core.jobs.spec.outputs import check_outputs
@@ -88,6 +88,7 @@ class JobSpec:
         str | None, "where the command starts: a folder of the workspace, or an absolute path in the container"
     ] = None
     user: Annotated[str | None, "UID, UID:GID or root; default: the host's setting"] = None
+    network: Annotated[str | None, "none: no network but its own loopback; default: the host's setting"] = None
     python: Annotated[
         str | None, "version of Python, such as 3.12, where jobs run without containers; default: the service's"
     ] = None
@@ -134,6 +135,8 @@ class JobSpec:
             check_working_dir(self.working_dir)
         if self.user is not None:
             check_user(self.user)
+        if self.network is not None:
+            check_network(self.network)
         _check_python(self.python)
         _check_capacity(self.capacity, self.time_limit)
         parse_data_disks(self.data_disks)

@@ -14,6 +14,7 @@ from support.deployment import wait_until
 from core.settings.worker import ProcessSettings
 from core.system.processes import running_processes
 from worker.backends import plain_start
+from worker.backends.base import LaunchError
 from worker.backends.job_processes import JobProcesses
 
 pytestmark = pytest.mark.integration
@@ -118,6 +119,12 @@ def test_a_program_goes_on_with_what_it_does_at_its_end(tmp_path):
     JobProcesses(tmp_path.name, 1, leader=None).terminate(spare_leader=False)
     assert shell.communicate(timeout=30)[0] == b"saved\n"
     assert shell.returncode == 0
+
+
+def test_without_a_sandbox_a_job_cannot_go_without_the_network(tmp_path):
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="off"))
+    with pytest.raises(LaunchError, match="option_refused: jobs have no sandbox here"):
+        place.launch(place.spec("true", network="none"))
 
 
 def test_a_wrapper_that_a_signal_ends_before_it_starts_is_not_waited_for(tmp_path, monkeypatch):

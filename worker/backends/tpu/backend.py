@@ -115,6 +115,8 @@ class TpuBackend(CloudBackend):
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """See `Backend.launch`. Nothing is billed before the lease was checked."""
+        if spec.job_spec.network is not None:
+            raise LaunchError("option_refused", "a TPU is reached by the network")
         confirm()
         machine = self._catalogue.get(spec.machine_type)
         vm_client = self._vm_client_for(spec, machine)

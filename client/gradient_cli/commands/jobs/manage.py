@@ -269,6 +269,7 @@ def _machine_fields(job: dict[str, Any]) -> dict[str, str]:
         "cpus": "" if job.get("cpus") is None else f"{job['cpus']:g}",
         "memory": "" if job.get("memoryMb") is None else f"{job['memoryMb']:,} MiB",
         "shared memory": "" if job.get("sharedMemMb") is None else f"{job['sharedMemMb']:,} MiB",
+        "network": str(job.get("network") or ""),
         "gpus": describe_gpus(job),
         "TPU": describe_tpu(job),
         "used": describe_usage(job),

@@ -1,4 +1,4 @@
-"""Shared memory, working directory and user of a job."""
+"""Shared memory, working directory, user and network of a job."""
 
 import pytest
 
@@ -12,10 +12,10 @@ def spec(**fields):
 
 
 def test_what_makes_sense_is_kept_and_comes_back():
-    asked = spec(shared_mem_mb=2048, memory_mb=2048, working_dir="src/train", user="1000:100")
+    asked = spec(shared_mem_mb=2048, memory_mb=2048, working_dir="src/train", user="1000:100", network="none")
     assert JobSpec.from_json(asked.to_json()) == asked
     stored = spec().to_json()
-    for name in ("shared_mem_mb", "working_dir", "user"):
+    for name in ("shared_mem_mb", "working_dir", "user", "network"):
         del stored[name]  # by a release that did not know them
     assert JobSpec.from_json(stored) == spec()
 
@@ -30,6 +30,8 @@ def test_what_makes_sense_is_kept_and_comes_back():
         ({"working_dir": "/paperspace/../etc"}, "workingDir", "contains '..'"),
         ({"working_dir": "a\nb"}, "workingDir", "line break"),
         ({"working_dir": "a" * 1001}, "workingDir", "1,001 characters"),
+        ({"network": "host"}, "network", "'host' is not a network that a job can ask for"),
+        ({"network": ""}, "network", "Write none for no network"),
         ({"user": ""}, "user", "Invalid user"),
         ({"user": "nobody"}, "user", "Write UID or UID:GID as numbers"),
         ({"user": "1000:"}, "user", "Invalid user"),

@@ -169,7 +169,7 @@ class Launcher:
             home=self._home,
             user=str(user),
             groups=user.groups,
-            network=self.network.ensure(policy.network),
+            network=spec.job_spec.network or self.network.ensure(policy.network),
             pids=policy.pids or self._settings.pids,
             shm_bytes=self._settings.shm_mb * MIB,
             memory_bytes=self._default_memory(info),
@@ -240,11 +240,11 @@ class Launcher:
             raise LaunchError("no_working_dir", spec.working_dir)
 
     def _check_ports(self, spec: LaunchSpec) -> None:
-        if spec.ports and self._settings.network == NONE:
+        if spec.ports and NONE in {self._settings.network, spec.job_spec.network}:
             raise LaunchError(
                 "launch_failed",
-                "this machine's jobs have no network (GRADIENT_DOCKER__NETWORK=none), so none of their ports can be "
-                "reached",
+                "the job has no network (--network none, or GRADIENT_DOCKER__NETWORK=none), so none of its ports can "
+                "be reached",
             )
         check_ports_free(self._bind, spec.ports)
 

@@ -116,6 +116,12 @@ def test_what_is_opened_reaches_the_container_and_nothing_more(make, docker_serv
     assert host["SecurityOpt"] == ["no-new-privileges"]
 
 
+def test_a_job_may_go_without_the_network(make, docker_server):
+    place = make()
+    assert said(place, "ls /sys/class/net", network="none") == ["lo"]
+    assert inspected(docker_server, place)["HostConfig"]["NetworkMode"] == "none"
+
+
 def test_an_opening_that_this_host_cannot_give_is_told(make):
     assert refusal(make('devices = ["/dev/no-such-thing"]')) == (
         "launch_failed",
