@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -46,10 +47,11 @@ _JUMPS = (
 )
 _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 _CHECK_SECONDS = 60.0
+_KEPT_READY = 2
 
 
 class LinkedNetworks:
-    """Networks that a worker that is root links with this host; one is kept ready.
+    """Networks that a worker that is root links with this host; a few are kept ready.
 
     Args:
         limits: Returns the rules that keep a job from what it must not reach, given its DNS servers.
@@ -61,7 +63,7 @@ class LinkedNetworks:
         self._find_limits = limits
         self._limits = b""
         self._lock = threading.Lock()
-        self._ready: Future[int] | None = None
+        self._ready: deque[Future[int]] = deque()
         self._checked_at = -math.inf
 
     def resolvers(self) -> list[str]:
@@ -75,7 +77,7 @@ class LinkedNetworks:
                 set_firewall(self.resolvers())
                 self._limits = self._find_limits(self.resolvers())
                 self._checked_at = time.monotonic()
-            made, self._ready = self._ready, None
+            made = self._ready.popleft() if self._ready else None
         network = self.make() if made is None else made.result()
         try:
             return call_in_network(network, start)
@@ -102,19 +104,19 @@ class LinkedNetworks:
         return network
 
     def _prepare(self) -> None:
-        """Make a network for the next job meanwhile."""
-        made: Future[int] = Future()
+        """Make networks for the next jobs meanwhile."""
 
-        def make() -> None:
+        def make(made: Future[int]) -> None:
             try:
                 made.set_result(self.make())
             except BaseException as error:  # noqa: BLE001 - for the job that takes it
                 made.set_exception(error)
 
         with self._lock:
-            if self._ready is None:
-                self._ready = made
-                threading.Thread(target=make, name="network", daemon=True).start()
+            while len(self._ready) < _KEPT_READY:
+                made: Future[int] = Future()
+                self._ready.append(made)
+                threading.Thread(target=make, args=(made,), name="network", daemon=True).start()
 
 
 def set_firewall(servers: Iterable[str]) -> None:
