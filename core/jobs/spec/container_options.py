@@ -53,13 +53,13 @@ def check_user(user: str) -> None:
         )
 
 
-def check_network(network: str) -> None:
+def check_network(network: str | None) -> None:
     """Refuse a network other than none: any other is the administrator's to choose.
 
     Raises:
         SpecInvalid: With the fix.
     """
-    if network != NO_NETWORK:
+    if network is not None and network != NO_NETWORK:
         raise SpecInvalid(
             f"{network[:80]!r} is not a network that a job can ask for. Write none for no network, or leave it out.",
             field="network",

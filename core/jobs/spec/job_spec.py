@@ -135,8 +135,7 @@ class JobSpec:
             check_working_dir(self.working_dir)
         if self.user is not None:
             check_user(self.user)
-        if self.network is not None:
-            check_network(self.network)
+        check_network(self.network)
         _check_python(self.python)
         _check_capacity(self.capacity, self.time_limit)
         parse_data_disks(self.data_disks)

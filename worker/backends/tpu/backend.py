@@ -115,8 +115,7 @@ class TpuBackend(CloudBackend):
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """See `Backend.launch`. Nothing is billed before the lease was checked."""
-        if spec.job_spec.network is not None:
-            raise LaunchError("option_refused", "a TPU is reached by the network")
+        _reject_no_network(spec)
         confirm()
         machine = self._catalogue.get(spec.machine_type)
         vm_client = self._vm_client_for(spec, machine)
@@ -404,6 +403,11 @@ def _make_handle(spec: LaunchSpec, device: ReservedTpu, *, on_vm: bool) -> Handl
         },
         "stop_grace": spec.job_spec.stop_grace,
     }
+
+
+def _reject_no_network(spec: LaunchSpec) -> None:
+    if spec.job_spec.network is not None:
+        raise LaunchError("option_refused", "a TPU is reached by the network")
 
 
 def _connect_to_vm(handle: Handle, port: int) -> socket.socket:
