@@ -6,6 +6,7 @@ import json
 import os
 
 from gradient_cli.errors import UNREACHABLE, ClientError
+from gradient_cli.text import decode
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -118,8 +119,8 @@ def read_json(path: str) -> dict[str, Any]:
         ClientError: The file cannot be read, or does not hold a JSON object.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file)
+        with open(path, "rb") as file:
+            value = json.loads(decode(file.read()))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:

@@ -265,7 +265,7 @@ def test_a_wrong_project_file_is_explained(cli, server, text, told):
 
 
 def test_a_project_file_that_is_no_text_is_explained(cli, server):
-    (cli.folder / ".gradient.toml").write_bytes(b"\xff\xfe")
+    (cli.folder / ".gradient.toml").write_bytes(b"\xff")
     refused = cli("jobs", "create", *BASICS)
     assert refused.returncode == 2
     assert "not UTF-8 text\nSave it as UTF-8." in refused.stderr

@@ -357,10 +357,10 @@ def test_a_folder_that_cannot_be_entered_is_named(tmp_path, monkeypatch):
     (tmp_path / "locked").mkdir()
     allowed = open
 
-    def open_unless_locked(path, **options):
+    def open_unless_locked(path, mode):
         if "/locked/" in path:
             raise PermissionError(13, "Permission denied", path)
-        return allowed(path, **options)
+        return allowed(path, mode)
 
     monkeypatch.setattr("gradient_cli.workspace.ignore.open", open_unless_locked, raising=False)
     with pytest.raises(ClientError, match=r"cannot read .*/locked: Permission denied") as failure:

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 
 from core.errors import EgressRefused
 from core.system.egress import Egress
+from gradient_cli.text import decode
 from worker.backends.base import LaunchError
 
 _MAX_BYTES = 16 * 1024**2
@@ -95,7 +96,7 @@ class RequirementsReader:
         if len(data) > _MAX_BYTES:
             raise invalid(path.name, f"this file has more than {_MAX_BYTES:,} bytes.")
         try:
-            return data.decode("utf-8-sig")
+            return decode(data)
         except UnicodeDecodeError as error:
             raise invalid(path.name, "this file is not UTF-8 text. Save it as UTF-8.") from error
 

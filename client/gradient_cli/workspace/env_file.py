@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from gradient_cli.errors import UsageError
+from gradient_cli.text import decode
 
 _ASSIGNMENT = re.compile(
     r"""(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=\s*
@@ -26,8 +27,8 @@ def read(path: str) -> dict[str, str]:
         UsageError: The file cannot be read, or a line is not an assignment; the message does not contain the line.
     """
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            lines = file.read().splitlines()
+        with open(path, "rb") as file:
+            lines = decode(file.read()).splitlines()
     except OSError as error:
         raise UsageError(f"env-file: cannot read {path}: {error.strerror}", hint="Check its path.") from None
     except UnicodeDecodeError:

@@ -6,6 +6,7 @@ import os
 import re
 
 from gradient_cli.errors import ClientError, UsageError
+from gradient_cli.text import decode
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -173,8 +174,8 @@ def _check(spec: GitIgnoreSpec, base: str, path: str, *, is_folder: bool) -> boo
 def _with_own(inherited: list[tuple[str, GitIgnoreSpec]], folder: str, name: str) -> list[tuple[str, GitIgnoreSpec]]:
     path = os.path.join(folder, name)
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
+        with open(path, "rb") as file:
+            lines = decode(file.read(), "surrogateescape").splitlines()
     except (FileNotFoundError, IsADirectoryError):
         return inherited
     except OSError as error:
@@ -184,6 +185,8 @@ def _with_own(inherited: list[tuple[str, GitIgnoreSpec]], folder: str, name: str
         raise ClientError(
             f"cannot read {unreadable}: {error.strerror}", hint="Fix its permissions, or exclude it in .gradientignore."
         ) from None
+    except UnicodeDecodeError:
+        raise ClientError(f"{path}: not UTF-8 text", hint="Save it as UTF-8.") from None
     from pathspec import GitIgnoreSpec
 
     try:

@@ -6,6 +6,7 @@ import os
 import sys
 
 from gradient_cli.errors import UsageError
+from gradient_cli.text import decode
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def read(path: str) -> dict[str, Any]:
 
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            return tomllib.loads(decode(file.read()))
     except UnicodeDecodeError:
         raise UsageError(f"{path}: not UTF-8 text", hint="Save it as UTF-8.") from None
     except tomllib.TOMLDecodeError as error:

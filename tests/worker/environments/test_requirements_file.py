@@ -94,9 +94,15 @@ def test_a_link_out_of_the_workspace_is_not_read(reader, tmp_path):
         reader.add_file(link)
 
 
-def test_a_file_in_utf_16_says_so(reader, tmp_path):
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_file_is_read_in_the_encodings_of_editors(reader, tmp_path, encoding):
+    reader.add_file(add(tmp_path, "numpy\r\nsix\r\n".encode(encoding)))
+    assert reader.lines == ["numpy", "six"]
+
+
+def test_a_file_in_another_encoding_says_so(reader, tmp_path):
     with pytest.raises(LaunchError, match="not UTF-8"):
-        reader.add_file(add(tmp_path, "numpy\n".encode("utf-16")))
+        reader.add_file(add(tmp_path, "# für alle\nnumpy\n".encode("latin-1")))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from gradient_cli import terminal
 from gradient_cli.errors import INTERRUPTED, OK, ServerError, UsageError
 from gradient_cli.formatting import format_count
 from gradient_cli.options import add_connection, add_json, add_positional
+from gradient_cli.text import decode
 from gradient_cli.workspace import job_spec as specs
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -109,9 +110,9 @@ def _read_lines(args: argparse.Namespace) -> list[tuple[int, Job]]:
 def _read(path: str) -> Iterable[str]:
     try:
         if path == "-":
-            return sys.stdin.read().split("\n")
-        with open(path, encoding="utf-8") as file:
-            return file.read().split("\n")
+            return decode(sys.stdin.buffer.read()).split("\n")
+        with open(path, "rb") as file:
+            return decode(file.read()).split("\n")
     except UnicodeDecodeError:
         raise UsageError(f"{path}: not UTF-8 text", hint="Save it as UTF-8.") from None
     except OSError as error:

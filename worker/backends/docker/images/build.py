@@ -19,6 +19,7 @@ from docker.utils.build import tar
 from core.catalogue.images import normalize_reference
 from core.formatting import MIB
 from core.settings import Settings
+from gradient_cli.text import decode
 from worker.backends.base import LaunchError, LaunchSpec, Progress
 from worker.backends.docker.engine.client import Engine, EngineError, EngineRefused, EngineUnavailable
 from worker.backends.docker.engine.progress_stream import EngineRequest, Message, stream_messages
@@ -311,5 +312,5 @@ def _ignore_patterns(workspace: Path) -> list[str]:
     path = workspace / ".dockerignore"
     if path.is_symlink() or not path.is_file():
         return []
-    lines = (line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+    lines = (line.strip() for line in decode(path.read_bytes(), "replace").splitlines())
     return [line for line in lines if line and not line.startswith("#")]
