@@ -72,10 +72,11 @@ print("FOUND" + json.dumps({
                 if service != "-" and works(open, path, "a")],
     "root": os.geteuid() == 0 or works(os.setuid, 0),
     "folders": sorted(path for path in ("/paperspace/w", "/artifacts/a", "/storage/s", "/tmp/t", "/dev/shm/m",
+                                        "/var/tmp/v", "/opt/o", "/run/r", "/srv/s", "/var/v",
                                         os.path.expanduser("~/h")) if works(open, path, "w")),
 }))
 """
-FOLDERS = ["/artifacts/a", "/dev/shm/m", "/home/gradient/h", "/paperspace/w", "/storage/s", "/tmp/t"]
+FOLDERS = ["/artifacts/a", "/dev/shm/m", "/home/gradient/h", "/paperspace/w", "/storage/s", "/tmp/t", "/var/tmp/v"]
 
 pytestmark = pytest.mark.usefixtures("bubblewrap")
 

@@ -1,8 +1,8 @@
 """The environment of a job that runs as a process of this host: a bubblewrap sandbox with the paths of a container.
 
-The job sees its folders at the paths of `base.py`, the system's programs read-only, a private /tmp, /dev/shm and home
-folder, its own processes and, if possible, its own network. It has no capabilities; a worker that is root runs it as
-its project's user. The sandbox outlives the worker.
+The job sees its folders at the paths of `base.py`, the system's programs read-only, a private /tmp, /var/tmp, /dev/shm
+and home folder, its own processes and, if possible, its own network. It has no capabilities; a worker that is root runs
+it as its project's user. The sandbox outlives the worker.
 """
 
 import logging
@@ -42,7 +42,10 @@ _NO_CORES = "ulimit -c 0"
 _WRAPPER_INSIDE = "/.gradient/run.sh"
 _USER_NAME = "gradient"
 _ACCOUNTS, _RESOLVERS = "/etc/passwd", "/etc/resolv.conf"
-_TEMPORARY = "/tmp"  # noqa: S108 - a mount point
+_TEMPORARY = "/tmp", "/var/tmp"  # noqa: S108 - mount points
+# They are empty unless the host shows something in them.
+_EXPECTED = [word for path in ("/opt", "/run", "/srv", "/var") for word in ("--perms", "0755", "--dir", path)]
+"""Words that make the folders that programs expect."""
 # Not all of /etc, which may have passwords that the worker's user may read, such as the service's settings.
 _CONFIGURATION = tuple(
     f"/etc/{name}"
@@ -191,10 +194,12 @@ class JobSandbox:
             copied: The files of `open_copied`, which the command inherits.
             network: Words of bubblewrap that make a network.
         """
-        home, temporary = _private_folders(spec)
+        home, *temporary = _private_folders(spec)
         readable = tuple(path for path in readable_paths(self.settings, spec.python) if path not in copied)
-        # /tmp first: this installation may be in there.
-        words = [*begin_command(), *network, "--bind", str(temporary), _TEMPORARY]
+        # Before the system: this installation may be in one of them.
+        words = [*begin_command(), *network, *_EXPECTED]
+        for own, path in zip(temporary, _TEMPORARY, strict=True):
+            words += ["--bind", str(own), path]
         root = os.path.realpath(self.settings.root)
         system = bind_system(readable, root)
         words += system
@@ -279,9 +284,9 @@ def _shell(uid: int) -> list[str]:
     return [*drop, "/bin/sh"]
 
 
-def _private_folders(spec: LaunchSpec) -> tuple[Path, Path]:
-    """Return the folders behind the job's home and /tmp: on disk, within the attempt's quota, deleted with it."""
-    return spec.control.parent / "home", spec.control.parent / "tmp"
+def _private_folders(spec: LaunchSpec) -> list[Path]:
+    """Return those behind the job's home, /tmp and /var/tmp: on disk, within the attempt's quota, deleted with it."""
+    return [spec.control.parent / name for name in ("home", "tmp", "var-tmp")]
 
 
 def _own_proc(uid: int) -> list[str]:

@@ -111,6 +111,23 @@ def test_shared_memory_has_the_size_that_the_job_asks_for(place):
     assert int(place.output(spec)) == 64 * MIB
 
 
+@pytest.mark.parametrize("shown", [[], ["/opt"], ["/srv", "/var"]], ids=["none", "opt", "others"])
+def test_the_folders_that_programs_expect_are_there(tmp_path, shown):
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox="require", readable=shown))
+    spec = place.spec("ls -d /opt /run /srv /var/tmp; ls -A /opt")
+    assert place.wait(place.launch(spec)).code == 0
+    in_opt = {path.name for path in Path("/opt").iterdir()} if "/opt" in shown else set()
+    assert set(place.output(spec).decode().splitlines()[4:]) == in_opt
+    place.clear()
+
+
+def test_each_temporary_folder_is_the_jobs_own(place):
+    spec = place.spec("echo a >/tmp/one; echo b >/var/tmp/one; cat /tmp/one /var/tmp/one; ls /tmp /var/tmp | wc -l")
+    assert place.wait(place.launch(spec)).code == 0
+    assert place.output(spec).split() == [b"a", b"b", b"5"]
+    assert not Path("/var/tmp/one").exists()
+
+
 @pytest.mark.parametrize(("limits", "size"), [({}, 1024), ({"memory_mb": 48}, 48)], ids=["none", "memory"])
 def test_what_a_job_can_write_to_memory_is_limited(tmp_path, limits, size):
     """Also where the folder that hides GRADIENT_HOME is in memory, and the job has the worker's own user."""
