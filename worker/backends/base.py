@@ -41,6 +41,9 @@ attempt left that is over, when nobody stores its outputs any more.
 WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
 """The script that every job runs under."""
 
+LOGIN_PATH = WRAPPER.with_name("login_path.sh")
+"""What gives login shells in containers the job's PATH."""
+
 STOPPING_FILE = "stopping"
 """Control file that `stop` writes before it signals the job: the wrapper starts no further program, and a worker that
 adopts the job knows why it ends."""

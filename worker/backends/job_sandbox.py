@@ -41,7 +41,9 @@ worker has ended."""
 _NO_CORES = "ulimit -c 0"
 _WRAPPER_INSIDE = "/.gradient/run.sh"
 _USER_NAME = "gradient"
-_ACCOUNTS, _RESOLVERS = "/etc/passwd", "/etc/resolv.conf"
+_ACCOUNTS, _PROFILE, _RESOLVERS = "/etc/passwd", "/etc/profile", "/etc/resolv.conf"
+_KEEP_PATH = b"gradient_path=$PATH\n%b\nPATH=${gradient_path:-$PATH}\nunset gradient_path\n"
+"""A profile, before and after which PATH is the same: login shells find the job's Python."""
 _TEMPORARY = "/tmp", "/var/tmp"  # noqa: S108 - mount points
 # They are empty unless the host shows something in them.
 _EXPECTED = [word for path in ("/opt", "/run", "/srv", "/var") for word in ("--perms", "0755", "--dir", path)]
@@ -117,8 +119,8 @@ def readable_paths(settings: Settings, python: JobPython | None) -> list[str]:
 def open_copied(uid: int, resolvers: Sequence[str] = ()) -> Iterator[dict[str, int]]:
     """Open the files that bubblewrap copies, because a mount of each takes ten times as long.
 
-    They are the wrapper, the files of /etc that everybody may read, and, for a job with a user of its own, the host's
-    accounts with this user: shells and programs ask for its name.
+    They are the wrapper, the files of /etc that everybody may read, the profile of which leaves PATH as it is, and, for
+    a job with a user of its own, the host's accounts with this user: shells and programs ask for its name.
 
     Args:
         uid: The job's user; -1: the worker's own.
@@ -138,15 +140,18 @@ def open_copied(uid: int, resolvers: Sequence[str] = ()) -> Iterator[dict[str, i
                     found[path] = descriptor
         found[_WRAPPER_INSIDE] = os.open(WRAPPER, os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, found[_WRAPPER_INSIDE])
+        changed = {_PROFILE: _KEEP_PATH % Path(_PROFILE).read_bytes()} if _PROFILE in found else {}
         if uid >= 0:
             known = Path(_ACCOUNTS).read_bytes() if _ACCOUNTS in found else b""
             own = f"{_USER_NAME}:x:{uid}:{uid}::{HOME}:/bin/bash\n".encode()
-            found[_ACCOUNTS] = stack.enter_context(_in_memory(own + known)).fileno()
+            changed[_ACCOUNTS] = own + known
         if resolvers:
             lines = Path(_RESOLVERS).read_bytes().splitlines() if _RESOLVERS in found else []
             lines = [line for line in lines if not line.startswith(b"nameserver")]
             lines += [f"nameserver {one}".encode() for one in resolvers]
-            found[_RESOLVERS] = stack.enter_context(_in_memory(b"\n".join([*lines, b""]))).fileno()
+            changed[_RESOLVERS] = b"\n".join([*lines, b""])
+        for path, text in changed.items():
+            found[path] = stack.enter_context(_in_memory(text)).fileno()
         yield found
 
 

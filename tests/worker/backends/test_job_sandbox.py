@@ -121,6 +121,15 @@ def test_the_folders_that_programs_expect_are_there(tmp_path, shown):
     place.clear()
 
 
+@pytest.mark.parametrize("shell", ["bash -lc", "sh -lc", """bash -c '. /etc/profile; eval "$0"'"""])
+def test_a_login_shell_has_the_path_of_the_job(place, shell):
+    spec = place.spec(
+        f"PATH=/paperspace/bin:$PATH; echo $PATH; {shell} 'echo $PATH'", env={"PATH": "/usr/bin:/bin:/nowhere"}
+    )
+    assert place.wait(place.launch(spec)).code == 0
+    assert place.output(spec).split() == [b"/paperspace/bin:/usr/bin:/bin:/nowhere"] * 2
+
+
 def test_each_temporary_folder_is_the_jobs_own(place):
     spec = place.spec("echo a >/tmp/one; echo b >/var/tmp/one; cat /tmp/one /var/tmp/one; ls /tmp /var/tmp | wc -l")
     assert place.wait(place.launch(spec)).code == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.backends import base
-from worker.backends.base import WRAPPER, LaunchSpec
+from worker.backends.base import LOGIN_PATH, WRAPPER, LaunchSpec
 
 WRAPPER_PATH = "/.gradient/run.sh"
 """Path of the wrapper inside the container."""
@@ -172,6 +172,8 @@ def _mounts(spec: LaunchSpec, options: ContainerOptions) -> list[dict[str, Any]]
         _datasets_mount(spec.datasets, writable=options.datasets_writable),
         _mount(spec.control, base.CONTROL),
         _mount(WRAPPER, WRAPPER_PATH, read_only=True),
+        # The first of its folder: what the image's own profiles add to PATH stays.
+        _mount(LOGIN_PATH, "/etc/profile.d/00-gradient.sh", read_only=True),
         *(_host_folder_mount(source, target) for source, target in options.folders),
     ]
 
