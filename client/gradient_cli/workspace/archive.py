@@ -13,7 +13,7 @@ import time
 from gradient_cli.errors import ClientError
 from gradient_cli.formatting import format_count
 from gradient_cli.workspace.digest import sha256
-from gradient_cli.workspace.ignore import BY_DEFAULT, NOT_EXCLUDED, IgnoreRules
+from gradient_cli.workspace.ignore import BY_DEFAULT, BY_RULE, NOT_EXCLUDED, IgnoreRules
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _LEVEL = 3
 # The same mtime for every file, so that a fresh clone gives the same bytes; 1980 is the earliest in a zip.
 MTIME = 315532800
 _MAX_NAMED = 10
+_FEW = 3
 CHANGED_HINT = "Wait until nothing writes to it, or exclude it with a .gradientignore; then submit again."
 
 
@@ -65,6 +66,7 @@ class WorkspaceFolder:
         entries: The entries to pack, in the order of the archive.
         skipped: Paths that cannot be packed, each with the reason.
         left_out: Paths that are excluded by default.
+        ignored: Paths that git's ignore files exclude, those of folders with a slash, each with the pattern's place.
         scanned_at: Unix time in nanoseconds of the start of the scan.
 
     Raises:
@@ -77,6 +79,7 @@ class WorkspaceFolder:
         self.entries: list[WorkspaceEntry] = []
         self.skipped: list[tuple[str, str]] = []
         self.left_out: list[str] = []
+        self.ignored: list[tuple[str, str]] = []
         self.scanned_at = time.time_ns()
         self._unreadable: list[str] = []
         rules = IgnoreRules.for_root(self.root, include)
@@ -86,6 +89,7 @@ class WorkspaceFolder:
             rules.inclusion.refuse_unused([e.path + "/" * (e.kind == "folder") for e in self.entries])
         self.entries.sort(key=lambda entry: os.fsencode(entry.path))
         self.left_out.sort()
+        self.ignored.sort()
 
     @property
     def files(self) -> list[WorkspaceEntry]:
@@ -107,8 +111,12 @@ class WorkspaceFolder:
             excluded = rules.excluded_by(item.path, is_folder=is_folder)
             if excluded == NOT_EXCLUDED:
                 self._add(item, path, rules)
-            elif not (is_folder and self._add_included_part(item, path, rules)) and excluded == BY_DEFAULT:
+            elif is_folder and self._add_included_part(item, path, rules):
+                continue
+            elif excluded == BY_DEFAULT:
                 self.left_out.append(path)
+            elif excluded != BY_RULE:
+                self.ignored.append((path + "/" * is_folder, excluded.removeprefix(f"{self.root}/")))
 
     def _list(self, folder: str, prefix: str) -> list[os.DirEntry[str]]:
         try:
@@ -341,11 +349,16 @@ def _raise_unreadable(unreadable: list[str]) -> None:
 
 
 def describe_skipped(folder: WorkspaceFolder) -> Iterator[str]:
-    """Yield a sentence for each skipped path, and one for all that are left out by default."""
+    """Yield a sentence for each skipped path, and for all that git ignores and all that are left out by default."""
     for path, why in folder.skipped[:_MAX_NAMED]:
         yield f"left out {path}: {why}"
     if len(folder.skipped) > _MAX_NAMED:
         yield f"left out {len(folder.skipped) - _MAX_NAMED} more"
+    if folder.ignored:
+        named = ", ".join(f"{path} ({place})" for path, place in folder.ignored[:_FEW])
+        more = len(folder.ignored) - _FEW
+        also = f" and {more} more" if more > 0 else ""
+        yield f"left out {named}{also}, as git ignores them; --include PATTERN uploads such files"
     if folder.left_out:
         named, more = ", ".join(folder.left_out[:_MAX_NAMED]), len(folder.left_out) - _MAX_NAMED
         also = f" and {more} more" if more > 0 else ""

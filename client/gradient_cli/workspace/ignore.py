@@ -1,4 +1,4 @@
-"""Ignore rules of workspaces: defaults, `.gitignore` with git's semantics, `.gradientignore`, and `--include`."""
+"""Ignore rules of workspaces: defaults, git's ignore files as git reads them, `.gradientignore`, and `--include`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import re
 
 from gradient_cli.errors import ClientError, UsageError
 from gradient_cli.text import decode
+from gradient_cli.workspace import git
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pathspec import GitIgnoreSpec
+    from pathspec.util import CheckResult
 
 # In ascending precedence: any .gradientignore overrides every .gitignore.
 FILES = (".gitignore", ".gradientignore")
@@ -27,7 +29,7 @@ _CREDENTIALS = re.compile(
     r"|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?"
 )
 
-# Answers of `excluded_by`.
+# Answers of `excluded_by`, besides the place of a pattern.
 NOT_EXCLUDED = ""
 BY_RULE = "rule"
 BY_DEFAULT = "default"
@@ -58,7 +60,7 @@ class Inclusion:
 
     def matches(self, path: str, *, is_folder: bool) -> bool:
         """Return whether a pattern matches the file or folder at this absolute path."""
-        return bool(_check(self._spec, self._root, path, is_folder=is_folder))
+        return bool(_check(self._spec, self._root, path, is_folder=is_folder).include)
 
     def reaches_into(self, path: str) -> bool:
         """Return whether a pattern names something below the excluded folder at this absolute path."""
@@ -93,16 +95,19 @@ class IgnoreRules:
         above: The rules of the parent folder.
 
     Attributes:
-        specs: For each name of an ignore file, the folders that have one, with its patterns, outermost first.
+        patterns: For each name of an ignore file, the patterns of all those in effect, outermost first; git's other
+            ignore files count as a `.gitignore`.
         inclusion: The patterns that bring back what is excluded; None: no patterns.
+        tracked: Files that git tracks, which no `.gitignore` excludes, and their folders.
     """
 
     def __init__(self, folder: str, above: IgnoreRules | None = None) -> None:
-        inherited = above.specs if above else {name: [] for name in FILES}
+        inherited = above.patterns if above else {name: [] for name in FILES}
         self._folder = folder
         self.inclusion: Inclusion | None = above.inclusion if above else None
-        self.specs: dict[str, list[tuple[str, GitIgnoreSpec]]] = {
-            name: _with_own(inherited[name], folder, name) for name in FILES
+        self.tracked: set[str] = above.tracked if above else set()
+        self.patterns: dict[str, list[_Patterns]] = {
+            name: [*inherited[name], *_read(os.path.join(folder, name), folder)] for name in FILES
         }
 
     @classmethod
@@ -123,18 +128,22 @@ class IgnoreRules:
                 folders = [root]  # outside a repository, parent folders do not count
                 break
             folders.append(parent)
-        rules: IgnoreRules | None = None
-        for folder in reversed(folders):
+        top = folders[-1]
+        rules = cls(top)
+        if os.path.exists(os.path.join(top, ".git")):
+            rules.patterns[".gitignore"][:0] = [one for path in git.find_ignore_files(top) for one in _read(path, top)]
+            rules.tracked = git.find_tracked(root)
+        for folder in reversed(folders[:-1]):
             rules = cls(folder, rules)
-        rules = rules or cls(root)
         rules.inclusion = Inclusion(root, include) if include else None
         return rules
 
     def excluded_by(self, path: str, *, is_folder: bool) -> str:
-        """Return the kind of rule that excludes the file or folder at this absolute path.
+        """Return what excludes the file or folder at this absolute path.
 
         Returns:
-            `NOT_EXCLUDED`; `BY_DEFAULT` for a default that a user may not expect; else `BY_RULE`.
+            `NOT_EXCLUDED`; `BY_DEFAULT` for a default that a user may not expect; the place of a pattern of git's
+            ignore files, which are not written for jobs; else `BY_RULE`.
         """
         name = os.path.basename(path)
         if name in _ALWAYS:
@@ -142,18 +151,37 @@ class IgnoreRules:
         if self.inclusion and self.inclusion.matches(path, is_folder=is_folder):
             return NOT_EXCLUDED
         for kind in reversed(FILES):
-            for base, spec in reversed(self.specs[kind]):
-                ignored = _check(spec, base, path, is_folder=is_folder)
-                if ignored is not None:
-                    return BY_RULE if ignored else NOT_EXCLUDED
+            if kind == ".gitignore" and path in self.tracked:
+                break
+            for one in reversed(self.patterns[kind]):
+                found = _check(one.spec, one.base, path, is_folder=is_folder)
+                if found.include is not None:
+                    named = kind == ".gitignore" and name not in _CACHES
+                    return (one.place(found.index) if named else BY_RULE) if found.include else NOT_EXCLUDED
         if name in _CACHES:
             return BY_RULE
         return BY_DEFAULT if _is_left_out(path, name, is_folder=is_folder) else NOT_EXCLUDED
 
     def excludes_itself(self) -> bool:
         """Return whether an ignore file of this folder excludes itself: `*` marks all of the folder as excluded."""
-        own = ((name, self.specs[name][-1:]) for name in FILES)
-        return any(base == self._folder and spec.check_file(name).include for name, last in own for base, spec in last)
+        own = ((name, self.patterns[name][-1:]) for name in FILES)
+        return any(one.base == self._folder and one.spec.check_file(name).include for name, last in own for one in last)
+
+
+class _Patterns:
+    """The patterns of one ignore file, relative to a folder."""
+
+    def __init__(self, path: str, base: str, lines: list[str]) -> None:
+        from pathspec import GitIgnoreSpec
+
+        self._path = path
+        self._numbers = [number for number, line in enumerate(lines, 1) if line]
+        self.base = base
+        self.spec = GitIgnoreSpec.from_lines(lines)
+
+    def place(self, index: int | None) -> str:
+        """Return the file and the line of a pattern."""
+        return self._path if index is None else f"{self._path}, line {self._numbers[index]}"
 
 
 def _is_left_out(path: str, name: str, *, is_folder: bool) -> bool:
@@ -166,30 +194,26 @@ def _is_left_out(path: str, name: str, *, is_folder: bool) -> bool:
     return _CREDENTIALS.fullmatch(name) is not None
 
 
-def _check(spec: GitIgnoreSpec, base: str, path: str, *, is_folder: bool) -> bool | None:
+def _check(spec: GitIgnoreSpec, base: str, path: str, *, is_folder: bool) -> CheckResult[str]:
     below = path[len(base.rstrip("/")) + 1 :]
-    return spec.check_file(below + ("/" if is_folder else "")).include
+    return spec.check_file(below + ("/" if is_folder else ""))
 
 
-def _with_own(inherited: list[tuple[str, GitIgnoreSpec]], folder: str, name: str) -> list[tuple[str, GitIgnoreSpec]]:
-    path = os.path.join(folder, name)
+def _read(path: str, base: str) -> list[_Patterns]:
     try:
         with open(path, "rb") as file:
             lines = decode(file.read(), "surrogateescape").splitlines()
-    except (FileNotFoundError, IsADirectoryError):
-        return inherited
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return []
     except OSError as error:
-        unreadable = (
-            path if os.path.lexists(path) else folder
-        )  # nothing in a folder that cannot be entered exists for us
+        # nothing in a folder that cannot be entered exists for us
+        unreadable = path if os.path.lexists(path) else os.path.dirname(path)
         raise ClientError(
             f"cannot read {unreadable}: {error.strerror}", hint="Fix its permissions, or exclude it in .gradientignore."
         ) from None
     except UnicodeDecodeError:
         raise ClientError(f"{path}: not UTF-8 text", hint="Save it as UTF-8.") from None
-    from pathspec import GitIgnoreSpec
-
     try:
-        return [*inherited, (folder, GitIgnoreSpec.from_lines(lines))]
+        return [_Patterns(path, base, lines)]
     except ValueError as error:
         raise ClientError(f"{path}: {error}", hint="Correct that line.") from None

@@ -1,0 +1,42 @@
+"""Questions to git about a folder; without git, its files tell less."""
+
+from __future__ import annotations
+
+import os
+
+_OTHER_REPOSITORY = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}  # set in hooks
+
+
+def find_ignore_files(top: str) -> list[str]:
+    """Return the other ignore files of a repository, which need not exist, in ascending precedence."""
+    everywhere = _run(top, "config", "--type=path", "core.excludesFile")
+    if everywhere is None:
+        base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+        everywhere = os.path.join(base, "git", "ignore")
+    own = _run(top, "rev-parse", "--git-path", "info/exclude") or os.path.join(".git", "info", "exclude")
+    return [os.path.join(top, path) for path in (everywhere, own)]
+
+
+def find_tracked(root: str) -> set[str]:
+    """Return the absolute paths of tracked files below a folder that patterns match, and of the folders they are in."""
+    found: set[str] = set()
+    for name in (_run(root, "ls-files", "-z", "-ci", "--exclude-standard") or "").split("\0"):
+        path = os.path.join(root, name)
+        while os.path.lexists(path) and len(path) > len(root) + 1 and path not in found:
+            found.add(path)
+            path = os.path.dirname(path)
+    return found
+
+
+def _run(folder: str, *question: str) -> str | None:
+    """Return git's answer; None if there is none."""
+    import subprocess
+
+    # A folder's own settings must not have git run a program.
+    command = ["git", "-c", "core.fsmonitor=false", "-C", folder, *question]
+    env = {name: value for name, value in os.environ.items() if name not in _OTHER_REPOSITORY}
+    try:
+        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return os.fsdecode(done.stdout).removesuffix("\n")
