@@ -4,6 +4,7 @@ Every option is set here, so that no default of an engine decides. The user cont
 environment and the limits.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ _GPU_VARIABLES = (
     "NVIDIA_IMEX_",
 )
 _USER_NAME = "gradient"
+_THREADS = "OMP_NUM_THREADS"
 _HOOK_VARIABLES = (
     "LD_AUDIT",
     "LD_PRELOAD",
@@ -64,6 +66,7 @@ class ContainerOptions:
         layer_mb: MiB that the container's own files may take, if the engine can limit that; 0: no limit.
         bind: Address of the host that ports are published on.
         datasets_writable: Whether jobs may write into the data sets.
+        image_variables: Names of the variables that the image sets.
     """
 
     image: str
@@ -81,6 +84,7 @@ class ContainerOptions:
     bind: str = "127.0.0.1"
     groups: tuple[str, ...] = ()
     datasets_writable: bool = False
+    image_variables: frozenset[str] = frozenset()
 
 
 def container_name(name: str) -> str:
@@ -120,6 +124,9 @@ def _environment(spec: LaunchSpec, options: ContainerOptions) -> list[str]:
     if options.user.partition(":")[0] != "0":
         # A user that the image does not know has no writable home, and no name for programs to find.
         env = {"HOME": base.WORKSPACE, "LOGNAME": _USER_NAME, "USER": _USER_NAME} | env
+    # A limit of CPUs does not change their number, by which programs choose that of their threads.
+    if spec.job_spec.cpus is not None and _THREADS not in options.image_variables:
+        env = {_THREADS: str(math.ceil(spec.job_spec.cpus))} | env
     # With CDI the engine hands the GPUs over itself, and the runtime must add nothing.
     if not spec.gpus or options.cdi:
         env |= _NO_GPUS

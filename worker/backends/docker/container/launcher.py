@@ -180,6 +180,7 @@ class Launcher:
             layer_mb=self._layer_mb,
             bind=self._bind,
             datasets_writable=self._settings.datasets_writable,
+            image_variables=image.variables,
         )
         try:
             return self._create_container(spec, options), image

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -97,7 +98,7 @@ class ImageBuilder:
             records.record_use(image.id, name, built=True)
         if build.target is None:
             return image
-        return Image(image.id, self._push(build.target, image, progress, journal, push_auth))
+        return replace(image, digest=self._push(build.target, image, progress, journal, push_auth))
 
     def _params(self, spec: LaunchSpec, dockerfile: str, network: str, memory_bytes: int) -> dict[str, Any]:
         images = self._settings.images

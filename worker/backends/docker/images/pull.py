@@ -38,10 +38,12 @@ class Image:
     Attributes:
         id: The engine's id.
         digest: `repository@sha256:…` as in its registry; its id if it has no digest.
+        variables: Names of the variables that it sets.
     """
 
     id: str
     digest: str
+    variables: frozenset[str] = frozenset()
 
 
 def disk_percent(folder: str) -> float | None:
@@ -184,7 +186,9 @@ class ImageStore:
             if error.transient:
                 raise
             raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
-        return Image(str(inspected["Id"]), _digest(name or reference, inspected))
+        variables = (inspected.get("Config") or {}).get("Env") or []
+        names = frozenset(one.partition("=")[0] for one in variables)
+        return Image(str(inspected["Id"]), _digest(name or reference, inspected), names)
 
     def digest(self, image_id: str, reference: str | None) -> str:
         """Return the digest of a container's image; its id if the image itself was removed already."""

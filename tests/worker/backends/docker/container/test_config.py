@@ -61,6 +61,7 @@ GOLDEN = {
         "HOME=/paperspace",
         "LEARNING_RATE=0.1",
         "LOGNAME=gradient",
+        "OMP_NUM_THREADS=2",
         "USER=gradient",
         "LD_AUDIT",
         "LD_PRELOAD",
@@ -159,7 +160,7 @@ def test_a_job_without_gpus_can_take_none_by_its_environment():
     forged = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "all", "NVIDIA_TF32_OVERRIDE": "1"}
     without = config({"gpus": (), "env": forged})
     assert without["HostConfig"]["DeviceRequests"] == []
-    named = {"LOGNAME=gradient", "USER=gradient", "HOME=/paperspace", "NVIDIA_TF32_OVERRIDE=1"}
+    named = {"LOGNAME=gradient", "USER=gradient", "HOME=/paperspace", "NVIDIA_TF32_OVERRIDE=1", "OMP_NUM_THREADS=2"}
     assert set(without["Env"]) == named | {"NVIDIA_VISIBLE_DEVICES=void"}
     assert {item for item in config({"env": forged})["Env"] if "=" in item} == named
 
@@ -171,6 +172,23 @@ def test_a_job_without_gpus_can_take_none_by_its_environment():
 def test_a_user_that_the_image_does_not_know_has_a_home(user, env, home):
     given = dict(item.split("=", 1) for item in config({"env": env}, {"user": user})["Env"] if "=" in item)
     assert given.get("HOME") == home
+
+
+@pytest.mark.parametrize(
+    ("cpus", "env", "image", "threads"),
+    [
+        (0.01, {}, {"PATH"}, "1"),
+        (1, {}, {"PATH"}, "1"),
+        (3.2, {}, {"PATH"}, "4"),
+        (None, {}, {"PATH"}, None),
+        (4, {"OMP_NUM_THREADS": "7"}, {"PATH"}, "7"),
+        (4, {}, {"PATH", "OMP_NUM_THREADS"}, None),
+        (4, {"OMP_NUM_THREADS": "7"}, {"OMP_NUM_THREADS"}, "7"),
+    ],
+)
+def test_programs_start_as_many_threads_as_the_job_has_cpus(cpus, env, image, threads):
+    made = config({"env": env}, {"image_variables": frozenset(image)}, {"cpus": cpus})
+    assert dict(item.split("=", 1) for item in made["Env"] if "=" in item).get("OMP_NUM_THREADS") == threads
 
 
 def test_an_administrator_may_leave_capabilities():

@@ -3,14 +3,16 @@
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from support.deployment import wait_until
 from support.servers.private_docker_engine import SHELL_IMAGE
 
+from core.settings import Settings
 from worker.backends.base import LaunchError
 from worker.backends.docker.images import pull
-from worker.backends.docker.images.pull import PullProgress
+from worker.backends.docker.images.pull import ImageStore, PullProgress
 
 MESSAGES = [
     {"status": "Pulling from library/python", "id": "3.12-slim"},
@@ -50,6 +52,15 @@ def test_layers_and_bytes_are_counted():
     for message in END:
         layers.update(message)
     assert str(layers) == "2 of 2 layers, 4.0 of 4.0 MB"
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [({"Env": ["PATH=/bin", "OMP_NUM_THREADS=", "A=b=c"]}, {"PATH", "OMP_NUM_THREADS", "A"}), ({"Env": None}, set())],
+)
+def test_the_variables_of_an_image_are_known(tmp_path, config, names):
+    engine = SimpleNamespace(call=lambda _: {"Id": "sha256:1", "Config": config})
+    assert ImageStore(engine, Settings(home=tmp_path)).find("team/model:1").variables == names
 
 
 def test_a_missing_image_is_pulled_in_a_phase_of_its_own_and_known_by_its_digest(
