@@ -61,6 +61,15 @@ def test_shared_memory_is_as_large_as_asked_for(make):
     assert said(make(shm_mb=32), size) == [str(32 * 1024)]
 
 
+def test_a_login_shell_keeps_the_path_of_the_job(make):
+    """The image has no profile that would change PATH, so the command plays it."""
+    place = make()
+    command = "sh -c 'PATH=/usr/bin:/bin; . /etc/profile.d/00-gradient.sh; echo $PATH'"
+    spec = place.spec(command, env={"PATH": "/opt/tool/bin:/usr/bin:/bin"})
+    assert place.wait(place.launch(spec)).code == 0
+    assert place.output(spec) == b"/opt/tool/bin:/usr/bin:/bin\n"
+
+
 def test_the_command_begins_in_the_working_directory(make):
     place = make()
     spec = place.spec('echo "$PWD" "$GRADIENT_JOB_ID"', working_dir="/paperspace/src/deep")
