@@ -112,16 +112,12 @@ def read_log_page(session: Session, app_state: AppState, job: Job, after: int, l
     """Read the lines after `after`. The job's row was read before the log, so `complete` cannot be set too early."""
     if removed := find_removed(session, job, OutputKind.LOGS):
         return LogPage(lines=[], total=0, complete=True, removed=removed)
-    reader = app_state.logs.reader(job.id)
-    lines = reader.lines(after, limit, final=job.ended)
-    last = lines[-1].line if lines else after
-    total = reader.tail(0, final=job.ended)
-    complete = job.ended and last >= total
-    partial = "" if job.ended else reader.partial()
-    if reader.line_count != last:  # it does not belong after these lines
-        partial = ""
-    rows = [LogRow(**log_row(line)) for line in lines]
-    return LogPage(lines=rows, total=total, complete=complete, partial=partial or None)
+    found = app_state.logs.reader(job.id).section(after, limit, final=job.ended)
+    last = found.lines[-1].line if found.lines else after
+    partial = found.partial if found.total == last else ""  # else it does not belong after these lines
+    rows = [LogRow(**log_row(line)) for line in found.lines]
+    complete = job.ended and last >= found.total
+    return LogPage(lines=rows, total=found.total, complete=complete, partial=partial or None)
 
 
 def _start_line(app_state: AppState, job: Job, wanted: ReadLog) -> int:
