@@ -252,6 +252,8 @@ def test_flags_win_over_the_project_file(cli, server, protocol):
         ("tags = 'one'", "tags: must be a list"),
         ("envVars = 'A=1'", ".gradient.toml: envVars: must be a table"),
         ("maxAttempts = 'two'", ".gradient.toml: maxAttempts: 'two' is not a whole number"),
+        ("memoryMb = '16 potatoes'", "memoryMb: '16 potatoes' is no amount of memory"),
+        ("sharedMemMb = 1.5", "Write MiB, such as 16384, or 16GB."),
         ("[envVars]\nA = [1]", "envVars.A: the value must be text"),
         ("project = 'a'\nprojectId = 'b'", "given as both project and projectId"),
     ],

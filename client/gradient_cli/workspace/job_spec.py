@@ -7,7 +7,7 @@ import re
 
 from gradient_cli.errors import UsageError
 from gradient_cli.options import add_option
-from gradient_cli.workspace import project_file, variables
+from gradient_cli.workspace import memory_size, project_file, variables
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -427,8 +427,8 @@ _FIELDS = {
     "priority": (_integer, "0-100", "jobs with higher priority start first (default: 50)"),
     "registryUsername": (_text, "NAME", "username to log in to the registry of --container with, for this job only"),
     "cpus": (_float, "N", "limit of CPU cores, if the machine type leaves a choice"),
-    "memoryMb": (_integer, "MB", "limit of memory in MiB, if the machine type leaves a choice"),
-    "sharedMemMb": (_integer, "MB", "size of /dev/shm in MiB, which is part of the job's memory"),
+    "memoryMb": (memory_size.parse, "MB", "limit of memory in MiB, if the machine type leaves a choice"),
+    "sharedMemMb": (memory_size.parse, "MB", "size of /dev/shm in MiB, which is part of the job's memory"),
     "workingDirectory": (
         _text,
         "PATH",

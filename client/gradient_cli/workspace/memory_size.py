@@ -1,0 +1,22 @@
+"""Amounts of memory as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from gradient_cli.errors import UsageError
+
+_SIZE = re.compile(r"\d+|(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>[MGT])(?:i?B)?", re.IGNORECASE)
+_MEBIBYTES = {"m": 1, "g": 1024, "t": 1024**2}
+
+
+def parse(name: str, value: object) -> int:
+    """Parse a number of MiB, or one with a unit such as `16GB` or `1.5GiB`, both with 1024 MiB in one.
+
+    Raises:
+        UsageError: The value is neither.
+    """
+    found = _SIZE.fullmatch(str(value).strip())
+    if not found:
+        raise UsageError(f"{name}: {value!r} is no amount of memory", hint="Write MiB, such as 16384, or 16GB.")
+    return round(float(found["amount"]) * _MEBIBYTES[found["unit"].lower()]) if found["unit"] else int(found[0])
