@@ -1,5 +1,7 @@
 import gzip
+import hashlib
 import io
+import json
 import os
 import re
 import socket
@@ -11,6 +13,8 @@ import pytest
 from gradient_cli.errors import ClientError, UsageError
 from gradient_cli.workspace import archive as packing
 from gradient_cli.workspace import pack_cache
+from gradient_cli.workspace.manifest import FolderManifest
+from gradient_cli.workspace.pack import create_pack
 
 
 def paths(folder):
@@ -368,13 +372,35 @@ def test_a_folder_that_cannot_be_entered_is_named(tmp_path, monkeypatch):
     assert ".gradientignore" in failure.value.hint
 
 
-def test_a_file_that_changes_meanwhile_is_refused_and_nothing_is_left(tmp_path, monkeypatch):
+@pytest.mark.parametrize("before", [b"", b"x" * 9, b"x" * 70_000], ids=["empty", "small", "large"])
+def test_a_file_that_grows_meanwhile_is_sent_as_it_was_with_a_note(tmp_path, capsys, monkeypatch, before):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = tmp_path / "source"
+    write(source, {"log.txt": ""})
+    (source / "log.txt").write_bytes(before)
+    folder = packing.WorkspaceFolder(str(source))
+    with (source / "log.txt").open("ab") as log:
+        log.write(b"workspace: ...")
+    digest = hashlib.sha256(before).hexdigest()
+    manifest = FolderManifest(folder, "http://x", lambda _done: None)
+    assert json.loads(manifest.data)["files"] == [
+        ["log.txt", (source / "log.txt").stat().st_mode & 0o777, len(before), digest]
+    ]
+    with create_pack(str(source), manifest.contents, {}, lambda _done: None) as pack, tarfile.open(pack.path) as tar:
+        assert tar.extractfile(digest).read() == before
+    with packing.create_archive(folder, lambda _done: None) as archive, tarfile.open(archive.path) as tar:
+        assert tar.extractfile("log.txt").read() == before
+    [said] = capsys.readouterr().err.splitlines()
+    assert f"log.txt is being written to; it is sent as it was, with {len(before):,} bytes" in said
+
+
+def test_a_file_that_shrinks_meanwhile_is_refused_and_nothing_is_left(tmp_path, monkeypatch):
     source, scratch = tmp_path / "source", tmp_path / "scratch"
-    write(source, {"log": "short"})
+    write(source, {"log": "longer than after"})
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     folder = packing.WorkspaceFolder(str(source))
-    (source / "log").write_text("longer than before")
+    (source / "log").write_text("short")
     with pytest.raises(ClientError, match="log changed while it was packed"):
         packing.create_archive(folder, lambda _done: None)
     assert list(scratch.iterdir()) == []

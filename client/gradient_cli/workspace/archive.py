@@ -10,6 +10,7 @@ import tarfile
 import tempfile
 import time
 
+from gradient_cli import terminal
 from gradient_cli.errors import ClientError
 from gradient_cli.formatting import format_count
 from gradient_cli.workspace.digest import sha256
@@ -40,10 +41,11 @@ class WorkspaceEntry:
         mode: Its permission bits.
         size: Bytes of a file, 0 for others.
         target: The target of a link, relative to the link.
+        grown: Whether it was found to have grown since the scan.
         version: Changes with the contents of a file: inode, and times of change in nanoseconds.
     """
 
-    __slots__ = ("kind", "mode", "path", "size", "target", "version")
+    __slots__ = ("grown", "kind", "mode", "path", "size", "target", "version")
 
     def __init__(self, path: str, kind: str, mode: int, size: int = 0, target: str = "") -> None:
         self.path = path
@@ -51,6 +53,7 @@ class WorkspaceEntry:
         self.mode = mode
         self.size = size
         self.target = target
+        self.grown = False
         self.version = (0, 0, 0)
 
 
@@ -274,10 +277,10 @@ def _header(entry: WorkspaceEntry) -> tarfile.TarInfo:
 
 
 def open_file(root: str, entry: WorkspaceEntry) -> BinaryIO:
-    """Open a file of a workspace.
+    """Open a file of a workspace; of one that has grown since the scan, only its first `entry.size` bytes count.
 
     Raises:
-        ClientError: It cannot be read, or has changed since the scan.
+        ClientError: It cannot be read, or has shrunk since the scan.
     """
     try:
         # Neither follow nor block: since the scan, the file may have become a link or a pipe.
@@ -285,9 +288,16 @@ def open_file(root: str, entry: WorkspaceEntry) -> BinaryIO:
     except OSError as error:
         raise ClientError(f"workspace: cannot read {entry.path}: {error.strerror}", hint=CHANGED_HINT) from None
     file = open(descriptor, "rb")  # noqa: SIM115 - the caller closes it
-    if os.fstat(descriptor).st_size != entry.size:
+    size = os.fstat(descriptor).st_size
+    if size < entry.size:
         file.close()
         raise changed_error(entry)
+    if size > entry.size and not entry.grown:
+        entry.grown = True
+        path = terminal.sanitize(entry.path)
+        terminal.print_message(
+            f"workspace: {path} is being written to; it is sent as it was, with {entry.size:,} bytes"
+        )
     return file
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -11,9 +12,10 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 
 
-def sha256(file: BinaryIO) -> str:
-    """Return the digest of the rest of an open file, in hexadecimal."""
-    digest = hashlib.sha256()
-    while chunk := file.read(_CHUNK_BYTES):
+def sha256(file: BinaryIO, size: int | None = None) -> str:
+    """Return the digest of the rest of an open file, or of so many bytes of it, in hexadecimal."""
+    digest, left = hashlib.sha256(), sys.maxsize if size is None else size
+    while chunk := file.read(min(left, _CHUNK_BYTES)):
         digest.update(chunk)
+        left -= len(chunk)
     return digest.hexdigest()

@@ -101,10 +101,10 @@ class FolderManifest:
     def _hash(self, entry: WorkspaceEntry) -> str:
         with open_file(self.root, entry) as file:
             if entry.size >= _SMALL_BYTES:
-                return sha256(file)
+                return sha256(file, entry.size)
             # A small file is not read into a large buffer: thousands of them would take twice as long. It is kept for
             # the upload, which would otherwise open and read it again.
-            content = file.read(entry.size + 1)
+            content = file.read(entry.size)
         if len(content) != entry.size:
             raise changed_error(entry)
         digest = hashlib.sha256(content).hexdigest()
