@@ -8,6 +8,7 @@ import psutil
 import pytest
 from support.deployment import wait_until
 
+from worker.backends.linked_networks import LINK_PREFIX
 from worker.backends.sandbox_processes import find_sandbox
 
 # The user of a namespace of its own, who may do nothing that root may: the rest of the machine is as it is.
@@ -105,9 +106,9 @@ def test_a_job_reaches_neither_this_host_nor_other_jobs(deployment, inside, netw
     service = (httpx.URL(deployment.cli_json["url"]).host, httpx.URL(deployment.cli_json["url"]).port)
     with socket.create_server(("0.0.0.0", 0)) as here:  # noqa: S104 - the point of the test
         port = here.getsockname()[1]
-        addresses = [
-            one.address for found in psutil.net_if_addrs().values() for one in found if one.family == socket.AF_INET
-        ]
+        # Those of other jobs' links come and go.
+        links = [found for name, found in psutil.net_if_addrs().items() if not name.startswith(LINK_PREFIX)]
+        addresses = [one.address for found in links for one in found if one.family == socket.AF_INET]
         own = [[address, port] for address in ("127.0.0.1", "127.0.0.2", *addresses)]
         linked = [[line, 8000] for line in deployment.raw_log(other).decode().split() if line.startswith("198.19.")]
         wanted = [service, *own, *linked, ["127.0.0.1", 8000], ["169.254.169.254", 80]]

@@ -20,7 +20,7 @@ from worker.sandbox.network_namespace import NetworkUnavailable, call_in_network
 
 T = TypeVar("T")
 
-_PREFIX = "gjn"
+LINK_PREFIX = "gjn"
 """Begins the names of the interfaces of all jobs of this host; the bridges of jobs' containers have other names."""
 _FIRST, _PAIRS, _SUBNET, _PREFIX_LENGTH = IPv4Address("198.19.0.0"), 1 << 15, "198.19.0.0/16", 31
 _TRIES = 10
@@ -29,19 +29,19 @@ _RULES = f"""*filter
 :GRADIENT-JOBS-THROUGH - [0:0]
 -A GRADIENT-JOBS-IN -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
 {{resolvers}}-A GRADIENT-JOBS-IN -j REJECT
-{{bridges}}-A GRADIENT-JOBS-THROUGH -i {_PREFIX}+ -o gj+ -j REJECT
--A GRADIENT-JOBS-THROUGH -i {_PREFIX}+ -j ACCEPT
--A GRADIENT-JOBS-THROUGH -o {_PREFIX}+ -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
--A GRADIENT-JOBS-THROUGH -o {_PREFIX}+ -j DROP
+{{bridges}}-A GRADIENT-JOBS-THROUGH -i {LINK_PREFIX}+ -o gj+ -j REJECT
+-A GRADIENT-JOBS-THROUGH -i {LINK_PREFIX}+ -j ACCEPT
+-A GRADIENT-JOBS-THROUGH -o {LINK_PREFIX}+ -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
+-A GRADIENT-JOBS-THROUGH -o {LINK_PREFIX}+ -j DROP
 COMMIT
 *nat
 :GRADIENT-JOBS-OUT - [0:0]
--A GRADIENT-JOBS-OUT -s {_SUBNET} ! -o {_PREFIX}+ -j MASQUERADE
+-A GRADIENT-JOBS-OUT -s {_SUBNET} ! -o {LINK_PREFIX}+ -j MASQUERADE
 COMMIT
 """
 """The same for all installations on a host: what one of them blocks is in its jobs' namespaces."""
 _JUMPS = (
-    ("filter", "INPUT", "-i", f"{_PREFIX}+", "-j", "GRADIENT-JOBS-IN"),
+    ("filter", "INPUT", "-i", f"{LINK_PREFIX}+", "-j", "GRADIENT-JOBS-IN"),
     ("filter", "FORWARD", "-j", "GRADIENT-JOBS-THROUGH"),
     ("nat", "POSTROUTING", "-j", "GRADIENT-JOBS-OUT"),
 )
@@ -128,7 +128,7 @@ def set_firewall(servers: Iterable[str]) -> None:
     open_ = [f"-d {one} -p {kind} --dport 53" for one in servers for kind in ("udp", "tcp")]
     lines = "".join(f"-A GRADIENT-JOBS-IN {one} -j ACCEPT\n" for one in open_)
     names = ("docker+", "br-+", *inner_bridges())
-    bridges = "".join(f"-A GRADIENT-JOBS-THROUGH -i {_PREFIX}+ -o {name} -j REJECT\n" for name in names)
+    bridges = "".join(f"-A GRADIENT-JOBS-THROUGH -i {LINK_PREFIX}+ -o {name} -j REJECT\n" for name in names)
     rules = _RULES.format(resolvers=lines, bridges=bridges)
     run_iptables("iptables-restore", "--wait", "5", "--noflush", given=rules)
     for table, chain, *rule in _JUMPS:
@@ -145,7 +145,7 @@ def _link(network: int) -> tuple[IPv4Address, IPv4Address]:
     """Link a namespace with this host; return the addresses here and there. The kernel gives each name only once."""
     for _ in range(_TRIES):
         pair = random.randrange(_PAIRS)  # noqa: S311 - no secret
-        name, here, there = f"{_PREFIX}{pair:04x}", _FIRST + 2 * pair, _FIRST + 2 * pair + 1
+        name, here, there = f"{LINK_PREFIX}{pair:04x}", _FIRST + 2 * pair, _FIRST + 2 * pair + 1
         try:
             netlink.send(netlink.add_pair(name, "eth0", network))
         except FileExistsError:

@@ -18,6 +18,7 @@ from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
 from core.formatting import MIB
 from core.jobs import lifecycle, queries
+from core.jobs.relations import relations_of
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
@@ -376,7 +377,8 @@ def test_the_most_that_an_attempt_used_is_kept(host, claim, tmp_path, monkeypatc
     assert 0 < row.sampled_seconds < 60
     assert (row.peak_gpu_percent, row.peak_gpu_memory_bytes) == (None, None)
     with host.database.read() as session:
-        assert queries.current_attempts(session, [ended(host, job)])[job.id].peak_memory_bytes == row.peak_memory_bytes
+        shown = relations_of(session, [ended(host, job)])[job.id].attempt
+    assert shown.peak_memory_bytes == row.peak_memory_bytes
 
 
 @pytest.mark.parametrize("cgroups", ["off", "auto"])
