@@ -102,7 +102,7 @@ def test_a_tab_reads_only_what_it_shows(signed_in_browser, client, worker, monke
     worker.end(worker.start(), exit_code=0)
     read = []
     for owner, name, label in (
-        (LogReader, "lines", "log"),
+        (LogReader, "section", "log"),
         (JobMetricsCache, "get", "metrics"),
         (artifacts, "list_artifacts", "artifacts"),
     ):
