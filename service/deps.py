@@ -107,12 +107,12 @@ RequestId = Annotated[str, Depends(_request_id)]
 
 async def read_session() -> Session:
     """Stand for a session that only reads; `service.http.endpoint` opens it in the endpoint's own thread."""
-    raise NotImplementedError
+    raise RuntimeError("A session is opened by service.http.endpoint alone, in the thread of its endpoint.")
 
 
 async def write_session() -> Session:
     """Stand for a session whose changes are committed before the response is sent."""
-    raise NotImplementedError
+    raise RuntimeError("A session is opened by service.http.endpoint alone, in the thread of its endpoint.")
 
 
 ReadSession = Annotated[Session, Depends(read_session)]

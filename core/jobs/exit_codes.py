@@ -31,7 +31,7 @@ _HINTS = {
     ".*": "Check its spelling, that the machine or container has it, and that your own programs are called with their "
     "path (./run.sh).",
 }
-"""What to do about a program that was not found, by a pattern for its name."""
+"""Advice about a program that was not found, by a pattern for its name."""
 
 
 def reason_of_exit(code: int, log_end: str = "") -> tuple[str, str | None]:

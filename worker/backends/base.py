@@ -42,7 +42,7 @@ WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
 """The script that every job runs under."""
 
 LOGIN_PATH = WRAPPER.with_name("login_path.sh")
-"""What gives login shells in containers the job's PATH."""
+"""The profile that keeps the job's PATH in login shells of containers."""
 
 STOPPING_FILE = "stopping"
 """Control file that `stop` writes before it signals the job: the wrapper starts no further program, and a worker that

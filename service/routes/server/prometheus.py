@@ -16,7 +16,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {
 _ANSWER_SECONDS = 5.0
 
 Counted = tuple[list[Metric], list[Metric]]
-"""What a process has counted, and what the first one has counted of job events."""
+"""Metrics of a process, and those of job events, which only the first one has."""
 
 
 @router.get("/metrics", response_class=Response, responses=_RESPONSES)

@@ -23,6 +23,7 @@ def test_a_connection_is_there_for_every_thread_however_many(database):
     with ExitStack() as held:
         for _ in range(40):
             held.enter_context(database.read()).scalar(select(Job.seq))
+        assert database.engine.pool.checkedout() == 40
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
