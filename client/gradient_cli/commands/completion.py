@@ -1,12 +1,10 @@
 """`completion`: print the script that completes command lines in a shell.
 
-shtab makes the scripts from the parser when the client is developed (`tests/gradient_cli/test_completion.py`), so that
-the client does not need it and a key press does not start Python.
+shtab makes it of the parser, so it always has the commands of this client; a key press does not start Python.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
 from gradient_cli.errors import OK
@@ -15,9 +13,11 @@ from gradient_cli.options import add_positional
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
 SHELLS = ("bash", "zsh", "fish")
-_FOLDER = os.path.join(os.path.dirname(__file__), os.pardir, "completions")
+_FILES = {"file", "from_file", "envFile", "workspace", "relDockerfilePath"}
+_FOLDERS = {"to", "output"}
 _USE = """\
 Load it whenever a shell starts:
   bash  echo 'eval "$(gradient-cli completion bash)"' >> ~/.bashrc
@@ -36,6 +36,21 @@ def add_completion(parser: argparse.ArgumentParser) -> None:
 
 def print_script(args: argparse.Namespace) -> int:
     """Print the script."""
-    with open(os.path.join(_FOLDER, f"gradient-cli.{args.shell}"), encoding="utf-8") as file:
-        sys.stdout.write(file.read())
+    import shtab
+
+    from gradient_cli.main import build_parser
+
+    root = build_parser()
+    for action in _all_actions(root):
+        if action.dest in _FILES | _FOLDERS:
+            action.complete = shtab.FILE if action.dest in _FILES else shtab.DIRECTORY  # type: ignore[attr-defined]
+    sys.stdout.write(f"{shtab.complete(root, args.shell)}\n")
     return OK
+
+
+def _all_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public way to them
+        yield action
+        if isinstance(action.choices, dict):
+            for child in action.choices.values():
+                yield from _all_actions(child)
