@@ -79,7 +79,7 @@ fmt: $(ALL) ## format, and mend what ruff can mend
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-migration: $(ALL) ## write a migration for what changed in models.py: make migration name="what changes"
+migration: $(ALL) ## write a migration for what changed in core/db/models: make migration name="what changes"
 	@$(BIN)/python .ci/new_migration.py "$(name)"
 	@$(BIN)/ruff check --fix-only --quiet migrations && $(BIN)/ruff format --quiet migrations
 

@@ -1,4 +1,4 @@
-"""Writes the migration that takes an up-to-date database to what core/db/models/jobs.py says now.
+"""Writes the migration that takes an up-to-date database to what core/db/models say now.
 
 Compared is a new SQLite database with every migration so far. Read the result before it is committed: a renamed
 column looks like one that went and one that came.
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from alembic import command
 
-from core.db import migrations, schema_check
+from core.db import migrations
 from core.db.database import Database
 
 
@@ -21,9 +21,8 @@ def main(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         database = Database(f"sqlite:///{Path(folder) / 'gradient.db'}")
         migrations.upgrade(database)
-        number = f"{len(schema_check.revisions()) + 1:04d}"
         with database.engine.begin() as connection:
-            command.revision(migrations.configuration(connection), message=name, autogenerate=True, rev_id=number)
+            command.revision(migrations.configuration(connection), message=name, autogenerate=True)
         database.close()
 
 

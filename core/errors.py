@@ -27,8 +27,7 @@ GradientError
 ├── ExecDisabled
 ├── TensorBoardUnavailable
 ├── JobNotEnterable
-├── DatabaseOutdated
-├── ReleaseOutdated
+├── SchemaMismatch
 └── LeaseLost
 
 This module knows neither HTTP nor Celery: the service maps each class to a status.
@@ -200,12 +199,8 @@ class JobNotEnterable(GradientError):
     """The job cannot be entered: it does not run, or its backend or its worker does not allow it."""
 
 
-class DatabaseOutdated(GradientError):
-    """The database's schema is older than the one this release needs."""
-
-
-class ReleaseOutdated(GradientError):
-    """The database's schema is newer than this release, which can no longer run on it."""
+class SchemaMismatch(GradientError):
+    """The database's schema is not the one this version needs."""
 
 
 class LeaseLost(GradientError):

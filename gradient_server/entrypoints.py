@@ -13,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from core.db import schema_check
 from core.db.connection_watchdog import ConnectionWatchdog
 from core.db.database import Database
 from core.errors import GradientError, SpecInvalid
@@ -162,19 +161,14 @@ def _run_worker(settings: Settings, name: str | None) -> int:
     return code
 
 
-def migrate(settings: Settings, back_to: str | None) -> int:
-    """Migrate the schema to this release, or back to an earlier revision."""
+def migrate(settings: Settings) -> int:
+    """Migrate the schema to this version."""
     from core.db import migrations
 
     database = _open_database(settings)
-    state = migrations.downgrade(database, back_to) if back_to else migrations.upgrade(database)
+    migrations.upgrade(database)
     database.close()
-    if back_to:
-        _print(f"The database was migrated back to {state.found}." if state.found else "The database is empty now.")
-    elif state.status is schema_check.SchemaStatus.NEWER:
-        _print(f"{state.message} Nothing was changed. {state.fix}")
-    else:
-        _print("The database is up to date.")
+    _print("The database is up to date.")
     return 0
 
 

@@ -165,13 +165,7 @@ def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentPars
 
 
 def _add_migrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    migrate = commands.add_parser("migrate", help="migrate the database's schema to this release")
-    migrate.add_argument(
-        "--back-to",
-        metavar="REVISION",
-        help="migrate back to an earlier revision instead, such as 0001, or to `base`, which drops every table; data "
-        "of later revisions is lost; stop every process first",
-    )
+    commands.add_parser("migrate", help="migrate the database's schema to this version")
 
 
 def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -321,7 +315,7 @@ def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
     from gradient_server import entrypoints
 
     if parsed.command == "migrate":
-        return entrypoints.migrate(settings, parsed.back_to)
+        return entrypoints.migrate(settings)
     return _serve(parsed, settings)
 
 

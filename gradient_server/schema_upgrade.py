@@ -5,15 +5,14 @@ from core.db.database import Database
 
 
 def prepare_schema(database: Database, *, migrate: bool = False) -> None:
-    """Make sure that this release can run on the schema. Alembic is imported only for a migration.
+    """Make sure that the schema is this version's. Alembic is imported only for a migration.
 
     Args:
         database: The database.
         migrate: Migrate its schema; that of SQLite, which only one machine uses, is always migrated.
 
     Raises:
-        DatabaseOutdated: The schema must be migrated first.
-        ReleaseOutdated: The schema is newer, and this release cannot run on it.
+        SchemaMismatch: The schema must be migrated first, or is none that this version knows.
         StoreUnavailable: Another connection kept a table locked during the migration.
     """
     state = schema_check.get_state(database)
@@ -23,4 +22,4 @@ def prepare_schema(database: Database, *, migrate: bool = False) -> None:
 
         migrations.upgrade(database)
     else:
-        schema_check.require_compatible(state)
+        schema_check.require_current(state)

@@ -1,7 +1,6 @@
 """Alembic's environment; `core.db.migrations` passes the connection in."""
 
 from alembic import context
-from sqlalchemy import Column
 from sqlalchemy.schema import SchemaItem
 
 import core.db.models.comparisons
@@ -20,12 +19,9 @@ def _render(kind: str, item: object, _context: object) -> str | bool:
     return False
 
 
-def _include(item: SchemaItem, name: str | None, kind: str, *_: object) -> bool:
-    """Leave out retired names, and indexes that SQLite cannot describe, which would be created again each time."""
-    if kind == "index":
-        return connection.dialect.name != "sqlite" or name not in migrations.expression_indexes()
-    full = f"{item.table.name}.{name}" if isinstance(item, Column) else name
-    return full not in migrations.retired()
+def _include(_item: SchemaItem, name: str | None, kind: str, *_: object) -> bool:
+    """Leave out indexes that SQLite cannot describe, which would be created again each time."""
+    return not (kind == "index" and connection.dialect.name == "sqlite" and name in migrations.expression_indexes())
 
 
 connection = context.config.attributes["connection"]

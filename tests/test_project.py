@@ -77,7 +77,8 @@ def relative(path):
 def test_no_file_passes_the_ceiling():
     sizes = {relative(path): len(path.read_text().splitlines()) for path in python_files(*SOURCES)}
     assert len(sizes) > 100
-    assert {path: lines for path, lines in sizes.items() if lines > MAX_LINES} == {}
+    generated = "migrations/versions/"
+    assert {path for path, lines in sizes.items() if lines > MAX_LINES and not path.startswith(generated)} == set()
 
 
 def test_no_function_passes_the_ceiling():

@@ -8,14 +8,13 @@ from sqlalchemy.orm import Session
 
 from core.db.database import Database, now
 from core.db.models.jobs import Job
-from core.db.schema_check import SchemaInfo
 from core.ids import new_id
-from core.jobs.cloud_resources import CloudResource
+from core.jobs.cloud_resources import CloudResource, InstallationValue
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.states import OWNED
 from worker.backends.tpu.resource_inventory import ResourceEntry
 
-_INSTALLATION = "installation"
+_CLOUD_NAME = "cloud-name"
 _NOT_DELETED = CloudResource.gone_at.is_(None)
 _NOT_DELETING = _NOT_DELETED & CloudResource.deleting_at.is_(None)
 
@@ -37,9 +36,9 @@ class DatabaseResourceInventory:
         """See `ResourceInventory.installation`: it marks this database's resources in the cloud project."""
         if self._installation is None:
             with self._database.write() as session:
-                made = insert_ignore(session.get_bind().dialect.name, SchemaInfo)
-                session.execute(made.values(name=_INSTALLATION, value=new_id("g")))
-                named = select(SchemaInfo.value).where(SchemaInfo.name == _INSTALLATION)
+                made = insert_ignore(session.get_bind().dialect.name, InstallationValue)
+                session.execute(made.values(name=_CLOUD_NAME, value=new_id("g")))
+                named = select(InstallationValue.value).where(InstallationValue.name == _CLOUD_NAME)
                 self._installation = session.scalars(named).one()
         return self._installation
 

@@ -16,6 +16,15 @@ _OPEN = text("gone_at IS NULL")
 _SECONDS_PER_HOUR = 3600
 
 
+class InstallationValue(Base):
+    """A value that belongs to the installation as a whole, such as its name in the cloud project."""
+
+    __tablename__ = "installation"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[str] = mapped_column(String(255))
+
+
 class CloudResource(Base):
     """A billed cloud resource, created or held for one attempt of a job."""
 

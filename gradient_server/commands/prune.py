@@ -47,7 +47,7 @@ def _open_database(settings: Settings, *, dry_run: bool) -> Database:
 
     Raises:
         StoreUnavailable: The database does not exist.
-        DatabaseOutdated: Its schema is older than this release's.
+        SchemaMismatch: Its schema is not this version's.
     """
     file = settings.database_url.removeprefix("sqlite:///")
     if file != settings.database_url and not Path(file).exists():

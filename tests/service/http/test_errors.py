@@ -97,7 +97,7 @@ def test_the_unexpected_is_an_incident_and_no_stack_trace(client, monkeypatch, c
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("unavailable", [errors.StoreUnavailable("away"), errors.DatabaseOutdated("old")])
+@pytest.mark.parametrize("unavailable", [errors.StoreUnavailable("away"), errors.SchemaMismatch("old")])
 def test_a_store_that_is_away_says_when_to_come_back(client, monkeypatch, unavailable):
     def fail(*_args, **_kwargs):
         raise unavailable

@@ -172,7 +172,7 @@ class Agent:
         with tarfile.open(packed) as archive:
             archive.extractall(self._place / "workspace")  # noqa: S202 - the service packed it
         _open_to_all(self._place / "workspace")
-        mount_disks(self._place, job.get("disks") or [])  # a worker of the release before sends none
+        mount_disks(self._place, job.get("disks") or [])
         self._report("pulling", detail=job["image"])
         self._runner.prepare(job)
         if self._in_slice:  # programs wait only minutes for the other hosts

@@ -59,7 +59,7 @@ class Process:
         metrics = {"GRADIENT_METRICS_FILE": str(self._place / "control" / "metrics.jsonl")}
         disks = {"GRADIENT_DISKS_DIR": str(self._place / "disks")} if job.get("disks") else {}
         places = {"PS_JOBSPACE": str(self._place / "workspace"), "PS_MODEL_PATH": str(self._place / "artifacts")}
-        python = dict(job.get("python") or {})  # a worker of the release before sends none
+        python = dict(job.get("python") or {})
         if python:
             python["PATH"] = os.pathsep.join([python["PATH"], os.environ.get("PATH", os.defpath)])
         subprocess.Popen(  # noqa: S603 - running the user's command is what this is for

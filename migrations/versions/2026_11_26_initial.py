@@ -3,11 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "5e0c7d2f9ab4"
 down_revision = None
-branch_labels = None
-depends_on = None
-serves = "0001"
 
 
 def _where(condition: str) -> dict[str, sa.TextClause]:
@@ -35,6 +32,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("host", "reference", name=op.f("pk_host_images")),
     )
     op.create_index("ix_host_images_reference", "host_images", ["reference"])
+    op.create_table(
+        "installation",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("value", sa.String(length=255), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_installation")),
+    )
     op.create_table(
         "leader_leases",
         sa.Column("name", sa.String(length=64), nullable=False),
@@ -104,12 +107,6 @@ def upgrade() -> None:
         sa.Column("last_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("last_worker", sa.String(length=255), nullable=False),
         sa.PrimaryKeyConstraint("kind", name=op.f("pk_repair_counts")),
-    )
-    op.create_table(
-        "schema_info",
-        sa.Column("name", sa.String(length=64), nullable=False),
-        sa.Column("value", sa.String(length=255), nullable=False),
-        sa.PrimaryKeyConstraint("name", name=op.f("pk_schema_info")),
     )
     op.create_table(
         "secrets",
@@ -247,7 +244,17 @@ def upgrade() -> None:
     )
     op.create_index("ix_jobs_key_queue", "jobs", ["submitted_by"], **_where("state = 'queued'"))
     op.create_index("ix_jobs_owned", "jobs", ["host"], **_where("state IN ('starting', 'running', 'finishing')"))
-    for column in ("project_id", "state", "submitted_by"):
+    op.create_index("ix_jobs_active", "jobs", ["project_id", "state"], **_where("finished_at IS NULL"))
+    op.create_index("ix_jobs_project_id_kept", "jobs", ["project_id"], **_where("deleted_at IS NULL"))
+    # Spelled as in the reads, which must not use the index on the state.
+    op.create_index("ix_jobs_failed", "jobs", ["finished_at"], **_where("state || '' = 'failed'"))
+    op.create_index(
+        "ix_jobs_waiting_pool",
+        "jobs",
+        ["machine_type", "backend", "run_after", "created_at"],
+        **_where("state || '' = 'queued'"),
+    )
+    for column in ("machine_type", "name", "project_id", "state", "submitted_by"):
         op.create_index(f"ix_jobs_{column}_seq", "jobs", [column, "seq"])
     op.create_index("uq_jobs_idempotency", "jobs", ["submitted_by", "idempotency_key"], unique=True)
     op.create_table(
@@ -398,38 +405,49 @@ def upgrade() -> None:
         sa.Column("billed_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("deleting_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("gone_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("billed_until", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("price_per_hour", sa.Double(), nullable=True),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_resources_job_id_jobs")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_resources")),
     )
     op.create_index("ix_resources_job", "resources", ["job_id", "attempt"])
     op.create_index("uq_resources_open", "resources", ["name"], unique=True, **_where("gone_at IS NULL"))
-
-
-def downgrade() -> None:
-    """Drop every table."""
-    op.drop_table("resources")
-    op.drop_table("port_requests")
-    op.drop_table("port_allocations")
-    op.drop_table("pending_deletions")
-    op.drop_table("metrics")
-    op.drop_table("job_logins")
-    op.drop_table("gpu_allocations")
-    op.drop_table("git_logins")
-    op.drop_table("events")
-    op.drop_table("attempts")
-    op.drop_table("user_keys")
-    op.drop_table("sessions")
-    op.drop_table("jobs")
-    op.drop_table("workers")
-    op.drop_table("users")
-    op.drop_table("secrets")
-    op.drop_table("schema_info")
-    op.drop_table("repair_counts")
-    op.drop_table("registries")
-    op.drop_table("projects")
-    op.drop_table("project_registries")
-    op.drop_table("outbox")
-    op.drop_table("one_time_tokens")
-    op.drop_table("leader_leases")
-    op.drop_table("host_images")
-    op.drop_table("api_keys")
+    op.create_table(
+        "comparisons",
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("id", sa.String(length=16), nullable=False),
+        sa.Column("project_id", sa.String(length=16), nullable=False),
+        sa.Column("submitted_by", sa.String(length=16), nullable=False),
+        sa.Column("idempotency_key", sa.String(length=255), nullable=True),
+        sa.Column("request_sha256", sa.String(length=64), nullable=True),
+        sa.Column("name", sa.String(length=200), nullable=True),
+        sa.Column("metric", sa.String(length=100), nullable=True),
+        sa.Column("goal", sa.String(length=3), nullable=False),
+        sa.Column("target", sa.Double(), nullable=True),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_comparisons_project_id_projects")),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_comparisons")),
+        sa.UniqueConstraint("id", name=op.f("uq_comparisons_id")),
+    )
+    op.create_index("ix_comparisons_project_id_seq", "comparisons", ["project_id", "seq"], unique=False)
+    op.create_index("uq_comparisons_idempotency", "comparisons", ["submitted_by", "idempotency_key"], unique=True)
+    op.create_table(
+        "comparison_jobs",
+        sa.Column("comparison_id", sa.String(length=16), nullable=False),
+        sa.Column("job_id", sa.String(length=16), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["comparison_id"], ["comparisons.id"], name=op.f("fk_comparison_jobs_comparison_id_comparisons")
+        ),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_comparison_jobs_job_id_jobs")),
+        sa.PrimaryKeyConstraint("comparison_id", "job_id", name=op.f("pk_comparison_jobs")),
+    )
+    op.create_index(op.f("ix_comparison_jobs_job_id"), "comparison_jobs", ["job_id"], unique=False)
+    op.create_table(
+        "last_metrics",
+        sa.Column("job_id", sa.String(length=16), nullable=False),
+        sa.Column("name", sa.String(length=200), nullable=False),
+        sa.Column("value", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_last_metrics_job_id_jobs")),
+        sa.PrimaryKeyConstraint("job_id", "name", name=op.f("pk_last_metrics")),
+    )
+    op.create_index("ix_last_metrics_name_value", "last_metrics", ["name", "value"], unique=False)
