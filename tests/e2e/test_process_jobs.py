@@ -5,6 +5,7 @@ import io
 import json
 import os
 import tarfile
+import zipfile
 
 import pytest
 from support.deployment import Deployment, wait_until
@@ -141,6 +142,24 @@ def test_a_second_attempt_finds_what_the_first_left(service):
     assert service.artifact(job["id"], "checkpoints/steps") == b"1\n2\n"
     first = service.request("GET", f"/jobs/{job['id']}/artifacts/file/checkpoints/steps?attempt=1")
     assert first.content == b"1\n", "what the first attempt closed is not written to"
+
+
+def test_links_among_artifacts_reach_the_next_attempt_and_every_download(service):
+    command = (
+        'cd "$GRADIENT_ARTIFACTS_DIR"; cat last.ckpt best/weights && exit; mkdir epoch1; echo w1 >epoch1/weights; '
+        'ln -s epoch1/weights last.ckpt; ln -s "$PWD/epoch1" best; ln -s /etc/passwd out; exit 1'
+    )
+    job, log = run(service, command, maxAttempts=2)
+    assert (job["state"], log[-6:]) == ("Stopped", "w1\nw1\n")
+    for attempt in (1, 2):
+        listed = service.request("GET", f"/jobs/{job['id']}/artifacts?attempt={attempt}").json()
+        assert {file["path"] for file in listed["files"]} == {"best/weights", "epoch1/weights", "last.ckpt"}
+        zipped = service.request("GET", f"/jobs/{job['id']}/artifacts.zip?attempt={attempt}").content
+        with zipfile.ZipFile(io.BytesIO(zipped)) as archive:
+            assert {archive.read(name) for name in archive.namelist()} == {b"w1\n"}
+            assert len(archive.namelist()) == 3
+    listed = service.request("GET", f"/jobs/{job['id']}/artifacts?attempt=1").json()
+    assert listed["skipped"] == [{"path": "out", "why": "a symbolic link out of the folder is not followed"}]
 
 
 def test_a_memory_hog_is_stopped_and_told_so(service):

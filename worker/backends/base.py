@@ -54,8 +54,8 @@ SIGNALLED_FILE = "signalled"
 RESERVED_FILES = ("started", "exit")
 """Control files that the wrapper overwrites in place, so that a full disk cannot prevent it."""
 
-WORKSPACE = options.WORKSPACE
-ARTIFACTS, STORAGE, CONTROL = "/artifacts", "/storage", "/.gradient/control"
+WORKSPACE, ARTIFACTS = options.WORKSPACE, options.ARTIFACTS
+STORAGE, CONTROL = "/storage", "/.gradient/control"
 DATASETS = f"{STORAGE}/datasets"
 """Paths of a job's folders when the backend mounts them."""
 

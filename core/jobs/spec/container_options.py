@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from core.errors import SpecInvalid
 
 MAX_PATH = 1000
-WORKSPACE = "/paperspace"
+WORKSPACE, ARTIFACTS = "/paperspace", "/artifacts"
 """Path of the job's workspace inside the container."""
 NO_NETWORK = "none"
 _USER = re.compile(r"(?:root|[0-9]{1,9}(?::[0-9]{1,9})?)\Z")

@@ -9,11 +9,13 @@ import shutil
 import stat
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from core.jobs.spec.container_options import ARTIFACTS
+from core.storage.artifacts.links import follow_links
 from core.storage.artifacts.manifests import MANIFEST
 from core.storage.artifacts.paths import NOT_A_FOLDER, OPEN_FILE, open_beneath, opened_beneath, opened_folder
 from core.storage.artifacts.scan import (
@@ -87,13 +89,18 @@ class FolderMirror:
         self.unsettled: list[str] = []
         """Files that changed or vanished during the pass; another pass may find them unchanged."""
 
-    def run(self, wanted: FolderScan, stored: FolderScan) -> None:
+    def run(self, wanted: FolderScan, stored: FolderScan, others: Collection[str] = ()) -> None:
         """Remove files that are not wanted (any more), then link or copy those that are new or changed.
+
+        Args:
+            wanted: The files of the source.
+            stored: What the store has.
+            others: Names in the store that stay, too.
 
         Raises:
             OSError: The store cannot be written.
         """
-        self._remove(wanted, stored)
+        self._remove({*wanted.files, *others}, stored)
         pending: dict[str, list[str]] = defaultdict(list)
         for path, seen in wanted.files.items():
             old = stored.files.get(path)
@@ -103,14 +110,39 @@ class FolderMirror:
         for parent, names in pending.items():
             self._update_folder(parent, names, wanted, stored)
 
-    def _remove(self, wanted: FolderScan, stored: FolderScan) -> None:
-        for path in stored.files.keys() - wanted.files.keys():
+    def add(self, links: Mapping[str, str], files: Mapping[str, FileStat], stored: FolderScan) -> None:
+        """Give files further names.
+
+        Args:
+            links: The path of each such name, and of the file.
+            files: The files there are.
+            stored: Files and folders of the store, in which a name is kept if it is the same file.
+
+        Raises:
+            OSError: The store cannot be written.
+        """
+        for path, real in links.items():
+            (*above, name), (*parents, new) = real.split("/"), path.split("/")
+            seen, old = files.get(real), stored.files.get(path)
+            if seen is None:
+                self.unsettled.append(path)
+            elif not (old and self._same_device and old.inode == seen.inode):
+                with (
+                    opened_beneath(self._source, above) as source,
+                    opened_beneath(self._store, parents, create=True) as folder,
+                ):
+                    if self._link_or_copy(source, name, path, seen, old):
+                        self.changed = True
+                        os.rename(_TEMPORARY, new, src_dir_fd=self._incoming, dst_dir_fd=folder)
+
+    def _remove(self, wanted: set[str], stored: FolderScan) -> None:
+        for path in stored.files.keys() - wanted:
             self.changed = True
             parent, _, name = path.rpartition("/")
             with opened_beneath(self._store, _parts(parent)) as folder:
                 os.unlink(name, dir_fd=folder)
         kept: set[str] = set()
-        for path in wanted.files:
+        for path in wanted:
             parent = path.rpartition("/")[0]
             while parent and parent not in kept:
                 kept.add(parent)
@@ -279,7 +311,8 @@ def _mirror_until_stable(
         return scan(store, SkipList()), skips
     try:
         for _ in range(_FINAL_PASSES if final else 1):
-            stored, skips, unsettled = _mirror_once(directory, origin, store, incoming, limits, stopped)
+            names = (ARTIFACTS, str(source))
+            stored, skips, unsettled = _mirror_once(directory, origin, names, store, incoming, limits, stopped)
             if not unsettled:
                 break
     finally:
@@ -300,7 +333,13 @@ def _linked_inodes(directory: Path, stored: FolderScan) -> list[int]:
 
 
 def _mirror_once(
-    directory: Path, source: int, store: int, incoming: int, limits: ArtifactLimits, stopped: Stopped
+    directory: Path,
+    source: int,
+    names: Sequence[str],
+    store: int,
+    incoming: int,
+    limits: ArtifactLimits,
+    stopped: Stopped,
 ) -> tuple[FolderScan, SkipList, list[str]]:
     skips = SkipList()
     stored = scan(store, SkipList())
@@ -312,6 +351,14 @@ def _mirror_once(
     skip_outside_links(wanted, _linked_inodes(directory, stored) if same_device else [], skips)
     apply_hole_limit(wanted, source, limits.max_hole_bytes, skips)
     apply_size_limit(wanted, limits.max_bytes, skips)
+    linked = follow_links(wanted, names, skips, limits)
     mirror = FolderMirror(source, store, incoming, skips, stopped)
-    mirror.run(wanted, stored)
-    return scan(store, SkipList()) if mirror.changed else stored, skips, mirror.unsettled
+    mirror.run(wanted, stored, linked)
+    stored = scan(store, SkipList()) if mirror.changed else stored
+    if not linked:
+        return stored, skips, mirror.unsettled
+    # Within the store: there the job cannot change them, and a copy is made once.
+    adding = FolderMirror(store, store, incoming, skips, stopped)
+    adding.add(linked, stored.files, stored)
+    stored = scan(store, SkipList()) if adding.changed else stored
+    return stored, skips, [*mirror.unsettled, *adding.unsettled]

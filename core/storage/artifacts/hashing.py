@@ -43,12 +43,18 @@ def hash_files(folder: int, stored: FolderScan, skips: SkipList, stopped: Stoppe
     if not stored.files:  # a flush of the whole file system is not needed
         return found
     block = bytearray(_BLOCK)
+    hashed: dict[int, ArtifactFile] = {}
     with ThreadPoolExecutor(1, thread_name_prefix="flush") as pool:
         flushed = pool.submit(_flush, folder)
         for parent, paths in groupby(stored.files, key=_parent):
             with opened_beneath(folder, parent.split("/") if parent else ()) as inside:
-                hashed = (_hash_until_stable(inside, path, block, skips, stopped) for path in paths)
-                found += [file for file in hashed if file]
+                for path in paths:
+                    seen = stored.files[path]
+                    file = hashed.get(seen.inode) or _hash_until_stable(inside, path, block, skips, stopped)
+                    if file:
+                        found.append(file._replace(path=to_public_path(path)))
+                    if file and seen.links > 1:
+                        hashed[seen.inode] = file
         flushed.result()
     return sorted(found)
 

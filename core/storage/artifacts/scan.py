@@ -1,9 +1,10 @@
-"""Scans a folder that a job writes to: regular files only, without following links or blocking."""
+"""Scans a folder that a job writes to: regular files and symbolic links, without following them or blocking."""
 
 import os
 import stat
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple, Self
@@ -17,8 +18,8 @@ _NAMES_PER_FILE = 10
 _SPARSE_BYTES = 1 << 20
 _MAX_EXTENTS = 10_000
 _STAT_BLOCK = 512
+_MAX_LINKS = 10_000
 _KINDS = {
-    stat.S_IFLNK: "a symbolic link is not followed",
     stat.S_IFIFO: "a fifo is not a file",
     stat.S_IFSOCK: "a socket is not a file",
     stat.S_IFCHR: "a device is not a file",
@@ -99,6 +100,8 @@ class FolderScan:
     files: dict[str, FileStat] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
     """Parents come before their children."""
+    links: dict[str, str] = field(default_factory=dict)
+    """Targets of symbolic links, as the job wrote them."""
     sparse: list[str] = field(default_factory=list)
     """Files that use far less disk than their size: they have holes, or the file system compresses."""
 
@@ -232,7 +235,9 @@ class _Scanner:
 
     def _classify(self, folder: int, name: str, path: str, status: os.stat_result, depth: int) -> None:
         kind = stat.S_IFMT(status.st_mode)
-        if kind not in {stat.S_IFDIR, stat.S_IFREG}:
+        if kind == stat.S_IFLNK:
+            self._read_link(folder, name, path)
+        elif kind not in {stat.S_IFDIR, stat.S_IFREG}:
             self._skips.add(path, _KINDS.get(kind, "not a file"))
         elif status.st_dev != self._device:
             self._skips.add(path, "lies on another file system")
@@ -244,6 +249,13 @@ class _Scanner:
             self.found.files[path] = FileStat.from_stat(status)
             if status.st_size - status.st_blocks * _STAT_BLOCK >= _SPARSE_BYTES:
                 self.found.sparse.append(path)
+
+    def _read_link(self, folder: int, name: str, path: str) -> None:
+        if len(self.found.links) >= _MAX_LINKS:
+            self._skips.add(path, f"over the limit of {_MAX_LINKS:,} symbolic links", lost=True)
+            return
+        with suppress(OSError):  # removed or replaced meanwhile
+            self.found.links[path] = os.readlink(name, dir_fd=folder)
 
     def _descend(self, parent: int, name: str, path: str, depth: int) -> None:
         if depth >= MAX_DEPTH:

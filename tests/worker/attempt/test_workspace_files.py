@@ -118,6 +118,17 @@ def test_outputs_are_copied_below_their_paths(attempt):
     assert (attempt.artifacts / "outputs" / "a" / "b.png").read_text() == "new"
 
 
+def test_links_within_the_workspace_are_copied_as_what_they_lead_to(attempt):
+    attempt.files.record()
+    attempt.write("checkpoints/1.ckpt", "weights")
+    (attempt.workspace / "out").mkdir()
+    (attempt.workspace / "out" / "last.ckpt").symlink_to("../checkpoints/1.ckpt")
+    (attempt.workspace / "best").symlink_to("/paperspace/checkpoints")
+    assert attempt.collect("out/**", "best/**", "checkpoints/**") == ([], [])
+    assert attempt.kept == {"out/last.ckpt", "best/1.ckpt", "checkpoints/1.ckpt"}
+    assert (attempt.artifacts / "out" / "last.ckpt").read_text() == "weights"
+
+
 def test_hostile_files_are_refused_one_by_one(attempt, tmp_path, monkeypatch):
     attempt.files.record()
     secret = tmp_path / "secret"
@@ -141,7 +152,7 @@ def test_hostile_files_are_refused_one_by_one(attempt, tmp_path, monkeypatch):
         skipped, _ = attempt.collect("**")
     reasons = dict(skipped)
     assert reasons.keys() == {"out/link", "out/folder", "out/pipe", "out/socket", "taken/x", "link/x", "dir"}
-    assert reasons["out/link"] == "a symbolic link is not followed"
+    assert reasons["out/link"] == "a symbolic link out of the folder is not followed"
     assert reasons["taken/x"].startswith("cannot be copied to the artifacts: ")
     assert list(outside.iterdir()) == []
     assert (attempt.artifacts / "out" / "good").read_text() == "x"

@@ -6,13 +6,15 @@ import json
 import os
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from core.formatting import format_bytes
+from core.jobs.spec.container_options import WORKSPACE
 from core.jobs.spec.outputs import matches
 from core.storage.artifacts.folder_mirror import FolderMirror, Stopped, never
+from core.storage.artifacts.links import follow_links
 from core.storage.artifacts.paths import open_file_beneath, opened_folder, to_public_path
 from core.storage.artifacts.scan import (
     ArtifactLimits,
@@ -80,20 +82,28 @@ class WorkspaceFiles:
         self, patterns: Sequence[str], artifacts: Path, max_bytes: int | None, stopped: Stopped
     ) -> tuple[list[Skipped], list[str]]:
         found, seen_skips = self._scan()
+        linked = follow_links(found, (WORKSPACE, str(self._workspace)), seen_skips)
+        names = {path: path for path in found.files} | linked
         wanted = FolderScan(
-            files={path: seen for path, seen in found.files.items() if _is_output(patterns, path)},
+            files={path: found.files[real] for path, real in names.items() if _is_output(patterns, path)},
             sparse=[path for path in found.sparse if _is_output(patterns, path)],
         )
         skips = SkipList()
-        self._copy_files(wanted, artifacts, _LIMITS.capped(max_bytes), skips, stopped)
+        self._copy_files(wanted, names, artifacts, _LIMITS.capped(max_bytes), skips, stopped)
         left_out = [one for one in seen_skips.entries() if one.path == "…" or _is_output(patterns, one.path)]
-        unmatched = [one for one in patterns if not any(matches(one, path) for path in found.files)]
+        unmatched = [one for one in patterns if not any(matches(one, path) for path in names)]
         return [*skips.entries(), *left_out], [
             f"No file of the working directory matches the output {pattern!r}." for pattern in unmatched
         ]
 
     def _copy_files(
-        self, wanted: FolderScan, artifacts: Path, limits: ArtifactLimits, skips: SkipList, stopped: Stopped
+        self,
+        wanted: FolderScan,
+        names: Mapping[str, str],
+        artifacts: Path,
+        limits: ArtifactLimits,
+        skips: SkipList,
+        stopped: Stopped,
     ) -> None:
         try:
             with (
@@ -109,7 +119,7 @@ class WorkspaceFiles:
                 for path, seen in wanted.files.items():
                     Path(incoming, "new").unlink(missing_ok=True)  # left by a copy that failed
                     try:
-                        mirror.run(FolderScan(files={path: seen}), FolderScan())
+                        mirror.add({path: names[path]}, {names[path]: seen}, FolderScan())
                     except OSError as error:  # a full disk, or the job put something else in the way
                         skips.add(path, f"cannot be copied to the artifacts: {error.strerror}", lost=True)
                 for path in mirror.unsettled:

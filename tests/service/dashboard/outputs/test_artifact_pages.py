@@ -64,7 +64,7 @@ def test_the_top_folder_lists_folders_files_and_what_was_not_kept(signed_in_brow
     assert f"<b>{len(FILES)} files, " in page.text
     assert "Complete: every file the job left is here" in page.text
     assert "a-link" in page.text
-    assert "a symbolic link is not followed" in page.text
+    assert "a symbolic link out of the folder is not followed" in page.text
     assert f'href="/jobs/{ended_job_id}/artifacts.zip"' in page.text
     assert signed_in_browser.get(f"/jobs/{ended_job_id}/artifacts.zip").status_code == 200
 

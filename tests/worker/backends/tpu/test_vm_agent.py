@@ -111,6 +111,14 @@ def test_a_name_that_the_bucket_cannot_have_holds_up_no_other_artifact(make_send
     assert f"1 of the artifacts: {name!r}: its name" in sender.refused()
 
 
+def test_a_link_is_sent_as_the_file_that_it_leads_to_if_that_is_among_the_artifacts(make_sender, tmp_path):
+    sender, memory = make_sender()
+    for name, target in (("last", "sub/kept"), ("out", "/etc/passwd"), ("itself", "itself")):
+        (tmp_path / name).symlink_to(target)
+    sender.send()
+    assert memory.objects == {"m/sub/kept": b"sub/kept", "m/last": b"sub/kept"}
+
+
 @pytest.mark.parametrize(("code", "tries"), [(400, 2), (403, 2), (412, 2), (401, 3), (408, 3), (429, 3), (503, 3)])
 def test_an_artifact_is_sent_again_only_if_that_can_help(make_sender, code, tries):
     sender, memory = make_sender("bad")

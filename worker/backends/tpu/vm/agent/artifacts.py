@@ -36,7 +36,7 @@ class ArtifactSender:
         """Time at which to stop sending."""
 
     def send(self) -> None:
-        """Send new and changed files, regular ones only, without following links; remove deleted ones.
+        """Send new and changed files, regular ones and links to them in the folder; remove deleted ones.
 
         Raises:
             OSError: Some were not sent; all others were, except those that the bucket refuses for good.
@@ -77,6 +77,9 @@ class ArtifactSender:
         del self._sent[shown]
 
     def _send(self, path: Path, shown: str) -> None:
+        if path.is_symlink():
+            real = Path(os.path.realpath(path))
+            path = real if real.is_relative_to(self._root.resolve()) else path
         status = path.lstat()
         state = status.st_size, status.st_mtime_ns
         if not stat.S_ISREG(status.st_mode) or self._sent.get(shown) == state or shown in self._refused:
