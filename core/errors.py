@@ -135,6 +135,10 @@ class AdministratorOnly(GradientError):
     """The API key is valid, but not that of an administrator."""
 
 
+class KeyNeeded(GradientError):
+    """A browser session does not do for this: it takes the API key that opened it."""
+
+
 class OwnerOnly(GradientError):
     """The API key is valid, but the job belongs to another one."""
 

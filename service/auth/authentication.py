@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
@@ -10,7 +11,7 @@ from fastapi import Depends, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import HTTPConnection
 
-from core.errors import AdministratorOnly, Unauthorized
+from core.errors import AdministratorOnly, KeyNeeded, Unauthorized
 from core.monitoring.logging import bind
 from service.auth.session_cookie import session_token
 from service.deps import AppState, AppStateDep
@@ -119,6 +120,20 @@ SearchSlot = Depends(_acquire_search_slot, scope="function")
 def is_administrator(app_state: AppState, caller: Principal) -> bool:
     """Return whether the caller's key is that of an administrator."""
     return caller.id in app_state.settings.sign_in.administrators
+
+
+def require_key_again(app_state: AppState, caller: Principal, given: str) -> None:
+    """Require the key of a browser's session, too, for what would outlive the session: it may have been copied.
+
+    Raises:
+        KeyNeeded: Another key was given, or none.
+    """
+    if caller.session_token is None:
+        return
+    with suppress(Unauthorized):
+        if app_state.keys.authenticate(given.strip()).id == caller.id:
+            return
+    raise KeyNeeded(f"Enter the API key {caller.id} ({caller.name}) that you are signed in with: nothing was changed.")
 
 
 def require_administrator(app_state: AppState, caller: Principal) -> None:

@@ -6,9 +6,10 @@ from urllib.parse import quote
 
 from fastapi.responses import RedirectResponse, Response
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.auth.session_cookie import COOKIES
+from service.auth.session_cookie import session_token
 from service.dashboard.rendering import render_page
 
 _UNAUTHORIZED = 401
@@ -91,5 +92,5 @@ def _redirect_to_sign_in(scope: Scope) -> Response:
     if headers.get("sec-fetch-site") == "cross-site":
         # A link on another site: the browser withheld our cookie. It sends it when our own page redirects.
         return render_page("continue.html", target=wanted)
-    ended = "&ended=1" if any(f"{name}=" in headers.get("cookie", "") for name in COOKIES) else ""
+    ended = "&ended=1" if session_token(HTTPConnection(scope), scope["app"].state.app_state.settings) else ""
     return RedirectResponse(f"/ui/login?next={quote(wanted, safe='/')}{ended}", 303)

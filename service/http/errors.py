@@ -39,6 +39,7 @@ STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
     errors.IdempotencyMismatch: 422,
     errors.Unauthorized: 401,
     errors.AdministratorOnly: 403,
+    errors.KeyNeeded: 403,
     errors.OwnerOnly: 403,
     errors.SecretUnreadable: 503,
     errors.StoreUnavailable: 503,

@@ -10,17 +10,14 @@ import subprocess
 import termios
 from contextlib import ExitStack, suppress
 
+import httpx
 import psutil
 import pytest
-from support.deployment import CLI_PROGRAM, Deployment, wait_until
+from support.deployment import CLI_PROGRAM, ORDINARY, Deployment, wait_until
 from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.jobs.exec import audit
 
-# The user of a namespace of its own, who may do nothing that root may: the rest of the machine is as it is.
-ORDINARY = (
-    *("bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--unshare-user", "--uid", "12345", "--gid", "12345", "--"),
-)
 ECHO = """
 import socketserver, sys
 class Echo(socketserver.StreamRequestHandler):
@@ -208,14 +205,20 @@ def test_a_client_that_dies_takes_its_command_along(service, job_id, start_cli):
     assert "the client disconnected" in sessions(service, job_id)[-1][1]
 
 
+def forwarded(client):
+    """Return the address that `port-forward` prints."""
+    url = httpx.URL(client.stdout.readline().split()[0].decode())
+    return url.host, url.port
+
+
 def test_a_port_of_the_job_is_reached_through_the_service(service, kind, start_cli):
     if kind == CONTAINER:
         pytest.skip("the image has no program that listens")
     job_id = start_job(service, kind, f"python3 -c '{ECHO}'")
     port = service.raw_log(job_id).split()[1].decode()
     client = start_cli(service, "port-forward", job_id, f"{port}:0")
-    local = int(client.stdout.readline().split()[0].rpartition(b":")[2])
-    with socket.create_connection(("127.0.0.1", local), 10) as connection, connection.makefile("rwb") as lines:
+    local = forwarded(client)
+    with socket.create_connection(local, 10) as connection, connection.makefile("rwb") as lines:
         for word in (b"one\n", b"two\n"):
             lines.write(word)
             lines.flush()
@@ -229,8 +232,8 @@ def test_a_port_that_is_not_the_jobs_own_is_refused(service, kind, job_id, start
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         client = start_cli(service, "port-forward", job_id, f"{port}:0")
-        local = int(client.stdout.readline().split()[0].rpartition(b":")[2])
-        with socket.create_connection(("127.0.0.1", local), 10) as connection:
+        local = forwarded(client)
+        with socket.create_connection(local, 10) as connection:
             assert connection.recv(1) == b""
         client.send_signal(signal.SIGINT)
         assert client.wait(30) == 0

@@ -6,15 +6,11 @@ import socket
 import httpx
 import psutil
 import pytest
-from support.deployment import wait_until
+from support.deployment import ORDINARY, wait_until
 
 from worker.backends.linked_networks import LINK_PREFIX
 from worker.backends.sandbox_processes import find_sandbox
 
-# The user of a namespace of its own, who may do nothing that root may: the rest of the machine is as it is.
-ORDINARY = (
-    *("bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--unshare-user", "--uid", "12345", "--gid", "12345", "--"),
-)
 BINDS = """
 import os, socket, time
 listener = socket.create_server(("127.0.0.1", 29500))

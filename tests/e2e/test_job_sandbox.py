@@ -6,23 +6,9 @@ import shutil
 import sys
 
 import pytest
-from support.deployment import wait_until
+from support.deployment import ORDINARY, wait_until
 
 CANARY = "canary-5e1f"
-# The user of a namespace of its own, who may do nothing that root may: the rest of the machine is as it is.
-ORDINARY = (
-    "bwrap",
-    "--die-with-parent",
-    "--dev-bind",
-    "/",
-    "/",
-    "--unshare-user",
-    "--uid",
-    "12345",
-    "--gid",
-    "12345",
-    "--",
-)
 
 # Where parts of /proc are covered, as in containers, the kernel mounts no other /proc in a user's namespace.
 COVERED = (

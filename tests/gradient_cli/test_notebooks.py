@@ -12,6 +12,8 @@ ENDED = {"id": "j1", "state": "Failed", "exitCode": 5, "finishedAt": "2026-01-01
 class RefusingApi:
     """A server that says that the job runs, accepts a port session, and then finds that the job has ended."""
 
+    url = "http://127.0.0.1:8780"
+
     def __init__(self):
         self._answers = [{"id": "j1", "state": "Running"}]
 

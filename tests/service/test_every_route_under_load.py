@@ -11,8 +11,9 @@ from support.deployment import Deployment
 
 from core.db.database import Database
 from core.security import sessions
+from core.settings import Settings
 from core.settings.api import SignInSettings
-from service.auth.session_cookie import COOKIES
+from service.auth.session_cookie import cookie_name
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -49,7 +50,7 @@ class Client:
 
     def __init__(self, key, token):
         self._program = f"x-api-key: {key}\r\n"
-        self._page = f"cookie: {COOKIES[1]}={token}\r\n"
+        self._page = f"cookie: {cookie_name(Settings())}={token}\r\n"
 
     async def connect(self, host, port):
         self._reader, self._writer = await asyncio.open_connection(host, port)

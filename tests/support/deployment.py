@@ -49,6 +49,11 @@ def wait_until(condition: Callable[[], Any], description: str, seconds: float = 
 # Few of them need packages, which take a minute to install.
 PLAIN_JOBS = {"GRADIENT_PROCESS__SANDBOX": "off", "GRADIENT_ENVIRONMENTS__DEFAULT": "[]"}
 
+# The user of a namespace of its own, who may do nothing that root may: the rest of the machine is as it is.
+ORDINARY = (
+    *("bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--unshare-user", "--uid", "12345", "--gid", "12345", "--"),
+)
+
 
 class Process:
     """One process of the service; its output is kept in a file.
@@ -117,6 +122,11 @@ class Deployment:
         """Return the environment of the service's processes."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
         return env | {"GRADIENT_HOME": str(self.home)} | _LOCAL_EGRESS | PLAIN_JOBS | self._settings | settings
+
+    def client_environment(self) -> dict[str, str]:
+        """Return the environment of a client of this machine."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
+        return env | {"GRADIENT_HOME": str(self.home)}
 
     @property
     def database_url(self) -> str:

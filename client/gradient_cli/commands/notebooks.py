@@ -79,7 +79,7 @@ def _open(args: argparse.Namespace, api: Api, job: dict[str, Any]) -> int:
 
     job_id = job["id"]
     if args.json or args.detach:
-        again = f"  open it    gradient-cli jobs port-forward {job_id} {PORT}, then {_link(PORT, args.token)}"
+        again = _describe_opening(job_id, args.token)
         code = create.follow_or_detach(args, api, job)
         terminal.print_message(again)
         return code
@@ -90,10 +90,10 @@ def _open(args: argparse.Namespace, api: Api, job: dict[str, Any]) -> int:
         job = _wait_until_running(api, job_id)
         if job["state"] in _ENDED:
             return _report_end(api, job)
-        with Forward(api, job_id, PORT, args.localPort) as forward:
+        with Forward(api, job, PORT, args.localPort) as forward:
             if not _wait_until_it_answers(api, job_id, forward):
                 return _report_end(api, api.job(job_id))
-            print(_link(forward.port, args.token), flush=True)
+            print(f"{forward.url}{_path(args.token)}", flush=True)
             forward.wait()
     except ServerError as error:
         if error.name != "JobNotEnterable":
@@ -102,14 +102,18 @@ def _open(args: argparse.Namespace, api: Api, job: dict[str, Any]) -> int:
     except KeyboardInterrupt:
         terminal.print_message(
             f"\nthe notebook goes on\n"
-            f"  open it    gradient-cli jobs port-forward {job_id} {PORT}, then {_link(PORT, args.token)}\n"
+            f"{_describe_opening(job_id, args.token)}\n"
             f"  stop it    gradient-cli jobs stop {job_id}"
         )
     return OK
 
 
-def _link(port: int, token: str) -> str:
-    return f"http://127.0.0.1:{port}/lab?token={token}"
+def _describe_opening(job_id: str, token: str) -> str:
+    return f"  open it    gradient-cli jobs port-forward {job_id} {PORT}, and {_path(token)} at its address"
+
+
+def _path(token: str) -> str:
+    return f"/lab?token={token}"
 
 
 def _wait_until_running(api: Api, job_id: str) -> dict[str, Any]:
@@ -132,8 +136,9 @@ def _wait_until_it_answers(api: Api, job_id: str, forward: Any) -> bool:  # noqa
 
     terminal.print_message("waiting for JupyterLab; the first start of an environment installs it")
     forward.quiet = True
+    host, port = forward.address
     while True:
-        connection = http.client.HTTPConnection("127.0.0.1", forward.port, timeout=10)
+        connection = http.client.HTTPConnection(host, port, timeout=10)
         try:
             connection.request("GET", "/api")
             connection.getresponse()

@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from core.db.database import on_commit
-from core.errors import ProjectNotFound, SpecInvalid
+from core.errors import GradientError, KeyNeeded, ProjectNotFound, SpecInvalid
 from core.jobs import projects, queries
 from core.security import api_keys, credentials
 from core.security.credentials import ALL_PROJECTS
@@ -19,6 +19,7 @@ from service.auth.authentication import (
     Principal,
     is_administrator,
     require_administrator,
+    require_key_again,
     require_key_or_session,
 )
 from service.dashboard.login import SameOriginForm, read_form_texts
@@ -28,7 +29,7 @@ from service.http.errors import STATUS_BY_ERROR
 from service.routes import keys, registries
 from service.routes.catalogue import images
 from service.schemas.base import parse_request
-from service.schemas.credentials import CreateKey, SetRegistry
+from service.schemas.credentials import CreatedKey, CreateKey, SetRegistry
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
@@ -49,7 +50,7 @@ Texts = Annotated[dict[str, str], Depends(_read_texts)]
 
 
 def _render(
-    name: str, caller: Principal, app_state: AppState, error: SpecInvalid | None = None, **values: object
+    name: str, caller: Principal, app_state: AppState, error: GradientError | None = None, **values: object
 ) -> Response:
     return render_page(
         f"forms/{name}.html",
@@ -81,12 +82,14 @@ def show_keys(session: ReadSession, app_state: AppStateDep, caller: PageCaller) 
 def create_key(app_state: AppStateDep, caller: PageCaller, texts: Texts) -> Response:
     """Create an API key, and show it this once."""
     require_administrator(app_state, caller)
-    created, error = None, None
+    created: CreatedKey | None = None
+    error: GradientError | None = None
     try:
+        require_key_again(app_state, caller, texts.get("own_key", ""))
         wanted = parse_request(CreateKey, {"name": texts.get("name", "").strip(), "days": _days(texts.get("days", ""))})
         with app_state.database.write() as session:
             created = keys.make_key(session, wanted)
-    except SpecInvalid as refused:
+    except (KeyNeeded, SpecInvalid) as refused:
         error = refused
     with app_state.database.read() as session:
         found = keys.list_keys(session, app_state, caller).keys
@@ -104,10 +107,13 @@ def _days(text: str) -> int | None:
 
 
 @router.post("/ui/settings/keys/{key_id}/revoke", dependencies=[SameOriginForm])
-def revoke_key(session: WriteSession, app_state: AppStateDep, caller: PageCaller, key_id: str) -> Response:
+def revoke_key(
+    session: WriteSession, app_state: AppStateDep, caller: PageCaller, texts: Texts, key_id: str
+) -> Response:
     """Revoke an API key."""
     if key_id != caller.id:
         require_administrator(app_state, caller)
+    require_key_again(app_state, caller, texts.get("own_key", ""))
     api_keys.revoke(session, key_id)
     on_commit(session, app_state.keys.clear)
     return RedirectResponse("/ui/settings/keys", 303)

@@ -101,13 +101,16 @@ def test_a_key_is_made_used_and_revoked(service, browser):
     browser.click("a[href='/ui/settings']")
     browser.wait_for(f"location.pathname === '/ui/settings/keys' && {LOADED}")
     browser.fill("#name", "from the browser")
+    browser.fill("#own-key", service.cli_json["apiKey"])
     browser.click("#create-key")
     browser.wait_for("document.querySelector('#created-key')")
     secret = browser.text("#created-key")
     assert service.request("GET", "/jobs", headers={"x-api-key": secret}).status_code == 200
-    row = f"#key-{secret.split('_')[1]}"
+    key_id = secret.split("_")[1]
+    row = f"#key-{key_id}"
     assert fits(browser)
     browser.click(f"{row} summary")
+    browser.fill(f"#own-key-{key_id}", service.cli_json["apiKey"])
     browser.click(f"{row} button.danger")
     browser.wait_for(
         f"location.pathname === '/ui/settings/keys' && document.querySelector('{row}').innerText.includes('revoked')"

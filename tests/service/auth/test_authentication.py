@@ -47,7 +47,7 @@ def test_the_submitter_is_the_key(client, worker, api_key):
 
 def test_a_browser_session_reads_but_does_not_write(anonymous_client, stores, api_key, database, monkeypatch):
     key_id = api_key.split("_")[1]
-    cookie = {"Cookie": f"gradient_session={stores.sessions.open(key_id)}"}
+    cookie = {"Cookie": f"gradient_session_8780={stores.sessions.open(key_id)}"}
     assert anonymous_client.get("/jobs", headers=cookie).status_code == 200
     assert anonymous_client.post("/jobs", json=make_job_body(), headers=cookie).status_code == 401
     assert anonymous_client.post("/projects", json={"name": "x"}, headers=cookie).status_code == 401

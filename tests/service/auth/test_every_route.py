@@ -14,7 +14,8 @@ from support.live_service import make_job_body
 from core.db.database import now
 from core.db.models.credentials import ApiKey, BrowserSession
 from core.security import api_keys
-from service.auth.session_cookie import COOKIES
+from core.settings import Settings
+from service.auth.session_cookie import cookie_name
 
 PUBLIC = {
     ("GET", "/health"),
@@ -30,7 +31,7 @@ PUBLIC = {
 """Public routes: they say nothing of any job."""
 OWN_FORMS_ALONE = {("POST", "/ui/login"), ("POST", "/ui/logout")}
 """Routes that need no key, but proof that one of our pages sent the request."""
-COOKIE = COOKIES[1]
+COOKIE = cookie_name(Settings())
 SIGN_IN = {("POST", "/original/users/login"), ("POST", "/original/apiTokens/createPublic")}
 """Routes that take a password, or a token issued for one: wrong, malformed or too many attempts are refused."""
 REFUSED = {401, 403}

@@ -163,7 +163,7 @@ def test_what_does_not_exist_is_not_found(client, bob):
 
 def test_the_page_of_a_job_says_whose_it_is(anonymous_client, stores, ids, bob):
     token = stores.sessions.open(bob[0])
-    headers = {"Cookie": f"gradient_session={token}", "Sec-Fetch-Site": "same-origin", "Accept": "text/html"}
+    headers = {"Cookie": f"gradient_session_8780={token}", "Sec-Fetch-Site": "same-origin", "Accept": "text/html"}
     assert "tests" in anonymous_client.get(f"/ui/jobs/{ids['job_id']}", headers=headers).text
     refused = anonymous_client.post(f"/ui/jobs/{ids['job_id']}/stop", headers=headers)
     assert refused.status_code == 403

@@ -13,15 +13,16 @@ from support.live_service import LiveServer, make_job_body
 from core.errors import Unauthorized
 from core.security import api_keys, one_time_tokens
 from core.security.one_time_tokens import Purpose
+from core.settings import Settings
 from core.settings.api import ApiSettings, SignInSettings
 from core.settings.limits import LimitSettings
 from service.auth import sign_in_throttle
 from service.auth.per_key_limits import Limits
-from service.auth.session_cookie import COOKIES
+from service.auth.session_cookie import cookie_name
 from service.dashboard.login import safe_redirect_target, wrong_key_backoff
 from service.main import create_app
 
-COOKIE = COOKIES[1]
+COOKIE = cookie_name(Settings())
 
 
 @contextmanager
@@ -76,11 +77,11 @@ def test_a_proxy_that_does_not_say_https_cannot_have_the_cookie_sent_in_the_clea
         assert {"secure", "httponly", "samesite=strict", "path=/"} <= {one.strip().lower() for one in cookie.split(";")}
         assert "domain" not in cookie.lower()
         name, _, token = cookie.partition(";")[0].partition("=")
-        assert name == "__Host-gradient_session"
+        assert name == "__Host-gradient_session_443"
         assert proxied.get("/jobs", headers={"Cookie": f"{name}={token}"}).status_code == 200
         assert proxied.get("/jobs", headers={"Cookie": f"{COOKIE}={token}"}).status_code == 401, "anybody may set that"
         out = proxied.post("/ui/logout", headers=headers | {"Cookie": f"{name}={token}"}).headers["set-cookie"].lower()
-        assert out.startswith("__host-gradient_session=")
+        assert out.startswith("__host-gradient_session_443=")
         assert "secure" in out
 
 

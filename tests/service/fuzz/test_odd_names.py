@@ -10,7 +10,8 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from support.browser import Browser
 
-from service.auth.session_cookie import COOKIES
+from core.settings import Settings
+from service.auth.session_cookie import cookie_name
 
 NAMES = [
     "line\nbreak.txt",
@@ -140,7 +141,8 @@ def browser(chromium):
 def test_hostile_files_in_a_signed_in_browser_run_nothing_and_see_no_cookie(leave, live_server, stores, browser):
     job_id = leave(HOSTILE)
     token = stores.sessions.open(live_server.api_key.split("_")[1])
-    cookie = {"name": COOKIES[1], "value": token, "url": live_server.url, "httpOnly": True, "sameSite": "Strict"}
+    name = cookie_name(Settings())
+    cookie = {"name": name, "value": token, "url": live_server.url, "httpOnly": True, "sameSite": "Strict"}
     browser("Network.setCookie", **cookie)
     for name in HOSTILE:
         for query in ("", "?inline=1"):

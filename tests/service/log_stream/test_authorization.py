@@ -11,11 +11,12 @@ from support.live_service import wait_until
 
 from core.errors import StoreUnavailable
 from core.security import api_keys
-from service.auth.session_cookie import COOKIES
+from core.settings import Settings
+from service.auth.session_cookie import cookie_name
 from service.log_stream import follower as log_follower
 from service.log_stream.follower import Authorization
 
-COOKIE = COOKIES[1]
+COOKIE = cookie_name(Settings())
 
 
 @pytest.fixture(autouse=True)

@@ -160,7 +160,7 @@ def test_nobody_without_a_key_in_a_header_enters(open_session, stores, api_key, 
     cookie = stores.sessions.open(api_key.split("_")[1])
     assert refusal(lambda: open_session(path, x_api_key="")) == (401, "Unauthorized")
     assert refusal(lambda: open_session(path, x_api_key="gj_wrong")) == (401, "Unauthorized")
-    for name in ("gradient_session", "__Host-gradient_session"):
+    for name in ("gradient_session_8780", "__Host-gradient_session_443"):
         assert refusal(lambda name=name: open_session(path, x_api_key="", cookie=f"{name}={cookie}"))[0] == 401
     assert worker.requests == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from contextlib import ExitStack, suppress
@@ -13,13 +14,20 @@ from gradient_cli.options import add_connection, add_positional, resolve_job_id
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterable
+    from typing import Any
 
     from typing_extensions import Self
 
     from gradient_cli.api.client import Api
     from gradient_cli.api.exec import Session
 
-_HOST = "127.0.0.1"
+_ADDRESSES = ("127.0.0.3", "127.0.0.1", "::1")
+"""Addresses of this computer to listen on, the best first; some systems have only the latter two.
+
+Browsers send cookies to every port of a host name: a job must not get those of the dashboard, nor other jobs those of a
+notebook: the links of a server on this computer are at 127.0.0.2.
+"""
 _LAST_PORT = 65_535
 _BACKLOG = 64
 
@@ -45,8 +53,8 @@ def port_forward(args: argparse.Namespace) -> int:
     port, local = _parse_ports(args.port)
     api = connect(args)
     job_id = resolve_job_id(args.id, api)
-    with Forward(api, job_id, port, local) as forward:
-        print(f"http://{_HOST}:{forward.port} is port {port} of job {job_id}. Ctrl-C ends this.", flush=True)
+    with Forward(api, api.job(job_id), port, local) as forward:
+        print(f"{forward.url} is port {port} of job {job_id}. Ctrl-C ends this.", flush=True)
         with suppress(KeyboardInterrupt):
             forward.wait()
     return OK
@@ -65,32 +73,35 @@ class Forward:
 
     Args:
         api: The server.
-        job_id: The job.
+        job: The job, as the server describes it.
         port: The port that the job listens on.
         local: The port of this computer; 0: a free one.
 
     Attributes:
-        port: The port of this computer.
+        address: Address and port of this computer.
+        url: The same for browsers.
         quiet: Set to print no connection that the job refuses.
 
     Raises:
-        ClientError: The port of this computer is taken, or the server refuses.
+        ClientError: The port of this computer is taken, no address is left for it, or the server refuses.
     """
 
-    def __init__(self, api: Api, job_id: str, port: int, local: int) -> None:
+    def __init__(self, api: Api, job: dict[str, Any], port: int, local: int) -> None:
         self._api = api
-        self._job_id = job_id
+        self._job_id = job["id"]
         self._remote = port
         self._stack = ExitStack()
         self.quiet = False
         self._shown: set[str] = set()
         try:
-            self._listener = self._stack.enter_context(socket.create_server((_HOST, local), backlog=_BACKLOG))
+            self._listener = self._stack.enter_context(listen(local, (api.url, job.get("url") or "")))
         except OSError as error:
             raise ClientError(
                 f"port {local} of this computer: {error.strerror}", hint=f"Name another one: {port}:LOCAL, or {port}:0."
             ) from None
-        self.port: int = self._listener.getsockname()[1]
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        host, number = self.address
+        self.url = f"http://[{host}]:{number}" if ":" in host else f"http://{host}:{number}"
 
     def __enter__(self) -> Self:
         from gradient_cli.api.exec import Session
@@ -139,6 +150,40 @@ class Forward:
                     terminal.print_message(str(error))
             except OSError:  # the program on this computer is gone
                 return
+
+
+def listen(port: int, dashboards: Iterable[str]) -> socket.socket:
+    """Listen on an address of this computer that is not that of a dashboard.
+
+    Raises:
+        ClientError: All are.
+        OSError: The port is taken.
+    """
+    from urllib.parse import urlsplit
+
+    taken = {address for url in dashboards for address in _resolve(urlsplit(url).hostname or "")}
+    for address in _ADDRESSES:
+        if address in taken:
+            continue
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            return socket.create_server((address, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+    raise ClientError(
+        f"the job's page would be at {' or '.join(sorted(taken))}, as the dashboard is: its session would be sent to "
+        "the job",
+        hint=f"Give this computer the address {_ADDRESSES[0]} (macOS: `sudo ifconfig lo0 alias {_ADDRESSES[0]}`).",
+    )
+
+
+def _resolve(name: str) -> set[str]:
+    """Return the addresses of a host name, in every spelling of which browsers find them."""
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(name, None)} if name else set()
+    except OSError:  # then browsers do not find it either
+        return set()
 
 
 def _send(connection: socket.socket, session: Session) -> None:

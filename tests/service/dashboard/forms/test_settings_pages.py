@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 from support.live_service import make_job_body
 
+from core.security import api_keys
+
 
 @pytest.fixture
 def administrator(settings, api_key):
@@ -14,25 +16,39 @@ def administrator(settings, api_key):
 
 
 @pytest.mark.usefixtures("administrator")
-def test_a_key_is_shown_once_and_can_be_revoked(signed_in_browser, client):
-    page = signed_in_browser.post("/ui/settings/keys", data={"name": "ci", "days": "7"})
+def test_a_key_is_shown_once_and_can_be_revoked(signed_in_browser, client, api_key):
+    page = signed_in_browser.post("/ui/settings/keys", data={"name": "ci", "days": "7", "own_key": api_key})
     secret = re.search(r'id="created-key"[^>]*>(gj_\w+)<', page.text)[1]
     assert client.get("/jobs", headers={"x-api-key": secret}).status_code == 200
     again = signed_in_browser.get("/ui/settings/keys").text
     assert secret not in again
     key_id = secret.split("_")[1]
     assert f'id="key-{key_id}"' in again
-    answer = signed_in_browser.post(f"/ui/settings/keys/{key_id}/revoke")
+    answer = signed_in_browser.post(f"/ui/settings/keys/{key_id}/revoke", data={"own_key": api_key})
     assert (answer.status_code, answer.headers["location"]) == (303, "/ui/settings/keys")
     assert client.get("/jobs", headers={"x-api-key": secret}).status_code == 401
 
 
 @pytest.mark.parametrize(("days", "words"), [("soon", "not a number of days"), ("0", "out of range")])
 @pytest.mark.usefixtures("administrator")
-def test_wrong_days_keep_the_name(signed_in_browser, client, days, words):
-    page = signed_in_browser.post("/ui/settings/keys", data={"name": "kept", "days": days})
+def test_wrong_days_keep_the_name(signed_in_browser, client, api_key, days, words):
+    page = signed_in_browser.post("/ui/settings/keys", data={"name": "kept", "days": days, "own_key": api_key})
     assert (page.status_code, words in page.text, 'value="kept"' in page.text) == (400, True, True)
     assert len(client.get("/keys").json()["keys"]) == 1
+
+
+@pytest.mark.parametrize("whose", ["nobody's", "no key", "another's"])
+@pytest.mark.usefixtures("administrator")
+def test_a_copied_session_makes_and_revokes_no_key(signed_in_browser, client, api_key, database, whose):
+    with database.write() as session:
+        other, secret = api_keys.create(session, "other")
+    own_key = {"nobody's": {}, "no key": {"own_key": f"{api_key}x"}, "another's": {"own_key": secret}}[whose]
+    before = client.get("/keys").json()["keys"]
+    page = signed_in_browser.post("/ui/settings/keys", data={"name": "kept"} | own_key)
+    assert (page.status_code, "Enter the API key" in page.text, 'value="kept"' in page.text) == (403, True, True)
+    revoked = signed_in_browser.post(f"/ui/settings/keys/{other.id}/revoke", data=own_key)
+    assert (revoked.status_code, "Enter the API key" in revoked.text) == (403, True)
+    assert client.get("/keys").json()["keys"] == before
 
 
 def test_who_is_no_administrator_is_told_so(signed_in_browser):
