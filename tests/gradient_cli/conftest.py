@@ -1,5 +1,7 @@
 """A server that plays scripted answers, and the client: called in the test process, or as a process of its own."""
 
+import email
+import email.policy
 import json
 import os
 import socket
@@ -47,12 +49,20 @@ class ReceivedRequest:
     def json(self):
         return json.loads(self.body)
 
+    @property
+    def parts(self):
+        head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
+        message = email.message_from_bytes(head + self.body, policy=email.policy.HTTP)
+        return {part.get_param("name", header="content-disposition"): part for part in message.iter_parts()}
+
 
 class FakeServer:
-    """Answers each method and path with its replies in turn, the last of them for ever."""
+    """Answers each method and path with its replies in turn, the last of them for ever; folders it stores by itself."""
 
     def __init__(self):
         self.requests = []
+        self.workspaces = {}
+        """Manifest of each stored folder, by digest."""
         self._replies = {}
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._http.fake = self
@@ -76,10 +86,29 @@ class FakeServer:
     def answer(self, request):
         self.requests.append(request)
         replies = self._replies.get((request.method, request.path))
+        if not replies and request.path.startswith("/workspaces/"):
+            return self._answer_workspace(request, request.path.rpartition("/")[2])
         if not replies:
             error = {"name": "NotFound", "status": 404, "message": f"nothing at {request.path}"}
             return FakeReply({"error": error}, 404)
         return replies.pop(0) if len(replies) > 1 else replies[0]
+
+    def _answer_workspace(self, request, name):
+        if name == "missing":
+            stored = contents_of(self.workspaces.get(request.query.get("base"), {"files": []}))
+            return FakeReply({"missing": sorted(contents_of(request.json) - stored)})
+        if request.method == "PUT":
+            kind = request.headers["Content-Type"]
+            form = kind.startswith("multipart/")
+            manifest = request.parts["manifest"].get_payload(decode=True) if form else request.body
+            self.workspaces[name] = json.loads(manifest)
+        elif name not in self.workspaces:
+            return FakeReply({"error": {"name": "NotFound", "status": 404, "message": "no such workspace"}}, 404)
+        return FakeReply({"sha256": name, "size": 1})
+
+
+def contents_of(manifest):
+    return {digest for *_, digest in manifest["files"]}
 
 
 class Handler(BaseHTTPRequestHandler):

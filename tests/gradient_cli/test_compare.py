@@ -88,9 +88,8 @@ def test_a_folder_is_uploaded_once_for_all_machine_types(cli, server):
     assert "gradient-cli compare show c1 --wait" in made.stderr
     assert server.requests_to("POST", "/jobs")[0].json["machineType"] == "cpu", "one is validated before the upload"
     (sent,) = server.requests_to("POST", "/comparisons")
-    head, _, rest = sent.body.partition(b"\r\n\r\n")
-    assert b'name="spec"' in head
-    spec = json.loads(rest.partition(b"\r\n")[0])
+    spec = sent.json
+    assert [spec["workspaceSha256"]] == list(server.workspaces)
     assert (spec["machineType"], spec["repeats"], spec["command"]) == ("cpu,V100", 3, "python train.py")
     assert (spec["metric"], spec["target"], spec["goal"]) == ("val_accuracy", 0.9, "max")
     assert sent.headers["Idempotency-Key"]

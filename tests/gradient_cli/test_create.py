@@ -1,22 +1,13 @@
-import email
-import email.policy
 import hashlib
 import io
 import json
 import signal
 import tarfile
 import threading
-import time
 
 import pytest
 
 BASICS = ("--machineType", "CPU", "--command", "python main.py")
-
-
-def parts_of(request):
-    head = f"Content-Type: {request.headers['Content-Type']}\r\n\r\n".encode()
-    message = email.message_from_bytes(head + request.body, policy=email.policy.HTTP)
-    return {part.get_param("name", header="content-disposition"): part for part in message.iter_parts()}
 
 
 def spec_of(server):
@@ -28,80 +19,58 @@ def main_py(cli):
     (cli.folder / "main.py").write_text("print('hello')\n")
 
 
-def asked_digest(server):
-    """Return the digest of the only archive that the client asked for: this server takes no manifests."""
-    (asked,) = {
-        request.path for request in server.requests if (request.method, request.path[:12]) == ("GET", "/workspaces/")
-    }
-    return asked.rpartition("/")[2]
+def uploads(server):
+    """Return the requests that stored a folder."""
+    return [request for request in server.requests if request.method == "PUT"]
 
 
 @pytest.mark.usefixtures("main_py")
-def test_the_folder_is_uploaded_with_the_job(cli, server, protocol):
+def test_the_folder_is_uploaded_before_the_job(cli, server, protocol):
     server.on("POST", "/jobs", {"job": {}}, protocol.Reply(protocol.job(), 201))
     made = cli("jobs", "create", *BASICS, "--name", "first", "--detach")
     assert (made.returncode, made.stdout) == (0, f"{protocol.id}\n")
     assert f"gradient-cli jobs logs {protocol.id} --follow" in made.stderr
     assert f"http://x/ui/jobs/{protocol.id}" in made.stderr
+    order = [(request.method, request.path.rpartition("/")[2]) for request in server.requests]
+    digest = order[2][1]
+    assert order == [("POST", "missing"), ("POST", "jobs"), ("PUT", digest), ("POST", "jobs")]
     dry, real = server.requests_to("POST", "/jobs")
     assert dry.query == {"dryRun": "true"}, "a refusal must come before the upload"
-    parts = parts_of(real)
-    spec = {"machineType": "CPU", "command": "python main.py", "name": "first"}
-    assert json.loads(parts["spec"].get_content()) == spec
-    archive = parts["workspace"].get_payload(decode=True)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        assert tar.getnames() == ["main.py"]
-    assert asked_digest(server) == hashlib.sha256(archive).hexdigest()
+    spec = {"machineType": "CPU", "command": "python main.py", "name": "first", "workspaceSha256": digest}
+    assert real.json == spec
     assert real.headers["Idempotency-Key"]
+    parts = uploads(server)[0].parts
+    manifest = parts["manifest"].get_payload(decode=True)
+    assert digest == hashlib.sha256(manifest).hexdigest()
+    content = (cli.folder / "main.py").read_bytes()
+    mode = (cli.folder / "main.py").stat().st_mode & 0o777
+    files = [["main.py", mode, len(content), hashlib.sha256(content).hexdigest()]]
+    assert json.loads(manifest) == {"files": files, "folders": [], "links": []}
+    with tarfile.open(fileobj=io.BytesIO(parts["contents"].get_payload(decode=True))) as tar:
+        assert tar.extractfile(files[0][-1]).read() == content
 
 
 @pytest.mark.usefixtures("main_py")
 def test_an_unchanged_folder_is_not_uploaded_again(cli, server, protocol):
     server.on("POST", "/jobs", {"job": {}}, protocol.Reply(protocol.job(), 201))
     cli("jobs", "create", *BASICS, "--detach")
-    digest = asked_digest(server)
-    server.on("GET", f"/workspaces/{digest}", {"sha256": digest, "size": 1})
-    again = cli("jobs", "create", *BASICS, "--detach")
+    # Packing needs a folder for the archive.
+    again = cli("jobs", "create", *BASICS, "--detach", env={"TMPDIR": "/nowhere"})
     assert "workspace unchanged, not uploaded" in again.stderr
+    [digest] = server.workspaces
     assert spec_of(server)["workspaceSha256"] == digest
+    assert len(uploads(server)) == 1
 
 
-@pytest.fixture
-def packed_before(cli, server, protocol):
-    """Make the folder's archive known to this machine and to the server."""
-    server.on("POST", "/jobs", {"job": {}}, protocol.Reply(protocol.job(), 201))
-
-    def submit():
-        cli("jobs", "create", *BASICS, "--detach")
-        digest = server.requests[-3].path.rpartition("/")[2]
-        server.on("GET", f"/workspaces/{digest}", {"sha256": digest, "size": 1})
-        return digest
-
-    (cli.folder / "main.py").write_text("print('hello')\n")
-    settled(cli.folder / "main.py")
-    return submit()
-
-
-def settled(path):
-    """Wait until the file's last change is no longer so recent that its times are not trusted."""
-    while time.time_ns() - path.stat().st_ctime_ns < 2_100_000_000:
-        time.sleep(0.05)
-
-
-def test_an_unchanged_folder_is_not_even_packed_again(cli, server, packed_before, protocol):
-    server.on("POST", "/jobs", {"job": {}}, protocol.Reply(protocol.job(), 201))
-    for arguments in (("--dry-run", "--json"), ("--detach",)):
-        # Packing needs a folder for the archive.
-        again = cli("jobs", "create", *BASICS, *arguments, env={"TMPDIR": "/nowhere"})
-        assert again.returncode == 0, again.stderr
-    assert spec_of(server)["workspaceSha256"] == packed_before
-    assert "workspace unchanged, not uploaded" in again.stderr
-
-
-def test_a_known_folder_is_packed_if_the_server_has_it_no_more(cli, server, packed_before, protocol):
-    server.on("GET", f"/workspaces/{packed_before}", protocol.error(404, "no such workspace"))
-    server.on("POST", "/jobs", {"job": {}}, protocol.Reply(protocol.job(), 201))
-    assert "workspace uploaded" in cli("jobs", "create", *BASICS, "--detach").stderr
+@pytest.mark.usefixtures("main_py")
+def test_of_a_changed_folder_only_the_changes_are_uploaded(cli, server, protocol):
+    server.on("POST", "/jobs", protocol.job(job={}))
+    cli("jobs", "create", *BASICS, "--detach")
+    (cli.folder / "more.py").write_text("print(2)")
+    made = cli("jobs", "create", *BASICS, "--detach")
+    assert "workspace uploaded (1 of 2 files, " in made.stderr
+    with tarfile.open(fileobj=io.BytesIO(uploads(server)[1].parts["contents"].get_payload(decode=True))) as tar:
+        assert tar.getnames() == [hashlib.sha256(b"print(2)").hexdigest()]
 
 
 @pytest.mark.parametrize("mode", ["--dry-run", "--detach"])
@@ -157,15 +126,15 @@ def test_an_include_pattern_without_a_file_is_refused_before_anything_is_sent(cl
 
 @pytest.mark.usefixtures("main_py")
 def test_a_workspace_removed_in_between_is_uploaded_after_all(cli, server, protocol):
-    server.on("POST", "/jobs", {"job": {}}, protocol.job())
+    server.on("POST", "/jobs", protocol.job(job={}))
     cli("jobs", "create", *BASICS, "--detach")
-    digest = asked_digest(server)
-    server.on("GET", f"/workspaces/{digest}", {"sha256": digest, "size": 1})
     refusal = protocol.error(404, "no such workspace", "workspaceSha256")
-    server.on("POST", "/jobs", refusal, {"job": {}}, protocol.Reply(protocol.job(), 201))
+    server.on("POST", "/jobs", refusal, protocol.job(job={}))
     made = cli("jobs", "create", *BASICS, "--detach")
     assert made.returncode == 0
-    assert "workspace" in parts_of(server.requests_to("POST", "/jobs")[-1])
+    assert len(uploads(server)) == 2
+    server.workspaces.clear()
+    assert "workspace uploaded" in cli("jobs", "create", *BASICS, "--detach").stderr
 
 
 def test_every_field_goes_out_as_the_server_names_it(cli, server, protocol):
@@ -211,8 +180,8 @@ def test_the_project_file_holds_it_all(cli, server, protocol):
     server.on("POST", "/jobs", {"job": {}}, protocol.job())
     made = cli("jobs", "create", "--detach", cwd=cli.folder / "src" / "deep")
     assert made.returncode == 0
-    parts = parts_of(server.requests_to("POST", "/jobs")[-1])
-    assert json.loads(parts["spec"].get_content()) == {
+    [(digest, manifest)] = server.workspaces.items()
+    assert spec_of(server) == {
         "machineType": "A100",
         "command": "python train.py",
         "project": "mnist",
@@ -221,9 +190,12 @@ def test_the_project_file_holds_it_all(cli, server, protocol):
         "user": "1000",
         "workingDir": "deep",
         "envVars": {"EPOCHS": "2"},
+        "workspaceSha256": digest,
     }
-    with tarfile.open(fileobj=io.BytesIO(parts["workspace"].get_payload(decode=True))) as tar:
-        assert sorted(tar.getnames()) == ["deep", "train.py"]
+    assert ([path for path, *_ in manifest["files"]], [path for path, _ in manifest["folders"]]) == (
+        ["train.py"],
+        ["deep"],
+    )
 
 
 def test_flags_win_over_the_project_file(cli, server, protocol):
@@ -285,12 +257,6 @@ def test_a_job_without_a_machine_type_gets_the_servers_default_and_says_so(cli, 
     assert (server.requests[-1].json["machineType"], len(server.requests)) == ("CPU", 3)
 
 
-def test_a_server_without_a_default_machine_type_needs_one(cli, server):
-    server.on("GET", "/machine-types", {"machineTypes": []})
-    refused = cli("jobs", "create", "--command", "x", "--workspace", "none")
-    assert (refused.returncode, "machineType: required" in refused.stderr) == (2, True)
-
-
 @pytest.mark.parametrize(
     ("args", "told"),
     [
@@ -346,8 +312,9 @@ def test_a_submission_is_not_repeated_after_a_failure_of_the_server(cli, server,
 
 @pytest.mark.usefixtures("main_py")
 def test_a_lost_upload_is_repeated_whole(cli, server, protocol):
+    (cli.folder / "code.zip").write_bytes(b"PK\x03\x04rest")
     server.on("POST", "/jobs", {"job": {}}, protocol.Reply(breaks="unanswered"), protocol.job())
-    assert cli("jobs", "create", *BASICS, "--detach").returncode == 0
+    assert cli("jobs", "create", *BASICS, "--workspace", "code.zip", "--detach").returncode == 0
     _, first, second = server.requests_to("POST", "/jobs")
     assert first.body == second.body
     assert first.headers["Idempotency-Key"] == second.headers["Idempotency-Key"]
@@ -407,7 +374,7 @@ def test_an_archive_is_sent_as_it_is(cli, server, protocol):
     (cli.folder / "code.zip").write_bytes(b"PK\x03\x04rest")
     server.on("POST", "/jobs", {"job": {}}, protocol.job())
     cli("jobs", "create", *BASICS, "--workspace", "code.zip", "--detach")
-    part = parts_of(server.requests_to("POST", "/jobs")[-1])["workspace"]
+    part = server.requests_to("POST", "/jobs")[-1].parts["workspace"]
     assert part.get_filename() == "workspace.zip"
     assert part.get_payload(decode=True) == b"PK\x03\x04rest"
     assert (cli.folder / "code.zip").exists()

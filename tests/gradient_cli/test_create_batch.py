@@ -204,7 +204,7 @@ def test_a_folder_is_uploaded_once_with_the_first_job_that_it_fits(cli, server, 
     assert len(done.stdout.split()) == 3
     upload = server.requests_to("POST", "/jobs")[-1]
     assert upload.headers["Idempotency-Key"] == "k1"
-    assert b'name="workspace"' in upload.body
+    assert [upload.json["workspaceSha256"]] == list(server.workspaces)
     [jobs] = sent(server)
     assert jobs == [
         {"machineType": "CPU", "command": f"c{n}", "idempotencyKey": f"k{n}", "workspaceSha256": "a" * 64}

@@ -1,6 +1,4 @@
-import gzip
 import hashlib
-import io
 import json
 import os
 import re
@@ -12,7 +10,6 @@ import pytest
 
 from gradient_cli.errors import ClientError, UsageError
 from gradient_cli.workspace import archive as packing
-from gradient_cli.workspace import pack_cache
 from gradient_cli.workspace.manifest import FolderManifest
 from gradient_cli.workspace.pack import create_pack
 
@@ -28,48 +25,44 @@ def write(folder, files):
         path.write_text(text)
 
 
-def packed(folder):
-    with packing.create_archive(packing.WorkspaceFolder(str(folder)), lambda _done: None) as archive:
-        data = Path(archive.path).read_bytes()
-        assert archive.size == len(data)
-        return archive.sha256, data
+def manifest_of(folder):
+    return FolderManifest(packing.WorkspaceFolder(str(folder)), "http://x", lambda _done: None)
 
 
-def test_the_same_folder_gives_the_same_bytes(tmp_path):
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def test_the_same_folder_gives_the_same_manifest(tmp_path):
     for name, order in (("one", ["a", "b/c", "b/d"]), ("two", ["b/d", "b/c", "a"])):
         write(tmp_path / name, {file: file * 1000 for file in order})
         os.utime(tmp_path / name / "a", (len(name), ord(name[0]) * 1000))
-    first, second = packed(tmp_path / "one"), packed(tmp_path / "two")
-    assert first == second
+    first = manifest_of(tmp_path / "one")
+    assert first.data == manifest_of(tmp_path / "two").data
     (tmp_path / "two" / "a").write_text("other")
-    assert packed(tmp_path / "two")[0] != first[0]
+    assert manifest_of(tmp_path / "two").sha256 != first.sha256
 
 
-def test_the_archive_holds_contents_modes_and_links(tmp_path):
+def test_the_manifest_holds_contents_modes_and_links(tmp_path):
     write(tmp_path, {"run.sh": "echo", "pkg/ünïcode 🎉.txt": "x"})
     (tmp_path / "run.sh").chmod(0o755)
     (tmp_path / "pkg" / "up").symlink_to("../run.sh")
     (tmp_path / "whole").symlink_to(tmp_path / "pkg")
     (tmp_path / "empty").mkdir(mode=0o750)
-    _, data = packed(tmp_path)
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        members = {member.name: member for member in tar}
-        assert tar.extractfile("pkg/ünïcode 🎉.txt").read() == b"x"
-    assert list(members) == sorted(members, key=os.fsencode)
-    assert members["run.sh"].mode == 0o755
-    assert members["empty"].isdir()
-    assert members["empty"].mode == 0o750
-    assert members["pkg/up"].linkname == "../run.sh"
-    assert members["whole"].linkname == "pkg", "an absolute link inside the folder must work elsewhere too"
-    assert {member.uid for member in members.values()} == {0}
-    assert gzip.decompress(data)
+    manifest = json.loads(manifest_of(tmp_path).data)
+    assert [(path, mode, size) for path, mode, size, _ in manifest["files"]] == [
+        ("pkg/ünïcode 🎉.txt", (tmp_path / "pkg" / "ünïcode 🎉.txt").stat().st_mode & 0o777, 1),
+        ("run.sh", 0o755, 4),
+    ]
+    assert ["empty", 0o750] in manifest["folders"]
+    assert manifest["links"] == [["pkg/up", "../run.sh"], ["whole", "pkg"]], "an absolute link must work elsewhere too"
 
 
-def test_a_file_name_that_is_not_utf8_survives(tmp_path):
-    name = os.fsdecode(b"bad\xff.txt")
-    (tmp_path / name).write_text("x")
-    with tarfile.open(fileobj=io.BytesIO(packed(tmp_path)[1])) as tar:
-        assert tar.getnames() == [name]
+def test_a_file_name_that_is_not_utf8_is_refused_by_name(tmp_path):
+    (tmp_path / os.fsdecode(b"bad\xff.txt")).write_text("x")
+    with pytest.raises(ClientError, match="bad"):
+        manifest_of(tmp_path)
 
 
 def test_links_that_leave_the_folder_stay_out_with_a_note(tmp_path):
@@ -280,74 +273,6 @@ def test_a_folder_marked_as_excluded_is_left_out_itself(tmp_path):
     assert paths(tmp_path) == ["kept", "kept/.gitignore"]
 
 
-def old(folder):
-    """Move a file's times to the past, as if it had not been touched for long."""
-    for path in folder.rglob("*"):
-        os.utime(path, (1_700_000_000, 1_700_000_000))
-
-
-class TestPackCache:
-    @pytest.fixture(autouse=True)
-    def cache(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setattr(pack_cache, "_RACY_NS", 0)  # a file's ctime cannot be moved to the past
-
-    @pytest.fixture
-    def folder(self, tmp_path):
-        write(tmp_path / "work", {"main.py": "print(1)", "data/a": "x" * 1000})
-        return tmp_path / "work"
-
-    def remember(self, folder):
-        scanned = packing.WorkspaceFolder(str(folder))
-        with packing.create_archive(scanned, lambda _done: None) as archive:
-            pack_cache.remember(scanned, archive)
-            return archive.sha256, archive.size
-
-    def find(self, folder):
-        found = pack_cache.find(packing.WorkspaceFolder(str(folder)))
-        return found and (found.sha256, found.size)
-
-    def test_an_unchanged_folder_is_known(self, folder):
-        assert self.find(folder) is None
-        assert self.remember(folder) == self.find(folder)
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda folder: (folder / "main.py").write_text("print(2)"),
-            lambda folder: (folder / "main.py").chmod(0o755),
-            lambda folder: (folder / "new").write_text(""),
-            lambda folder: (folder / "new").mkdir(),
-            lambda folder: (folder / "data" / "a").unlink(),
-            lambda folder: (folder / "data").rename(folder / "date"),
-            lambda folder: (folder / ".gradientignore").write_text("data\n"),
-            lambda folder: (folder / "new").symlink_to("main.py"),
-        ],
-    )
-    def test_any_change_is_seen(self, folder, change):
-        self.remember(folder)
-        change(folder)
-        assert self.find(folder) is None
-
-    def test_contents_of_the_same_size_and_time_are_not_trusted(self, folder):
-        old(folder)
-        self.remember(folder)
-        (folder / "main.py").write_text("print(3)")
-        old(folder)
-        assert self.find(folder) is None
-
-    def test_a_file_changed_just_before_the_scan_is_not_remembered(self, folder, monkeypatch):
-        monkeypatch.setattr(pack_cache, "_RACY_NS", 3600 * 10**9)
-        self.remember(folder)
-        assert self.find(folder) is None
-
-    def test_a_damaged_cache_is_ignored_and_replaced(self, folder, tmp_path):
-        (tmp_path / "cache" / "gradient").mkdir(parents=True)
-        (tmp_path / "cache" / "gradient" / "packed.json").write_text("no JSON")
-        assert self.find(folder) is None
-        assert self.remember(folder) == self.find(folder)
-
-
 def test_unreadable_files_are_all_named(tmp_path, monkeypatch):
     write(tmp_path, {"a": "", "b": "", "c": ""})
     allowed = os.access
@@ -388,8 +313,6 @@ def test_a_file_that_grows_meanwhile_is_sent_as_it_was_with_a_note(tmp_path, cap
     ]
     with create_pack(str(source), manifest.contents, {}, lambda _done: None) as pack, tarfile.open(pack.path) as tar:
         assert tar.extractfile(digest).read() == before
-    with packing.create_archive(folder, lambda _done: None) as archive, tarfile.open(archive.path) as tar:
-        assert tar.extractfile("log.txt").read() == before
     [said] = capsys.readouterr().err.splitlines()
     assert f"log.txt is being written to; it is sent as it was, with {len(before):,} bytes" in said
 
@@ -399,19 +322,23 @@ def test_a_file_that_shrinks_meanwhile_is_refused_and_nothing_is_left(tmp_path, 
     write(source, {"log": "longer than after"})
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    manifest = manifest_of(source)
     folder = packing.WorkspaceFolder(str(source))
     (source / "log").write_text("short")
     with pytest.raises(ClientError, match="log changed while it was packed"):
-        packing.create_archive(folder, lambda _done: None)
+        FolderManifest(folder, "http://x", lambda _done: None)
+    with pytest.raises(ClientError, match="log changed while it was packed"):
+        create_pack(str(source), manifest.contents, {}, lambda _done: None)
     assert list(scratch.iterdir()) == []
 
 
 def test_a_full_disk_is_told_with_the_place_to_change(tmp_path, monkeypatch):
-    write(tmp_path, {"a": "x" * 100})
+    write(tmp_path, {"source/a": "x" * 100})
+    manifest = manifest_of(tmp_path / "source")
     monkeypatch.setattr("tempfile.mkstemp", lambda **_: (os.open("/dev/full", os.O_WRONLY), str(tmp_path / "gone")))
     (tmp_path / "gone").touch()
     with pytest.raises(ClientError, match="No space left on device") as failure:
-        packing.create_archive(packing.WorkspaceFolder(str(tmp_path)), lambda _done: None)
+        create_pack(manifest.root, manifest.contents, manifest.read, lambda _done: None)
     assert "TMPDIR" in failure.value.hint
 
 

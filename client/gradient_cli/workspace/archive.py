@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import os
 import stat
-import tarfile
 import tempfile
 import time
 
@@ -224,31 +223,6 @@ def open_archive(path: str) -> Archive:
         raise ClientError(f"workspace: cannot read {path}: {error.strerror}", hint="Check the file.") from None
 
 
-def create_archive(folder: WorkspaceFolder, progress: Callable[[int], None]) -> Archive:
-    """Write a folder into a temporary tar.gz file, in bounded memory.
-
-    Args:
-        folder: The contents.
-        progress: Called with the number of bytes of the folder's files read so far.
-
-    Raises:
-        ClientError: A file cannot be read or changes meanwhile, or there is no room for the archive.
-    """
-
-    def write(packed: gzip.GzipFile) -> None:
-        done = 0
-        with tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-            for entry in folder.entries:
-                if entry.kind == "file":
-                    _add_file(tar, folder.root, entry)
-                    done += entry.size
-                    progress(done)
-                else:
-                    tar.addfile(_header(entry))
-
-    return write_archive(write)
-
-
 def write_archive(write: Callable[[gzip.GzipFile], None]) -> Archive:
     """Compress what `write` writes into a temporary file.
 
@@ -267,13 +241,6 @@ def write_archive(write: Callable[[gzip.GzipFile], None]) -> Archive:
         if isinstance(error, OSError):
             raise _disk_full(error) from None
         raise
-
-
-def _header(entry: WorkspaceEntry) -> tarfile.TarInfo:
-    header = tarfile.TarInfo(entry.path)
-    header.type = {"file": tarfile.REGTYPE, "folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE}[entry.kind]
-    header.mode, header.mtime, header.size, header.linkname = entry.mode, MTIME, entry.size, entry.target
-    return header
 
 
 def open_file(root: str, entry: WorkspaceEntry) -> BinaryIO:
@@ -299,16 +266,6 @@ def open_file(root: str, entry: WorkspaceEntry) -> BinaryIO:
             f"workspace: {path} is being written to; it is sent as it was, with {entry.size:,} bytes"
         )
     return file
-
-
-def _add_file(tar: tarfile.TarFile, root: str, entry: WorkspaceEntry) -> None:
-    with open_file(root, entry) as file:
-        try:
-            tar.addfile(_header(entry), file)
-        except OSError as error:
-            if error.errno is not None:
-                raise ClientError(f"workspace: cannot pack {entry.path}: {error.strerror}", hint=CHANGED_HINT) from None
-            raise changed_error(entry) from None
 
 
 def changed_error(entry: WorkspaceEntry) -> ClientError:

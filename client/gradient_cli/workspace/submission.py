@@ -8,9 +8,7 @@ from gradient_cli import terminal
 from gradient_cli.errors import ServerError, UsageError
 from gradient_cli.formatting import format_count, format_size
 from gradient_cli.progress import Progress
-from gradient_cli.workspace import archive as packing
-from gradient_cli.workspace import pack_cache
-from gradient_cli.workspace.archive import Archive, WorkspaceFolder
+from gradient_cli.workspace.archive import Archive, WorkspaceFolder, open_archive
 from gradient_cli.workspace.manifest import FolderManifest
 from gradient_cli.workspace.pack import create_pack
 
@@ -21,23 +19,12 @@ if TYPE_CHECKING:
 
     from gradient_cli.api.client import Api
 
-# Not found or not allowed by an earlier release; or longer than the server takes.
-_NO_MANIFESTS = {404, 405, 413}
-
 
 def choose_machine_type(api: Api, spec: dict[str, Any], report: Callable[[str], None]) -> None:
-    """Set the server's default machine type in a job that names none.
-
-    Raises:
-        UsageError: The server, of an earlier release, has no default.
-    """
+    """Set the server's default machine type in a job that names none."""
     if spec.get("machineType"):
         return
-    spec["machineType"] = api.machine_types().get("default")
-    if not spec["machineType"]:
-        raise UsageError(
-            "machineType: required", hint="Give --machineType NAME; `gradient-cli machine-types` lists them."
-        )
+    spec["machineType"] = api.machine_types()["default"]
     report(f"machine type: {spec['machineType']}, the server's default; --machineType NAME selects another")
 
 
@@ -56,25 +43,6 @@ def read_folder(path: str, include: list[str]) -> WorkspaceFolder | None:
             hint="Give a folder, an archive (.zip, .tar.gz), a git URL such as https://host/repo.git#ref, or none.",
         )
     return None
-
-
-def find_packed(api: Api, folder: WorkspaceFolder | None) -> Archive | None:
-    """Return the archive of an unchanged folder that was packed before, if the server still has it."""
-    packed = pack_cache.find(folder) if folder else None
-    return packed if packed and api.has_workspace(packed.sha256) else None
-
-
-def create_archive(path: str, folder: WorkspaceFolder | None) -> Archive:
-    """Pack a folder, or open the archive at this path, and return it to be closed after use."""
-    if folder is None:
-        return packing.open_archive(path)
-    progress = Progress("packing", folder.size)
-    try:
-        archive = packing.create_archive(folder, progress.update)
-    finally:
-        progress.close()
-    pack_cache.remember(folder, archive)
-    return archive
 
 
 def submit(
@@ -98,35 +66,27 @@ def submit(
         to: The endpoint.
         planned: A job to validate before the upload; None: `spec`.
     """
-    made = _submit_files(api, spec, folder, report, to, planned) if folder else None
-    if made is not None:
+    if folder is not None:
+        return _submit_files(api, spec, folder, report, to, planned)
+    archive = open_archive(path)
+    if api.has_workspace(archive.sha256) and (made := _submit_stored(api, spec, archive, report, to)):
         return made
-    packed = find_packed(api, folder)
-    made = _submit_stored(api, spec, packed, report, to) if packed else None
-    if made is not None:
-        return made
-    with create_archive(path, folder) as archive:
-        if api.has_workspace(archive.sha256) and (made := _submit_stored(api, spec, archive, report, to)):
-            return made
-        # An invalid spec or too many files are refused now rather than after the upload.
-        check_file_count(api.resolve_job(planned or spec), folder)
-        progress = Progress("uploading", archive.size)
-        try:
-            made = api.create_with_archive(spec, archive.path, progress.update, to=to)
-        finally:
-            progress.close()
-        report(f"workspace uploaded ({format_size(archive.size)})")
-        return made
+    api.resolve_job(planned or spec)  # an invalid spec is refused now rather than after the upload
+    progress = Progress("uploading", archive.size)
+    try:
+        made = api.create_with_archive(spec, archive.path, progress.update, to=to)
+    finally:
+        progress.close()
+    report(f"workspace uploaded ({format_size(archive.size)})")
+    return made
 
 
-def plan_upload(api: Api, folder: WorkspaceFolder | None) -> Archive | None:
-    """Return the digest of a folder's manifest, with the bytes of its files that would be uploaded.
-
-    None: it is an archive, or the server, of an earlier release, takes only archives.
-    """
-    manifest = _read_manifest(api, folder) if folder else None
-    if manifest is None or (missing := _missing_contents(api, manifest, manifest.base)) is None:
-        return None
+def plan_upload(api: Api, path: str, folder: WorkspaceFolder | None) -> Archive:
+    """Return the digest of a folder's manifest or of an archive, with the bytes that would be uploaded."""
+    if folder is None:
+        return open_archive(path)
+    manifest = _read_manifest(api, folder)
+    missing = api.missing_contents(manifest.data, manifest.base)
     return Archive("", manifest.sha256, sum(manifest.contents[sha256].size for sha256 in missing), temporary=False)
 
 
@@ -137,17 +97,15 @@ def _submit_files(
     report: Callable[[str], None],
     to: str,
     planned: dict[str, Any] | None,
-) -> dict[str, Any] | None:
-    """Submit with those files of a folder that the server lacks; None if it takes only archives."""
+) -> dict[str, Any]:
+    """Submit with those files of a folder that the server lacks."""
     manifest = _read_manifest(api, folder)
     stored = Archive("", manifest.sha256, folder.size, temporary=False)
     if manifest.base == manifest.sha256 and api.has_workspace(manifest.sha256):
         made = _submit_stored(api, spec, stored, report, to)
         if made is not None:
             return made
-    missing = _missing_contents(api, manifest, manifest.base)
-    if missing is None:
-        return None
+    missing = api.missing_contents(manifest.data, manifest.base)
     # An invalid spec or too many files are refused now rather than after the upload.
     check_file_count(api.resolve_job(planned or spec), folder)
     try:
@@ -169,15 +127,6 @@ def _read_manifest(api: Api, folder: WorkspaceFolder) -> FolderManifest:
         return FolderManifest(folder, api.url, progress.update)
     finally:
         progress.close()
-
-
-def _missing_contents(api: Api, manifest: FolderManifest, base: str | None) -> list[str] | None:
-    try:
-        return api.missing_contents(manifest.data, base)
-    except ServerError as error:
-        if error.status in _NO_MANIFESTS:
-            return None
-        raise
 
 
 def _upload(api: Api, manifest: FolderManifest, missing: list[str], base: str | None) -> int:

@@ -111,12 +111,8 @@ def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace:
     folder = read_folder(args, workspace, include, math.inf if args.dry_run else args.largeWorkspace)
     if not args.dry_run:
         return after(args, api, _remembered(api, submission.submit(api, spec, workspace, folder)))
-    if planned := submission.plan_upload(api, folder):
-        return _dry_run(args, api, spec, planned, folder, known=api.has_workspace(planned.sha256))
-    if packed := submission.find_packed(api, folder):
-        return _dry_run(args, api, spec, packed, folder, known=True)
-    with submission.create_archive(workspace, folder) as archive:
-        return _dry_run(args, api, spec, archive, folder, known=api.has_workspace(archive.sha256))
+    planned = submission.plan_upload(api, workspace, folder)
+    return _dry_run(args, api, spec, planned, folder, known=api.has_workspace(planned.sha256))
 
 
 def _check_no_include(args: argparse.Namespace) -> None:
