@@ -89,7 +89,7 @@ class LogPrinter:
                 self._print_partial(row)
             return
         # Without colours: their codes would count as width, and a cut line would stay coloured.
-        text = terminal.sanitize_line(str(row.get("message", "")), colours=False)
+        text = _in_one_row(row)
         sys.stdout.write(f"\r\x1b[K{terminal.truncate(text, terminal.width() - 1)}")
         sys.stdout.flush()
         self._drawn = True
@@ -103,7 +103,7 @@ class LogPrinter:
 
     def _print_partial(self, row: dict[str, Any]) -> None:
         # To stderr: stdout gets each line once, as the job finished it.
-        text = terminal.sanitize_line(str(row["message"]), colours=False)
+        text = _in_one_row(row)
         terminal.print_message(terminal.style(f"… {text}", "dim", sys.stderr))
 
     def phase(self, row: dict[str, Any]) -> None:
@@ -156,6 +156,10 @@ class LogPrinter:
         message = str(row["message"])
         shown = message if self._raw else terminal.sanitize_line(message, colours=self._colours)
         return f"{row.get('timestamp', '')} {shown}" if self._timestamps else shown
+
+
+def _in_one_row(row: dict[str, Any]) -> str:
+    return "  ".join(terminal.sanitize_line(str(row.get("message", "")), colours=False).split("\n"))
 
 
 class JsonPrinter(LogPrinter):

@@ -22,7 +22,7 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]?"  # the two-character ones, and a lone ESC
     r"|\x9b[0-?]*[ -/]*[@-~]?"  # CSI as one C1 byte
     r"|[\x9d\x90\x98\x9e\x9f].*?(?:\x07|\x1b\\|\x9c|$)"  # the C1 forms of OSC and its kin
-    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]",
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]",
     re.DOTALL,
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -58,7 +58,7 @@ def style(text: str, kind: str, stream: TextIO) -> str:
 
 
 def sanitize_line(text: str, *, colours: bool) -> str:
-    """Strip control sequences from one line of a job's output.
+    """Strip control sequences from one line of a job's output, which may have several rows.
 
     Args:
         text: The line as the job wrote it.

@@ -42,6 +42,8 @@ _ROW_POLL_SECONDS = 1.0
 _QUEUE_POLL_SECONDS = 5.0
 _MIN_POLL_SECONDS = 0.01
 _BURST_SECONDS = 0.05
+_OPEN_SECONDS = 0.5
+"""Age of a line that is shown unfinished: many are written in two parts."""
 _STOP_GRACE_SECONDS = 1.0
 _WOKEN_AT_ONCE = 16
 """Followers woken in one turn of the event loop; with more of them, half of its time is left to other requests."""
@@ -78,6 +80,7 @@ class JobFeed:
         self._phase: dict[str, Any] = {}
         self._row = self.reading = Reading([], 0, "", b"", b"", b"")
         self._read_to: int | None = None
+        self._open_line = -1, 0.0
         self._skipped = False
         self._kept: list[bytes] = []
         self._last = 0
@@ -185,7 +188,10 @@ class JobFeed:
             self._read_to = tail(min(LINES_AFTER_GAP, max_behind or 0))
         found = self._reader.section(self._read_to, _PAGE_LINES, final=final, max_page_bytes=_PAGE_BYTES)
         self._read_to += len(found.lines)
-        return self._row._replace(lines=line_events(found.lines), total=found.total, partial=found.partial)
+        if not found.partial or found.total != self._open_line[0]:
+            self._open_line = found.total, time.monotonic()
+        shown = found.partial if time.monotonic() - self._open_line[1] >= _OPEN_SECONDS else ""
+        return self._row._replace(lines=line_events(found.lines), total=found.total, partial=shown)
 
     def _read_page(self, after: int) -> list[bytes]:
         final = bool(self.reading.end)

@@ -23,7 +23,7 @@ def failure_line(reader: LogReader) -> LogLine | None:
             newlines = reader.raw(reader.size - length, length).count(b"\n")
     count = min(_LAST_LINES, max(1, newlines))
     found = reader.lines(reader.tail(count, final=True), count, final=True, max_line_bytes=_LINE_BYTES)
-    plain = [line._replace(message=_COLOURS.sub("", line.message).strip()) for line in found]
+    plain = [line._replace(message=_COLOURS.sub("", line.message).strip().rpartition("\n")[2]) for line in found]
     spoken = [line for line in plain if line.message]
     errors = [line for line in spoken if _ERROR.match(line.message)]
     best = errors or spoken

@@ -207,6 +207,17 @@ def test_progress_bars_binary_noise_and_a_line_without_end(service):
     assert raw.endswith(bytes(range(256)) + b"\n" + b"x" * 20_000_000)
 
 
+def test_nested_progress_bars_are_a_handful_of_lines(service):
+    bars = (
+        "import sys\nfor epoch in range(20):\n for step in range(0, 50, 10):\n"
+        "  print(f'\\repoch {epoch}/20\\n\\rstep {step}/50\\x1b[A', end='', file=sys.stderr, flush=True)\n"
+        " print('\\n\\r          \\r\\x1b[A', end='', file=sys.stderr, flush=True)\nprint()"
+    )
+    job, _ = run(service, f'python -c "{bars}"')
+    shown = service.request("GET", f"/jobs/{job['id']}/logs").json()["lines"]
+    assert [row["message"] for row in shown] == ["epoch 0/20", "epoch 19/20"]
+
+
 def test_system_metrics_are_sampled(service):
     job_id = service.submit("python -c 'while True: pass'")
 

@@ -34,7 +34,7 @@ if how == "line":
         put(b"x" * 2**20)
 elif how == "random":
     for _ in range(amount):
-        put(os.urandom(2**20))
+        put(os.urandom(2**20).replace(b"\\x1b", b"."))
 elif how == "many":
     for number in range(amount):
         put(b"line %d\\n" % number)

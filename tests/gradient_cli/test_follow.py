@@ -244,6 +244,15 @@ def test_a_terminal_gets_progress_redrawn_and_colours(cli, protocol, followed):
     assert "\x1b[32m" not in on_a_terminal(cli, *BASICS, env={"NO_COLOR": "1"})
 
 
+def test_a_line_of_several_rows_is_printed_as_rows(cli, protocol, followed):
+    rows = "epoch 1\n\x1b[31mstep 2\x1b[0m"
+    stream = [protocol.event("partial", {"message": rows}), protocol.line(1, rows + "\x07"), protocol.end()]
+    followed(protocol.Reply(stream=stream))
+    made = cli(*BASICS)
+    assert made.stdout == "epoch 1\nstep 2\n"
+    assert "… epoch 1  step 2\n" in made.stderr
+
+
 def test_without_a_terminal_progress_goes_to_stderr_now_and_then(cli, protocol, followed):
     bar = [protocol.event("partial", {"message": f"{percent}%"}) for percent in range(50)]
     followed(protocol.Reply(stream=[*bar, protocol.line(1, "100%"), protocol.end()]))

@@ -4,6 +4,8 @@ import codecs
 import re
 from collections.abc import Callable
 
+from core.storage.joblogs.redrawn_rows import last_rows
+
 # A progress bar's current state is short; this bounds the work for one line.
 FOLD_BYTES = 64 * 1024
 FOLD_STATES = 64
@@ -37,7 +39,8 @@ def render(read: Callable[[int, int], bytes], start: int, end: int, limit: int) 
     r"""Render one line as text.
 
     A `\r` starts the line over: the last state that is not empty is returned, of the last `FOLD_STATES` states
-    within the last `FOLD_BYTES` bytes. Colours (SGR) and tabs are kept, other control characters and sequences
+    within the last `FOLD_BYTES` bytes. Rows that the cursor went back to are shown as they are last, with newlines
+    between them. Colours (SGR) and tabs are kept, other control characters and sequences
     are removed, and invalid UTF-8 becomes U+FFFD.
 
     Args:
@@ -48,6 +51,8 @@ def render(read: Callable[[int, int], bytes], start: int, end: int, limit: int) 
     """
     tail_start = max(start, end - FOLD_BYTES)
     tail = read(tail_start, end - tail_start)
+    if rows := last_rows(tail):
+        return "\n".join(_visible(row, len(row), limit) for row in rows)
     first, *later = tail.rstrip(b"\r").rsplit(b"\r", FOLD_STATES)
     for state in reversed(later):
         if text := _visible(state, len(state), limit):

@@ -15,6 +15,7 @@ from typing import Any
 
 from core.jobs.metrics import MAX_TIME, StoredSummary
 from core.settings.limits import MetricSettings
+from core.storage.joblogs.redrawn_rows import RedrawnRows
 from core.storage.joblogs.store import LogWriter
 
 BLOCK_BYTES = 1024**2
@@ -152,6 +153,7 @@ class LogShipper:
         self._source = source
         self._writer = writer
         self._tail_bytes = tail_bytes
+        self._rows = RedrawnRows()
 
     def ship(self) -> int:
         """Ship new output up to the log's limit; return the number of bytes."""
@@ -160,7 +162,7 @@ class LogShipper:
             data = self._source.read(self._writer.position, min(BLOCK_BYTES, room))
             if not data:
                 break
-            self._writer.append(data, _now_ms())
+            self._append(data)
             shipped += len(data)
             self._source.free(self._writer.position, self._writer.sync)
         if room <= 0:
@@ -175,8 +177,11 @@ class LogShipper:
             resume = self._source.size - self._tail_bytes
             self._writer.append_gap(resume - self._writer.position, resume, _now_ms())
         while data := self._source.read(self._writer.position, BLOCK_BYTES):
-            self._writer.append(data, _now_ms())
+            self._append(data)
         self._writer.sync()
+
+    def _append(self, data: bytes) -> None:
+        self._writer.append(self._rows.join(data), _now_ms(), source_bytes=len(data))
 
 
 class MetricsReader:
