@@ -23,7 +23,7 @@ RECIPE = {
     "core/jobs/spec/job_spec.py": ("    code_commit:", '    toy_level: Annotated[int | None, "a toy"] = None\n'),
     "client/gradient_cli/workspace/job_spec.py": ('    "cpus":', '    "toyLevel": (_integer, "N", "a toy"),\n'),
 }
-"""The line that the recipe in ARCHITECTURE.md adds to each file, and the line that it goes before."""
+"""The line that the recipe in docs/code.md adds to each file, and the line that it goes before."""
 JOURNEY = """
 import argparse, json, sys
 from fastapi.testclient import TestClient

@@ -1,4 +1,4 @@
-"""A backend that is added as ARCHITECTURE.md says: a class, its entry, and a machine type that names it."""
+"""A backend that is added as docs/code.md says: a class, its entry, and a machine type that names it."""
 
 import threading
 
