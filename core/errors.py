@@ -21,6 +21,7 @@ GradientError
 ├── OwnerOnly
 ├── SecretUnreadable
 ├── StoreUnavailable
+│   └── DatabaseFull
 ├── StorageFull
 ├── StorageClosed
 ├── LimitReached
@@ -149,6 +150,20 @@ class SecretUnreadable(GradientError):
 
 class StoreUnavailable(GradientError):
     """A store (disk, bucket, database) does not answer now; a later retry may succeed."""
+
+
+class DatabaseFull(StoreUnavailable):
+    """The database's disk is full.
+
+    Args:
+        disk: Sentence that names the disk, without its full stop.
+    """
+
+    def __init__(self, disk: str) -> None:
+        super().__init__(
+            f"{disk}, and so the database on it cannot be changed. Delete jobs (`gradient-cli jobs delete`) or other "
+            "files there, then try again."
+        )
 
 
 class StorageFull(GradientError):

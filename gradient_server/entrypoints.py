@@ -27,6 +27,7 @@ from core.system.canonical_host import canonical_host
 from core.system.filesystem import make_private
 from core.system.processes import keep_ignored_signals_from_children
 from gradient_server import simulator
+from gradient_server.home_lock import locked_home, publish_address
 from gradient_server.job_ports_address import are_ports_at_dashboard
 from gradient_server.local_key import ensure_local_key
 from gradient_server.schema_upgrade import prepare_schema
@@ -53,12 +54,11 @@ class InsecureHttp(GradientError):
     """Keys and passwords would cross a network in the clear."""
 
 
-class _Listening(NamedTuple):
-    """The API's socket, the settings with its port, and the id of the key for this machine's own clients."""
+class _Bound(NamedTuple):
+    """The API's socket, which accepts no connections yet, and the settings with its port."""
 
     socket: socket.socket
     settings: Settings
-    key_id: str
 
 
 def up(settings: Settings, name: str | None, why_backend: str = "") -> int:
@@ -89,34 +89,33 @@ def up_with_tpu_simulator(settings: Settings, name: str | None, why_backend: str
 
 def api(settings: Settings) -> int:
     """Run only the API."""
-    return _run_api(settings, lambda _settings, _database: nullcontext(""))
+    with locked_home(settings, shared=True):
+        return _run_api(settings, lambda _settings, _database: nullcontext(""))
 
 
 def _run_api(settings: Settings, worker: _Worker, *, migrate: bool = False) -> int:
     """Run the API in this process, or in several of its own."""
     require_separate_ports_host(settings)
     database = _open_database_when_ready(settings, migrate=migrate)
-    listening = _listen(settings, database)
+    bound = _bind(settings)
     from gradient_server.api_processes import ApiProcess, run_processes
 
     if settings.api.processes == 1:
-        return _run_api_process(ApiProcess(0, (), lambda: None), listening, worker, database)
+        return _run_api_process(ApiProcess(0, (), lambda: None), bound, worker, database)
     database.close()
     with garbage_collection.paused():
         import_module("service.main")  # loaded once, for all of them
-    return run_processes(settings.api.processes, partial(_run_api_process, listening=listening, worker=worker))
+    return run_processes(settings.api.processes, partial(_run_api_process, bound=bound, worker=worker))
 
 
-def _run_api_process(
-    process: "ApiProcess", listening: _Listening, worker: _Worker, database: Database | None = None
-) -> int:
-    settings = listening.settings
+def _run_api_process(process: "ApiProcess", bound: _Bound, worker: _Worker, database: Database | None = None) -> int:
+    settings = bound.settings
     with export_spans(settings.tracing):
         database = database or _open_database_when_ready(settings)
         ConnectionWatchdog(database, settings.database.max_checkout_seconds)
         try:
             with worker(settings, database) if process.is_first else nullcontext("") as machines:
-                _serve(process, listening, database, machines)
+                _serve(process, bound, database, machines)
         finally:
             database.close()
     return 0
@@ -246,9 +245,10 @@ def _broker_publisher(settings: Settings) -> Callable[[Sequence[WakeMessage]], N
     return publish
 
 
-def _serve(process: "ApiProcess", listening: _Listening, database: Database, machines: str) -> None:
+def _serve(process: "ApiProcess", bound: _Bound, database: Database, machines: str) -> None:
     """Serve the API until a signal; `machines` are lines about this host's, to print when it is ready."""
-    settings = _with_administrator(listening.settings.of_one_process(), listening.key_id)
+    key_id = _listen(bound, database)
+    settings = _with_administrator(bound.settings.of_one_process(), key_id)
     with garbage_collection.paused():
         from core.notify.outbox_dispatcher import Dispatcher
         from service.http.server import Server
@@ -265,25 +265,27 @@ def _serve(process: "ApiProcess", listening: _Listening, database: Database, mac
         # end the process before the rest is closed.
         signal.signal(number, server.handle_exit)
     if process.is_first and process.ready is not None:
-        with database.write() as session:
-            ticket = one_time_tokens.issue(session, Purpose.TICKET, listening.key_id)
-        _announce(settings, ticket, machines)
+        publish_address(settings)
+        _announce(settings, _issue_ticket(settings, database, key_id), machines)
         process.ready()
     try:
-        server.run(sockets=[listening.socket])
+        server.run(sockets=[bound.socket])
     finally:
         dispatcher.stop()
 
 
-def _listen(settings: Settings, database: Database) -> _Listening:
-    """Bind before anything else is started: a port in use must not leave a half-started service.
+def _issue_ticket(settings: Settings, database: Database, key_id: str) -> str:
+    """Return a ticket to sign in with."""
 
-    The file with the key for this machine's clients is written before the port accepts connections: a client that
-    connects at once must find it.
-    """
-    with garbage_collection.paused():
-        from service.http.connections import BACKLOG
+    def issue() -> str:
+        with database.write() as session:
+            return one_time_tokens.issue(session, Purpose.TICKET, key_id)
 
+    return wait_until_ready(settings.root, issue)
+
+
+def _bind(settings: Settings) -> _Bound:
+    """Bind before anything else is started: a port in use must not leave a half-started service."""
     host, port = settings.api.host, settings.api.port
     _check_secure(settings.api)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -291,11 +293,24 @@ def _listen(settings: Settings, database: Database) -> _Listening:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     with _explain_taken_port(listener, host, port):
         listener.bind((host, port))
-    settings = _with_port(settings, listener)
-    key_id = ensure_local_key(settings.root / "cli.json", settings.public_url, database)
-    with _explain_taken_port(listener, host, port):
-        listener.listen(BACKLOG)  # connections before the server is up wait in the backlog
-    return _Listening(listener, settings, key_id)
+    return _Bound(listener, _with_port(settings, listener))
+
+
+def _listen(bound: _Bound, database: Database) -> str:
+    """Accept connections; return the id of the key for this machine's own clients.
+
+    Its file is written once everything else has started, so that a failed start changes nothing, and before the port
+    accepts connections: a client that connects at once must find it.
+    """
+    with garbage_collection.paused():
+        from service.http.connections import BACKLOG
+
+    settings = bound.settings
+    write_key = partial(ensure_local_key, settings.root / "cli.json", settings.public_url, database)
+    key_id = wait_until_ready(settings.root, write_key)
+    with _explain_taken_port(bound.socket, settings.api.host, settings.api.port):
+        bound.socket.listen(BACKLOG)  # connections before the server is up wait in the backlog
+    return key_id
 
 
 @contextmanager

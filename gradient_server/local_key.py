@@ -18,13 +18,16 @@ def ensure_local_key(path: Path, url: str, database: Database) -> str:
     Returns:
         The key's id.
     """
-    secret = _read_file(path).get("apiKey")
+    found = _read_file(path)
+    secret = found.get("apiKey")
     with database.write() as session:
         key_id = _key_id(session, secret)
         if key_id is None:
             key, secret = api_keys.create(session, "this machine")
             key_id = key.id
-    write_atomically(path, json.dumps({"url": url, "apiKey": secret}).encode(), durable=False)
+    wanted = {"url": url, "apiKey": secret}
+    if found != wanted:
+        write_atomically(path, json.dumps(wanted).encode(), durable=False)
     return key_id
 
 

@@ -1,6 +1,7 @@
 """`gradient-server`: the operator's command line."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -252,6 +253,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # The value is not printed: an address may contain a password.
             print(f"error: {variable}: {words}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before the signal is handled, or while everything ends
+        return 128 + signal.SIGINT
     except OSError as error:
         print(f"error: {error}. Check GRADIENT_HOME, the folder of all data.", file=sys.stderr)
         return 1
@@ -321,6 +324,7 @@ def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
 
 def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
     from gradient_server import entrypoints
+    from gradient_server.home_lock import locked_home
 
     if parsed.command == "worker":
         return entrypoints.worker(settings, parsed.name)
@@ -329,9 +333,10 @@ def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
     settings = settings.model_copy(update={"api": api})
     if parsed.command == "api":
         return entrypoints.api(settings)
-    backend = choose(settings, parsed.backend)
-    start = entrypoints.up_with_tpu_simulator if parsed.tpu_simulator else entrypoints.up
-    return start(backend.settings, parsed.name, backend.reason)
+    with locked_home(settings, shared=False):
+        backend = choose(settings, parsed.backend)
+        start = entrypoints.up_with_tpu_simulator if parsed.tpu_simulator else entrypoints.up
+        return start(backend.settings, parsed.name, backend.reason)
 
 
 def _parse_port(text: str) -> int:

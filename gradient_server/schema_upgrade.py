@@ -1,6 +1,7 @@
 """Checks the schema at startup, and migrates it where that is allowed without being asked."""
 
 from core.db import schema_check
+from core.db.ballast import keep_ballast
 from core.db.database import Database
 
 
@@ -23,3 +24,4 @@ def prepare_schema(database: Database, *, migrate: bool = False) -> None:
         migrations.upgrade(database)
     else:
         schema_check.require_current(state)
+    keep_ballast(database)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
-from core.errors import GradientError
+from core.errors import GradientError, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -57,6 +57,10 @@ def wait_until_ready(root: Path, prepare: Callable[[], T]) -> T:
             ready = prepare()
         except (DBAPIError, OSError) as error:
             why = _describe_failure(error, root)
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, DBAPIError):
+                raise
+            why = _describe_failure(error.__cause__, root)
         else:
             if reported_at is not None:
                 print("Available now: starting.", file=sys.stderr, flush=True)

@@ -27,6 +27,7 @@ from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.factory import open_artifacts
 from core.storage.stores import Stores
 from core.system.filesystem import describe_shortage
+from worker.attempt.disk_reserve import DiskReserve
 from worker.attempt.git_fetch import GitFetcher
 from worker.attempt.outputs.metrics_flush import MetricsFlush
 from worker.attempt.periodic import Schedule
@@ -139,14 +140,23 @@ class WorkerContext(Stores):
 
     def disk_shortage(self) -> str | None:
         """Return the reason that disk space is too low to claim a job; None if there is enough."""
-        limits, root = self.settings.disk, self.settings.root
+        limits = self.settings.disk
         if limits.host_mb and self.scratch_bytes > limits.host_mb * MIB:
             taken = f"{self.scratch_bytes // MIB:,} MiB of {limits.host_mb:,} MiB"
             return f"the attempts on {self.hostname} take {taken} (GRADIENT_DISK__HOST_MB)"
-        engines = (keeper.data_folder() for keeper in self.image_backends())
-        folders = [self.scratch_root, root / "logs", root / "artifacts", *(one for one in engines if one is not None)]
-        short = describe_shortage(folders, limits.min_free_mb)
+        short = describe_shortage(self._disk_folders(), limits.min_free_mb)
         return None if short is None else f"{self.hostname}: {short}"
+
+    @cached_property
+    def disk_reserve(self) -> DiskReserve:
+        """Watches the disks that the jobs of this host write to."""
+        storage = self.settings.root / "storage"
+        return DiskReserve([*self._disk_folders(), storage], storage, self.settings.disk.min_free_mb, self.schedule)
+
+    def _disk_folders(self) -> list[Path]:
+        engines = (keeper.data_folder() for keeper in self.image_backends())
+        kept = [self.scratch_root, self.settings.root / "logs", self.settings.root / "artifacts"]
+        return [*kept, *(one for one in engines if one is not None)]
 
     def _ports(self) -> PortRange:
         ports = self.settings.ports

@@ -40,10 +40,11 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from core.errors import StoreUnavailable
+from core.errors import DatabaseFull, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
+_POSTGRES_DISK_FULL, _POSTGRES_READ_ONLY = "53100", "25006"
 _ON_COMMIT = "gradient_on_commit"
 _USED_AT = "gradient_used_at"
 _SQLITE_BUSY_SECONDS = 20
@@ -199,6 +200,8 @@ class Database:
                 session.flush()
             callbacks: list[Callable[[], None]] = session.info.pop(_ON_COMMIT, [])
         except _UNAVAILABLE_ERRORS as error:
+            if getattr(error.orig, "sqlstate", None) == _POSTGRES_READ_ONLY:
+                self.engine.dispose()  # a connection may stay read-only when the server no longer is
             raise _unavailable(error) from error
         for callback in callbacks:
             try:
@@ -262,8 +265,16 @@ def _close_connection(connection: DBAPIConnection | None, record: ConnectionPool
 
 
 def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:
-    logger.warning("database_unavailable", exc_info=error)
-    return StoreUnavailable("The database does not answer right now. Try again in a moment.")
+    cause = getattr(error, "orig", None)
+    if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        found: StoreUnavailable = DatabaseFull("The disk of GRADIENT_HOME is full")
+    elif getattr(cause, "sqlstate", None) == _POSTGRES_DISK_FULL:
+        found = DatabaseFull("The disk of the PostgreSQL server is full")
+    else:
+        found = StoreUnavailable("The database does not answer right now. Try again in a moment.")
+    found.__cause__ = error
+    logger.warning("database_unavailable", exc_info=found)
+    return found
 
 
 def driver_error(dialect: Dialect, statement: str, error: Exception, *, lost: bool = False) -> Exception:

@@ -3,9 +3,13 @@
 import json
 import logging
 import sys
+import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
+
+from core.errors import StoreUnavailable
+from core.system.filesystem import FULL_DISK_ERRNOS
 
 _COLORS = {
     logging.DEBUG: "\033[2m",
@@ -15,6 +19,8 @@ _COLORS = {
     logging.CRITICAL: "\033[31m",
 }
 _RESET = "\033[0m"
+_REPEAT_SECONDS = 60.0
+_MOST_FAILURES = 1000
 _RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """Attributes that `logging` itself sets; the others of a record are its `extra`."""
 
@@ -30,6 +36,7 @@ def configure(log_format: str, level: str) -> None:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if log_format == "json" else _ConsoleFormatter(colors=sys.stderr.isatty()))
+    handler.addFilter(_FailureFilter())
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
@@ -40,6 +47,34 @@ def configure(log_format: str, level: str) -> None:
 def bind(**fields: object) -> None:
     """Add these fields, and no others, to every line that this thread or task logs from now on."""
     _bound.set(fields)
+
+
+class _FailureFilter(logging.Filter):
+    """Shows failures of disks and stores, which last and are tried again, in one line, and the same one once a minute.
+
+    Their tracebacks say nothing that their message does not; any other exception keeps its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown_at: dict[tuple[str, str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is shown; its exception becomes the field `error`."""
+        error = record.exc_info[1] if record.exc_info else None
+        full = isinstance(error, OSError) and error.errno in FULL_DISK_ERRNOS
+        if error is None or not (full or isinstance(error, StoreUnavailable)):
+            return True
+        lines = str(getattr(error.__cause__, "orig", None) or error).splitlines()
+        text = lines[0] if lines else type(error).__name__
+        record.exc_info, record.__dict__["error"] = None, text
+        key, now = (record.name, str(record.msg), text), time.monotonic()
+        if now < self._shown_at.get(key, -_REPEAT_SECONDS) + _REPEAT_SECONDS:
+            return False
+        if len(self._shown_at) >= _MOST_FAILURES:
+            self._shown_at.clear()
+        self._shown_at[key] = now
+        return True
 
 
 class _JsonFormatter(logging.Formatter):

@@ -18,6 +18,9 @@ OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 LINK_REFUSED = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP})
 """Errors of a link where there are no hard links, or not between these two folders."""
 
+FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a disk, or of a quota on it, without room."""
+
 _MAX_DEPTH = 64
 _PRIVATE_FOLDERS = ("workspaces", "logs", "artifacts", "attempts", "workers")
 """Closed to jobs: their own folders are mounted one by one."""
@@ -181,6 +184,14 @@ def free_bytes(folder: Path) -> int:
         with suppress(FileNotFoundError):
             return shutil.disk_usage(place).free
     raise FileNotFoundError(folder)
+
+
+def device_of(path: Path) -> int | None:
+    """Return the device number of the disk that a path is on; None: there is no such path."""
+    try:
+        return path.stat().st_dev
+    except OSError:
+        return None
 
 
 def describe_shortage(folders: Iterable[Path], min_free_mb: int, *, coming: int = 0) -> str | None:

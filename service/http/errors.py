@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from core import errors
+from core.system.filesystem import FULL_DISK_ERRNOS
 from service.schemas.base import ErrorDetail, ErrorView
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
     errors.OwnerOnly: 403,
     errors.SecretUnreadable: 503,
     errors.StoreUnavailable: 503,
+    errors.DatabaseFull: 507,
     errors.ExtraMissing: 503,
     errors.StorageFull: 507,
     errors.StorageClosed: 501,
@@ -100,6 +102,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(errors.GradientError, _handle_gradient_error)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
     app.add_exception_handler(HTTPException, _handle_http_error)
+    app.add_exception_handler(OSError, _handle_os_error)
     app.add_exception_handler(DataError, _handle_data_error)
     app.add_exception_handler(ClientDisconnect, _handle_client_disconnect)
 
@@ -171,6 +174,14 @@ def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
         allowed = (error.headers or {}).get("Allow", "another method")
         detail = f"{where} does not exist; this path takes {allowed}."
     return http_error_response(HTTPException(error.status_code, detail, error.headers))
+
+
+def _handle_os_error(_request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, OSError) or error.errno not in FULL_DISK_ERRNOS:
+        return internal_error_response(error)
+    logger.warning("disk_full", exc_info=error)
+    where = f" ({error.filename} cannot be written)" if error.filename else ""
+    return error_response(507, "StorageFull", f"The disk of GRADIENT_HOME is full{where}. Delete jobs, then try again.")
 
 
 def _handle_data_error(_request: Request, error: Exception) -> JSONResponse:

@@ -30,7 +30,9 @@ def listening(settings):
     """Open the API's port as `up` does, on an empty database."""
     database = entrypoints._open_database_when_ready(settings)
     try:
-        return entrypoints._listen(settings, database)
+        bound = entrypoints._bind(settings)
+        entrypoints._listen(bound, database)
+        return bound
     finally:
         database.close()
 

@@ -2,6 +2,7 @@
 
 import signal
 
+import psycopg
 import pytest
 from support.deployment import Deployment, wait_until
 from support.servers.postgres import PostgresServer
@@ -52,6 +53,26 @@ def test_processes_wait_for_a_postgresql_server_that_is_down(server, deploy):
     deployment.wait_ready(api)
     assert deployment.wait_ended(deployment.submit("true"))["exitCode"] == 0
     assert [process.read_log().count("Waiting: ") for process in (api, worker)] == [1, 1]
+
+
+READ_ONLY = "ALTER DATABASE {} SET default_transaction_read_only = {}"
+
+
+@pytest.mark.parametrize("command", ["api", "up"])
+def test_every_step_of_a_start_waits_for_a_database_that_takes_no_changes(server, deploy, command):
+    url = server.new_database()
+    deployment = deploy(GRADIENT_DATABASE__URL=url)
+    deployment.migrate()
+    name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SET default_transaction_read_only = off")
+        connection.execute(READ_ONLY.format(name, "on"))
+        process = deployment.start(command, "--port", "0")
+        waits(process, "read-only transaction")
+        connection.execute("SET transaction_read_only = off")
+        connection.execute(READ_ONLY.format(name, "off"))
+    deployment.wait_ready(process)
+    assert deployment.request("GET", "/jobs").status_code == 200
 
 
 def test_what_waiting_does_not_mend_is_an_error_at_once(server, deploy):

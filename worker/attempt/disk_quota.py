@@ -1,23 +1,25 @@
-"""Measures the disk space of attempts and compares it with their quota."""
+"""Measures the disk space of attempts and compares it with their quota; `disk_reserve` watches the disks."""
 
 import logging
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from core.db.models.jobs import Job
 from core.formatting import MIB
+from core.system.filesystem import device_of
 from worker.attempt.periodic import PeriodicTask
 from worker.attempt.scratch import Scratch
-from worker.backends.base import Handle, LaunchError, read_control, write_control_file
+from worker.backends.base import Handle, ImageBackend, LaunchError, read_control, write_control_file
 from worker.context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
-QUOTA_FILE = "disk_quota"
-"""Control file with the reason that a job was ended for its quota, for a worker that adopts it."""
+_REASONS = ("disk_quota", "disk_full")
+"""Also names of control files, with the detail, for a worker that adopts the job."""
 _PAUSE_FACTOR = 10
 _POLL_SECONDS = 0.5
 
@@ -50,43 +52,83 @@ def measure_used_bytes(folders: Sequence[Path], ended: threading.Event) -> int |
 
 
 class DiskQuota(PeriodicTask):
-    """Measures the disk space of a running attempt and sets `over` once it exceeds the quota.
+    """Measures the disk space of a running attempt, and says when the attempt must end for it.
+
+    Args:
+        context: The stores, backends and settings.
+        job: The running job.
+        scratch: Its attempt's folders.
+        fresh: This worker has just started it: all that it holds, it has written now.
 
     Attributes:
-        over: Usage and quota as text; None while within the quota.
+        over: The reason to end the attempt, `disk_quota` or `disk_full`, and its detail; None: none.
     """
 
-    def __init__(self, context: WorkerContext, job: Job, scratch: Scratch) -> None:
+    def __init__(self, context: WorkerContext, job: Job, scratch: Scratch, *, fresh: bool = False) -> None:
         self._interval = context.settings.disk.check_seconds
         super().__init__(self._interval, job.log_context())
+        self.fresh = fresh
         self._job = job
         self._context = context
         self._scratch = scratch
+        self._backend = context.backend(job.backend)
         self._handle: Handle = job.handle or {}
         self._limit = context.settings.disk.job_mb * MIB
-        self.over: str | None = read_control(scratch.control, QUOTA_FILE)
+        found = ((reason, read_control(scratch.control, reason)) for reason in _REASONS)
+        self.over: tuple[str, str] | None = next(((one, text) for one, text in found if text is not None), None)
         if not self._limit or self.over is not None:
             self._ended.set()
 
     def step(self) -> float:
         """Measure once; the pause after it is longer if measuring is slow, so that it takes at most a tenth."""
         began = time.monotonic()
-        used = self._measure()
+        used = self.used_bytes(self._ended)
         if used is not None and used > self._limit:
-            words = f"{used // MIB:,} MiB of {self._limit // MIB:,} MiB"
-            logger.warning("disk_quota_passed", extra={"used": used})
-            write_control_file(self._scratch.control, QUOTA_FILE, words)
-            self.over = words
-            self._ended.set()
+            self._end_with("disk_quota", f"{used // MIB:,} MiB of {self._limit // MIB:,} MiB")
         return max(self._interval, _PAUSE_FACTOR * (time.monotonic() - began))
 
-    def _measure(self) -> int | None:
-        used = measure_used_bytes([self._scratch.root], self._ended)
+    def end_at_once(self, detail: str) -> None:
+        """End the attempt, because it fills a disk: it would go on doing so during a grace period."""
+        self._end_with("disk_full", detail)
+        with suppress(LaunchError):  # the monitor tries again
+            self._backend.stop(self._handle, grace=False)
+
+    def _end_with(self, reason: str, detail: str) -> None:
+        logger.warning("job_ended_for_disk", extra={"reason": reason, "detail": detail})
+        self.over = reason, detail
+        write_control_file(self._scratch.control, reason, detail)
+        self._ended.set()
+
+    def used_bytes(self, ended: threading.Event, disk: int | None = None) -> int | None:
+        """Return the disk space that the attempt holds; None if measuring failed, or `ended` was set first.
+
+        Args:
+            ended: Set to stop measuring.
+            disk: Device number of the only disk to measure; None: all.
+        """
+        log = self._context.logs.reader(self._job.id).raw_path
+        stored = self._context.artifacts.folder(self._job.id, self._job.attempt)
+        # What is stored on the same disk as the attempt are links to its own files.
+        folders = [self._scratch.root, *(one for one in (log, stored) if disk is not None and one is not None)]
+        wanted = [one for one in folders if disk is None or device_of(one) == disk]
+        used = measure_used_bytes(wanted, ended) if wanted else 0
         if used is None:
             return None
+        if disk is None:
+            return used + self._layer_bytes() + self._context.logs.reader(self._job.id).size
+        return used + (self._layer_bytes() if device_of(self._layer_folder()) == disk else 0)
+
+    def written_bytes(self) -> int:
+        """Return the bytes that the attempt's processes have written anywhere, as far as that is known."""
+        return self._backend.written_bytes(self._handle)
+
+    def _layer_folder(self) -> Path:
+        data = self._backend.data_folder() if isinstance(self._backend, ImageBackend) else None
+        return data or self._scratch.root
+
+    def _layer_bytes(self) -> int:
         try:
-            layer = self._context.backend(self._job.backend).layer_bytes(self._handle)
+            return self._backend.layer_bytes(self._handle)
         except LaunchError as error:
             logger.info("layer_not_measured", extra={"error": str(error)})
-            layer = 0
-        return used + layer + self._context.logs.reader(self._job.id).size
+            return 0

@@ -43,7 +43,7 @@ _BUSY_POLLS = 40
 _SYNC_PAUSE_FACTOR = 10
 _KILL_AGAIN_SECONDS = 5.0
 _MIN_SAMPLE_SECONDS = 1.0
-_SHORT_GRACE = frozenset({"lost_contact", "disk_quota"})
+_SHORT_GRACE = frozenset({"lost_contact", "disk_quota", "disk_full"})
 
 
 @contextlib.contextmanager
@@ -271,6 +271,8 @@ class JobMonitor:
 
     def _with_reason(self, ended: Exit) -> Exit:
         """Return the end with its reason; the worker's own reason to end the job takes precedence."""
+        if self._ending is None and self._quota.over is not None:
+            self._ending = Exit(None, *self._quota.over)  # ended at once for a full disk
         if self._ending is not None:
             return replace(self._ending, code=ended.code)
         if ended.reason is None and ended.code is not None:
@@ -306,7 +308,7 @@ class JobMonitor:
         if self._requests.contact_lost or self._contact_lost:
             return Exit(None, "lost_contact", contact_lost_detail(self._context))
         if self._quota.over is not None:
-            return Exit(None, "disk_quota", self._quota.over)
+            return Exit(None, *self._quota.over)
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return Exit(None, "time_limit", f"{self._job.spec.time_limit} seconds")
         return None

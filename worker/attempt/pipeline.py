@@ -4,7 +4,6 @@ Every step may be repeated: if a worker dies anywhere in here, another one adopt
 its row.
 """
 
-import errno
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from core.jobs.spec.image_options import DOCKERFILE
 from core.jobs.states import WAITING_PHASE, JobState
 from core.storage.artifacts.scan import Skipped
 from core.system.failpoints import failpoint
+from core.system.filesystem import FULL_DISK_ERRNOS
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.job_environment import service_environment
@@ -129,8 +129,8 @@ class AttemptRun:
             self._mark_finishing(Exit(None, error.reason, error.detail))
             return
         except OSError as error:
-            full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-            self._mark_finishing(Exit(None, "disk_full" if full else "launch_failed", str(error)))
+            reason = "disk_full" if error.errno in FULL_DISK_ERRNOS else "launch_failed"
+            self._mark_finishing(Exit(None, reason, str(error)))
             return
         if handle is None:
             self._mark_finishing(Exit(0, "built", self.job.image_digest))
@@ -196,13 +196,14 @@ class AttemptRun:
     def _monitor(self, *, fresh: bool = False) -> None:
         with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             recorder.ship()  # at once: a user may be waiting for the first line of output
-            quota = DiskQuota(self._context, self.job, self._scratch)
+            quota = DiskQuota(self._context, self.job, self._scratch, fresh=fresh)
             tasks = ArtifactSync(self._context, self.job, self._scratch), quota
             monitor = JobMonitor(self._context, self.job, self._scratch, self._requests, recorder, quota, fresh=fresh)
             try:
                 for task in tasks:
                     task.start(self._context.schedule)
-                end = monitor.run()
+                with self._context.disk_reserve.watching(quota):
+                    end = monitor.run()
                 failpoint("exited")
                 self._mark_finishing(end)
                 self._backend.release(self.job.handle or {})  # a copy in progress may take long

@@ -276,6 +276,11 @@ class Backend(Protocol):
         del handle  # what is written elsewhere cannot be attributed to the job
         return 0
 
+    def written_bytes(self, handle: Handle) -> int:
+        """Return the bytes that the job's processes have written so far, to files or not; 0 if unknown."""
+        del handle
+        return 0
+
     def metric_sockets(self) -> "MetricSockets | None":
         """Return the sockets that jobs in networks of their own send metrics to; None: there are no such jobs."""
         return None

@@ -113,6 +113,14 @@ class JobProcesses:
         stored = (f"{STORAGE}/", f"{os.path.realpath(storage)}/")
         return measure_unlinked_bytes(self.recent(), folder.stat().st_dev, stored)
 
+    def written_bytes(self) -> int:
+        """Return the bytes that the living processes have written so far, to files or not."""
+        total = 0
+        for process in self.recent():
+            with contextlib.suppress(*GONE):
+                total += process.io_counters().write_chars
+        return total
+
     def _oldest_first(self, *, spare_leader: bool) -> list[psutil.Process]:
         """Return all processes in the order in which to signal them.
 

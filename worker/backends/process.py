@@ -223,6 +223,10 @@ class ProcessBackend(Backend):
         """See `Backend.layer_bytes`: the files that the job has deleted and has open, but none of shared storage."""
         return self._processes(handle).unlinked_bytes(Path(handle["control"]), self._settings.root / "storage")
 
+    def written_bytes(self, handle: Handle) -> int:
+        """See `Backend.written_bytes`."""
+        return self._processes(handle).written_bytes()
+
     def destroy(self, handle: Handle) -> None:
         """Kill all remaining processes of the job; see `Backend.destroy`."""
         name, group = handle["name"], self._group(handle)

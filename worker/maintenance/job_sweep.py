@@ -12,6 +12,7 @@ from functools import partial
 
 from sqlalchemy import or_, select
 
+from core.db.ballast import keep_ballast
 from core.db.database import now
 from core.db.models.jobs import Job
 from core.errors import LeaseLost, StoreUnavailable
@@ -73,6 +74,7 @@ class Sweep:
         Returns:
             Number of repairs by kind.
         """
+        keep_ballast(self._context.database)
         self._image_sweep.report()
         self._measure_scratch()
         repaired = {

@@ -35,7 +35,7 @@ from core.storage.artifacts.paths import (
 )
 from core.storage.artifacts.store import OpenArtifact
 from core.storage.shared.folders import DATASETS, SharedStorage, remove_entry
-from core.system.filesystem import write_all
+from core.system.filesystem import FULL_DISK_ERRNOS, write_all
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MS = 1_000_000
@@ -344,6 +344,6 @@ def _translated(path: str) -> Iterator[None]:
             raise SpecInvalid(
                 f"path: the folder {path[:200]!r} is not empty. Delete it with its contents: recursive."
             ) from None
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno in FULL_DISK_ERRNOS:
             raise StorageFull(f"The disk is full; {path[:200]!r} was not stored. Free space, then repeat it.") from None
         raise StoreUnavailable(f"The storage does not answer: {error.strerror}. Try again later.") from error

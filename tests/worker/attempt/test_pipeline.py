@@ -223,6 +223,7 @@ def test_no_periodic_task_goes_on_after_one_could_not_be_started(host, claim, mo
     monkeypatch.setattr(Schedule, "add", fail_at_first)
     monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
     host.settings.worker.sample_seconds = 600.0  # a sample would add a task of the worker's
+    host.settings.disk.min_free_mb = 0  # the same
     job = claim("true")
     run_attempt(host, job, AttemptControl())
     assert ended(host, job).state is JobState.SUCCEEDED

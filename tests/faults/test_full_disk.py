@@ -1,0 +1,100 @@
+"""A job that fills the disk of the whole service: it ends, others go on, and everything can be listed and deleted."""
+
+import shutil
+
+import pytest
+from support.deployment import wait_until
+from support.faults.fault_report import FULL_RUN
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
+
+MIB = 1024**2
+DISK = 1300 * MIB
+"""A little more than the reserve."""
+WRITES = {
+    "artifact": 'head -c 1250M /dev/urandom >"$GRADIENT_ARTIFACTS_DIR/big"',
+    "workspace": 'head -c 1250M /dev/zero >"$GRADIENT_WORKSPACE_DIR/big"',
+    "small files": 'i=0; while :; do i=$((i+1)); head -c 4M /dev/zero >"$GRADIENT_WORKSPACE_DIR/$i" || break; done',
+    "storage": 'i=0; while :; do i=$((i+1)); head -c 4M /dev/zero >"$GRADIENT_STORAGE_DIR/$i" || break; done',
+    "log": "head -c 1250M /dev/zero | tr '\\0' 'x' | fold -w 100",
+    "at once": 'fallocate -l 1200M "$GRADIENT_WORKSPACE_DIR/big"',
+    "unlinked": 'exec 3>"$GRADIENT_WORKSPACE_DIR/big"; rm "$GRADIENT_WORKSPACE_DIR/big"; head -c 1250M /dev/zero >&3',
+}
+TICKS = "while :; do echo tick; sleep 0.2; done"
+
+
+def free(deployment):
+    return shutil.disk_usage(deployment.home).free
+
+
+def lines(deployment, job_id):
+    return deployment.raw_log(job_id).count(b"tick")
+
+
+def check_others_go_on(deployment, job_id):
+    before = lines(deployment, job_id)
+    assert deployment.job(job_id)["state"] == "Running"
+    wait_until(lambda: lines(deployment, job_id) > before + 2, "the other job to go on")
+
+
+def check_no_storm(deployment):
+    said = "".join(log.read_text() for log in deployment.logs)
+    assert "Traceback" not in said, said
+    assert len(said.splitlines()) < 200, said
+
+
+@pytest.mark.parametrize(
+    ("where", "database"),
+    [*((where, "sqlite") for where in WRITES), ("artifact", "postgres"), ("log", "postgres")],
+)
+def test_the_job_that_fills_the_disk_ends_before_the_reserve_is_used(
+    make_deployment, small_disk, request, where, database
+):
+    settings = {}
+    if database == "postgres":
+        settings["GRADIENT_DATABASE__URL"] = request.getfixturevalue("postgres").new_database()
+    deployment = make_deployment(GRADIENT_DISK__MIN_FREE_MB="1024", **settings)
+    disk = small_disk(deployment.home, DISK)
+    deployment.start_up()
+    other = deployment.submit(TICKS)
+    wait_until(lambda: lines(deployment, other), "the other job to run")
+    filler = deployment.submit(f"trap '' TERM; {WRITES[where]}; sleep 600")
+    ended = deployment.wait_ended(filler)
+    assert (ended["state"], ended["reason"]) == ("Failed", "disk_full")
+    assert f"{deployment.home}" in ended["message"]
+    assert "of all jobs there this one wrote most" in ended["message"]
+    assert free(deployment) > 64 * MIB
+    check_others_go_on(deployment, other)
+    waiting = deployment.submit("true")
+    if where == "artifact":  # what is nobody's output is gone with the attempt
+        assert deployment.job(waiting)["state"] == "Pending"
+    assert deployment.request("DELETE", f"/jobs/{filler}").status_code < 300
+    if where == "storage":
+        for one in deployment.storage.iterdir():
+            one.unlink()
+    assert deployment.wait_ended(waiting)["state"] == "Stopped"
+    assert deployment.request("POST", f"/jobs/{other}/stop").status_code < 300
+    assert deployment.wait_ended(other)["state"] == "Cancelled"
+    assert disk.used_bytes() < 64 * MIB
+    check_no_storm(deployment)
+
+
+def test_a_full_disk_without_a_reserve_still_lets_jobs_be_listed_stopped_and_deleted(make_deployment, small_disk):
+    deployment = make_deployment(GRADIENT_DISK__MIN_FREE_MB="0")
+    disk = small_disk(deployment.home, 64 * MIB)
+    deployment.start_up()
+    other = deployment.submit(TICKS)
+    filler = deployment.submit('head -c 100M /dev/urandom >"$GRADIENT_ARTIFACTS_DIR/big"; sleep 600')
+    wait_until(lambda: free(deployment) == 0, "the disk to be full")
+    wait_until(lambda: deployment.job(filler)["state"] == "Running", "it to be recorded")
+    disk.fill()
+    listed = deployment.request("GET", "/jobs").json()["jobs"]
+    assert {one["id"] for one in listed} == {other, filler}
+    for job_id in (other, filler):
+        assert deployment.request("POST", f"/jobs/{job_id}/stop?now=true").status_code < 300
+    for job_id in (other, filler):
+        assert deployment.wait_ended(job_id)["state"] == "Cancelled"
+    for job_id in (other, filler):
+        assert deployment.request("DELETE", f"/jobs/{job_id}").status_code < 300
+    wait_until(lambda: free(deployment) > 32 * MIB, "the disk to be freed")
+    check_no_storm(deployment)

@@ -1,0 +1,155 @@
+"""Ends the job that fills a disk of this host, before the space that the service itself needs is used up."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from core.formatting import MIB
+from core.system.filesystem import device_of, free_bytes
+from worker.attempt.periodic import PeriodicTask, Schedule
+
+if TYPE_CHECKING:
+    from worker.attempt.disk_quota import DiskQuota
+
+logger = logging.getLogger(__name__)
+
+_CHECK_SECONDS = 0.5
+_MEASURE_SECONDS = 2.0
+"""Longest measurement: a folder of millions of files must not keep the disk filling."""
+_AT_ONCE = 16
+_MIN_SHARE = 4
+"""A job is ended if it wrote at least this part of what the disk has lost (1 / _MIN_SHARE) …"""
+_LEAST_PART = 256
+"""… and this part of the reserve: others may write their few lines on."""
+
+
+class _Use(NamedTuple):
+    """Bytes that an attempt holds on a disk, and that its processes have written anywhere."""
+
+    held: int = 0
+    written: int = 0
+
+
+class _Low(NamedTuple):
+    """A disk with less free than the reserve.
+
+    Attributes:
+        free: Bytes free when that was noticed, or when a job was last ended for it.
+        used: By each attempt, then.
+    """
+
+    free: int
+    used: "dict[DiskQuota, _Use]"
+
+
+class DiskReserve(PeriodicTask):
+    """Watches the disks that jobs write to; of each that has less free than half of the reserve, ends a job.
+
+    That is the one that has written most since the disk has less free than the reserve. If what the attempts hold does
+    not explain what was lost, the bytes that their processes have written do: files in shared storage are nobody's.
+
+    Args:
+        folders: One on each disk to watch.
+        storage: The shared storage of jobs.
+        min_free_mb: The reserve; 0: nothing is watched.
+        schedule: Runs the checks.
+    """
+
+    def __init__(self, folders: list[Path], storage: Path, min_free_mb: int, schedule: Schedule) -> None:
+        super().__init__(_CHECK_SECONDS)
+        self._folders, self._storage = folders, storage
+        self._reserve = min_free_mb * MIB
+        self._schedule = schedule
+        self._lock = threading.Lock()
+        self._quotas: set[DiskQuota] = set()
+        self._scheduled = False
+        self._low: dict[int, _Low] = {}
+
+    @contextmanager
+    def watching(self, quota: "DiskQuota") -> Iterator[None]:
+        """Watch the disks for an attempt during the block."""
+        with self._lock:
+            if self._reserve and not self._scheduled:
+                self.start(self._schedule)
+                self._scheduled = True
+            self._quotas.add(quota)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._quotas.discard(quota)
+
+    def step(self) -> float | None:
+        """Check each disk once."""
+        with self._lock:
+            quotas = [one for one in self._quotas if one.over is None]
+            self._scheduled = bool(self._quotas)
+            if not self._scheduled:
+                self._low.clear()
+                return None
+        seen: set[int] = set()
+        for folder in self._folders:
+            disk = device_of(folder)
+            if disk is not None and disk not in seen:
+                seen.add(disk)
+                try:
+                    self._check(folder, disk, quotas)
+                except Exception:  # the next check may succeed
+                    logger.exception("disk_not_checked")
+        return _CHECK_SECONDS
+
+    def _check(self, folder: Path, disk: int, quotas: "list[DiskQuota]") -> None:
+        free = free_bytes(folder)
+        if free >= self._reserve:
+            self._low.pop(disk, None)
+            return
+        before = self._low.get(disk)
+        if before is not None and free >= self._reserve // 2:
+            return
+        used = self._measure(quotas, disk)
+        if before is None:
+            # What was there before a worker started, or was copied in, is not what fills the disk now.
+            known = {one: use for one, use in used.items() if not one.fresh}
+            before = self._low[disk] = _Low(self._reserve, known if free < self._reserve // 2 else used)
+        if free >= self._reserve // 2 or not used:
+            return
+        least = max((before.free - free) / _MIN_SHARE, self._reserve / _LEAST_PART)
+        grown = {one: _growth(use, before.used.get(one, _Use())) for one, use in used.items()}
+        worst = max(grown, key=lambda one: grown[one].held)
+        amount = grown[worst].held
+        if amount < least and disk == device_of(self._storage):
+            worst = max(grown, key=lambda one: grown[one].written)
+            amount = grown[worst].written
+        if amount < least:
+            return  # something else fills the disk
+        self._low[disk] = _Low(free, used)
+        worst.end_at_once(
+            f"{folder} had only {free // MIB:,} MiB free, and of all jobs there this one wrote most, "
+            f"{amount // MIB:,} MiB. Delete outputs of other jobs, or write less; a disk keeps "
+            f"{self._reserve // MIB:,} MiB free (GRADIENT_DISK__MIN_FREE_MB)."
+        )
+
+    def _measure(self, quotas: "list[DiskQuota]", disk: int) -> "dict[DiskQuota, _Use]":
+        """Return the use of each attempt that can be measured in time."""
+        enough = threading.Event()
+        timer = threading.Timer(_MEASURE_SECONDS, enough.set)
+        timer.start()
+
+        def measure(quota: "DiskQuota") -> _Use | None:
+            held = quota.used_bytes(enough, disk)
+            return None if held is None else _Use(held, quota.written_bytes())
+
+        try:
+            with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="disk") as pool:
+                found = zip(quotas, pool.map(measure, quotas), strict=True)
+                return {quota: use for quota, use in found if use is not None}
+        finally:
+            timer.cancel()
+
+
+def _growth(now: _Use, before: _Use) -> _Use:
+    return _Use(now.held - before.held, now.written - before.written)
