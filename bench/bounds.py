@@ -47,9 +47,9 @@ FIRST_LINE = 1.5
 FOLLOWED_CALLS = 2.0
 """P99 of other calls beside followers of logs, times without."""
 IDLE_MEMORY_MIB = 120.0
-"""RSS."""
+"""PSS."""
 BUSY_MEMORY_MIB = 250.0
-"""RSS with 500 running jobs."""
+"""PSS with 500 running jobs."""
 JOBS_RATE = 0.15
 """Jobs per second, of `bash -c true`, one after the other."""
 LINE_P50_MS = 20.0

@@ -8,11 +8,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, Self, TypeVar
+
+import psutil
 
 SERVER = Path(sys.executable).with_name("gradient-server")
 INTERPRETER = os.path.realpath(sys.executable)
@@ -140,6 +142,23 @@ class Service:
             return job if job["state"] in ENDED else None
 
         return wait_for(ended, f"the end of job {job_id}", seconds)
+
+
+def server_processes(pid: int) -> list[psutil.Process]:
+    """Return the server's own processes, without those of jobs."""
+    server = psutil.Process(pid)
+    found = [server]
+    for child in server.children():
+        with suppress(psutil.NoSuchProcess):  # it was a job's
+            if str(SERVER) in child.cmdline() or child.cmdline() == server.cmdline():
+                found.append(child)
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of the server's own processes, without those of jobs."""
+    times = [one.cpu_times() for one in server_processes(pid)]
+    return sum(one.user + one.system for one in times)
 
 
 def submit(connection: Connection, command: str) -> str:

@@ -1,18 +1,24 @@
-"""The API in several processes: starts them, starts those again that end, and ends with them."""
+"""The API in processes of its own: starts them, starts those again that end, and ends with them.
+
+Meanwhile this process has the API's port open: nobody else can take it, and clients wait for an answer. For a single
+process it is also a program that imports little, because it takes memory as long as the service runs.
+"""
 
 import ctypes
-import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from service.siblings import FIRST, Channel, open_channels
+if TYPE_CHECKING:
+    from service.siblings import Channel
 
-logger = logging.getLogger(__name__)
-
+FIRST_PASSED = 3
+"""The first descriptor that systemd passes to a service."""
+_FIRST = 0
 _RESTART_SECONDS = 1.0
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _READY = signal.SIGUSR1
@@ -30,13 +36,13 @@ class ApiProcess(NamedTuple):
     """
 
     number: int
-    channels: Sequence[Channel]
+    channels: "Sequence[Channel]"
     ready: Callable[[], None] | None
 
     @property
     def is_first(self) -> bool:
         """True for the process that has what exists once."""
-        return self.number == FIRST
+        return self.number == _FIRST
 
 
 def run_processes(count: int, run: Callable[[ApiProcess], int]) -> int:
@@ -48,17 +54,53 @@ def run_processes(count: int, run: Callable[[ApiProcess], int]) -> int:
         count: Number of processes.
         run: What each does, in a fork of this process, which must have neither threads nor connections.
     """
+    from service.siblings import open_channels
+
+    channels = open_channels(count)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    return _Supervisor(count, run).run()
+
+    def become(number: int, ready: Callable[[], None] | None) -> NoReturn:
+        sys.exit(run(ApiProcess(number, channels, ready)))
+
+    return _Supervisor(count, become).run()
+
+
+def run_process(listener: socket.socket, restart: Sequence[str], run: Callable[[ApiProcess], int]) -> int:
+    """Run a process until a signal, which it gets; return its exit code. This process becomes its supervisor.
+
+    Args:
+        listener: The socket of the API's port.
+        restart: The command that starts the process again, which gets the socket as from systemd.
+        run: What it does at first, in a fork of this process, which must have neither threads nor connections.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    supervisor = os.getpid()
+    pid = os.fork()
+    if pid > 0:
+        listener.set_inheritable(True)
+        words = [sys.executable, "-I", "-S", __file__, str(listener.fileno()), str(pid), *restart]
+        os.execv(sys.executable, words)  # noqa: S606 - words of ours
+    _follow(supervisor)
+    return run(ApiProcess(_FIRST, (), lambda: os.kill(supervisor, _READY)))
 
 
 class _Supervisor:
-    def __init__(self, count: int, run: Callable[[ApiProcess], int]) -> None:
-        self._run = run
-        self._channels = open_channels(count)
-        self._running: dict[int, int] = {}
+    """Starts processes, and starts those again that end.
+
+    Args:
+        count: Their number.
+        become: Turns a fork of this process into one of them, given its number, and what to call when it is ready.
+        first: The pid of the first one, if it runs.
+    """
+
+    def __init__(
+        self, count: int, become: Callable[[int, Callable[[], None] | None], NoReturn], first: int | None = None
+    ) -> None:
+        self._count = count
+        self._become = become
+        self._running: dict[int, int] = {} if first is None else {first: _FIRST}
         """The number of each process, by pid."""
-        self._due: dict[int, float] = {FIRST: 0.0}
+        self._due: dict[int, float] = {_FIRST: 0.0} if first is None else {}
         """Time of each start that is to come, monotonic, by number."""
         self._ready = self._stopping = False
         self._exit_code = 0
@@ -84,17 +126,14 @@ class _Supervisor:
     def _fork(self, number: int) -> int:
         supervisor = os.getpid()
         pid = os.fork()
-        if pid:
-            return pid
-        _end_with(supervisor)
-        os.setpgid(0, 0)  # Ctrl-C reaches the supervisor alone, which passes it on
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        ready = None if self._ready else lambda: os.kill(supervisor, _READY)
-        sys.exit(self._run(ApiProcess(number, self._channels, ready)))
+        if pid == 0:
+            _follow(supervisor)
+            self._become(number, None if self._ready else lambda: os.kill(supervisor, _READY))
+        return pid
 
     def _start_others(self) -> None:
         if not self._ready and not self._stopping:
-            self._due |= {number: 0.0 for number in range(len(self._channels)) if number != FIRST}
+            self._due |= {number: 0.0 for number in range(self._count) if number != _FIRST}
         self._ready = True
 
     def _stop(self, number: signal.Signals) -> None:
@@ -113,7 +152,7 @@ class _Supervisor:
             if not self._ready and code > 0:
                 self._exit_code = code
                 continue
-            logger.error("api_process_ended", extra={"number": number, "pid": pid, "exit_code": code})
+            print(f"The API's process {pid} ended ({code}); it is started again.", file=sys.stderr, flush=True)
             self._due[number] = time.monotonic() + _RESTART_SECONDS
 
 
@@ -126,8 +165,24 @@ def _next_ended() -> tuple[int, int] | None:
     return (pid, os.waitstatus_to_exitcode(status)) if pid else None
 
 
-def _end_with(supervisor: int) -> None:
-    """Let the kernel kill this process when the supervisor ends, however it does."""
+def _follow(supervisor: int) -> None:
+    """Let the kernel kill this process when the supervisor ends, however it does, and let it alone pass Ctrl-C on."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         os._exit(1)
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def _start_again(descriptor: int, restart: list[str]) -> NoReturn:
+    """Become the command, which gets the socket as systemd passes it (sd_listen_fds(3))."""
+    if descriptor != FIRST_PASSED:
+        os.dup2(descriptor, FIRST_PASSED)
+        os.close(descriptor)
+    os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}
+    os.execv(restart[0], restart)  # noqa: S606 - words of ours
+
+
+if __name__ == "__main__":
+    _descriptor, _pid, *_restart = sys.argv[1:]
+    sys.exit(_Supervisor(1, lambda *_: _start_again(int(_descriptor), _restart), int(_pid)).run())

@@ -1,6 +1,5 @@
 """The service's processes (API, worker, both). Each imports only the modules it needs."""
 
-import os
 import shlex
 import signal
 import socket
@@ -11,22 +10,23 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from core.db.connection_watchdog import ConnectionWatchdog
 from core.db.database import Database
-from core.errors import GradientError, SpecInvalid
+from core.errors import SpecInvalid
 from core.notify.messages import WakeMessage
 from core.notify.wakeup_file import WakeupFile
 from core.security import one_time_tokens
 from core.security.one_time_tokens import Purpose
 from core.settings import Settings
-from core.settings.api import ApiSettings
 from core.system import garbage_collection
 from core.system.canonical_host import canonical_host
 from core.system.filesystem import make_private
 from core.system.processes import keep_ignored_signals_from_children
 from gradient_server import simulator
+from gradient_server.api_port import ApiPort, bind_port, listen
+from gradient_server.api_processes import ApiProcess, run_process, run_processes
 from gradient_server.home_lock import locked_home, publish_address
 from gradient_server.job_ports_address import are_ports_at_dashboard
 from gradient_server.local_key import ensure_local_key
@@ -35,7 +35,6 @@ from gradient_server.startup_wait import wait_until_ready
 from gradient_server.tracing import export_spans
 
 if TYPE_CHECKING:
-    from gradient_server.api_processes import ApiProcess
     from gradient_server.checks.finding import Finding
     from worker.context import WorkerContext
     from worker.supervisor import Supervisor
@@ -46,30 +45,17 @@ _Worker = Callable[[Settings, Database], AbstractContextManager[str]]
 """Runs the worker beside the API during a block, for which there are lines about its machines."""
 
 
-class PortTaken(GradientError):
-    """The API's port is in use."""
-
-
-class InsecureHttp(GradientError):
-    """Keys and passwords would cross a network in the clear."""
-
-
-class _Bound(NamedTuple):
-    """The API's socket, which accepts no connections yet, and the settings with its port."""
-
-    socket: socket.socket
-    settings: Settings
-
-
-def up(settings: Settings, name: str | None, why_backend: str = "") -> int:
+def up(settings: Settings, name: str | None, why_backend: str = "", arguments: Sequence[str] = ()) -> int:
     """Run API and worker until SIGTERM or Ctrl-C; jobs keep running.
 
     Args:
         settings: The service's.
         name: Name of the worker; None: this machine's.
         why_backend: Reason for the backend of its jobs, to print when it is ready.
+        arguments: Those of this program, to start it again; without them it is not supervised.
     """
-    return _run_api(settings, partial(_worker_thread, name=name, why_backend=why_backend), migrate=True)
+    worker = partial(_worker_thread, name=name, why_backend=why_backend)
+    return _run_api(settings, worker, migrate=True, arguments=arguments)
 
 
 def up_with_tpu_simulator(settings: Settings, name: str | None, why_backend: str = "") -> int:
@@ -82,7 +68,7 @@ def up_with_tpu_simulator(settings: Settings, name: str | None, why_backend: str
         )
     cloud = simulator.load_simulated_cloud()().start()
     try:
-        return up(cloud.settings(settings), name, why_backend)
+        return up(cloud.settings(settings), name, why_backend)  # not supervised: a fork would not have its threads
     finally:
         cloud.stop()
 
@@ -93,29 +79,28 @@ def api(settings: Settings) -> int:
         return _run_api(settings, lambda _settings, _database: nullcontext(""))
 
 
-def _run_api(settings: Settings, worker: _Worker, *, migrate: bool = False) -> int:
-    """Run the API in this process, or in several of its own."""
-    require_separate_ports_host(settings)
-    database = _open_database_when_ready(settings, migrate=migrate)
-    bound = _bind(settings)
-    from gradient_server.api_processes import ApiProcess, run_processes
+def _run_api(settings: Settings, worker: _Worker, *, migrate: bool = False, arguments: Sequence[str] = ()) -> int:
+    """Run the API in this process, or in others under a supervisor."""
+    port = bind_port(settings)
+    require_separate_ports_host(port.settings)  # which may have the address of a socket that it was given
+    run = partial(_run_api_process, port=port, worker=worker, migrate=migrate)
+    if settings.api.processes > 1:
+        with garbage_collection.paused():
+            import_module("service.main")  # loaded once, for all of them
+        return run_processes(settings.api.processes, run)
+    if arguments and not port.kept:
+        return run_process(port.socket, [sys.executable, "-P", "-m", "gradient_server", *arguments], run)
+    return run(ApiProcess(0, (), lambda: None))
 
-    if settings.api.processes == 1:
-        return _run_api_process(ApiProcess(0, (), lambda: None), bound, worker, database)
-    database.close()
-    with garbage_collection.paused():
-        import_module("service.main")  # loaded once, for all of them
-    return run_processes(settings.api.processes, partial(_run_api_process, bound=bound, worker=worker))
 
-
-def _run_api_process(process: "ApiProcess", bound: _Bound, worker: _Worker, database: Database | None = None) -> int:
-    settings = bound.settings
+def _run_api_process(process: ApiProcess, port: ApiPort, worker: _Worker, *, migrate: bool) -> int:
+    settings = port.settings
     with export_spans(settings.tracing):
-        database = database or _open_database_when_ready(settings)
+        database = _open_database_when_ready(settings, migrate=migrate and process.is_first)
         ConnectionWatchdog(database, settings.database.max_checkout_seconds)
         try:
             with worker(settings, database) if process.is_first else nullcontext("") as machines:
-                _serve(process, bound, database, machines)
+                _serve(process, port, database, machines)
         finally:
             database.close()
     return 0
@@ -245,10 +230,10 @@ def _broker_publisher(settings: Settings) -> Callable[[Sequence[WakeMessage]], N
     return publish
 
 
-def _serve(process: "ApiProcess", bound: _Bound, database: Database, machines: str) -> None:
+def _serve(process: ApiProcess, port: ApiPort, database: Database, machines: str) -> None:
     """Serve the API until a signal; `machines` are lines about this host's, to print when it is ready."""
-    key_id = _listen(bound, database)
-    settings = _with_administrator(bound.settings.of_one_process(), key_id)
+    key_id = _open_port(port, database)
+    settings = _with_administrator(port.settings.of_one_process(), key_id)
     with garbage_collection.paused():
         from core.notify.outbox_dispatcher import Dispatcher
         from service.http.server import Server
@@ -269,7 +254,7 @@ def _serve(process: "ApiProcess", bound: _Bound, database: Database, machines: s
         _announce(settings, _issue_ticket(settings, database, key_id), machines)
         process.ready()
     try:
-        server.run(sockets=[bound.socket])
+        server.run(sockets=[port.socket])
     finally:
         dispatcher.stop()
 
@@ -284,64 +269,17 @@ def _issue_ticket(settings: Settings, database: Database, key_id: str) -> str:
     return wait_until_ready(settings.root, issue)
 
 
-def _bind(settings: Settings) -> _Bound:
-    """Bind before anything else is started: a port in use must not leave a half-started service."""
-    host, port = settings.api.host, settings.api.port
-    _check_secure(settings.api)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    with _explain_taken_port(listener, host, port):
-        listener.bind((host, port))
-    return _Bound(listener, _with_port(settings, listener))
-
-
-def _listen(bound: _Bound, database: Database) -> str:
+def _open_port(port: ApiPort, database: Database) -> str:
     """Accept connections; return the id of the key for this machine's own clients.
 
     Its file is written once everything else has started, so that a failed start changes nothing, and before the port
     accepts connections: a client that connects at once must find it.
     """
-    with garbage_collection.paused():
-        from service.http.connections import BACKLOG
-
-    settings = bound.settings
+    settings = port.settings
     write_key = partial(ensure_local_key, settings.root / "cli.json", settings.public_url, database)
     key_id = wait_until_ready(settings.root, write_key)
-    with _explain_taken_port(bound.socket, settings.api.host, settings.api.port):
-        bound.socket.listen(BACKLOG)  # connections before the server is up wait in the backlog
+    listen(port.socket)
     return key_id
-
-
-@contextmanager
-def _explain_taken_port(listener: socket.socket, host: str, port: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        listener.close()
-        raise PortTaken(
-            f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. If another gradient-server runs, use "
-            "it; otherwise choose another port with --port or GRADIENT_API__PORT.",
-            field="port",
-        ) from error
-
-
-def _check_secure(api: ApiSettings) -> None:
-    from service.http.middleware import is_loopback
-
-    secure = is_loopback(api.host) or (api.public_url or "").lower().startswith("https://")
-    if not secure and not api.insecure_http:
-        raise InsecureHttp(
-            f"Refused to listen on {api.host}: it can be reached from other machines, and keys and passwords would "
-            "cross the network unencrypted. Listen on 127.0.0.1, or put a TLS proxy in front and set "
-            "GRADIENT_API__PUBLIC_URL to its https URL. In a trusted network, set GRADIENT_API__INSECURE_HTTP=true.",
-            field="host",
-        )
-
-
-def _with_port(settings: Settings, listener: socket.socket) -> Settings:
-    port = listener.getsockname()[1]
-    return settings.model_copy(update={"api": settings.api.model_copy(update={"port": port})})
 
 
 def _run_checks(settings: Settings) -> "list[Finding]":

@@ -235,6 +235,7 @@ def _add_users(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     parsed = build_parser().parse_args(arguments)
+    parsed.arguments = sys.argv[1:] if arguments is None else arguments
     try:
         # `up` chooses the backend itself.
         settings = Settings() if parsed.command == "up" else with_earlier_choice(Settings())
@@ -331,12 +332,14 @@ def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
     given = {"host": parsed.host, "port": parsed.port, "processes": parsed.processes}
     api = settings.api.model_copy(update={name: value for name, value in given.items() if value is not None})
     settings = settings.model_copy(update={"api": api})
+    entrypoints.require_separate_ports_host(settings)  # before anything is changed
     if parsed.command == "api":
         return entrypoints.api(settings)
     with locked_home(settings, shared=False):
         backend = choose(settings, parsed.backend)
-        start = entrypoints.up_with_tpu_simulator if parsed.tpu_simulator else entrypoints.up
-        return start(backend.settings, parsed.name, backend.reason)
+        if parsed.tpu_simulator:
+            return entrypoints.up_with_tpu_simulator(backend.settings, parsed.name, backend.reason)
+        return entrypoints.up(backend.settings, parsed.name, backend.reason, parsed.arguments)
 
 
 def _parse_port(text: str) -> int:

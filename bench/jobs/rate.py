@@ -5,11 +5,9 @@ import subprocess
 import time
 from contextlib import closing
 
-import psutil
-
 from bench import bounds
 from bench.measure import Result, Series, Size, ratio_goal
-from bench.service import NO_LIMITS, Connection, Service, run_server, submit_batch, wait_for
+from bench.service import NO_LIMITS, Connection, Service, cpu_seconds, run_server, submit_batch, wait_for
 
 _COMMAND = "true"
 _WARM_UP = 10
@@ -39,19 +37,14 @@ def run(size: Size) -> Result:
 
 def _measure(service: Service, connection: Connection, count: int) -> tuple[float, float]:
     """Return jobs per second, and the milliseconds of the server's own CPU time per job."""
-    before, began = _cpu_seconds(service), time.perf_counter()
+    before, began = cpu_seconds(service.pid), time.perf_counter()
     submit_batch(connection, _COMMAND, count)
     # Not by requests, which would take CPU time of the server.
     with closing(sqlite3.connect(service.home / "gradient.db")) as database:
         wait_for(lambda: _all_ended(database), "the end of all jobs", _LONGEST_SECONDS)
     took = time.perf_counter() - began
-    return count / took, 1000 * (_cpu_seconds(service) - before) / count
+    return count / took, 1000 * (cpu_seconds(service.pid) - before) / count
 
 
 def _all_ended(database: sqlite3.Connection) -> bool | None:
     return database.execute("SELECT 1 FROM jobs WHERE finished_at IS NULL LIMIT 1").fetchone() is None or None
-
-
-def _cpu_seconds(service: Service) -> float:
-    times = psutil.Process(service.pid).cpu_times()
-    return times.user + times.system

@@ -14,12 +14,21 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
-import psutil
-
 from bench import bounds
 from bench.measure import Goal, Result, Series, Size
 from bench.server.reads import new_database
-from bench.service import INTERPRETER, NO_LIMITS, ROOT, Connection, Service, run_server, submit_batch, wait_for
+from bench.service import (
+    INTERPRETER,
+    NO_LIMITS,
+    ROOT,
+    Connection,
+    Service,
+    cpu_seconds,
+    run_server,
+    server_processes,
+    submit_batch,
+    wait_for,
+)
 
 _CASES = ((80, 1), (200, 1), (1000, 1), (200, 200))
 """Followers and logs."""
@@ -118,11 +127,11 @@ def _measure(service: Service, followers: int, logs: int, seconds: int) -> _Foun
     client.start()
     try:
         ours.recv()
-        began, spent = time.time(), _cpu_seconds(service.pid)
+        began, spent = time.time(), cpu_seconds(service.pid)
         _call(service, ended, found.busy, found, seconds)
         until = time.time()
-        found.cpus = (_cpu_seconds(service.pid) - spent) / (until - began)
-        found.memory = sum(one.memory_info().rss for one in _server_processes(service.pid)) / _MIB
+        found.cpus = (cpu_seconds(service.pid) - spent) / (until - began)
+        found.memory = sum(one.memory_info().rss for one in server_processes(service.pid)) / _MIB
         found.load = os.getloadavg()[0]
         _stop(service, ids)
         ours.send((began, until))
@@ -158,22 +167,6 @@ def _call(service: Service, ended: str, series: dict[str, Series], found: _Found
         found.errors += status != 200  # noqa: PLR2004 - OK
         if call == _CALLS[-1] and time.monotonic() > deadline:
             return
-
-
-def _server_processes(pid: int) -> list[psutil.Process]:
-    """Return the server's own processes, without those of jobs."""
-    server = psutil.Process(pid)
-    found = [server]
-    for child in server.children():
-        with suppress(psutil.NoSuchProcess):  # it was a job's
-            if child.cmdline() == server.cmdline():
-                found.append(child)
-    return found
-
-
-def _cpu_seconds(pid: int) -> float:
-    times = [one.cpu_times() for one in _server_processes(pid)]
-    return sum(one.user + one.system for one in times)
 
 
 def _follow(service: Service, ids: list[str], pipe: Pipe) -> None:

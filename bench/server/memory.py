@@ -3,20 +3,21 @@
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from bench import bounds
 from bench.measure import Goal, Result, Series, Size
-from bench.service import NO_LIMITS, Service, run_server, submit, submit_batch, wait_for
+from bench.service import NO_LIMITS, Service, run_server, server_processes, submit, submit_batch, wait_for
 
 _FOLLOWERS = 50
 _ALL_RUN_SECONDS = 600
 
 
 def run(size: Size) -> Result:
-    """Measure API and worker in one process, which is new in every round."""
+    """Measure API and worker in one process, which is new in every round, with its supervisor."""
     fresh = [Series("up, fresh: RSS", "MiB"), Series("up, fresh: PSS", "MiB")]
     used = [Series("up, after jobs: RSS", "MiB"), Series("up, after jobs: PSS", "MiB")]
     bare = [Series("python, idle: RSS", "MiB"), Series("python, idle: PSS", "MiB")]
@@ -36,8 +37,8 @@ def run(size: Size) -> Result:
     return Result(
         [*fresh, *used, *bare, *busy],
         [
-            Goal("idle memory of API and worker after jobs, RSS, MiB", used[0].p50, bounds.IDLE_MEMORY_MIB),
-            Goal(f"memory with {count} jobs running at once, RSS, MiB", busy[0].p50, bounds.BUSY_MEMORY_MIB),
+            Goal("idle memory of API and worker after jobs, PSS, MiB", used[1].p50, bounds.IDLE_MEMORY_MIB),
+            Goal(f"memory with {count} jobs running at once, PSS, MiB", busy[1].p50, bounds.BUSY_MEMORY_MIB),
         ],
     )
 
@@ -83,9 +84,11 @@ def _record_bare(series: list[Series]) -> None:
 
 
 def _record(series: list[Series], pid: int) -> None:
-    """Add a process's resident and proportional set size to the series."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()[1:]
-    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    """Add the resident and proportional set size of a program's processes to the series."""
+    kib: Counter[str] = Counter()
+    for process in server_processes(pid):
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text("ascii").splitlines()[1:]
+        kib.update({name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)})
     for one, name in zip(series, ("Rss", "Pss"), strict=True):
         one.begin_round()
         one.add(kib[name] / 1024)

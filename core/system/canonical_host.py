@@ -17,3 +17,11 @@ def canonical_host(name: str) -> str:
         return str(ipaddress.ip_address(name))
     except ValueError:
         return name
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether a host name leads to the machine of whoever uses it."""
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"

@@ -248,8 +248,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a socket bound to this host is reachable only from this machine."""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)

@@ -1,11 +1,10 @@
 """Reasons why a server cannot open TensorBoard, each with what to do."""
 
-import ipaddress
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from core.settings import Settings
-from core.system.canonical_host import canonical_host
+from core.system.canonical_host import canonical_host, is_loopback
 from service.tensorboard.board_process import sandbox_problem
 
 
@@ -27,7 +26,7 @@ def unavailable(settings: Settings) -> str | None:
             f"TensorBoard would have the dashboard's own host name, {host}, and its scripts could use your session. "
             "The server's operator can set GRADIENT_TENSORBOARD__URL to a URL with another host name."
         )
-    if is_loopback_host(host) and not is_loopback_host(settings.dashboard_host or ""):
+    if is_loopback(host) and not is_loopback(settings.dashboard_host or ""):
         return (
             f"TensorBoard would be opened at {host}, which only the server's own machine reaches. Its operator can set "
             "GRADIENT_PORTS__BIND and GRADIENT_WORKER__ADDRESS to an address and a name of this machine that "
@@ -41,11 +40,3 @@ def unavailable(settings: Settings) -> str | None:
 def _host(settings: Settings) -> str:
     own = settings.tensorboard.url
     return settings.ports_host if own is None else urlsplit(own).hostname or ""
-
-
-def is_loopback_host(name: str) -> bool:
-    """Return whether a host name leads to the machine of whoever uses it."""
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"

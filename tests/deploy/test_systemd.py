@@ -8,11 +8,11 @@ import pytest
 UNITS = Path(__file__).parent.parent.parent / "deploy" / "systemd"
 
 
-def unit(name):
+def unit(name, section="Service"):
     parser = configparser.ConfigParser(strict=True, interpolation=None)
     parser.optionxform = str
     parser.read_string((UNITS / name).read_text())
-    return parser["Service"]
+    return parser[section]
 
 
 @pytest.mark.parametrize("name", ["gradient-jobs-api.service", "gradient-jobs-worker.service"])
@@ -25,6 +25,11 @@ def test_both_come_back_and_have_few_rights(name):
     assert service["ProtectSystem"] == "strict"
     assert service["EnvironmentFile"] == "/etc/gradient-jobs/env"
     assert "Environment" not in service, "a unit file can be read by everybody"
+
+
+def test_the_port_of_the_api_stays_open_over_its_restart():
+    assert unit("gradient-jobs-api.service", "Unit")["Requires"] == "gradient-jobs-api.socket"
+    assert unit("gradient-jobs-api.socket", "Socket")["ListenStream"] == "127.0.0.1:8780"
 
 
 def test_a_restart_of_the_worker_leaves_its_jobs_alone():

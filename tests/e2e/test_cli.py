@@ -4,6 +4,7 @@ import hashlib
 import json
 import signal
 
+import psutil
 import pytest
 from support.client_shell import ClientShell
 from support.deployment import Deployment, wait_until
@@ -177,7 +178,9 @@ def test_the_log_follows_over_a_restart_of_the_service(tmp_path):
         command = 'echo one; until [ -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done; echo two; exit 6'
         following = shell.start("jobs", "create", "--machineType", "CPU", "--workspace", "none", "--command", command)
         assert following.stdout.readline() == "one\n"
+        processes = psutil.Process(up.pid).children()
         up.kill()
+        psutil.wait_procs(processes, 30)  # the kernel kills them with it
         again = deployment.start("up", "--port", port)
         deployment.wait_ready(again)
         (deployment.storage / "go").touch()

@@ -155,8 +155,8 @@ def test_a_process_that_dies_is_replaced(deployment, number):
     victim = sorted(processes, key=lambda one: one.pid)[number]
     victim.kill()
     wait_for_two(api, without=victim.pid)
-    wait_until(lambda: "api_process_ended" in api.read_log(), "an error in the log")
-    assert f"pid={victim.pid}" in api.read_log()
+    wait_until(lambda: "is started again" in api.read_log(), "an error in the log")
+    assert f"process {victim.pid} ended" in api.read_log()
     assert {answer.status_code for answer in ask_both(deployment, "/projects", "/projects")} == {200}
     assert api.read_log().count("is ready") == 1
 
@@ -170,7 +170,7 @@ def test_a_signal_ends_all(deployment, command, number):
     service.signal(number)
     assert service.wait() == 0
     assert not any(one.is_running() for one in processes)
-    assert "api_process_ended" not in service.read_log()
+    assert "is started again" not in service.read_log()
     assert "Traceback" not in service.read_log()
 
 

@@ -11,7 +11,7 @@ import pytest
 from core.settings import Settings
 from core.settings.api import ApiSettings
 from gradient_server import entrypoints
-from gradient_server.entrypoints import InsecureHttp, PortTaken
+from gradient_server.api_port import InsecureHttp, PortTaken, bind_port
 
 pytestmark = pytest.mark.integration
 
@@ -21,20 +21,10 @@ from core.settings import Settings
 from gradient_server import entrypoints
 
 say = entrypoints._print
-entrypoints._print = lambda text: (say(text), os.kill(os.getpid(), signal.SIGTERM))
+started = os.getpid()
+entrypoints._print = lambda text: (say(text), os.kill(started, signal.SIGTERM))
 sys.exit(getattr(entrypoints, sys.argv[1])(Settings(api={"port": 0}), *sys.argv[2:]))
 """
-
-
-def listening(settings):
-    """Open the API's port as `up` does, on an empty database."""
-    database = entrypoints._open_database_when_ready(settings)
-    try:
-        bound = entrypoints._bind(settings)
-        entrypoints._listen(bound, database)
-        return bound
-    finally:
-        database.close()
 
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - the case under test
@@ -61,29 +51,32 @@ def test_http_that_others_can_reach_is_refused(tmp_path, api, host, start):
 def test_loopback_a_proxy_with_tls_or_an_explicit_word_is_enough(monkeypatch, tmp_path, api):
     bound = []
     monkeypatch.setattr(socket.socket, "bind", lambda _, address: bound.append(address))
-    listening(Settings(home=tmp_path, api=ApiSettings(port=0, **api))).socket.close()
+    bind_port(Settings(home=tmp_path, api=ApiSettings(port=0, **api))).socket.close()
     assert bound == [(api["host"], 0)]
+
+
+class Listening(Exception):
+    """The API's port is about to accept connections."""
 
 
 def test_the_key_is_written_before_the_port_accepts_connections(monkeypatch, tmp_path):
     """A client that connects as soon as it can would otherwise send no key."""
-    listen, found = socket.socket.listen, []
 
-    def look_and_listen(listener, backlog):
-        found.append(json.loads((tmp_path / "cli.json").read_text())["url"])
-        listen(listener, backlog)
+    def look(listener):
+        raise Listening(json.loads((tmp_path / "cli.json").read_text())["url"], listener.getsockname()[1])
 
-    monkeypatch.setattr(socket.socket, "listen", look_and_listen)
-    opened = listening(Settings(home=tmp_path, api=ApiSettings(port=0)))
-    assert found == [f"http://127.0.0.1:{opened.socket.getsockname()[1]}"]
-    opened.socket.close()
+    monkeypatch.setattr(entrypoints, "listen", look)
+    with pytest.raises(Listening) as listened:
+        entrypoints.api(Settings(home=tmp_path, api=ApiSettings(port=0)))
+    url, port = listened.value.args
+    assert url == f"http://127.0.0.1:{port}"
 
 
 def test_a_taken_port_is_named_and_leaves_the_key_file_alone(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PortTaken, match=f"127.0.0.1:{port}: Address already in use"):
-            listening(Settings(home=tmp_path, api=ApiSettings(port=port)))
+            entrypoints.api(Settings(home=tmp_path, api=ApiSettings(port=port)))
     assert not (tmp_path / "cli.json").exists()
 
 
