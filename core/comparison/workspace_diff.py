@@ -1,10 +1,12 @@
 """The difference between two stored workspaces: files added, removed and changed, with the changes of short texts."""
 
-import difflib
 import re
+import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from core.errors import WorkspaceInvalid
@@ -19,9 +21,9 @@ MAX_TEXT_BYTES = 256 * 1024
 """Largest file whose changes are shown."""
 _MAX_UNPACKED_BYTES = GIB
 _MAX_TEXTS = 100
-_MAX_LINES = 5000
 _MAX_DIFF_BYTES = 128 * 1024
 _SECONDS = 2.0
+"""Longest time for the changes of all files."""
 _CREDENTIALS = re.compile(
     r"(?:.*/)?(?:\.env(?:\.(?!example$|sample$|template$).+)?|.+\.pem|[._]netrc|\.pypirc|\.git-credentials|id_[a-z0-9]+)"
 )
@@ -137,10 +139,29 @@ def _with_changes(
 
 def _with_text(file: ChangedFile, old: bytes, new: bytes, deadline: float) -> ChangedFile:
     first, second = (content.decode("utf-8", "replace").splitlines() for content in (old, new))
-    if max(len(first), len(second)) > _MAX_LINES or time.monotonic() > deadline:
-        return replace(file, left_out="There are too many lines to compare.")
-    changes = difflib.unified_diff(first, second, f"a/{file.path}", f"b/{file.path}", lineterm="")
-    text = "\n".join(changes)
+    try:
+        text = _unified_diff(file.path, first, second, deadline - time.monotonic())
+    except subprocess.TimeoutExpired:
+        return replace(file, left_out="There are too many changes to compare in time.")
+    except OSError:
+        return replace(file, left_out="The server has no program diff.")
     if len(text) > _MAX_DIFF_BYTES:
         return replace(file, diff=text[:_MAX_DIFF_BYTES], left_out="The diff is longer; its beginning is shown.")
     return replace(file, diff=text or None, left_out=None if text else "Only the ends of its lines differ.")
+
+
+def _unified_diff(path: str, first: list[str], second: list[str], seconds: float) -> str:
+    """Return the difference of texts, by a program of its own: users choose the lines, and some take long.
+
+    Raises:
+        TimeoutExpired: It took longer.
+        OSError: There is no such program.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        sides = Path(folder, "a"), Path(folder, "b")
+        for side, lines in zip(sides, (first, second), strict=True):
+            side.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+        labels = [f"--label={side.name}/{path}".encode(errors="replace") for side in sides]
+        command: list[str | bytes | Path] = ["nice", "-n", "19", "diff", "--text", "--unified", *labels, *sides]
+        done = subprocess.run(command, capture_output=True, timeout=max(0.0, seconds), check=False)  # noqa: S603 - no shell
+    return done.stdout.decode("utf-8", "replace").removesuffix("\n")

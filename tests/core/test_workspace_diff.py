@@ -3,7 +3,9 @@
 import hashlib
 import io
 import json
+import random
 import tarfile
+import time
 
 import pytest
 from support.live_service import make_zip
@@ -93,6 +95,18 @@ def test_a_workspace_that_is_gone_or_too_large_is_not_compared(store, monkeypatc
     assert "no longer stored" in compare_workspaces(store, sha256, "0" * 64).left_out
     monkeypatch.setattr(workspace_diff, "_MAX_UNPACKED_BYTES", 10)
     assert "up to 10 B are compared" in compare_workspaces(store, sha256, None).left_out
+
+
+def test_chosen_lines_cost_this_process_little_and_all_of_it_a_bounded_time(store):
+    symbols = random.Random(1).choices(range(110), k=20_000)  # noqa: S311 - no secret
+    lines = [f"{symbol}\n".encode() for symbol in symbols]
+    sides = [{f"{n}.txt": b"".join(part) for n in range(8)} for part in (lines[:10_000], lines[10_000:])]
+    digests = [add(store, "zip", side) for side in sides]
+    used, began = time.process_time(), time.monotonic()
+    found = compare_workspaces(store, *digests)
+    assert time.process_time() - used < 1.0, "Python's own difflib takes 16 s for 5,000 such lines"
+    assert time.monotonic() - began < workspace_diff._SECONDS + 5
+    assert all(one.diff or "in time" in one.left_out for one in found.changed)
 
 
 def test_lists_and_texts_are_limited(store, monkeypatch):
