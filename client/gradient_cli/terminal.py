@@ -113,6 +113,13 @@ def print_message(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def confirm(question: str) -> bool:
+    """Ask a question on the terminal; without an answer, it is no."""
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
 def confirm_deletion(what: str) -> None:
     """Ask whether to delete something.
 
@@ -124,7 +131,5 @@ def confirm_deletion(what: str) -> None:
         raise UsageError(
             f"{sanitize(what)} would be deleted, and there is no terminal to ask on", hint="Delete it unasked: --yes."
         )
-    sys.stderr.write(f"Delete {sanitize(what)}? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+    if not confirm(f"Delete {sanitize(what)}?"):
         raise ClientError("nothing was deleted", code=FAILED)

@@ -13,7 +13,7 @@ from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.api.submissions import IDEMPOTENCY_KEY
 from gradient_cli.api.transport import Transport
 from gradient_cli.errors import ServerError
-from gradient_cli.workspace import batch_submission, download, job_spec, submission
+from gradient_cli.workspace import batch_submission, download, submission, workspace_path
 from gradient_cli.workspace.public_names import to_local_name
 from gradient_jobs import metrics
 from gradient_jobs.options import JobFilters, JobOptions, build_filters, build_spec
@@ -144,7 +144,7 @@ class Jobs:
 def submit(api: Api, spec: dict[str, Any], workspace: str, include: list[str]) -> Job:
     """Submit a job, and its workspace if the server lacks it."""
     submission.choose_machine_type(api, spec, _LOG.info)
-    if workspace == "none" or job_spec.is_url(workspace):
+    if workspace == "none" or workspace_path.is_url(workspace):
         return Job(api, api.create({**spec, "workspace": workspace}))
     folder = submission.read_folder(workspace, include)
     return Job(api, submission.submit(api, spec, workspace, folder, _LOG.info))

@@ -10,7 +10,7 @@ from gradient_cli import terminal
 from gradient_cli.api.submissions import IDEMPOTENCY_KEY
 from gradient_cli.api.transport import MAX_RATE_LIMIT_SECONDS
 from gradient_cli.errors import TOO_MANY_REQUESTS, ServerError
-from gradient_cli.workspace import job_spec, submission
+from gradient_cli.workspace import submission, workspace_path
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def submit(
     for place, (_, workspace, include) in enumerate(jobs):
         if "workspaceSha256" in specs[place]:
             ready[place] = specs[place]
-        elif workspace == "none" or job_spec.is_url(workspace):
+        elif workspace == "none" or workspace_path.is_url(workspace):
             ready[place] = {**specs[place], "workspace": workspace}
         else:
             by_folder.setdefault((workspace, tuple(include)), []).append(place)

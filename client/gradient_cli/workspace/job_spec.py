@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 from gradient_cli.errors import UsageError
 from gradient_cli.options import add_option
-from gradient_cli.workspace import memory_size, project_file, variables
+from gradient_cli.workspace import memory_size, project_file, variables, workspace_path
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -108,8 +107,7 @@ def resolve(
     """
     path = project_file.find() if filed else None
     options = project_file.read(path) if path else {}
-    if path:
-        _refuse_unknown(options, path)
+    _refuse_unknown(options, path)
     if line:
         options = _override(options, line, path)
     files = {name: path for name in options if name not in (line or {})}
@@ -127,8 +125,9 @@ def resolve(
     spec |= _resolve_lists(args, options, files.get("envVars"))
     _add_password(spec, args.registryPassword, may_prompt=line is None)
     _check_required(spec)
-    include = args.include or _text_list("include", options.get("include"))
-    return spec, _workspace(args.workspace, options.get("workspace"), path), include
+    filed_workspace, from_file = options.get("workspace"), "workspace" in files
+    workspace = workspace_path.choose(args, filed_workspace, path, checked=from_file, may_prompt=line is None)
+    return spec, workspace, args.include or _text_list("include", options.get("include"))
 
 
 def _resolve_lists(args: argparse.Namespace, options: dict[str, Any], path: str | None) -> dict[str, Any]:
@@ -157,7 +156,7 @@ def resolve_workspace(args: argparse.Namespace) -> str:
         UsageError: It has the wrong form, or the project file cannot be read.
     """
     path = project_file.find()
-    return _workspace(args.workspace, project_file.read(path).get("workspace") if path else None, path)
+    return workspace_path.choose(args, project_file.read(path).get("workspace") if path else None, path)
 
 
 def _given_lists(args: argparse.Namespace) -> dict[str, Any]:
@@ -212,30 +211,6 @@ def _convert(convert: Callable[[str, object], object], name: str, value: object,
         raise UsageError(_in_file(path, str(error)), hint=error.hint) from None
 
 
-def _workspace(given: str | None, filed: object, path: str | None) -> str:
-    if given is not None:
-        return given
-    folder = os.path.dirname(path) if path else os.getcwd()
-    if filed is None:
-        return _default_workspace(folder)
-    text = _text("workspace", filed)
-    return text if text == "none" or is_url(text) else os.path.join(folder, os.path.expanduser(text))
-
-
-def _default_workspace(folder: str) -> str:
-    if os.path.realpath(folder) in {"/", os.path.realpath(os.path.expanduser("~"))}:
-        raise UsageError(
-            f"workspace: all of {folder} would be uploaded",
-            hint="Change to the folder of your code, or give --workspace PATH or --workspace none.",
-        )
-    return folder
-
-
-def is_url(text: str) -> bool:
-    """Return whether a workspace is a git URL."""
-    return "://" in text or text.startswith("git@")
-
-
 def _in_file(path: str | None, message: str) -> str:
     """Return a message with the project file that it is about, if it is about one."""
     return f"{path}: {message}" if path else message
@@ -283,6 +258,18 @@ def _check_required(spec: dict[str, Any]) -> None:
 
 
 def _filed_variables(given: object, path: str | None) -> dict[str, str]:
+    """Return the variables of a project file (`path`) or of a line of a batch.
+
+    Raises:
+        UsageError: They have the wrong form, or a project file takes one from the user's environment.
+    """
+    if path and isinstance(given, list):
+        for item in given:
+            if isinstance(item, str) and "=" not in item:
+                raise UsageError(
+                    _in_file(path, f"envVars: {item!r} has no value, and a project file gets none of your environment"),
+                    hint=f"Write {item}=VALUE there, or give it yourself: --envVars {item}",
+                )
     if given is None or isinstance(given, (dict, list)):
         return variables.parse(given)
     raise UsageError(

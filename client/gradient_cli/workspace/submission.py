@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from gradient_cli import terminal
 from gradient_cli.errors import ServerError, UsageError
@@ -66,6 +67,7 @@ def submit(
         to: The endpoint.
         planned: A job to validate before the upload; None: `spec`.
     """
+    report = partial(_report_path, report, path)
     if folder is not None:
         return _submit_files(api, spec, folder, report, to, planned)
     archive = open_archive(path)
@@ -79,6 +81,10 @@ def submit(
         progress.close()
     report(f"workspace uploaded ({format_size(archive.size)})")
     return made
+
+
+def _report_path(report: Callable[[str], None], path: str, text: str) -> None:
+    report(f"{text}: {terminal.sanitize(os.path.abspath(path))}")
 
 
 def plan_upload(api: Api, path: str, folder: WorkspaceFolder | None) -> Archive:

@@ -9,6 +9,7 @@ from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import format_count, print_json
 from gradient_cli.options import add_connection, add_job_ids, add_json, add_option, resolve_job_id
 from gradient_cli.workspace import job_spec as specs
+from gradient_cli.workspace import workspace_path
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _create(
     from gradient_cli.api.paths import COMPARISONS
     from gradient_cli.workspace import submission
 
-    if workspace == "none" or specs.is_url(workspace):
+    if workspace == "none" or workspace_path.is_url(workspace):
         if include:
             raise UsageError("include: only possible with a folder as workspace", hint="Leave out --include.")
         return api.create({**spec, "workspace": workspace}, to=COMPARISONS)

@@ -11,6 +11,7 @@ from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import describe_port, format_count, format_price, format_size, print_fields, print_json
 from gradient_cli.options import add_connection, add_job_id, add_json, add_option, current_folder, resolve_job_id
 from gradient_cli.workspace import job_spec as specs
+from gradient_cli.workspace import workspace_path
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace:
     from gradient_cli.workspace import submission
 
     after: Callable[[argparse.Namespace, Api, dict[str, Any]], int] = args.after
-    if workspace == "none" or specs.is_url(workspace):
+    if workspace == "none" or workspace_path.is_url(workspace):
         _check_no_include(args)
         spec["workspace"] = workspace
         if args.dry_run:

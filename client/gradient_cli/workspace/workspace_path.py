@@ -1,0 +1,76 @@
+"""Choice of the workspace that a job is submitted with: a folder, an archive, a git URL or none."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gradient_cli import terminal
+from gradient_cli.errors import UsageError
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+
+
+def choose(
+    args: argparse.Namespace, filed: object, path: str | None, *, checked: bool = True, may_prompt: bool = True
+) -> str:
+    """Return the workspace of the command line, or else that of the project file or of a line of a batch.
+
+    Args:
+        args: The flags.
+        filed: The workspace of the file or the line.
+        path: The project file.
+        checked: Whether it comes from the project file, so has to lie in its folder.
+        may_prompt: Whether the user may be asked to allow another one.
+    """
+    if args.workspace is not None:
+        return str(args.workspace)
+    folder = os.path.dirname(path) if path else os.getcwd()
+    if filed is None:
+        return _default_workspace(folder)
+    if not isinstance(filed, str):
+        raise UsageError(f"workspace: must be text, not {filed!r}", hint="Put quotes around it.")
+    if filed == "none" or is_url(filed):
+        return filed
+    workspace = os.path.join(folder, os.path.expanduser(filed))
+    if path and checked and not _lies_in(workspace, folder):
+        _allow_outside(workspace, path, may_prompt=may_prompt)
+        args.workspace = workspace
+    return workspace
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    """Return whether a path leads to a folder or into it, links followed."""
+    return os.path.join(os.path.realpath(path), "").startswith(os.path.join(os.path.realpath(folder), ""))
+
+
+def _allow_outside(workspace: str, path: str, *, may_prompt: bool) -> None:
+    """Ask whether a workspace may be uploaded that a project file names outside of its folder: it may be another's.
+
+    Raises:
+        UsageError: It may not, or there is no terminal to ask on.
+    """
+    real = terminal.sanitize(os.path.realpath(workspace))
+    question = f"{terminal.sanitize(path)} uploads {real}, which is outside of its folder. Allow it?"
+    if may_prompt and terminal.is_tty(sys.stdin) and terminal.confirm(question):
+        return
+    raise UsageError(
+        f"{path}: workspace: {real} is outside of the file's folder",
+        hint=f"If you mean to upload it, name it yourself: --workspace {real}",
+    )
+
+
+def _default_workspace(folder: str) -> str:
+    if os.path.realpath(folder) in {"/", os.path.realpath(os.path.expanduser("~"))}:
+        raise UsageError(
+            f"workspace: all of {folder} would be uploaded",
+            hint="Change to the folder of your code, or give --workspace PATH or --workspace none.",
+        )
+    return folder
+
+
+def is_url(text: str) -> bool:
+    """Return whether a workspace is a git URL."""
+    return "://" in text or text.startswith("git@")
