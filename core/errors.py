@@ -141,7 +141,7 @@ class KeyNeeded(GradientError):
 
 
 class OwnerOnly(GradientError):
-    """The API key is valid, but the job belongs to another one."""
+    """The API key is valid, but the job or project belongs to another one."""
 
 
 class SecretUnreadable(GradientError):

@@ -191,6 +191,9 @@ def _add_sessions(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     which = end.add_mutually_exclusive_group(required=True)
     which.add_argument("id", nargs="?", help="id of the session, from `sessions list`")
     which.add_argument("--all", action="store_true", help="end every session")
+    audit = commands.add_parser("audit", help="list who submitted, stopped, deleted, changed or entered what")
+    audit.add_argument("--days", type=float, default=30.0, help="days back from now (default: 30)")
+    audit.add_argument("--json", action="store_true", help="print one JSON object a line")
 
 
 def _add_signing(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -263,10 +266,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_command(parsed: argparse.Namespace, settings: Settings) -> int:
     """Run the chosen command; each imports only its own modules."""
-    if parsed.command in {"keys", "users", "sessions"}:
-        from gradient_server.commands import keys, sessions, users
+    if parsed.command in {"keys", "users", "sessions", "audit"}:
+        from gradient_server.commands import audit, keys, sessions, users
 
-        return {"keys": keys.run, "users": users.run, "sessions": sessions.run}[parsed.command](parsed, settings)
+        run = {"keys": keys.run, "users": users.run, "sessions": sessions.run, "audit": audit.run}[parsed.command]
+        return run(parsed, settings)
     if parsed.command in {"workers", "drain", "resume"}:
         from gradient_server.commands import workers
 

@@ -21,7 +21,7 @@ from core.settings import Settings
 from core.storage.artifacts.factory import open_artifacts
 from service import dashboard, original
 from service.auth.authentication import require_key_or_session
-from service.auth.job_ownership import OwnerCheck
+from service.auth.ownership import OwnerCheck
 from service.auth.per_key_limits import Limits
 from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys

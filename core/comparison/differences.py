@@ -44,7 +44,7 @@ def find_differences(jobs: Sequence[Job]) -> list[Difference]:
 def _options(spec: JobSpec) -> Iterable[tuple[str, str]]:
     for name in _COMPARED:
         yield _in_camel_case(name), _text(getattr(spec, name))
-    for name, value in sorted(spec.env_vars.items()):
+    for name, value in sorted(spec.redacted_env().items()):
         if name != SEED:
             yield f"envVars.{name}", value
 

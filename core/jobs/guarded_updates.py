@@ -28,9 +28,9 @@ _ATTEMPTS = Base.metadata.tables[Attempt.__tablename__]
 _JOB_ATTRIBUTES = tuple(Job.__mapper__.get_property_by_column(column).key for column in JOBS.c)
 _INSERT_EVENT = insert(Base.metadata.tables[Event.__tablename__]).values(at=NOW)
 _ADD_SUBMITTED_EVENT = Prepared(
-    _INSERT_EVENT.values(kind="submitted", attempt=0, lease=0, to_state=JobState.QUEUED), ("job_id",)
+    _INSERT_EVENT.values(kind="submitted", attempt=0, lease=0, to_state=JobState.QUEUED), ("job_id", "actor")
 )
-_EVENT_COLUMNS = ("job_id", "kind", "attempt", "lease", "from_state", "to_state", "phase", "reason", "detail")
+_EVENT_COLUMNS = ("job_id", "kind", "attempt", "lease", "from_state", "to_state", "phase", "reason", "detail", "actor")
 _ADD_EVENT = Prepared(_INSERT_EVENT, _EVENT_COLUMNS)
 _ENQUEUE_WAKE = Prepared(
     insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=NOW, kind="wake"), ("job_id",)
@@ -189,8 +189,9 @@ def add_event(  # noqa: PLR0913 - the columns of one event
     phase: str | None = None,
     reason: str | None = None,
     detail: str | None = None,
+    actor: str | None = None,
 ) -> None:
-    """Add an event of the job."""
+    """Add an event of the job; `actor` is the id of the API key of the person who caused it."""
     _ADD_EVENT.execute(
         session,
         {
@@ -203,13 +204,14 @@ def add_event(  # noqa: PLR0913 - the columns of one event
             "phase": phase,
             "reason": reason,
             "detail": detail if detail is None else storable_text(detail),
+            "actor": actor,
         },
     )
 
 
 def add_submitted_events(session: Session, jobs: Sequence[Job]) -> None:
     """Add the first event of each of these new jobs."""
-    _ADD_SUBMITTED_EVENT.execute(session, *({"job_id": job.id} for job in jobs))
+    _ADD_SUBMITTED_EVENT.execute(session, *({"job_id": job.id, "actor": job.submitted_by} for job in jobs))
 
 
 def enqueue_wake(session: Session, job: Job) -> None:

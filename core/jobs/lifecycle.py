@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, insert, literal, or_, select, update
+from sqlalchemy import String, and_, bindparam, func, insert, literal, or_, select, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session
 
@@ -36,6 +36,7 @@ from core.jobs.guarded_updates import (
 from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason
 from core.jobs.spec.job_spec import check_tags
 from core.jobs.states import OWNED, JobState
+from core.security.actor import acting_key
 
 RETRY_FIRST_SECONDS = 5
 RETRY_MAX_SECONDS = 600
@@ -327,7 +328,7 @@ def request_stop(session: Session, job_id: str, *, at_once: bool = False) -> Job
         return job
     at = job.stop_requested_at if repeated else now()
     requested = apply_update(session, job, guarded_update(job, OWNED).values(stop_requested_at=at))
-    add_event(session, requested, STOP_REQUESTED, detail=AT_ONCE if at_once else None)
+    add_event(session, requested, STOP_REQUESTED, detail=AT_ONCE if at_once else None, actor=acting_key())
     enqueue_wake(session, requested)
     return requested
 
@@ -352,7 +353,7 @@ def _cancel_queued(session: Session, job: Job) -> Job:
     waiting = frozenset({JobState.QUEUED})
     cancelled = transition(session, job, JobState.CANCELLED, waiting, lease=Job.lease + 1, **over, **reason)
     states = {"from_state": JobState.QUEUED, "to_state": JobState.CANCELLED}
-    add_event(session, cancelled, "finished", **states, reason=cancelled.reason)
+    add_event(session, cancelled, "finished", **states, reason=cancelled.reason, actor=acting_key())
     return cancelled
 
 
@@ -365,15 +366,17 @@ def delete(session: Session, job_id: str) -> Job:
     job = request_stop(session, job_id)
     session.execute(update(Job).where(Job.id == job_id).values(deleted_at=now()))
     session.execute(delete_rows(GitLogin).where(GitLogin.job_id == job_id))
-    add_event(session, job, "deleted")
+    add_event(session, job, "deleted", actor=acting_key())
     return job
 
 
 def delete_of_project(session: Session, project_id: str) -> None:
     """Hide all jobs of a project, as `delete` does, in three statements: all of them must have ended."""
     shown = Job.project_id == project_id, Job.deleted_at.is_(None)
-    events = select(Job.id, now(), literal("deleted"), Job.attempt, Job.lease).where(*shown)
-    session.execute(insert(Event).from_select(["job_id", "at", "kind", "attempt", "lease"], events))
+    events = select(Job.id, now(), literal("deleted"), Job.attempt, Job.lease, literal(acting_key(), String)).where(
+        *shown
+    )
+    session.execute(insert(Event).from_select(["job_id", "at", "kind", "attempt", "lease", "actor"], events))
     logins = delete_rows(GitLogin).where(GitLogin.job_id.in_(select(Job.id).where(*shown)))
     for statement in (logins, update(Job).where(*shown).values(deleted_at=now())):
         session.execute(statement, execution_options={"synchronize_session": False})
@@ -390,8 +393,10 @@ def set_tags(session: Session, job_id: str, tags: Sequence[str]) -> Job:
     job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
     if job is None:
         raise JobNotFound(job_id)
-    job.spec_json = {**job.spec_json, "tags": list(tags)}
-    session.flush()
+    if list(tags) != list(job.spec.tags):
+        job.spec_json = {**job.spec_json, "tags": list(tags)}
+        session.flush()
+        add_event(session, job, "tagged", detail=", ".join(tags) or None, actor=acting_key())
     return job
 
 

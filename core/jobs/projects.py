@@ -18,6 +18,7 @@ from core.jobs import lifecycle, queries
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.spec.job_spec import MAX_NAME, check_label, check_tags
 from core.jobs.states import JobState
+from core.security.actor import record_change
 from core.settings.retention import MAX_DAYS
 from core.storage.retention import FOREVER
 
@@ -46,15 +47,16 @@ def find_for_submission(session: Session, name: str) -> Project | None:
     return Project(**dict(zip(("id", "name", "max_stored_mb"), found[0], strict=True))) if found else None
 
 
-def get_or_create(session: Session, name: str) -> tuple[Project, bool]:
-    """Return the project of this name, created if missing, and whether it was created now."""
+def get_or_create(session: Session, name: str, created_by: str | None = None) -> tuple[Project, bool]:
+    """Return the project of this name, created for this API key if missing, and whether it was created now."""
     existing = session.scalar(_BY_NAME, {"name": name})
     if existing is not None:
         return existing, False
     statement = insert_ignore(session.get_bind().dialect.name, Project)
-    values = {"id": new_id("pr"), "name": name, "created_at": now()}
+    values = {"id": new_id("pr"), "name": name, "created_at": now(), "created_by": created_by}
     made = session.scalars(statement.values(values).returning(Project)).one_or_none()
     if made is not None:
+        record_change(session, "project_created", name)
         return made, True
     return session.scalars(select(Project).where(Project.name == name)).one(), False
 
@@ -90,6 +92,9 @@ def update_limits(
             raise SpecInvalid(f"{value} is out of range: 1 to {most:,} {unit}.", field=name)
         setattr(project, column, value if column == "max_running" else _stored_limit(value))
     session.flush()
+    if requested:
+        changed = ", ".join(f"{_RANGES[column][0]} {value}" for column, value in requested.items())
+        record_change(session, "project_changed", f"{project.name}: {changed}")
     return project
 
 
@@ -120,6 +125,7 @@ def set_repository(session: Session, project_id: str, *, repo_name: str | None, 
         if value is not None:
             check_label(value, name, longest)
             setattr(project, column, value)
+            record_change(session, "project_changed", f"{project.name}: {name}")
     session.flush()
     return project
 
@@ -135,6 +141,7 @@ def set_tags(session: Session, project_id: str, tags: Sequence[str]) -> Project:
     project = queries.project(session, project_id)
     project.tags = list(tags)
     session.flush()
+    record_change(session, "project_changed", f"{project.name}: tags {', '.join(tags)}")
     return project
 
 
@@ -156,6 +163,7 @@ def delete(session: Session, project_id: str) -> None:
             field="projectId",
         )
     lifecycle.delete_of_project(session, project_id)
+    record_change(session, "project_deleted", f"{project.name} ({project.id})")
     project.name = f"{_DELETED_MARK}{project.id}"
     project.deleted_at = session.scalar(select(now()))
     session.flush()

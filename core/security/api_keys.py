@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from core.db.database import Database, now
 from core.db.models.credentials import ApiKey, BrowserSession
 from core.errors import NotFound, SpecInvalid, Unauthorized
+from core.security.actor import record_change
 from core.security.row_cache import RowCache
 from core.settings.retention import MAX_DAYS
 from core.storage.retention import DAY_SECONDS
@@ -66,12 +67,26 @@ def create(session: Session, name: str, *, days: float | None = None) -> tuple[A
         "created_at": now(),
         "expires_at": None if days is None else now(days * DAY_SECONDS),
     }
+    record_change(session, "key_created", f"{key_id} ({name})")
     return session.scalars(insert(ApiKey).values(values).returning(ApiKey)).one(), secret
 
 
 def list_keys(session: Session) -> list[ApiKey]:
     """Return all keys, including revoked ones, oldest first."""
     return list(session.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)))
+
+
+def others_in_use(session: Session, own: Collection[str], *, unless_unused: Collection[str]) -> bool:
+    """Return whether there is a valid key other than these.
+
+    Args:
+        session: Reads.
+        own: Ids of the keys that do not count.
+        unless_unused: Ids of keys that count only once they were used.
+    """
+    valid = ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now())
+    counts = or_(ApiKey.last_used_at.is_not(None), ApiKey.id.not_in(unless_unused))
+    return session.scalar(select(ApiKey.id).where(ApiKey.id.not_in(own), *valid, counts).limit(1)) is not None
 
 
 def names(session: Session, key_ids: Collection[str]) -> dict[str, str]:
@@ -90,6 +105,7 @@ def revoke(session: Session, key_id: str) -> ApiKey:
         raise NotFound(f"No such key: {key_id!r}. `gradient-server keys list` shows them.", field="id")
     in_use = update(ApiKey).where(ApiKey.id == key_id, ApiKey.revoked_at.is_(None))
     session.execute(in_use.values(revoked_at=now()), execution_options={"synchronize_session": False})
+    record_change(session, "key_revoked", f"{key_id} ({key.name})")
     of_key = delete(BrowserSession).where(BrowserSession.key_id == key_id)
     session.execute(of_key, execution_options={"synchronize_session": False})
     session.refresh(key)

@@ -17,6 +17,7 @@ from core.db.models.jobs import Job
 from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.spec.job_spec import SECRET_NAME, JobSpec, check_label
+from core.security.actor import record_change
 from core.security.encryption import Vault
 
 AnyRegistry = Registry | ProjectRegistry
@@ -53,6 +54,7 @@ def put_secret(session: Session, vault: Vault, project_id: str, name: str, value
         )
     _check_value(value, "value", MAX_SECRET_BYTES)
     key = {"project_id": project_id, "name": name}
+    record_change(session, "secret_set", _described(project_id, name))
     return _put(session, Secret, key, {"sealed": vault.encrypt(_secret_purpose(project_id, name), value)})
 
 
@@ -70,6 +72,7 @@ def delete_secret(session: Session, project_id: str, name: str) -> None:
     gone = delete(Secret).where(Secret.project_id == project_id, Secret.name == name).returning(Secret.name)
     if session.scalar(gone) is None:
         raise CredentialNotFound(f"No such secret: {name[:100]!r}. `gradient-cli secrets list` shows them.")
+    record_change(session, "secret_deleted", _described(project_id, name))
 
 
 def check_secrets_exist(session: Session, spec: JobSpec, project_id: str | None) -> None:
@@ -141,6 +144,7 @@ def put_registry(
     check_login(username, password, "username", "password")
     sealed = vault.encrypt(_registry_purpose(project_id, known), password)
     table, key = _registry_key(project_id, known)
+    record_change(session, "registry_set", _described(project_id, known))
     return _put(session, table, key, {"username": username, "sealed": sealed, "push": push})
 
 
@@ -162,6 +166,7 @@ def delete_registry(session: Session, project_id: str, host: str) -> None:
     gone = delete(table).filter_by(**key).returning(table.host)
     if session.scalar(gone) is None:
         raise CredentialNotFound(f"No such registry: {host[:100]!r}. `gradient-cli registries list` shows them.")
+    record_change(session, "registry_deleted", _described(project_id, host))
 
 
 def save_job_login(session: Session, vault: Vault, job_id: str, password: str) -> None:
@@ -234,17 +239,6 @@ def git_login(session: Session, vault: Vault, job: Job) -> str | None:
         return vault.decrypt(_git_purpose(job.id), sealed)
     except SecretUnreadable as error:
         raise SecretUnreadable(f"password for the git server: {error.message}") from error
-
-
-def copy_git_login(session: Session, vault: Vault, original: Job, job_id: str, login: str | None) -> None:
-    """Give a clone the git login of its original: `login`, from the original's address, else the stored one.
-
-    Raises:
-        SecretUnreadable: The stored login cannot be decrypted, or there is no key to encrypt with.
-    """
-    login = login or git_login(session, vault, original)
-    if login:
-        save_git_login(session, vault, job_id, login)
 
 
 def check_login(username: str, password: str, name_field: str, password_field: str) -> None:
@@ -331,6 +325,10 @@ def _check_value(value: str, where: str, most: int) -> None:
         raise SpecInvalid("Contains half of a surrogate pair, which is not valid Unicode.", field=where) from None
     if size > most:
         raise SpecInvalid(f"{size:,} bytes; at most {most:,} are allowed.", field=where)
+
+
+def _described(project_id: str, name: str) -> str:
+    return f"{name} of project {project_id}" if project_id else f"{name} of all projects"
 
 
 def _secret_purpose(project_id: str, name: str) -> str:

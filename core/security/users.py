@@ -17,6 +17,7 @@ from core.db.models.credentials import ApiKey, User, UserKey
 from core.errors import NotFound, SpecInvalid, Unauthorized
 from core.ids import new_id
 from core.security import api_keys
+from core.security.actor import record_change
 
 MIN_PASSWORD = 10
 MAX_PASSWORD = 1024
@@ -48,6 +49,7 @@ def create(session: Session, email: str, password: str) -> User:
         "password": _hasher.hash(password.encode(errors="replace")),
         "created_at": now(),
     }
+    record_change(session, "user_created", address)
     try:
         return session.scalars(insert(User).values(values).returning(User)).one()
     except IntegrityError as error:
@@ -74,6 +76,7 @@ def remove(session: Session, email: str) -> Sequence[ApiKey]:
     ids = session.scalars(select(UserKey.key_id).where(UserKey.user_id == user.id)).all()
     revoked = [api_keys.revoke(session, key_id) for key_id in ids]
     session.execute(delete(User).where(User.id == user.id))
+    record_change(session, "user_deleted", user.email)
     return revoked
 
 

@@ -84,12 +84,13 @@ class SignInSettings(SettingsGroup):
     )
     administrators: list[str] = Field(
         default=[],
-        description="ids of the API keys that may create keys, revoke those of others, and stop, delete, change and "
-        "enter everybody's jobs, as a JSON list, in addition to the key in cli.json of the API's own machine",
+        description="ids of the API keys that may create keys, revoke those of others, and change everybody's jobs and "
+        "projects and what belongs to all, as a JSON list, in addition to the key in cli.json of the API's own machine",
     )
     shared_jobs: bool = Field(
         default=False,
-        description="let every key stop, delete, change and enter every job, not only its owner's and administrators'",
+        description="let every key change every job and project and what belongs to all, not only owners and "
+        "administrators",
     )
     key_days: float = Field(
         default=90.0,

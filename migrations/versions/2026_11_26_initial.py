@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "5e0c7d2f9ab4"
+revision = "a81f3c06d7e2"
 down_revision = None
 
 
@@ -24,6 +24,15 @@ def upgrade() -> None:
         sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_api_keys")),
+    )
+    op.create_table(
+        "changes",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("actor", sa.String(length=16), nullable=True),
+        sa.Column("kind", sa.String(length=32), nullable=False),
+        sa.Column("target", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_changes")),
     )
     op.create_table(
         "host_images",
@@ -78,6 +87,7 @@ def upgrade() -> None:
         sa.Column("id", sa.String(length=16), nullable=False),
         sa.Column("name", sa.String(length=200), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("created_by", sa.String(length=16), nullable=True),
         sa.Column("max_running", sa.Integer(), nullable=True),
         sa.Column("max_stored_mb", sa.Integer(), nullable=True),
         sa.Column("last_claimed_at", sa.DateTime(timezone=True), nullable=True),
@@ -320,6 +330,7 @@ def upgrade() -> None:
         sa.Column("phase", sa.String(length=32), nullable=True),
         sa.Column("reason", sa.String(length=32), nullable=True),
         sa.Column("detail", sa.Text(), nullable=True),
+        sa.Column("actor", sa.String(length=16), nullable=True),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_events_job_id_jobs")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_events")),
     )

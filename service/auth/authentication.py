@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 
 from core.errors import AdministratorOnly, KeyNeeded, Unauthorized
 from core.monitoring.logging import bind
+from core.security.actor import act_as
 from service.auth.session_cookie import session_token
 from service.deps import AppState, AppStateDep
 
@@ -63,6 +64,8 @@ def _count_request(connection: HTTPConnection, app_state: AppState, principal: P
     """Count a request against its key's limit, once even if several dependencies need the key."""
     if not getattr(connection.state, "counted", False):
         connection.state.counted = True
+        act_as(principal.id)
+        bind(request_id=getattr(connection.state, "request_id", None), key_id=principal.id)
         app_state.limits.requests.acquire(principal.id)
     return principal
 
@@ -98,7 +101,6 @@ def _use_client_request_id(connection: HTTPConnection) -> None:
     given = connection.headers.get("x-request-id", "")
     if _REQUEST_ID.match(given):
         connection.state.request_id = given
-        bind(request_id=given)
 
 
 Caller = Annotated[Principal, Depends(require_key)]
@@ -117,9 +119,9 @@ SearchSlot = Depends(_acquire_search_slot, scope="function")
 """Holds one of the key's slots for requests that read many rows."""
 
 
-def is_administrator(app_state: AppState, caller: Principal) -> bool:
-    """Return whether the caller's key is that of an administrator."""
-    return caller.id in app_state.settings.sign_in.administrators
+def is_administrator(app_state: AppState, key_id: str) -> bool:
+    """Return whether this key is that of an administrator."""
+    return key_id in app_state.settings.sign_in.administrators
 
 
 def require_key_again(app_state: AppState, caller: Principal, given: str) -> None:
@@ -142,7 +144,7 @@ def require_administrator(app_state: AppState, caller: Principal) -> None:
     Raises:
         AdministratorOnly: The caller's key is not that of an administrator.
     """
-    if not is_administrator(app_state, caller):
+    if not is_administrator(app_state, caller.id):
         raise AdministratorOnly(
             f"Only administrators may do this, and your key {caller.id} ({caller.name}) is not one of theirs. Ask one, "
             "or have its id added to GRADIENT_SIGN_IN__ADMINISTRATORS."

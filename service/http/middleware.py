@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from core.ids import new_id
 from core.monitoring import tracing
 from core.monitoring.logging import bind
+from core.security.actor import act_as
 from core.settings.api import ApiSettings
 from service.deps import AppState
 from service.http.asgi_scope import route_pattern
@@ -110,6 +111,7 @@ class _Layers:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         bind(request_id=scope.setdefault("state", {}).setdefault("request_id", new_id("r")))
+        act_as(None)
         sent = _Sent(scope, send, self._metrics)
         app = self._limited if has_body(Headers(scope=scope)) else self._answer
         try:

@@ -22,6 +22,7 @@ from core.jobs.scheduling.port_allocations import ports_of_jobs
 from core.jobs.scheduling.wait_status import WaitStatus, format_moment, wait_statuses
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import OWNED, JobState
+from core.security import api_keys
 from core.settings import Settings
 from core.storage import retention
 from core.storage.retention import OutputKind, RecordedRemoval
@@ -289,8 +290,14 @@ def _duration_seconds(job: Job, current: datetime) -> float | None:
     return round(max(0.0, (until - job.started_at).total_seconds()), 3)
 
 
-def event_view(event: Event, job: Job) -> EventView:
-    """Convert an event of this job to its public form."""
+def event_views(session: Session, job: Job) -> list[EventView]:
+    """Return the events of a job in their public form."""
+    events = queries.events(session, job.id)
+    actors = api_keys.names(session, {event.actor for event in events if event.actor})
+    return [_event_view(event, job, actors.get(event.actor or "")) for event in events]
+
+
+def _event_view(event: Event, job: Job, actor: str | None) -> EventView:
     return EventView(
         id=event.id,
         at=event.at,
@@ -301,6 +308,8 @@ def event_view(event: Event, job: Job) -> EventView:
         phase=event.phase,
         reason=event.reason,
         message=_reason_message(event.reason, event.detail),
+        actor=actor,
+        actor_key=event.actor,
     )
 
 

@@ -19,14 +19,14 @@ from core.search.computed_columns import parse_order
 from core.search.conditions import build_conditions
 from core.security import users
 from service.auth.authentication import Caller, PageCaller, Principal, SearchSlot, require_key
-from service.auth.job_ownership import require_owner
+from service.auth.ownership import require_owner
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_batch, allow_upload
 from service.http.errors import error_detail
 from service.http.json_body import body_schema, json_body_schema, parse_json_body, run_with_json
 from service.presenters import openapi_links
 from service.presenters.job_diff import job_diff
-from service.presenters.jobs import event_view, job_filter, job_view, job_views
+from service.presenters.jobs import event_views, job_filter, job_view, job_views
 from service.presenters.predictions import prediction_view
 from service.schemas.base import ErrorView, QueryModel, parse_request
 from service.schemas.comparisons import JobDiff, PredictionView
@@ -369,5 +369,4 @@ def delete_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, j
 @router.get("/{job_id}/events")
 def list_events(session: ReadSession, job_id: str) -> Events:
     """List the events of a job, oldest first."""
-    job = queries.get(session, job_id)
-    return Events(events=[event_view(event, job) for event in queries.events(session, job_id)])
+    return Events(events=event_views(session, queries.get(session, job_id)))

@@ -25,7 +25,7 @@ _ADMINISTRATORS: dict[int | str, dict[str, Any]] = {
 def list_keys(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Keys:
     """List all API keys for an administrator, and the caller's own for everybody else."""
     shown = api_keys.list_keys(session)
-    if not is_administrator(app_state, caller):
+    if not is_administrator(app_state, caller.id):
         shown = [key for key in shown if key.id == caller.id]
     return Keys(keys=[_key_view(key) for key in shown])
 

@@ -9,7 +9,7 @@ from core.db.models.jobs import Project
 from core.jobs import projects, queries
 from core.jobs.projects import ActiveCounts
 from service.auth.authentication import Caller
-from service.auth.job_ownership import require_owner_of_all
+from service.auth.ownership import require_owner_of_all
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.presenters import openapi_links
@@ -44,11 +44,12 @@ def list_projects(session: ReadSession, app_state: AppStateDep) -> Projects:
 def create_project(
     response: Response,
     app_state: AppStateDep,
+    caller: Caller,
     body: Annotated[CreateProject, Depends(parse_json_body(CreateProject))],
     session: WriteSession,
 ) -> ProjectView:
     """Create a project, or return the existing one of this name."""
-    project, made = projects.get_or_create(session, check_project_name(body.name))
+    project, made = projects.get_or_create(session, check_project_name(body.name), caller.id)
     response.status_code = 201 if made else 200
     return _project_view(session, app_state, project)
 

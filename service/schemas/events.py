@@ -1,5 +1,7 @@
 """Schemas of job events."""
 
+from pydantic import Field
+
 from service.schemas.base import Time, View
 
 
@@ -15,6 +17,8 @@ class EventView(View):
     phase: str | None
     reason: str | None
     message: str | None
+    actor: str | None = Field(description="name of the API key of the person who caused it; null: nobody did")
+    actor_key: str | None = Field(description="id of that key")
 
 
 class Events(View):

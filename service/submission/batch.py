@@ -88,7 +88,7 @@ def _result(app_state: AppState, prepared: PreparedJob, outcome: InsertedJob | _
     if not isinstance(outcome, InsertedJob):
         return _refused(outcome)
     log_submission(outcome)
-    submitted = present(app_state, outcome, prepared.valid.image)
+    submitted = present(app_state, outcome, prepared)
     return BatchResult(status=HTTPStatus.CREATED if submitted.created else HTTPStatus.OK, job=submitted.view)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import BinaryIO, NamedTuple
@@ -22,15 +23,17 @@ from core.security import credentials
 from core.security.encryption import Vault
 from core.storage.archives import ArchiveLimits
 from core.system.failpoints import failpoint
+from service.auth.ownership import changeable_owners
 from service.deps import AppState
 from service.presenters.jobs import machine_type_view, resolved_view, submitted_view
 from service.schemas.base import LARGE_BYTES, parse_request
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import DryRun, JobView, SubmitJob
 from service.submission.body import SubmissionBody, run_submission
-from service.submission.image import ChosenImage, with_pinned_image
+from service.submission.image import with_pinned_image
 from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert, insert_together
 from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate, validate_spec
+from service.submission.withheld import Withheld, withheld_from
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +57,7 @@ def submit(
     upload: BinaryIO | None,
     *,
     parent_id: str | None = None,
+    withheld: Sequence[str] = (),
 ) -> Submitted:
     """Create the job that a client requested.
 
@@ -62,7 +66,9 @@ def submit(
         origin: The client and its request.
         request: The job.
         upload: Its workspace's archive, or None; stored only if the rest is valid.
-        parent_id: Id of the job that it is a changed clone of; if both have the same git address, it gets its login.
+        parent_id: Id of the job that it is a changed clone of; if both have the same git address and owner, it gets
+            its login.
+        withheld: What it does not get from that job, as sentences.
 
     Raises:
         SpecInvalid: The spec cannot be run here.
@@ -70,10 +76,10 @@ def submit(
         LimitReached: Its key or project has too many queued jobs.
     """
     with tracing.span("submit"):
-        prepared = prepare(app_state, origin, request, upload, parent_id=parent_id)
+        prepared = prepare(app_state, origin, request, upload, parent_id=parent_id, withheld=withheld)
         inserted = app_state.submissions.run(prepared, partial(insert_together, app_state))
         log_submission(inserted)
-    return present(app_state, inserted, prepared.valid.image)
+    return present(app_state, inserted, prepared)
 
 
 async def submit_async(app_state: AppState, origin: RequestOrigin, body: SubmissionBody) -> Submitted:
@@ -95,7 +101,7 @@ async def submit_async(app_state: AppState, origin: RequestOrigin, body: Submiss
             prepared = prepare(app_state, origin, request)
         inserted = await app_state.submissions.run_async(prepared, partial(insert_together, app_state))
         log_submission(inserted)
-    return present(app_state, inserted, prepared.valid.image)
+    return present(app_state, inserted, prepared)
 
 
 def _needs_lookup(request: SubmitJob) -> bool:
@@ -112,6 +118,7 @@ def prepare(
     upload: BinaryIO | None = None,
     *,
     parent_id: str | None = None,
+    withheld: Sequence[str] = (),
 ) -> PreparedJob:
     """Check a job that a client requested, and store its workspace; the arguments and errors are those of `submit`."""
     check_idempotency_key(origin.idempotency_key)
@@ -129,6 +136,7 @@ def prepare(
         project_name=request.project,
         parent_id=parent_id,
         save_logins=partial(save_logins, app_state, request.registry_password, valid.git_login) if has_logins else None,
+        withheld=withheld,
     )
 
 
@@ -140,9 +148,10 @@ def save_logins(
     if registry_password:
         credentials.save_job_login(session, vault, job.id, registry_password)
     original = None if job.parent_id is None else queries.get(session, job.parent_id)
-    if original is not None and original.spec.workspace == job.spec.workspace:
-        credentials.copy_git_login(session, vault, original, job.id, git_login)
-    elif git_login:
+    if original is not None and original.spec.workspace == job.spec.workspace and not git_login:
+        owned = changeable_owners(session, app_state, job.submitted_by, [original.submitted_by])
+        git_login = credentials.git_login(session, vault, original) if owned else None
+    if git_login:
         credentials.save_git_login(session, vault, job.id, git_login)
 
 
@@ -201,7 +210,7 @@ def clone(
     check_idempotency_key(origin.idempotency_key)
     changes = changes or CloneJob()
     with tracing.span("submit"):
-        valid = _validate_clone(app_state, origin, job_id, changes, pin_image=pin_image)
+        valid, withheld = _validate_clone(app_state, origin, job_id, changes, pin_image=pin_image)
         with app_state.database.write() as session:
             cloned = queries.get(session, job_id)
             requested = json.dumps(changes.model_dump(mode="json", exclude_none=True), sort_keys=True).encode()
@@ -211,24 +220,23 @@ def clone(
                 digest=submission.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image), requested),
                 project_id=cloned.project_id,
                 parent_id=cloned.id,
-                save_logins=partial(_copy_git_login, app_state, cloned, valid.git_login),
+                save_logins=partial(save_logins, app_state, None, valid.git_login),
+                withheld=withheld.notes(changes.env_vars or {}),
             )
             inserted = insert(session, app_state, prepared)
         log_submission(inserted)
-    return present(app_state, inserted, valid.image)
-
-
-def _copy_git_login(app_state: AppState, cloned: Job, login: str | None, session: Session, job: Job) -> None:
-    credentials.copy_git_login(session, Vault(app_state.settings), cloned, job.id, login)
+    return present(app_state, inserted, prepared)
 
 
 def _validate_clone(
     app_state: AppState, origin: RequestOrigin, job_id: str, changes: CloneJob, *, pin_image: bool
-) -> ValidatedJob:
+) -> tuple[ValidatedJob, Withheld]:
     with app_state.database.read() as session:
         cloned = queries.get(session, job_id)
         machine = app_state.catalogue.get(changes.machine_type or cloned.machine_type)
-        spec = changes.changed(with_pinned_image(cloned) if pin_image else cloned.spec, machine.name)
+        withheld = withheld_from(session, app_state, origin.key_id, cloned)
+        spec = withheld.remainder(with_pinned_image(cloned) if pin_image else cloned.spec)
+        spec = changes.changed(spec, machine.name)
         credentials.check_secrets_exist(session, spec, cloned.project_id)
         ran_in_container = runs_containers(cloned.backend, app_state.settings)
         had_stand_in = cloned.image is not None and app_state.images.stand_in(cloned.image) is not None
@@ -247,7 +255,7 @@ def _validate_clone(
             "folder again with `gradient-cli jobs create`.",
             field="workspaceSha256",
         )
-    return valid
+    return valid, withheld
 
 
 def archive_limits(app_state: AppState) -> ArchiveLimits:
@@ -299,10 +307,10 @@ def log_submission(inserted: InsertedJob) -> None:
     tracing.set_attributes({"gradient.job.id": job.id, "gradient.machine_type": job.machine_type})
 
 
-def present(app_state: AppState, inserted: InsertedJob, image: ChosenImage) -> Submitted:
+def present(app_state: AppState, inserted: InsertedJob, prepared: PreparedJob) -> Submitted:
     """Return a stored job in its public form."""
     failpoint("submit_after_commit")
-    view = submitted_view(app_state, inserted.job, inserted.project, image.notes)
+    view = submitted_view(app_state, inserted.job, inserted.project, prepared.notes)
     return Submitted(inserted.job, view, inserted.created)
 
 

@@ -48,6 +48,7 @@ class PreparedJob:
         project_name: Name of its project, created if missing; None: the default project.
         parent_id: Id of the job that it is a clone of.
         save_logins: Stores logins that come with it, once it is created.
+        withheld: What it goes without, as sentences: see `service.submission.withheld`.
         trace_parent: Position in the trace of its submission.
     """
 
@@ -58,7 +59,13 @@ class PreparedJob:
     project_name: str | None = None
     parent_id: str | None = None
     save_logins: Callable[[Session, Job], None] | None = None
+    withheld: Sequence[str] = ()
     trace_parent: str | None = field(default_factory=tracing.trace_parent)
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes on the job."""
+        return [*self.withheld, *self.valid.image.notes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +165,14 @@ class _Insertion:
         ]
 
     def _entry(self, prepared: PreparedJob) -> _Entry | GradientError:
-        project = self._project(prepared.project_id, prepared.project_name or DEFAULT_PROJECT)
+        name = prepared.project_name or DEFAULT_PROJECT
+        project = self._project(prepared.project_id, name, prepared.origin.key_id)
         if isinstance(project, GradientError):
             return project
         return _Entry(prepared, project, _new_job(self._app_state, prepared, project))
 
-    def _project(self, project_id: str | None, name: str) -> Project | GradientError:
-        """Return a project, created if it is given by name and missing."""
+    def _project(self, project_id: str | None, name: str, key_id: str) -> Project | GradientError:
+        """Return a project, created for this key if it is given by name and missing."""
         which = (project_id, name)
         if which not in self._projects:
             try:
@@ -173,7 +181,7 @@ class _Insertion:
                 elif (known := projects.find_for_submission(self._session, name)) is not None:
                     self._projects[which] = known
                 else:
-                    project, created = projects.get_or_create(self._session, name)
+                    project, created = projects.get_or_create(self._session, name, key_id)
                     self._projects[which] = project
                     self._created_projects |= {project.id} if created else set()
             except ProjectNotFound as error:
@@ -221,7 +229,7 @@ class _Insertion:
                 continue
             each.outcome = InsertedJob(job, each.project.name, created=True)
             submitted[submission.idempotency_of(each.new)] = job
-            for text in each.prepared.valid.image.notes:
+            for text in each.prepared.notes:
                 job_notes.add(self._session, job, text)
             if each.prepared.save_logins is not None:
                 each.prepared.save_logins(self._session, job)

@@ -18,7 +18,7 @@ from core.db import migrations
 from core.db.database import Database
 from core.db.models.jobs import Attempt
 from core.jobs import metrics
-from core.security import api_keys
+from core.security import api_keys, users
 from core.settings import Settings
 from core.settings.api import ApiSettings
 from core.settings.environments import EnvironmentSettings
@@ -80,6 +80,25 @@ def stores(app: FastAPI) -> AppState:
 def api_key(database: Database) -> str:
     with database.write() as session:
         return api_keys.create(session, "tests")[1]
+
+
+@pytest.fixture
+def add_key(database: Database) -> Callable[..., tuple[str, dict[str, str]]]:
+    """A function that makes a key, of a user or nobody's, and returns its id and the header with it."""
+
+    def add(name: str, user_id: str | None = None) -> tuple[str, dict[str, str]]:
+        with database.write() as session:
+            key, secret = (
+                api_keys.create(session, name) if user_id is None else users.create_key_for(session, user_id, name)
+            )
+        return key.id, {"x-api-key": secret}
+
+    return add
+
+
+@pytest.fixture
+def bob(add_key: Callable[..., tuple[str, dict[str, str]]]) -> tuple[str, dict[str, str]]:
+    return add_key("bob")
 
 
 @pytest.fixture

@@ -54,6 +54,8 @@ class Project(Base):
     """`pr` and 13 of [a-z0-9]."""
     name: Mapped[str] = mapped_column(String(200), unique=True)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    created_by: Mapped[str | None] = mapped_column(String(16))
+    """Id of the API key that it belongs to; None: to administrators."""
     max_running: Mapped[int | None]
     """Most jobs that run at once; None: no limit."""
     max_stored_mb: Mapped[int | None]
@@ -368,6 +370,8 @@ class Event(Base):
     phase: Mapped[str | None] = mapped_column(String(32))
     reason: Mapped[str | None] = mapped_column(String(32))
     detail: Mapped[str | None] = mapped_column(Text)
+    actor: Mapped[str | None] = mapped_column(String(16))
+    """Id of the API key of the person who caused it; None: nobody did."""
 
     __table_args__ = (Index("ix_events_job", "job_id", "id"),)
 

@@ -64,9 +64,10 @@ def enterable_job(session: Session, job_id: str) -> Job:
 
 def record_opened(session: Session, job: Job, one: ExecSession) -> None:
     """Record the start of a session, before it has any effect."""
-    add_event(session, job, OPENED, detail=one.describe())
+    add_event(session, job, OPENED, detail=one.describe(), actor=one.key_id)
 
 
 def record_closed(session: Session, job: Job, one: ExecSession, *, result: str, seconds: float) -> None:
     """Record the end of a session."""
-    add_event(session, job, CLOSED, detail=f"{one.describe()}: {result}, after {seconds:.1f} s")
+    detail = f"{one.describe()}: {result}, after {seconds:.1f} s"
+    add_event(session, job, CLOSED, detail=detail, actor=one.key_id)

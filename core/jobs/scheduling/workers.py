@@ -14,6 +14,7 @@ from core.jobs.guarded_updates import AT_ONCE, STOP_REQUESTED
 from core.jobs.queries import WORKER_STALE_SECONDS
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import OWNED
+from core.security.actor import record_change
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ def set_drained(session: Session, name: str, *, drained: bool) -> None:
     if session.scalar(select(Worker.name).where(Worker.name == name)) is None:
         known = ", ".join(session.scalars(select(Worker.name).order_by(Worker.name))) or "none yet"
         raise WorkerNotFound(f"No worker is named {name!r}. Known workers: {known}.", field="name")
+    record_change(session, "worker_drained" if drained else "worker_resumed", name)
 
 
 def states(session: Session) -> list[tuple[Worker, str]]:

@@ -174,8 +174,12 @@ class JobSpec:
 
     def redacted_env(self) -> dict[str, str]:
         """Return the environment for display: values of secret-looking variables hidden, but not names of secrets."""
+        return self.env_vars | dict.fromkeys(self.hidden_variables(), REDACTED)
+
+    def hidden_variables(self) -> list[str]:
+        """Return the variables whose values nobody is shown."""
         named = self.secrets()
-        return {n: REDACTED if _SECRET_NAME.search(n) and n not in named else v for n, v in self.env_vars.items()}
+        return [name for name in self.env_vars if _SECRET_NAME.search(name) and name not in named]
 
     def secrets(self) -> dict[str, str]:
         """Return the variables that stand for secrets, with the secrets' names."""

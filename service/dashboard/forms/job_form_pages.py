@@ -36,6 +36,7 @@ from service.http.errors import STATUS_BY_ERROR
 from service.submission import create
 from service.submission.insert import RequestOrigin
 from service.submission.validation import DEFAULT_PROJECT
+from service.submission.withheld import Withheld, withheld_from
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
@@ -58,6 +59,7 @@ class FormState:
         secrets: Names of the chosen secrets.
         before: The texts that stand for the job that the form was filled from.
         original: That job.
+        withheld: What its clone by this caller goes without.
         plan: The result of the check; None: not checked yet.
         fields: The fields of the request, as far as valid, with hidden values.
         status: HTTP status of the page.
@@ -67,6 +69,7 @@ class FormState:
     secrets: list[str] = field(default_factory=list)
     before: Mapping[str, str] = field(default_factory=dict)
     original: Job | None = None
+    withheld: Withheld | None = None
     plan: JobPlan | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
     status: int = 200
@@ -77,8 +80,9 @@ def show_form(request: Request, app_state: AppStateDep, caller: PageCaller) -> R
     """Show the form: empty, filled from the job `from`, or with fields of the address."""
     texts = {name: value for name, value in request.query_params.items() if name in job_fields.FIELDS}
     with app_state.database.read() as session:
-        before, original = _read_original(session, request.query_params.get("from", ""))
-        return _render(session, app_state, caller, FormState(dict(before) | texts, before=before, original=original))
+        state = _read_original(session, app_state, caller, request.query_params.get("from", ""))
+        state.texts = dict(state.before) | texts
+        return _render(session, app_state, caller, state)
 
 
 @router.post(PAGE, dependencies=[SameOriginForm])
@@ -116,13 +120,13 @@ def _check_and_submit(
     app_state: AppState, caller: Principal, request_id: str, form: JobForm, errors: dict[str, str]
 ) -> Response:
     with app_state.database.read() as session:
-        before, original = _read_original(session, form.texts.get("from", ""))
+        state = _read_original(session, app_state, caller, form.texts.get("from", ""))
         fields, found = _read_fields(session, form)
         errors = found | errors  # why files were not taken, rather than that there are none
-        state = FormState(form.texts, form.secrets, before, original, fields=fields)
+        state.texts, state.secrets, state.fields = form.texts, form.secrets, fields
     complete = {name: dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
-    if original is not None:
-        job_fields.reveal_values(complete, original.spec)
+    if state.original is not None and state.withheld is not None:
+        job_fields.reveal_values(complete, state.withheld.remainder(state.original.spec))
     state.plan = check_job(app_state, complete, errors, uploaded=False)
     if form.texts.get("action") == "submit":
         state.status = 422
@@ -137,9 +141,16 @@ def _submit(app_state: AppState, origin: RequestOrigin, state: FormState) -> Res
     """Submit the job of a valid form and lead to its page; None: it was refused, and the plan has the error."""
     if state.plan is None or state.plan.request is None:
         return None
-    parent_id = None if state.original is None else state.original.id
+    request, withheld = state.plan.request, state.withheld
     try:
-        submitted = create.submit(app_state, origin, state.plan.request, None, parent_id=parent_id)
+        submitted = create.submit(
+            app_state,
+            origin,
+            request,
+            None,
+            parent_id=None if withheld is None else withheld.job_id,
+            withheld=() if withheld is None else withheld.notes(request.env_vars or {}),
+        )
     except IdempotencyMismatch:
         state.texts["key"] = ""
         state.plan.errors[GENERAL] = (
@@ -153,14 +164,16 @@ def _submit(app_state: AppState, origin: RequestOrigin, state: FormState) -> Res
     return None
 
 
-def _read_original(session: Session, job_id: str) -> tuple[dict[str, str], Job | None]:
-    """Return the texts that stand for a job, and the job; none of both without an id."""
+def _read_original(session: Session, app_state: AppState, caller: Principal, job_id: str) -> FormState:
+    """Return the form with the texts that stand for a job as `before`; empty without an id."""
     if not job_id:
-        return {}, None
+        return FormState({})
     job = queries.get(session, job_id)
-    texts = job_fields.describe_spec(job.spec, queries.project(session, job.project_id).name)
+    withheld = withheld_from(session, app_state, caller.id, job)
+    texts = job_fields.describe_spec(withheld.remainder(job.spec), queries.project(session, job.project_id).name)
     source = "git" if job.spec.workspace else "job" if job.spec.workspace_sha256 else "none"
-    return texts | {"source": source, "workspaceOf": job.id if source == "job" else ""}, job
+    before = texts | {"source": source, "workspaceOf": job.id if source == "job" else ""}
+    return FormState({}, before=before, original=job, withheld=withheld)
 
 
 def _read_fields(session: Session, form: JobForm) -> tuple[dict[str, Any], dict[str, str]]:
@@ -217,6 +230,7 @@ def _render(session: Session, app_state: AppState, caller: Principal, state: For
         page=PAGE,
         key=texts.get("key") or secrets.token_urlsafe(16),
         original=state.original,
+        withheld=[] if state.withheld is None else state.withheld.notes(),
         texts=texts,
         errors=errors,
         plan=state.plan.dry_run if state.plan else None,

@@ -22,6 +22,7 @@ from service.auth.authentication import (
     require_key_again,
     require_key_or_session,
 )
+from service.auth.ownership import require_project_owner
 from service.dashboard.login import SameOriginForm, read_form_texts
 from service.dashboard.rendering import render_page, settings_url
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
@@ -56,7 +57,7 @@ def _render(
         f"forms/{name}.html",
         200 if error is None else STATUS_BY_ERROR[type(error)],
         caller=caller,
-        administrator=is_administrator(app_state, caller),
+        administrator=is_administrator(app_state, caller.id),
         pages=_PAGES,
         shown_page=name,
         problem=None if error is None else error.message,
@@ -166,6 +167,7 @@ def change_secrets(app_state: AppStateDep, caller: PageCaller, texts: Texts) -> 
     try:
         with app_state.database.write() as session:
             project_id = _project_id(session, project)
+            require_project_owner(session, app_state, caller, project_id)
             if texts.get("action") == "delete":
                 credentials.delete_secret(session, project_id, name)
             else:
@@ -189,6 +191,7 @@ def change_registries(app_state: AppStateDep, caller: PageCaller, texts: Texts) 
     try:
         with app_state.database.write() as session:
             project_id = _project_id(session, project)
+            require_project_owner(session, app_state, caller, project_id)
             if texts.get("action") == "delete":
                 credentials.delete_registry(session, project_id, host)
             else:

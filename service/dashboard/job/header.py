@@ -12,7 +12,7 @@ from core.db.models.jobs import Attempt, Job
 from core.errors import SpecInvalid
 from core.jobs import queries
 from service.auth.authentication import Principal
-from service.auth.job_ownership import changeable_owners
+from service.auth.ownership import changeable_owners
 from service.dashboard.rendering import render_page
 from service.deps import AppState
 from service.presenters.failure_line import failure_line
@@ -67,7 +67,7 @@ def read_header(
     several = row.attempt > 1 or row.spec.max_attempts > 1
     attempts = queries.attempts(session, row.id) if several else []
     earlier = attempt if attempt != row.attempt else None
-    may_change = bool(changeable_owners(session, app_state, caller, [row.submitted_by]))
+    may_change = bool(changeable_owners(session, app_state, caller.id, [row.submitted_by]))
     return JobHeader(row, job_view(session, app_state, row), attempts, earlier, may_change)
 
 

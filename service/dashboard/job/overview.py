@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from core.jobs import metrics
 from service.auth.authentication import PageCaller, require_key_or_session
-from service.auth.job_ownership import OwnerCheck
+from service.auth.ownership import OwnerCheck
 from service.dashboard.job.attempts import attempt_rows
 from service.dashboard.job.header import JobHeader, read_header, render_job_page
 from service.dashboard.job.timeline import phase_spans

@@ -14,7 +14,7 @@ from core.errors import CursorInvalid, SpecInvalid
 from core.jobs import metrics, queries
 from core.search.query_text import Term, parse_terms, quote
 from service.auth.authentication import PageCaller, Principal, require_key_or_session
-from service.auth.job_ownership import changeable_owners
+from service.auth.ownership import changeable_owners
 from service.dashboard.lists.columns import COLUMNS, Column, shown_columns
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import job_url, render_page
@@ -133,7 +133,7 @@ def show_jobs(
         choices=COLUMNS,
         metrics=sorted({name for values in last.values() for name in values} - set(state.cols))[:50],
         last=last,
-        changeable=changeable_owners(session, app_state, caller, (job.owner_key for job in found.jobs)),
+        changeable=changeable_owners(session, app_state, caller.id, (job.owner_key for job in found.jobs)),
         sort_links={column.name: _sort_link(state, column) for column in columns},
         causes={job.id: failure_line(app_state.logs.reader(job.id)) for job in found.jobs if job.state == "Failed"},
         public_url=app_state.settings.public_url,

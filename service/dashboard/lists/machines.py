@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session
 from core.catalogue.backends import capabilities_of
 from core.jobs import queries
 from service.auth.authentication import PageCaller, require_key_or_session
+from service.auth.ownership import OwnerCheck
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
@@ -16,7 +17,7 @@ from service.routes.server import workers
 from service.routes.tpus import list_tpus
 from service.schemas.jobs import JobView
 
-router = APIRouter(dependencies=[Depends(require_key_or_session)])
+router = APIRouter(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
 _QUEUED_JOBS = 50
 

@@ -17,7 +17,7 @@ from core.storage import prune
 from core.storage.artifacts.store import ArtifactFile
 from core.storage.retention import OutputKind
 from service.auth.authentication import Caller, SearchSlot
-from service.auth.job_ownership import OwnerCheck
+from service.auth.ownership import OwnerCheck
 from service.deps import AppState, AppStateDep, ReadSession
 from service.original.error_messages import OriginalRoute
 from service.original.params import OriginalParams, Params, check_count, openapi_params

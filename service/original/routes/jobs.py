@@ -9,7 +9,7 @@ from core.db.database import on_commit
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from service.auth.authentication import Caller
-from service.auth.job_ownership import OwnerCheck
+from service.auth.ownership import OwnerCheck
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.body_limit import allow_json, allow_upload
 from service.original.error_messages import OriginalRoute

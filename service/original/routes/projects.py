@@ -8,14 +8,14 @@ from core.db.models.jobs import Project
 from core.errors import ProjectNotFound
 from core.jobs import projects, queries
 from service.auth.authentication import Caller
-from service.auth.job_ownership import require_owner_of_all
+from service.auth.ownership import OwnerCheck, require_owner_of_all, require_project_owner
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.original.error_messages import OriginalRoute
 from service.original.params import OriginalParams, openapi_params
 from service.original.presenters import project_shape
 from service.submission.validation import check_project_name
 
-router = APIRouter(route_class=OriginalRoute)
+router = APIRouter(route_class=OriginalRoute, dependencies=[OwnerCheck])
 
 
 @router.get("/projects", name="original_list_projects", openapi_extra=openapi_params("filter", "tagFilter"))
@@ -31,10 +31,14 @@ def list_projects(given: OriginalParams, session: ReadSession) -> dict[str, Any]
 @router.post(
     "/projects", name="original_create_project", openapi_extra=openapi_params("name", "repoName", "repoUrl", body=True)
 )
-def create_project(given: OriginalParams, session: WriteSession) -> dict[str, str]:
+def create_project(
+    given: OriginalParams, session: WriteSession, app_state: AppStateDep, caller: Caller
+) -> dict[str, str]:
     """Create a project, or return the existing one of this name."""
-    project, _ = projects.get_or_create(session, check_project_name(given.required("name")))
+    project, _ = projects.get_or_create(session, check_project_name(given.required("name")), caller.id)
     repository = {"repo_name": given.text("repoName"), "repo_url": given.text("repoUrl")}
+    if any(repository.values()):
+        require_project_owner(session, app_state, caller, project.id)
     return {"handle": projects.set_repository(session, project.id, **repository).id}
 
 

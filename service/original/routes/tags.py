@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from core.jobs import lifecycle, projects, queries
 from service.auth.authentication import Caller
-from service.auth.job_ownership import require_owner
+from service.auth.ownership import require_owner, require_project_owner
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.errors import problem
 from service.original.error_messages import OriginalRoute
@@ -40,6 +40,7 @@ def update_tags(app_state: AppStateDep, caller: Caller, given: OriginalParams, s
         require_owner(session, app_state, caller, entity_id)
         lifecycle.set_tags(session, entity_id, tags)
     else:
+        require_project_owner(session, app_state, caller, entity_id)
         projects.set_tags(session, entity_id, tags)
     return {"entity": entity, "entityId": entity_id, "tags": tags}
 

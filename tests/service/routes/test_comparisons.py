@@ -216,7 +216,7 @@ def test_what_else_differs_is_listed_and_nothing_is_ranked(client, train):
     train(1, [0.1, 0.2, 0.3])
     answer = client.post("/comparisons/from-jobs", json={"jobs": ids})
     found = answer.json()
-    assert [each["name"] for each in found["differences"]] == ["command", "envVars.LR", "envVars.TOKEN"]
+    assert [each["name"] for each in found["differences"]] == ["command", "envVars.LR"]
     assert found["differences"][0]["values"] == {"python main.py": ids[:1], "python other.py": ids[1:]}
     assert "hidden" not in answer.text
     assert {row["fastest"] for row in found["rows"]} == {None}

@@ -12,7 +12,7 @@ BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def event(second, kind, **fields):
-    empty = dict.fromkeys(("from_state", "to_state", "phase", "reason", "message"))
+    empty = dict.fromkeys(("from_state", "to_state", "phase", "reason", "message", "actor", "actor_key"))
     return EventView(id=1, at=BEGAN + timedelta(seconds=second), attempt=1, kind=kind, **(empty | fields))
 
 

@@ -1,15 +1,19 @@
-"""Jobs and comparisons are changed by their owner and by administrators alone, on every route that there is."""
+"""Jobs, comparisons and projects are changed by their owner and administrators alone, on every route."""
+
+import re
 
 import pytest
 from fastapi.routing import iter_route_contexts
 from support.live_service import make_job_body
 
-from core.security import api_keys, users
-from service.auth.job_ownership import OPEN_ENDPOINTS
+from core.security import users
+from service.auth.ownership import OPEN_ENDPOINTS
 from service.http.dispatcher import Dispatcher
 from service.routes.jobs import PlainSubmissionRoute
 
 READING = {"GET", "HEAD"}
+OTHERS = {"session_id": "e1", "name": "TOKEN", "host": "r.example", "worker": "w", "path": "main.py"}
+"""Other parameters of paths."""
 HANDSHAKE = {
     "connection": "upgrade",
     "upgrade": "websocket",
@@ -18,66 +22,39 @@ HANDSHAKE = {
 }
 """Headers that ask for a WebSocket."""
 BODIES = {
+    "change_registries": lambda _ids: {"project": "default", "host": "r.example", "username": "u", "password": "p"},
+    "change_secrets": lambda _ids: {"project": "default", "name": "TOKEN", "value": "x"},
     "original_update_tags": lambda ids: {"entity": "job", "entityId": ids["job_id"], "tags": ["x"]},
     "change_tags": lambda _ids: {"add": ["x"]},
 }
-BY_BODY = {"original_update_tags"}
-"""Routes that change a job which their body names."""
+BY_BODY = {"original_update_tags", "change_registries", "change_secrets"}
+"""Routes that change a job or a project which their body names."""
+FORMS = {"change_registries", "change_secrets"}
+OWNED = ("{job_id}", "{comparison_id}", "{project_id}")
+OF_ALL = ("/secrets/", "/registries/", "/workers/", "/ui/machines/")
 OF_SEVERAL = {"act_on_jobs"}
 """Routes that change several jobs, and answer for each."""
 OTHER = {
-    "change_registries",
-    "change_secrets",
     "compare_jobs",
     "create_key",
     "create_project",
-    "delete_project_registry",
-    "delete_project_secret",
-    "delete_registry",
-    "delete_secret",
-    "delete_stored_file",
-    "drain_worker",
     "find_missing_contents",
     "original_create_job",
     "original_create_key",
     "original_create_project",
     "original_get_public_job",
     "original_login",
-    "resume_worker",
     "revoke_key",
-    "set_project_registry",
-    "set_project_secret",
-    "set_registry",
-    "set_secret",
     "sign_in",
     "sign_out",
-    "store_file",
     "store_workspace",
     "submit_batch",
     "submit_comparison",
     "submit_form",
     "open_tensorboard",
     "submit_job",
-    "update_project",
 }
 """Routes that change no job of another key, but only create, or change what all keys share."""
-
-
-@pytest.fixture
-def add_key(database):
-    def add(name, user_id=None):
-        with database.write() as session:
-            key, secret = (
-                api_keys.create(session, name) if user_id is None else users.create_key_for(session, user_id, name)
-            )
-        return key.id, {"x-api-key": secret}
-
-    return add
-
-
-@pytest.fixture
-def bob(add_key):
-    return add_key("bob")
 
 
 @pytest.fixture
@@ -102,8 +79,8 @@ def test_every_route_that_changes_a_job_refuses_all_other_keys(app, anonymous_cl
     before = client.get(f"/jobs/{ids['job_id']}").json()
     checked = set()
     for function, name, method, path in changing_routes(app):
-        owned = any(f"{{{parameter}}}" in path for parameter in ("job_id", "comparison_id"))
-        if not owned and name not in BY_BODY | {"delete_project", "original_delete_project"}:
+        of_all = path.startswith(OF_ALL)
+        if not of_all and name not in BY_BODY and not any(parameter in path for parameter in OWNED):
             assert name in OTHER | OF_SEVERAL, f"{method} {path} changes whose jobs? Name it here, or check the owner."
             continue
         if function in OPEN_ENDPOINTS:
@@ -111,16 +88,44 @@ def test_every_route_that_changes_a_job_refuses_all_other_keys(app, anonymous_cl
         headers = bob[1] | {"sec-fetch-site": "same-origin"}
         answer = anonymous_client.request(
             "GET" if method == "WEBSOCKET" else method,
-            path.format_map(ids | {"session_id": "e1"}),
+            re.sub(r":\w+(?=})", "", path).format_map(ids | OTHERS),
             headers=headers | (HANDSHAKE if method == "WEBSOCKET" else {}),
             params={"port": 80},
-            json=BODIES.get(name, lambda _ids: None)(ids),
+            **{"data" if name in FORMS else "json": BODIES.get(name, lambda _ids: None)(ids)},
         )
         assert answer.status_code == 403, (method, path, answer.text)
-        assert "belongs to the API key 'tests'" in answer.text, (method, path)
+        why = "Only administrators may do this" if of_all else "belongs to the API key 'tests'"
+        assert why in answer.text, (method, path)
         checked.add(name)
-    assert len(checked) > 12
+    assert len(checked) > 25
     assert client.get(f"/jobs/{ids['job_id']}").json() == before
+    assert client.get("/secrets").json() == {"secrets": []}
+
+
+def test_the_first_key_may_change_what_belongs_to_all_until_there_is_another(client, worker, add_key):
+    worker.register()
+    alone = [
+        client.put("/secrets/TOKEN", json={"value": "x"}),
+        client.put("/registries/r.example", json={"username": "u", "password": "p"}),
+        client.post("/workers/w/drain"),
+    ]
+    assert all(answer.status_code < 300 for answer in alone), [answer.text for answer in alone]
+    add_key("bob")
+    answer = client.post("/workers/w/resume")
+    assert answer.status_code == 403
+    assert "GRADIENT_SIGN_IN__ADMINISTRATORS" in answer.text
+
+
+def test_a_project_belongs_to_who_made_it_and_its_owner_and_administrators_change_it(client, settings, bob):
+    bobs = client.post("/jobs", json=make_job_body(project="bobs"), headers=bob[1]).json()["projectId"]
+    path = f"/projects/{bobs}"
+    assert client.patch(path, json={"maxRunning": 1}).status_code == 403
+    assert client.put(f"{path}/storage/main.py", content=b"print('mine')").status_code == 403
+    assert client.patch(path, json={"maxRunning": 1}, headers=bob[1]).status_code == 200
+    assert client.put(f"{path}/storage/main.py", content=b"print('bobs')", headers=bob[1]).status_code == 200
+    assert client.put(f"{path}/secrets/TOKEN", json={"value": "x"}, headers=bob[1]).status_code == 201
+    settings.sign_in.administrators.append(client.headers["x-api-key"].split("_")[1])
+    assert client.patch(path, json={"maxRunning": 2}).status_code == 200
 
 
 @pytest.mark.parametrize("action", ["stop", "delete", "tag"])

@@ -1,0 +1,139 @@
+"""Owners: only they and administrators change a job, a comparison or a project; all keys may read and clone.
+
+The owner of a job or a comparison is the key that submitted it, that of a project the key that made it, each with the
+other keys of the same user. What belongs to all (secrets and registries of all projects, workers) is the
+administrators'.
+
+The routes' own table decides where the rule applies: to every route below one of these that does not only read, unless
+`OPEN_ENDPOINTS` names it. Routes that get ids in a body call the functions themselves.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from fastapi import Depends
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.requests import HTTPConnection
+
+from core.db.models.comparisons import Comparison
+from core.db.models.jobs import Job, Project
+from core.errors import OwnerOnly
+from core.security import api_keys, users
+from core.security.credentials import ALL_PROJECTS
+from service.auth.authentication import PageCaller, Principal, is_administrator, require_administrator
+from service.deps import AppState, AppStateDep
+
+OPEN_ENDPOINTS = frozenset({"clone_job", "read_contents"})
+"""Functions of routes that send a body, but change nothing of the job that they name."""
+_READING = frozenset({"GET", "HEAD"})
+_OWNED: dict[str, type[Job] | type[Comparison]] = {"job_id": Job, "comparison_id": Comparison}
+"""Tables of what has an owner in its row, by the parameter of a path."""
+_PROJECT = "project_id"
+_OF_ALL = ("/secrets/", "/registries/", "/workers/", "/ui/machines/")
+"""Starts of the paths of what belongs to all."""
+
+
+def require_owner(
+    session: Session, app_state: AppState, caller: Principal, owned_id: str, table: type[Job] | type[Comparison] = Job
+) -> None:
+    """Refuse everybody but the owner and administrators; what does not exist is left for the endpoint to report.
+
+    Raises:
+        OwnerOnly: The caller may not change it.
+    """
+    owner_id = session.scalar(select(table.submitted_by).where(table.id == owned_id))
+    if owner_id is not None and not changeable_owners(session, app_state, caller.id, [owner_id]):
+        raise _refusal(
+            session, caller, f"{table.__name__} {owned_id}", owner_id, "stop, delete, change or enter it", "a clone"
+        )
+
+
+def require_project_owner(session: Session, app_state: AppState, caller: Principal, project_id: str) -> None:
+    """Refuse everybody but the owner of a project and administrators; of ALL_PROJECTS everybody but administrators.
+
+    Raises:
+        OwnerOnly: The caller may not change the project.
+        AdministratorOnly: The caller is no administrator, and what is changed belongs to all projects.
+    """
+    if project_id == ALL_PROJECTS:
+        _require_administrator(session, app_state, caller)
+        return
+    project = session.get(Project, project_id)
+    if project is None:
+        return
+    owner_id = project.created_by
+    if owner_id is None:
+        _require_administrator(session, app_state, caller)
+    elif not changeable_owners(session, app_state, caller.id, [owner_id]):
+        what = "change it, its secrets, registries and storage"
+        raise _refusal(session, caller, f"Project {project_id}", owner_id, what, "a project of your own")
+
+
+def require_owner_of_all(session: Session, app_state: AppState, caller: Principal, project_id: str) -> None:
+    """Refuse to delete a project with jobs of others.
+
+    Raises:
+        OwnerOnly: The caller may not change one of the project's jobs.
+    """
+    if _may_change_all(app_state, caller.id):
+        return
+    own = users.keys_of_same_user(session, caller.id)
+    of_others = select(Job.submitted_by).where(
+        Job.project_id == project_id, Job.deleted_at.is_(None), Job.submitted_by.not_in(own)
+    )
+    owner_id = session.scalar(of_others.limit(1))
+    if owner_id is not None:
+        what = "stop, delete, change or enter it"
+        raise _refusal(session, caller, f"A job of project {project_id}", owner_id, what, "a clone")
+
+
+def changeable_owners(session: Session, app_state: AppState, key_id: str, owner_ids: Iterable[str]) -> Collection[str]:
+    """Return those of the owners whose jobs, comparisons and projects the caller with this key may change."""
+    owners = set(owner_ids)
+    if owners <= {key_id} or _may_change_all(app_state, key_id):
+        return owners
+    return owners & users.keys_of_same_user(session, key_id)
+
+
+def _may_change_all(app_state: AppState, key_id: str) -> bool:
+    return app_state.settings.sign_in.shared_jobs or is_administrator(app_state, key_id)
+
+
+def _require_administrator(session: Session, app_state: AppState, caller: Principal) -> None:
+    if _may_change_all(app_state, caller.id):
+        return
+    administrators = app_state.settings.sign_in.administrators
+    # Where the settings name nobody, the only one is the key of the API's own machine: until that is used, whoever has
+    # all other keys is alone here.
+    if len(administrators) <= 1 and not api_keys.others_in_use(
+        session, users.keys_of_same_user(session, caller.id), unless_unused=administrators
+    ):
+        return
+    require_administrator(app_state, caller)
+
+
+def _refusal(session: Session, caller: Principal, what: str, owner_id: str, may: str, instead: str) -> OwnerOnly:
+    owner = api_keys.names(session, [owner_id]).get(owner_id, "an unknown key")
+    return OwnerOnly(
+        f"{what} belongs to the API key {owner!r} ({owner_id}), and yours is {caller.name!r} ({caller.id}). Only its "
+        f"owner and administrators may {may}: ask one of them, or work with {instead}."
+    )
+
+
+async def _check_path(connection: HTTPConnection, app_state: AppStateDep, caller: PageCaller) -> None:
+    scope, named = connection.scope, connection.path_params
+    reads = scope.get("method") in _READING or scope["endpoint"].__name__ in OPEN_ENDPOINTS
+    if not reads and (named.keys() & {*_OWNED, _PROJECT} or scope["path"].startswith(_OF_ALL)):
+        await app_state.lanes.urgent.run(_check, app_state, caller, scope["path"], named)
+
+
+def _check(app_state: AppState, caller: Principal, path: str, named: Mapping[str, str]) -> None:
+    with app_state.database.read() as session:
+        for name in named.keys() & _OWNED.keys():
+            require_owner(session, app_state, caller, named[name], _OWNED[name])
+        if _PROJECT in named or path.startswith(_OF_ALL):
+            require_project_owner(session, app_state, caller, named.get(_PROJECT, ALL_PROJECTS))
+
+
+OwnerCheck = Depends(_check_path)
+"""The rule, for all routes of a router."""

@@ -1,0 +1,59 @@
+"""Values that a clone of another key's job goes without: those hidden from its submitter, and the git login."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from sqlalchemy.orm import Session
+
+from core.db.models.credentials import GitLogin
+from core.db.models.jobs import Job
+from core.jobs.spec.job_spec import JobSpec
+from service.auth.ownership import changeable_owners
+from service.deps import AppState
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """Values that a clone does not get from its job.
+
+    Attributes:
+        job_id: Id of the job.
+        variables: Its variables with hidden values.
+        git_login: Whether its git address came with a login.
+    """
+
+    job_id: str
+    variables: Collection[str] = ()
+    git_login: bool = False
+
+    def remainder(self, spec: JobSpec) -> JobSpec:
+        """Return the job's specification without it."""
+        return replace(spec, env_vars={n: v for n, v in spec.env_vars.items() if n not in self.variables})
+
+    def notes(self, given: Collection[str] = ()) -> list[str]:
+        """Return as sentences what is left out and how to give it.
+
+        Args:
+            given: Variables that the submitter gives.
+        """
+        missing = [name for name in self.variables if name not in given]
+        notes = []
+        if missing:
+            notes.append(
+                f"Left out, as job {self.job_id} belongs to another key: the hidden values of {', '.join(missing)}. "
+                f"Give your own: gradient-cli jobs clone {self.job_id} "
+                f"{' '.join(f'--envVars {name}=VALUE' for name in missing)}"
+            )
+        if self.git_login:
+            notes.append(
+                f"Left out, as job {self.job_id} belongs to another key: its login for the git server. If the "
+                "repository is not public, submit a job with its address and your own login."
+            )
+        return notes
+
+
+def withheld_from(session: Session, app_state: AppState, key_id: str, job: Job) -> Withheld:
+    """Return what a clone of this job goes without if this key submits it: nothing if the key may change the job."""
+    if changeable_owners(session, app_state, key_id, [job.submitted_by]):
+        return Withheld(job.id)
+    return Withheld(job.id, job.spec.hidden_variables(), session.get(GitLogin, job.id) is not None)
