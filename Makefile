@@ -64,6 +64,7 @@ check: $(ALL) ## check format, lint, types, Python versions, imports and the rul
 	@$(BIN)/vermin --quiet --no-tips --target=3.9- client
 	@$(BIN)/lint-imports --no-logo >.venv/imports.log || { cat .venv/imports.log; exit 1; }
 	@$(BIN)/python -m pytest -q --no-header tests/test_project.py tests/test_docs_site.py
+	@.ci/lines
 
 docs: $(ALL) ## build the documentation as a site in site/
 	@$(BIN)/properdocs build 2>.venv/docs.log || { cat .venv/docs.log; exit 1; }

@@ -17,6 +17,7 @@ OUTSIDE = {
     "SECURITY.md": "security.md",
     "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
+    "tests/README.md": "tests.md",
     "CHANGELOG.md": "changelog.md",
     "images/trainer/README.md": "trainer.md",
     "examples/README.md": "examples.md",
