@@ -5,6 +5,7 @@ process it is also a program that imports little, because it takes memory as lon
 """
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -152,8 +153,14 @@ class _Supervisor:
             if not self._ready and code > 0:
                 self._exit_code = code
                 continue
-            print(f"The API's process {pid} ended ({code}); it is started again.", file=sys.stderr, flush=True)
+            _announce(f"The API's process {pid} ended ({code}); it is started again.")
             self._due[number] = time.monotonic() + _RESTART_SECONDS
+
+
+def _announce(text: str) -> None:
+    """Do what `core.monitoring.logging.announce` does, which would load too much."""
+    as_json = os.environ.get("GRADIENT_LOG_FORMAT") == "json"
+    print(json.dumps({"level": "error", "event": text}) if as_json else text, file=sys.stderr, flush=True)
 
 
 def _next_ended() -> tuple[int, int] | None:

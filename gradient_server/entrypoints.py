@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from core.db.connection_watchdog import ConnectionWatchdog
 from core.db.database import Database
 from core.errors import SpecInvalid
+from core.monitoring.logging import announce
 from core.notify.messages import WakeMessage
 from core.notify.wakeup_file import WakeupFile
 from core.security import one_time_tokens
@@ -133,7 +134,7 @@ def _run_worker(settings: Settings, name: str | None) -> int:
     if settings.queue.broker_url is None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: supervisor.stop())
-    _print(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs keep running.")
+    announce(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs keep running.")
     code = 0
     if settings.queue.broker_url is not None:
         code = import_module("worker.celery.worker").run(
@@ -152,7 +153,7 @@ def migrate(settings: Settings) -> int:
     database = _open_database(settings)
     migrations.upgrade(database)
     database.close()
-    _print("The database is up to date.")
+    announce("The database is up to date.")
     return 0
 
 
@@ -321,7 +322,7 @@ def _announce(settings: Settings, ticket: str, machines: str) -> None:
     url = settings.public_url
     # A client in another terminal finds the server's key by the same variable.
     home = f"GRADIENT_HOME={shlex.quote(str(settings.root))} " if settings.root != _default_root() else ""
-    _print(
+    announce(
         f"Gradient Jobs is ready.\n"
         f"  Dashboard  {url}/\n"
         f"  Sign in    {url}/ui/login?ticket={ticket} (once, within {one_time_tokens.TTL_SECONDS // 60} minutes)\n"
@@ -335,7 +336,3 @@ def _default_root() -> Path:
     """Return the folder of all data where no setting names one, in which clients look for the key."""
     default: Path = Settings.model_fields["home"].default
     return default.expanduser().absolute()
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

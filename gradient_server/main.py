@@ -1,6 +1,8 @@
 """`gradient-server`: the operator's command line."""
 
 import argparse
+import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -8,7 +10,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from core.errors import GradientError
-from core.monitoring.logging import configure
+from core.monitoring.logging import announce, configure
 from core.settings import Settings
 from core.settings.api import MAX_PROCESSES
 from gradient_server.backend_choice import BACKENDS, choose, with_earlier_choice
@@ -239,6 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     parsed = build_parser().parse_args(arguments)
     parsed.arguments = sys.argv[1:] if arguments is None else arguments
+    configure(os.environ.get("GRADIENT_LOG_FORMAT", ""), "info")  # for an error in the settings
     try:
         # `up` chooses the backend itself.
         settings = Settings() if parsed.command == "up" else with_earlier_choice(Settings())
@@ -246,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configure(settings.log_format, "critical" if parsed.command == "doctor" else settings.log_level)
         return _run_command(parsed, settings)
     except GradientError as error:
-        print(f"error: {error.message}", file=sys.stderr)
+        announce(f"error: {error.message}", logging.ERROR)
         return 1
     except ValidationError as error:
         for problem in error.errors():
@@ -255,12 +258,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if problem["type"] == "extra_forbidden":
                 words = "There is no such setting; .env.example lists them all."
             # The value is not printed: an address may contain a password.
-            print(f"error: {variable}: {words}", file=sys.stderr)
+            announce(f"error: {variable}: {words}", logging.ERROR)
         return 2
     except KeyboardInterrupt:  # before the signal is handled, or while everything ends
         return 128 + signal.SIGINT
     except OSError as error:
-        print(f"error: {error}. Check GRADIENT_HOME, the folder of all data.", file=sys.stderr)
+        announce(f"error: {error}. Check GRADIENT_HOME, the folder of all data.", logging.ERROR)
         return 1
 
 

@@ -5,8 +5,8 @@ are an error at once: an address, a password, a database that does not exist.
 """
 
 import errno
+import logging
 import sqlite3
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from typing import TypeVar
 from sqlalchemy.exc import DBAPIError
 
 from core.errors import GradientError, StoreUnavailable
+from core.monitoring.logging import announce
 
 T = TypeVar("T")
 
@@ -63,11 +64,11 @@ def wait_until_ready(root: Path, prepare: Callable[[], T]) -> T:
             why = _describe_failure(error.__cause__, root)
         else:
             if reported_at is not None:
-                print("Available now: starting.", file=sys.stderr, flush=True)
+                announce("Available now: starting.")
             return ready
         if reported_at is None or time.monotonic() - reported_at >= _REPORT_SECONDS:
             reported_at = time.monotonic()
-            print(f"Waiting: {why} The start continues as soon as this is resolved.", file=sys.stderr, flush=True)
+            announce(f"Waiting: {why} The start continues as soon as this is resolved.", logging.WARNING)
         time.sleep(_RETRY_SECONDS)
 
 

@@ -3,10 +3,12 @@
 import json
 import logging
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import TracebackType
 
 from core.errors import StoreUnavailable
 from core.system.filesystem import FULL_DISK_ERRNOS
@@ -40,8 +42,29 @@ def configure(log_format: str, level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
+    if log_format == "json":
+        logging.captureWarnings(capture=True)
+        sys.excepthook, threading.excepthook = _log_uncaught, _log_uncaught_in_thread
     for noisy in ("alembic", "uvicorn.access", "uvicorn.error", "multipart", "python_multipart"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def announce(text: str, level: int = logging.INFO) -> None:
+    """Tell the operator something on stderr: as plain text or, where logs are JSON, as a line of the log."""
+    if any(isinstance(handler.formatter, _JsonFormatter) for handler in logging.getLogger().handlers):
+        logging.getLogger("gradient_server").log(level, text)
+    else:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    logging.getLogger("gradient_server").critical("uncaught", exc_info=(kind, error, trace))
+
+
+def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None and args.exc_type is not SystemExit:
+        _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
 
 
 def bind(**fields: object) -> None:

@@ -46,6 +46,8 @@ _SETTINGS = {
     "broker_connection_retry": True,
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
+    # The same if it answers with an error: its disk or its memory is full, or it has become a replica.
+    "broker_channel_error_retry": True,
     "worker_hijack_root_logger": False,
     "worker_redirect_stdouts": False,
 }

@@ -4,11 +4,17 @@ import random
 import statistics
 import threading
 import time
+from datetime import UTC, datetime
 
 import pytest
 import redis as client
+from sqlalchemy import select
+from support.deployment import wait_until
 from support.faults.fault_report import FULL_RUN, fault_trial, tries
 from support.faults.job_journal import gate_command, recorded_command
+
+from core.db.database import Database
+from core.db.models.jobs import Worker
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
 
@@ -160,3 +166,55 @@ def test_every_message_is_lost_and_jobs_begin_at_the_next_look(full_deployment, 
         one.tries = tries(8, 200)
     with client.Redis.from_url(nowhere) as connection:
         assert connection.keys("*gradient*"), "the messages were sent"
+
+
+def latest_ping(deployment):
+    database = Database(deployment.database_url)
+    with database.read() as session:
+        found = session.scalars(select(Worker.broker_ping_at).order_by(Worker.name)).all()
+    database.close()
+    return found
+
+
+REPLY_ERRORS = {
+    "read-only": ("replicaof 127.0.0.1 1", "replicaof no one"),
+    "out of memory": ("config set maxmemory 1", "config set maxmemory 0"),
+    "no replicas": ("config set min-replicas-to-write 1", "config set min-replicas-to-write 0"),
+    "no permission": ("acl setuser default -@all +auth +info +acl +ping", "acl setuser default +@all"),
+    "disk full": ("", ""),
+}
+
+
+@pytest.mark.parametrize("error", REPLY_ERRORS)
+def test_a_broker_that_answers_with_an_error_ends_no_worker(full_deployment, redis, small_disk, error):
+    begin, end = REPLY_ERRORS[error]
+    full_deployment.start_api()
+    pings = {"GRADIENT_QUEUE__PING_SECONDS": "1"}
+    workers = [full_deployment.start_remote_worker("far0", **pings)]
+    full_deployment.submit(recorded_command())
+    full_deployment.wait_all_ended()
+    with redis.client() as connection:
+        if error == "disk full":
+            redis.kill()
+            disk = small_disk(redis.folder, 4 * 1024**2)
+            redis.start()
+            disk.fill()
+        else:
+            connection.execute_command(begin)
+    workers.append(full_deployment.start_remote_worker("far1", **pings))  # while it lasts
+    for _ in range(5):
+        full_deployment.submit(recorded_command())
+        full_deployment.wait_all_ended()
+        time.sleep(1)
+    assert all(worker.alive() for worker in workers), "".join(worker.read_log()[-3000:] for worker in workers)
+    if error == "disk full":
+        disk.free()
+    else:
+        with redis.client() as connection:
+            connection.execute_command(end)
+    said = "".join(worker.read_log() for worker in workers)
+    assert said.count("Traceback") == 0, said
+    before = datetime.now(UTC)
+    wait_until(
+        lambda: all(at is not None and at > before for at in latest_ping(full_deployment)), "messages to arrive again"
+    )

@@ -20,9 +20,9 @@ import os, signal, sys
 from core.settings import Settings
 from gradient_server import entrypoints
 
-say = entrypoints._print
+say = entrypoints.announce
 started = os.getpid()
-entrypoints._print = lambda text: (say(text), os.kill(started, signal.SIGTERM))
+entrypoints.announce = lambda text: (say(text), os.kill(started, signal.SIGTERM))
 sys.exit(getattr(entrypoints, sys.argv[1])(Settings(api={"port": 0}), *sys.argv[2:]))
 """
 

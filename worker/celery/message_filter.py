@@ -6,20 +6,39 @@ message of an unknown task without an id ends the worker, returns to the queue, 
 """
 
 import logging
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from celery.worker import consumer
 
+from core.errors import StoreUnavailable
 from core.notify.celery_app import PING_TASK, WAKE_TASK
 
 logger = logging.getLogger(__name__)
 
+_REFUSED_SECONDS = 1.0
 _UNUSED_HEADERS = ("chord", "compression", "eta", "expires", "group", "shadow", "stamped_headers", "timelimit")
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery ships no types
     """Handles wake-ups and pings; logs and rejects every other message."""
+
+    def on_connection_error_before_connected(self, exc: Exception) -> None:
+        """Log that the broker is away."""
+        self._log_away(exc)
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        """Log that the broker is away, and close the connection."""
+        self._log_away(exc)
+        with suppress(Exception):
+            self.connection.collect()
+
+    def _log_away(self, exc: Exception) -> None:
+        logger.warning("broker_away", exc_info=StoreUnavailable(str(exc)))
+        if not isinstance(exc, self.connection_errors):
+            time.sleep(_REFUSED_SECONDS)  # it answers with an error at once: kombu waits only for one that does not
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:  # noqa: ANN401 - celery's hook
         """Return the callback for each message."""

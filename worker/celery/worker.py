@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps, signals
+from celery.apps import worker as celery_program
 
 from core.jobs.scheduling.workers import record_ping
 from core.notify.celery_app import Publisher, make_app, queue
@@ -55,7 +56,10 @@ def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, notifie
 
     app.steps["worker"].add(_supervisor_step(supervisor, supervisor_thread, watchdog))
     signals.setup_logging.connect(_keep_own_logging)
-    worker = app.Worker(pool="threads", concurrency=2, loglevel=None, without_gossip=True, without_mingle=True)
+    vars(celery_program)["safe_say"] = _print_nothing
+    worker = app.Worker(
+        quiet=True, pool="threads", concurrency=2, loglevel=None, without_gossip=True, without_mingle=True
+    )
     worker.start()
     return int(worker.exitcode or 0)
 
@@ -81,6 +85,10 @@ def _supervisor_step(supervisor: Supervisor, supervisor_thread: threading.Thread
             supervisor_thread.join()
 
     return SupervisorStep
+
+
+def _print_nothing(*_: object) -> None:
+    """Do nothing: Celery would print to stdout, past the log, that it stops."""
 
 
 def _keep_own_logging(**_: object) -> None:

@@ -28,6 +28,11 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def folder(self) -> Path:
+        """The folder with its data."""
+        return self._folder
+
+    @property
     def url(self) -> str:
         return self.url_at(self.port)
 
