@@ -33,9 +33,10 @@ from core.db.models.jobs import Job
 from core.jobs import projects, submission
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.submission import NewJob
+from core.settings import Settings
 from gradient_server.simulator.gcs.server import GcsSimulator
 from worker.backends.control_groups import control_group_support
-from worker.sandbox.program_sandbox import unavailable
+from worker.backends.job_sandbox import sandbox_support
 
 # A busy machine takes longer than Hypothesis allows an example by default.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -100,8 +101,8 @@ REQUIREMENTS = {
         f"no containers: {missing_docker_requirements()} (as root: apt-get install docker.io busybox-static iptables)",
     ),
     "bubblewrap": (
-        lambda: unavailable() is None,
-        f"no sandbox: {unavailable()} (apt-get install bubblewrap; this user must be allowed to create namespaces)",
+        lambda: sandbox_support(Settings()).problem is None,
+        f"no sandbox: {sandbox_support(Settings()).problem} (apt-get install bubblewrap; namespaces must be allowed)",
     ),
     "control_groups": (
         lambda: control_group_support("auto")[0] is not None,

@@ -93,14 +93,7 @@ class WorkerContext(Stores):
     @cached_property
     def fetcher(self) -> GitFetcher:
         """The fetcher of git workspaces."""
-        fetcher = GitFetcher(self.settings)
-        if fetcher.sandbox_problem is not None:
-            logger.warning(
-                "git_not_contained: git for jobs runs as the worker's own user. Install bubblewrap, or set "
-                "GRADIENT_WORKER__SANDBOX=off to have it so.",
-                extra={"why": fetcher.sandbox_problem},
-            )
-        return fetcher
+        return GitFetcher(self.settings)
 
     @cached_property
     def environments(self) -> EnvironmentCache:

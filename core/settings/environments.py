@@ -15,10 +15,6 @@ class EnvironmentSettings(SettingsGroup):
         description="packages of jobs whose folder names none: a JSON list of requirements, [] for Python alone, or "
         "trainer (numpy, pandas, scikit-learn, matplotlib, tqdm, TensorFlow and gradient_trainer, in fixed versions)",
     )
-    builds: bool = Field(
-        default=False,
-        description="install packages that have no wheel, too; this runs their code as the worker's own user",
-    )
     install_seconds: float = Field(
         default=1800.0, gt=0, description="seconds that installing the requirements of a job may take"
     )

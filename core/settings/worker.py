@@ -75,16 +75,10 @@ class WorkerSettings(SettingsGroup):
         description="seconds after which workers are notified again of a job that is due, in case the first message "
         "was lost",
     )
-    sandbox: Literal["auto", "require", "off"] = Field(
-        default="auto",
-        description="run git for jobs in a sandbox (bubblewrap): auto (without one where none is available, with a "
-        "warning), require or off",
-    )
     fetch_seconds: float = Field(default=900.0, gt=0, description="seconds that fetching a workspace from git may take")
-    fetch_silent_seconds: float = Field(
-        default=60.0, gt=0, description="seconds without data after which a fetch from git is aborted"
+    fetch_silent_seconds: int = Field(
+        default=60, gt=0, description="seconds without data after which a fetch from git is aborted"
     )
-    fetch_memory_mb: int = Field(default=4096, ge=256, description="MiB of memory for each process of a fetch from git")
     keep_scratch: bool = Field(default=False, description="keep each attempt's scratch directory, for debugging")
 
     @property
@@ -103,8 +97,8 @@ class ProcessSettings(SettingsGroup):
 
     sandbox: Literal["auto", "require", "off"] = Field(
         default="auto",
-        description="run such jobs in a sandbox (bubblewrap): auto (without one where none is available, with a "
-        "warning), require or off",
+        description="run such jobs, their installations and git for all jobs in a sandbox (bubblewrap): auto (without "
+        "one where none is available, with a warning), require or off",
     )
     network: Literal["auto", "require", "off"] = Field(
         default="auto",

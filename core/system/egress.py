@@ -9,7 +9,6 @@ import ipaddress
 import re
 import socket
 import unicodedata
-from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from core.catalogue.registry_hosts import DOCKER_HUB, registry_host
@@ -17,7 +16,6 @@ from core.errors import EgressRefused
 from core.settings.network import EgressSettings
 
 SETTING = "GRADIENT_EGRESS__ALLOWED"
-CONNECT_SECONDS = 10.0
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -145,27 +143,6 @@ class Egress:
             self._check_address(inner, host, field)
         elif not _is_public(address):
             raise _refused(host, "an address that is not public", field)
-
-
-def connect(addresses: Sequence[tuple[str, int]]) -> socket.socket:
-    """Connect to the first of these checked addresses that answers.
-
-    Raises:
-        OSError: None answers.
-    """
-    problem = OSError("no address")
-    for address in addresses:
-        # Not create_connection, which would resolve again.
-        made = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-        made.settimeout(CONNECT_SECONDS)
-        try:
-            made.connect(address)
-        except OSError as error:
-            made.close()
-            problem = error
-        else:
-            return made
-    raise problem
 
 
 def strip_port(registry: str) -> str:

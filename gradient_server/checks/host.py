@@ -19,7 +19,6 @@ from gradient_server.job_ports_address import are_ports_at_dashboard
 from worker.backends.control_groups import control_group_support
 from worker.backends.job_network import reason_without_network
 from worker.backends.job_sandbox import reason_without_sandbox, sandbox_support
-from worker.sandbox.program_sandbox import unavailable
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -35,9 +34,8 @@ def check(settings: Settings) -> Iterator[Finding]:
     """Check everything that needs neither the database nor the container engine."""
     yield python()
     yield git()
-    yield sandbox(settings.worker.sandbox)
+    yield job_sandbox(settings)
     if settings.machines.simulate:
-        yield job_sandbox(settings)
         yield job_network(settings)
         yield limits(settings)
     yield home(settings.root)
@@ -70,18 +68,6 @@ def git() -> Finding:
             "git", "git is not installed: jobs whose workspace is a git URL fail.", "Install the package `git`."
         )
     return ok("git", f"git is at {found}.")
-
-
-def sandbox(mode: str) -> Finding:
-    """Check that git for jobs runs in a sandbox."""
-    why = "GRADIENT_WORKER__SANDBOX=off" if mode == "off" else unavailable()
-    if why is None:
-        return ok("sandbox", "Git for jobs runs in a sandbox.")
-    message = f"Git for jobs runs as the worker's own user: {why}."
-    fix = "Install the package `bubblewrap`, and allow this user to create namespaces."
-    if mode == "require":
-        return problem("sandbox", f"Jobs whose workspace is a git URL fail: {why}.", fix)
-    return warning("sandbox", message, "Unset GRADIENT_WORKER__SANDBOX." if mode == "off" else fix)
 
 
 def job_sandbox(settings: Settings) -> Finding:

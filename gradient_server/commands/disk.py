@@ -42,7 +42,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
     usage = measure(root)
     kinds = _by_kind(usage, settings)
     cache = EnvironmentCache(settings)
-    environments = [(one, folder_bytes(cache.root / one.digest)) for one in cache.stored()]
+    environments = [(one, folder_bytes(one.folder)) for one in cache.stored()]
     if as_json:
         print(_format_json(root, usage, kinds, environments))
     else:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from core.settings import Settings
 from core.storage.disk_usage import measure
 from worker.environments.cache import EnvironmentCache, StoredEnvironment
 from worker.environments.default_environment import DefaultEnvironment, service_python
-from worker.environments.installer import UvError
 
 _ROW = "{:>10}  {:16}  {}"
 
@@ -19,18 +17,16 @@ _ROW = "{:>10}  {:16}  {}"
 def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
     """Delete unused environments and all downloaded packages, or only list them, and return the exit code."""
     cache = EnvironmentCache(settings)
-    default = DefaultEnvironment(settings.environments, cache).wanted(service_python()).digest
+    default = cache.folder_of(DefaultEnvironment(settings.environments, cache).wanted(service_python()))
     stored = cache.stored()
-    unused = [one for one in stored if one.digest != default and not one.in_use]
+    unused = [one for one in stored if one.folder != default and not one.in_use]
     before = folder_bytes(cache.root)
     if dry_run:
-        kept = sum(folder_bytes(cache.root / one.digest) for one in stored if one not in unused)
+        kept = sum(folder_bytes(one.folder) for one in stored if one not in unused)
         freed = max(0, before - kept - folder_bytes(cache.root / "python"))
     else:
-        unused = [one for one in unused if cache.remove(one.digest)]
-        if cache.root.is_dir():
-            with suppress(UvError):  # an installation uses the downloads
-                cache.installer.clean_cache()
+        unused = [one for one in unused if cache.remove(one.folder)]
+        cache.clean_caches()
         freed = max(0, before - folder_bytes(cache.root))
     lines = _report_lines(unused, freed, dry_run=dry_run)
     print(_format_json(unused, freed, dry_run=dry_run) if as_json else "\n".join(lines))

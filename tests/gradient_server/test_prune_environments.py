@@ -23,24 +23,25 @@ def settings(tmp_path):
 def root(settings):
     """An environment that no job uses, one of a running job, the default one, and a download."""
     cache = EnvironmentCache(settings)
-    default = DefaultEnvironment(settings.environments, cache).wanted(service_python()).digest
-    for digest, day, lines in ((UNUSED, 1, "a==1\nb\nc\nd\ne\n"), (USED, 2, "torch\n"), (default, 3, "numpy\n")):
-        packages = cache.root / digest / "lib"
+    default = cache.folder_of(DefaultEnvironment(settings.environments, cache).wanted(service_python()))
+    unused, used = cache.root / "pr1" / UNUSED, cache.root / "pr2" / USED
+    for folder, day, lines in ((unused, 1, ["a==1", *"bcde"]), (used, 2, ["torch"]), (default, 3, ["numpy"])):
+        packages = folder / "lib"
         packages.mkdir(parents=True)
         (packages / "module.py").write_bytes(os.urandom(SIZE))
-        (cache.root / digest / "requirements.txt").write_text(lines)
-        (cache.root / f"{digest}.lock").touch()
-        os.utime(cache.root / f"{digest}.lock", (day * 86400, day * 86400))
+        folder.with_suffix(".lock").write_text(json.dumps({"lines": lines}))
+        os.utime(folder.with_suffix(".lock"), (day * 86400, day * 86400))
     attempt = settings.root / "attempts" / "j1-1"
     attempt.mkdir(parents=True)
-    (attempt / "environment").symlink_to(cache.root / USED)
-    (cache.root / "cache").mkdir()
-    (cache.root / "cache" / "download").write_bytes(os.urandom(SIZE))
+    (attempt / "environment").symlink_to(used)
+    downloads = unused.parent / "building" / "cache" / "wheels-v6"
+    downloads.mkdir(parents=True)
+    (downloads / "download").write_bytes(os.urandom(SIZE))
     return cache.root
 
 
 def environments(root):
-    return {one.name for one in root.iterdir() if len(one.name) == 32}
+    return {one.name for one in root.glob("*/*") if len(one.name) == 32}
 
 
 def test_environments_that_no_job_uses_are_removed_with_all_downloads(settings, root, capsys):
@@ -54,7 +55,7 @@ def test_environments_that_no_job_uses_are_removed_with_all_downloads(settings, 
     assert prune_environments.run(settings, dry_run=False, as_json=True) == 0
     removed = json.loads(capsys.readouterr().out)
     assert environments(root) == before - {UNUSED}
-    assert not (root / "cache" / "download").exists()
+    assert not list(root.rglob("download"))
     assert removed["bytes"] >= 2 * SIZE
     assert abs(removed["bytes"] - planned["bytes"]) < SIZE / 10
 
@@ -64,7 +65,7 @@ def test_what_was_removed_is_said(settings, root, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split(maxsplit=3) == ["a" * 8, "1970-01-02", "00:00", "a==1, b, c, d and 1 more"]
     assert lines[-1].startswith("Removed: 1 environment and the downloaded packages (8")
-    assert not (root / UNUSED).exists()
+    assert not (root / "pr1" / UNUSED).exists()
 
 
 def test_a_host_without_environments_has_nothing_to_remove(settings, capsys):

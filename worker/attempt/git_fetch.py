@@ -1,47 +1,67 @@
-"""Fetches one commit of a git repository as a job's workspace."""
+"""Fetches workspaces from git, in the isolation of jobs.
 
-import base64
+The job decides what is fetched, and from where. Without a network of its own, git is kept to the checked address. Its
+login is on its standard input, and only its own server is told.
+"""
+
+import errno
 import os
 import re
+import secrets
+import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
-from urllib.parse import unquote
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from core.errors import SpecInvalid
-from core.formatting import MIB
 from core.jobs.spec.job_spec import split_login
 from core.settings import Settings
 from core.storage.archives import ArchiveLimits
-from core.system.egress import Egress, connect
-from worker.backends.base import LaunchError
-from worker.sandbox.program_sandbox import FolderFull, Limits, Sandbox, SandboxError
-from worker.sandbox.tunnel import Tunnel
+from core.system.egress import Egress
+from worker.backends.base import WORKSPACE, LaunchError
+from worker.backends.isolated_programs import Check, Isolation, Program, TooLong
+from worker.backends.package_indexes import Address, is_own
 
 _MAX_FILES = ArchiveLimits.max_files
 """As for uploads; includes git's own files."""
-# Reads the commit before the checkout creates files that the repository chooses.
+_MEASURE_SHARE = 20
+"""The folder is measured again after this multiple of the time that measuring took: a large one less often."""
+_MAX_NAMED = 5
+# Reads the commit before the checkout creates files that the repository chooses. What follows the mark is its result.
 _SCRIPT = """set -e
+ulimit -d 4194304
+IFS= read -r LOGIN_USER || true
+IFS= read -r LOGIN_PASSWORD || true
+export LOGIN_USER LOGIN_PASSWORD
 git init --quiet --template=
-git fetch --quiet --depth 1 -- "$1" "$2"
+git remote add origin "$1"
+git fetch --quiet --depth 1 -- origin "$2"
 commit=$(git rev-parse 'FETCH_HEAD^{commit}')
 git checkout --quiet --detach "$commit"
-echo "$commit"
+if [ "$3" = yes ]; then
+    git submodule --quiet update --init --recursive --depth 1 || true
+    if git lfs version >/dev/null 2>&1; then git lfs pull || true; fi
+fi
+echo; echo "$4"; echo "$commit"
+git submodule status --recursive 2>/dev/null | sed -n 's/^-[0-9a-f]* /submodule /p' || true
+if git grep --quiet --cached 'filter=lfs' -- '*.gitattributes' 2>/dev/null; then
+    git grep -l '^version https://git-lfs' | sed 's/^/lfs /' || true
+fi
 """
+_HELPER = '!f() { printf \'username=%s\\npassword=%s\\n\' "$LOGIN_USER" "$LOGIN_PASSWORD"; }; f'
 _CONFIG = {
     "core.hooksPath": os.devnull,
-    "core.attributesFile": os.devnull,
     "core.fsmonitor": "false",
-    "credential.helper": "",
-    "fetch.recurseSubmodules": "false",
-    "gc.auto": "0",
-    "http.followRedirects": "false",
     "maintenance.auto": "false",
     "protocol.allow": "never",
     "protocol.http.allow": "always",
     "protocol.https.allow": "always",
-    "submodule.recurse": "false",
+    "http.lowSpeedLimit": "1",
 }
 _ENV = {
+    "HOME": "/nonexistent",
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_ATTR_NOSYSTEM": "1",
@@ -58,9 +78,11 @@ _ERROR_MESSAGES = (
     (r"unable to update url base from redirection|returned error: 30\d", "the server sends on to another address"),
     (r"certificate", "the server's certificate cannot be trusted"),
     (r"returned error: ([1-5]\d\d)\b", r"the server answered \1"),
+    (r"Operation too slow", "the server said nothing for too long (GRADIENT_WORKER__FETCH_SILENT_SECONDS)"),
+    (r"Could not resolve host", "its host has no address here"),
+    (r"Failed to connect|Couldn't connect", "nothing answers at its address"),
     (r"not valid: |invalid server response|protocol error|expected flush", "the server's answer is not git's"),
     (r"No space left on device|Disk quota exceeded", "the disk is full"),
-    (r"File size limit exceeded|File too large", "a file of it is too large"),
     (r"[Oo]ut of memory", "git ran out of memory"),
     (r"git: not found", "git is not installed on the worker's machine"),
 )
@@ -70,20 +92,25 @@ Git's own text may repeat the server's answer, which is untrusted.
 """
 
 
+class Fetched(NamedTuple):
+    """A fetched commit, and what users should know about it."""
+
+    commit: str
+    notes: list[str]
+
+
 class GitFetcher:
     """Fetches workspaces within the limits of the settings."""
 
     def __init__(self, settings: Settings) -> None:
-        worker = settings.worker
+        self._settings = settings
         self._egress = Egress(settings.egress)
-        self._sandbox = Sandbox(worker.sandbox)
-        self.sandbox_problem = None if worker.sandbox == "off" else self._sandbox.problem
-        """Reason that git runs without the sandbox that the settings request; None otherwise."""
-        self._idle_timeout_seconds = worker.fetch_silent_seconds
-        memory = worker.fetch_memory_mb * MIB
-        self._limits = Limits(worker.fetch_seconds, memory, settings.api.max_unpacked_bytes, _MAX_FILES)
 
-    def fetch(self, url: str, login: str | None, folder: Path, check: Callable[[], None]) -> str:
+    @cached_property
+    def _isolation(self) -> Isolation:
+        return Isolation(self._settings)
+
+    def fetch(self, url: str, login: str | None, folder: Path, check: Check, project_id: str) -> Fetched:
         """Fetch the branch, tag or commit after `#`, or the default branch, into an empty folder.
 
         Args:
@@ -91,9 +118,7 @@ class GitFetcher:
             login: `user:password`, as in a URL, or None; kept out of command lines and files.
             folder: The target.
             check: Called periodically; an exception it raises ends the fetch.
-
-        Returns:
-            The commit.
+            project_id: The project, whose user owns the files in a sandbox.
 
         Raises:
             LaunchError: The repository cannot be fetched.
@@ -102,36 +127,71 @@ class GitFetcher:
         if ref.startswith("-"):
             raise LaunchError("workspace_fetch", f"{ref!r} is not the name of a branch, tag or commit")
         address, inside = split_login(address)  # older jobs have the login in the URL
+        own_network, mark = self._isolation.own_network, secrets.token_hex()
         try:
-            addresses = self._egress.resolve(*self._egress.check_url(address, "workspace"), "workspace")
-            command = ["/bin/sh", "-c", _SCRIPT, "fetch", address, ref or "HEAD"]
-            with Tunnel(lambda: connect(addresses), self._idle_timeout_seconds) as tunnel:
-                env = _environment(login or inside)
-                done = self._sandbox.run(command, folder, self._limits, env=env, tunnel=tunnel, check=check)
+            host, port = self._egress.check_url(address, "workspace")
+            addresses = [Address(*one) for one in self._egress.resolve(host, port, "workspace")]
         except SpecInvalid as error:
             raise LaunchError("workspace_fetch", error.message) from error
-        except FolderFull as error:
-            setting = f"GRADIENT_API__MAX_UNPACKED_BYTES={self._limits.folder_bytes}"
-            raise LaunchError("workspace_fetch", f"{address}: {error}, which is the limit ({setting})") from error
-        except SandboxError as error:
+        config = _CONFIG | {"http.lowSpeedTime": str(self._settings.worker.fetch_silent_seconds)}
+        if not own_network:
+            known = ",".join(f"[{one.host}]" if ":" in one.host else one.host for one in addresses)
+            config |= {"http.followRedirects": "false", "http.curloptResolve": f"{host}:{port}:{known}"}
+        login = login or inside
+        if login is not None:
+            origin = urlsplit(address)
+            config[f"credential.{origin.scheme}://{origin.netloc}.helper"] = _HELPER
+        user, _, password = (login or "").partition(":")
+        self._isolation.own(project_id, folder)
+        program = Program(
+            words=["/bin/sh", "-c", _SCRIPT, "fetch", address, ref or "HEAD", "yes" if own_network else "no", mark],
+            folder=folder,
+            folders=[(folder, WORKSPACE)],
+            temporary=folder.with_name("fetching"),
+            project_id=project_id,
+            env=_environment(config),
+            given=f"{unquote(user)}\n{unquote(password)}\n".encode(),
+            seconds=self._settings.worker.fetch_seconds,
+            reaches=[one for one in addresses if is_own(one)],
+        )
+        try:
+            code, output = self._isolation.run(program, _SizeCheck(folder, self._settings, check))
+            _SizeCheck(folder, self._settings, check).measure()
+        except (TooLong, _TooLarge) as error:
             raise LaunchError("workspace_fetch", f"{address}: {error}") from error
-        commit = (done.output.split() or [""])[-1]
-        if done.code or not _COMMIT.match(commit):
-            why = tunnel.problem or _describe_failure(done.output, done.code)
-            raise LaunchError("workspace_fetch", f"{address}: {why}")
-        return commit
+        said, _, result = output.partition(f"{mark}\n")
+        commit, *lines = result.splitlines() or [""]
+        if code or not _COMMIT.match(commit):
+            raise LaunchError("workspace_fetch", f"{address}: {_describe_failure(said, code)}")
+        return Fetched(commit, _notes(lines, fetches=own_network))
 
 
-def _environment(login: str | None) -> dict[str, str]:
-    config = dict(_CONFIG)
-    if login is not None:
-        user, _, password = login.partition(":")
-        pair = f"{unquote(user)}:{unquote(password)}".encode()
-        config["http.extraHeader"] = f"Authorization: Basic {base64.b64encode(pair).decode()}"
+def _environment(config: dict[str, str]) -> dict[str, str]:
     env = _ENV | {"GIT_CONFIG_COUNT": str(len(config))}
     for number, (key, value) in enumerate(config.items()):
         env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     return env
+
+
+def _notes(lines: list[str], *, fetches: bool) -> list[str]:
+    """Say what of a repository is missing."""
+    submodules = [line.removeprefix("submodule ") for line in lines if line.startswith("submodule ")]
+    pointers = [line.removeprefix("lfs ") for line in lines if line.startswith("lfs ")]
+    notes = []
+    if submodules:
+        why = "could not be fetched" if fetches else "are not fetched where jobs have no network of their own"
+        notes.append(f"Submodules of the repository {why}, and their folders are empty: {_name(submodules)}.")
+    if pointers:
+        notes.append(
+            f"Files of the repository are in Git LFS, and only their pointers are here: {_name(pointers)}. "
+            "They are fetched where git-lfs is installed on the worker's machine, and its server lets them be read."
+        )
+    return notes
+
+
+def _name(paths: list[str]) -> str:
+    more = f" and {len(paths) - _MAX_NAMED} more" if len(paths) > _MAX_NAMED else ""
+    return ", ".join(path[:200] for path in paths[:_MAX_NAMED]) + more
 
 
 def _describe_failure(output: str, code: int) -> str:
@@ -142,3 +202,43 @@ def _describe_failure(output: str, code: int) -> str:
         if found:
             return found.expand(meaning)
     return f"git could not fetch it, and ended with {code}"
+
+
+class _TooLarge(Exception):
+    """The repository is larger than a workspace may be."""
+
+
+class _SizeCheck:
+    """Checks the size of a folder from time to time, while it is written."""
+
+    def __init__(self, folder: Path, settings: Settings, check: Callable[[], None]) -> None:
+        self._folder, self._check, self._max_bytes = folder, check, settings.api.max_unpacked_bytes
+        self._measure_at = 0.0
+
+    def __call__(self) -> None:
+        self._check()
+        if (began := time.monotonic()) >= self._measure_at:
+            self.measure()
+            self._measure_at = time.monotonic() + max(0.5, _MEASURE_SHARE * (time.monotonic() - began))
+
+    def measure(self) -> None:
+        """Raise if it is too large."""
+        size = count = 0
+        for inner, folders, files in os.walk(self._folder):
+            for name in (*folders, *files):
+                count += 1  # an empty file takes no bytes, but an inode
+                try:
+                    size += Path(inner, name).lstat().st_blocks * 512
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    if error.errno != errno.ENAMETOOLONG:
+                        raise
+                    raise _TooLarge("a path in it is longer than this system takes") from None
+                if count > _MAX_FILES:
+                    raise _TooLarge(f"it is more than {_MAX_FILES:,} files and folders, which is the limit")
+        if size > self._max_bytes:
+            raise _TooLarge(
+                f"it takes more than {self._max_bytes:,} bytes of disk, which is the limit "
+                f"(GRADIENT_API__MAX_UNPACKED_BYTES={self._max_bytes})"
+            )

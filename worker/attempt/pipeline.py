@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -176,7 +177,10 @@ class AttemptRun:
     def _fetch(self, folder: Path) -> str:
         url = self.job.spec.workspace or ""
         login = LaunchSecrets(self._context.settings, self._context.database, self.job).git_login()
-        return self._context.fetcher.fetch(url, login, folder, self._check)
+        fetched = self._context.fetcher.fetch(url, login, folder, self._check, self.job.project_id)
+        for note in fetched.notes:
+            self._context.write(partial(job_notes.add, job=self.job, text=note))
+        return fetched.commit
 
     def _check(self) -> None:
         """Raise if the start must be aborted."""

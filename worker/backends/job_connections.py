@@ -5,13 +5,15 @@ import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 
 from core.settings import Settings
 from worker.backends.base import Handle, PortForward
-from worker.backends.port_forwarder import PortForwarder
+from worker.backends.package_indexes import configured_addresses, pass_on
+from worker.backends.port_forwarder import Forward, PortForwarder
 from worker.sandbox.network_namespace import open_socket
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ class JobConnections:
         self._find_sandbox = find_sandbox
         self._forwarder = PortForwarder(settings.ports.bind, self.connect)
         self.metrics = MetricSockets()
+        self._indexes: dict[str, list[Forward]] = {}
 
     def check_ports(self, name: str, ports: tuple[PortForward, ...]) -> None:
         """See `PortForwarder.check`."""
@@ -56,6 +59,21 @@ class JobConnections:
                 logger.info("statsd_not_bound", extra={"attempt": handle["name"], "why": str(error)})
                 opened = None
             self.metrics.add(handle["name"], opened)
+        if handle.get("reaches_indexes"):
+            self._pass_on_to_indexes(handle, first)
+
+    def _pass_on_to_indexes(self, handle: Handle, first: int | None) -> None:
+        """Let the job reach the package indexes that run on this host."""
+        if handle["name"] not in self._indexes:
+            opened = self._indexes[handle["name"]] = []
+            for address in (one for one, own in configured_addresses().items() if own):
+                first = first or self._find_sandbox(handle)
+                try:
+                    opened += [pass_on(first, address)] if first else []
+                except OSError as error:  # the job listens there itself, or has ended
+                    logger.info("index_not_passed_on", extra={"attempt": handle["name"], "why": str(error)})
+        for one in self._indexes[handle["name"]]:
+            one.wanted_at = time.monotonic()
 
     def connect(self, handle: Handle, port: int) -> socket.socket:
         """Connect to a port of a job.
@@ -73,6 +91,8 @@ class JobConnections:
         """Close what leads into the network of a job that has ended."""
         self._forwarder.close(handle["name"])
         self.metrics.remove(handle["name"])
+        for one in self._indexes.pop(handle["name"], ()):
+            one.close()
 
 
 class MetricSockets:

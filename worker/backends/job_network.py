@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from core.settings import Settings
 from worker.backends.linked_networks import LinkedNetworks, set_firewall
 from worker.backends.network_limits import FirewallUnavailable, find_limits
+from worker.backends.package_indexes import configured_addresses
 from worker.backends.relayed_networks import RelayedNetworks, try_relay
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,11 @@ def make_network(settings: Settings) -> JobNetwork:
             )
         return HOST_NETWORK
     kind = LinkedNetworks if os.geteuid() == 0 else RelayedNetworks
-    return kind(lambda servers: find_limits(settings, servers))
+
+    def limits(servers: list[str]) -> bytes:
+        return find_limits(settings, servers, [one for one, own in configured_addresses().items() if not own])
+
+    return kind(limits)
 
 
 def reason_without_network(settings: Settings) -> str | None:

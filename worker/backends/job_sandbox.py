@@ -151,12 +151,13 @@ def open_copied(uid: int, resolvers: Sequence[str] = ()) -> Iterator[dict[str, i
             lines += [f"nameserver {one}".encode() for one in resolvers]
             changed[_RESOLVERS] = b"\n".join([*lines, b""])
         for path, text in changed.items():
-            found[path] = stack.enter_context(_in_memory(text)).fileno()
+            found[path] = stack.enter_context(in_memory(text)).fileno()
         yield found
 
 
 @contextmanager
-def _in_memory(text: bytes) -> Iterator[BinaryIO]:
+def in_memory(text: bytes) -> Iterator[BinaryIO]:
+    """Open a file in memory with this text."""
     with os.fdopen(os.memfd_create("copied"), "w+b") as file:
         file.write(text)
         file.seek(0)
@@ -200,35 +201,25 @@ class JobSandbox:
             network: Words of bubblewrap that make a network.
         """
         home, *temporary = _private_folders(spec)
-        readable = tuple(path for path in readable_paths(self.settings, spec.python) if path not in copied)
-        # Before the system: this installation may be in one of them.
-        words = [*begin_command(), *network, *_EXPECTED]
-        for own, path in zip(temporary, _TEMPORARY, strict=True):
-            words += ["--bind", str(own), path]
-        root = os.path.realpath(self.settings.root)
-        system = bind_system(readable, root)
-        words += system
-        for path, descriptor in copied.items():
-            words += ["--perms", "0755" if path == _WRAPPER_INSIDE else "0644", "--file", str(descriptor), path]
-        words += [*(_machine_files() if sandbox_support(self.settings).limitation else _own_proc(uid)), "--dev", "/dev"]
-        words += ["--size", str(self._shared_memory_bytes(spec)), "--perms", "1777", "--tmpfs", SHARED_MEMORY]
-        folders = [Path(HOME), Path(base.CONTROL), *([spec.python.folder] if spec.python else [])]
-        for parent in (parent for folder in folders for parent in reversed(folder.parents[:-1])):
-            words += ["--perms", "0755", "--dir", str(parent)]
-        for source, target in (
+        folders = [
+            *zip(temporary, _TEMPORARY, strict=True),
             (home, HOME),
             (spec.workspace, base.WORKSPACE),
             (spec.artifacts, base.ARTIFACTS),
             (spec.storage, base.STORAGE),
             (spec.control, base.CONTROL),
-            *([(spec.python.folder, spec.python.folder)] if spec.python else []),
-        ):
-            words += ["--bind", str(source), str(target)]
-        words += ["--ro-bind", str(spec.datasets), base.DATASETS]
-        # Each is in memory, without a limit: nothing may be written to it.
-        for mount in ("/dev", *([root] if "--tmpfs" in system else []), "/"):
-            words += ["--remount-ro", mount]
-        return [*words, "--", *_shell(uid)]
+            *([(spec.python.folder, str(spec.python.folder))] if spec.python else []),
+        ]
+        return sandbox_command(
+            self.settings,
+            uid,
+            copied,
+            network,
+            readable=readable_paths(self.settings, spec.python),
+            folders=folders,
+            also=("--ro-bind", str(spec.datasets), base.DATASETS),
+            shared_memory_bytes=self._shared_memory_bytes(spec),
+        )
 
     def _shared_memory_bytes(self, spec: LaunchSpec) -> int:
         """Return the size of /dev/shm: what the job asks for, else all of its memory, else as in a container."""
@@ -262,6 +253,53 @@ class JobSandbox:
         programs = [folder for folder in folders if f"{folder}/".startswith(visible)]
         own = {"PATH": os.pathsep.join(programs), "HOME": HOME, "LOGNAME": _USER_NAME, "USER": _USER_NAME}
         return {name: value for name, value in inherited.items() if name != "TMPDIR"} | own | spec.env
+
+
+def sandbox_command(  # noqa: PLR0913 - the parts of one
+    settings: Settings,
+    uid: int,
+    copied: Mapping[str, int],
+    network: Sequence[str] = (),
+    *,
+    readable: Sequence[str],
+    folders: Sequence[tuple[Path, str]],
+    also: Sequence[str] = (),
+    shared_memory_bytes: int,
+) -> list[str]:
+    """Return the command of a shell in a sandbox.
+
+    Args:
+        settings: The service's.
+        uid: The user that the shell becomes; -1: it stays the worker's.
+        copied: The files of `open_copied`, which the command inherits.
+        network: Words of bubblewrap that make a network.
+        readable: What is seen of this host read-only, at the same paths.
+        folders: What may be written, and where it is seen.
+        also: More words of bubblewrap.
+        shared_memory_bytes: The size of /dev/shm.
+    """
+    # Before the system: this installation may be in one of them.
+    words = [*begin_command(), *network, *_EXPECTED]
+    temporary = [one for one in folders if one[1] in _TEMPORARY]
+    for source, target in temporary:
+        words += ["--bind", str(source), target]
+    root = os.path.realpath(settings.root)
+    system = bind_system(tuple(path for path in readable if path not in copied), root)
+    words += system
+    for path, descriptor in copied.items():
+        words += ["--perms", "0755" if path == _WRAPPER_INSIDE else "0644", "--file", str(descriptor), path]
+    words += [*(_machine_files() if sandbox_support(settings).limitation else _own_proc(uid)), "--dev", "/dev"]
+    words += ["--size", str(shared_memory_bytes), "--perms", "1777", "--tmpfs", SHARED_MEMORY]
+    rest = [one for one in folders if one not in temporary]
+    for parent in (parent for _, target in rest for parent in reversed(Path(target).parents[:-1])):
+        words += ["--perms", "0755", "--dir", str(parent)]
+    for source, target in rest:
+        words += ["--bind", str(source), target]
+    words += also
+    # Each is in memory, without a limit: nothing may be written to it.
+    for mount in ("/dev", *([root] if "--tmpfs" in system else []), "/"):
+        words += ["--remount-ro", mount]
+    return [*words, "--", *_shell(uid)]
 
 
 def make_sandbox(settings: Settings) -> JobSandbox | None:

@@ -119,12 +119,16 @@ def service_addresses(settings: Settings) -> Iterable[tuple[str, int]]:
     return found
 
 
-def find_limits(settings: Settings, servers: Iterable[str]) -> bytes:
-    """Return the rules that refuse a job what it must not reach, but not its DNS servers."""
+def find_limits(settings: Settings, servers: Iterable[str], indexes: Iterable[tuple[str, int]] = ()) -> bytes:
+    """Return the rules that refuse a job what it must not reach, but not its DNS servers and package indexes."""
     rules = [
         netlink.add_rule(_ALLOWED, IPv4Network(one), protocol, _DNS, prohibit=False)
         for one in servers
         for protocol in (socket.IPPROTO_UDP, socket.IPPROTO_TCP)
+    ]
+    rules += [
+        netlink.add_rule(_ALLOWED, IPv4Network(address), socket.IPPROTO_TCP, port, prohibit=False)
+        for address, port in indexes
     ]
     blocked = (ip_network(one, strict=False) for one in (LINK_LOCAL, *settings.docker.blocked))
     rules += [netlink.add_rule(REFUSED, one, prohibit=True) for one in blocked if isinstance(one, IPv4Network)]

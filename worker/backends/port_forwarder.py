@@ -32,7 +32,7 @@ class PortForwarder:
         self._bind = bind
         self._connect = connect
         self._lock = threading.Lock()
-        self._open: dict[tuple[str, int], _Forward] = {}
+        self._open: dict[tuple[str, int], Forward] = {}
 
     def check(self, name: str, ports: Sequence[PortForward]) -> None:
         """Check that the ports are free, or already open for this attempt.
@@ -59,20 +59,28 @@ class PortForwarder:
             for key in [key for key in self._open if key[0] == name]:
                 self._open.pop(key).close()
 
-    def _start(self, name: str, external: int, connect: Callable[[], socket.socket]) -> "_Forward | None":
+    def _start(self, name: str, external: int, connect: Callable[[], socket.socket]) -> "Forward | None":
         family = socket.AF_INET6 if ":" in self._bind else socket.AF_INET
         try:
             listener = socket.create_server((self._bind, external), family=family)
         except OSError as error:  # perhaps the last worker ends only now
             logger.warning("port_not_opened", extra={"attempt": name, "port": external, "error": str(error)})
             return None
-        self._open[name, external] = forward = _Forward(listener, connect)
+        self._open[name, external] = forward = Forward(listener, connect)
         threading.Thread(target=forward.run, name=f"port-{external}", daemon=True).start()
         return forward
 
 
-class _Forward:
-    """One port."""
+class Forward:
+    """One port.
+
+    Args:
+        listener: Listens there.
+        connect: Connects to what it leads to; raises `OSError` where nothing listens.
+
+    Attributes:
+        wanted_at: When it was last wanted, by the clock of `time.monotonic`.
+    """
 
     def __init__(self, listener: socket.socket, connect: Callable[[], socket.socket]) -> None:
         self.wanted_at = time.monotonic()

@@ -146,6 +146,7 @@ class ProcessBackend(Backend):
             "stop_grace": spec.job_spec.stop_grace,
             "sandboxed": sandboxed,
             "own_network": own_network,
+            "reaches_indexes": own_network and spec.job_spec.network is None,
             "ports": [(port.external, port.internal) for port in spec.ports],
             "control_group": group.to_handle() if group is not None else None,
         }
@@ -326,7 +327,8 @@ class ProcessBackend(Backend):
                 network.attach(first)
             except OSError as error:
                 raise LaunchError("launch_failed", f"its network could not be made: {error}") from error
-            self._connections.serve(base_handle(spec.job_id, spec.attempt, spec.control), first)
+            handle = base_handle(spec.job_id, spec.attempt, spec.control)
+            self._connections.serve(handle | {"reaches_indexes": network is not NO_NETWORK}, first)
 
     def _make_group(self, spec: LaunchSpec) -> JobGroup | None:
         """Create the job's control group, if jobs have one here."""

@@ -1,41 +1,37 @@
 """Environments that jobs share: each made once, locked by file, and removed when unused.
 
-Everything is below `GRADIENT_HOME/environments`: `DIGEST/` is an environment, and `DIGEST.lock` its lock, whose time of
-change is the time of the last use. `DIGEST.INODE.new/` is one that is being made by the holder of the lock with this
-inode. The holder renews the lock; one that is not renewed is that of a frozen worker, and is replaced. An attempt that
-uses an environment has a link to it in its scratch folder, so that every worker on this folder knows of it.
+Everything is below `GRADIENT_HOME/environments`, in a folder for each project and one for the default environments:
+`PROJECT/DIGEST/` is an environment, and `PROJECT/DIGEST.lock` its lock, whose time of change is the time of the last
+use; it says with which interpreter the environment was made. `PROJECT/building/` alone can be written by what is built
+for the project: there are its downloads, and `DIGEST.INODE.new/`, which is being made by the holder of the lock with
+this inode. The holder renews the lock; one that is not renewed is that of a frozen worker, and is replaced. An attempt
+that uses an environment has a link to it in its scratch folder, so that every worker on this folder knows of it.
 """
 
 import contextlib
 import fcntl
-import functools
-import hashlib
-import importlib.metadata
 import json
 import os
-import platform
-import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.filesystem import remove_tree
-from worker.environments.installer import Check, Installer, OnLine, UvError
+from worker.backends.isolated_programs import Check, OnLine
+from worker.environments.installer import Installer, UvError
+from worker.environments.wanted import Wanted
 
 LINK = "environment"
 """Name of the link in a scratch folder."""
-_FORMAT = 3
-"""Part of every digest: raise it when environments are made differently."""
+_BUILDING = "building"
 _SHOWN = 4
 _LOCK_PAUSE_SECONDS = 0.2
 _FROZEN_SECONDS = 20.0
 _DAY_SECONDS = 24 * 3600
-# A script of a package is run by the job's own interpreter, which has the job's own packages, too.
-_SCRIPT_HEADER = b"#!/bin/sh\n'''exec' \"$VIRTUAL_ENV/bin/python\" \"$0\" \"$@\"\n' '''\n"
 
 
 class _InUse(Exception):
@@ -43,45 +39,27 @@ class _InUse(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Contents of an environment.
-
-    Attributes:
-        python: The interpreter.
-        lines: Lines of its requirements file.
-        constraints: Lines of its constraints file.
-        copied: Folders of packages that are copied into it.
-    """
-
-    python: Path
-    lines: tuple[str, ...]
-    constraints: tuple[str, ...] = ()
-    copied: tuple[Path, ...] = ()
-
-    @property
-    def digest(self) -> str:
-        """Name of the environment."""
-        machine = [platform.machine(), *platform.libc_ver()]
-        copied = [_digest_of_folder(folder) for folder in self.copied]
-        contents = [_FORMAT, str(self.python), machine, self.lines, self.constraints, copied]
-        return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:32]
-
-
-@dataclass(frozen=True, slots=True)
 class StoredEnvironment:
     """An environment on disk.
 
     Attributes:
-        digest: Its name.
+        folder: Its folder.
         used_at: Unix time of its last use.
-        lines: Lines of its requirements file.
+        lines: Its requirements.
         in_use: Whether an attempt uses it.
+        of_attempt: Whether no other attempt can use it.
     """
 
-    digest: str
+    folder: Path
     used_at: float
     lines: tuple[str, ...]
     in_use: bool
+    of_attempt: bool
+
+    @property
+    def digest(self) -> str:
+        """Its name."""
+        return self.folder.name
 
     @property
     def summary(self) -> str:
@@ -99,6 +77,10 @@ class EnvironmentCache:
         self._attempts = settings.root / "attempts"
         self.root = (settings.root / "environments").resolve()  # it may be a link to another disk
         self.installer = Installer(self.root, settings)
+
+    def folder_of(self, wanted: Wanted) -> Path:
+        """Return the folder of an environment, made or not."""
+        return self.root / wanted.place / wanted.digest
 
     def use(
         self, wanted: Wanted, scratch: Path | None, announce: Callable[[bool], None], on_line: OnLine, check: Check
@@ -118,13 +100,14 @@ class EnvironmentCache:
         Raises:
             UvError: It could not be installed.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
-        folder = self.root / wanted.digest
-        with self._locked(wanted.digest, lambda: announce(True), check) as lock:  # noqa: FBT003 - see its description
+        folder = self.folder_of(wanted)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with self._locked(folder, lambda: announce(True), check) as lock:  # noqa: FBT003 - see its description
             missing = not folder.is_dir()
             if missing:
                 announce(False)  # noqa: FBT003 - see its description
                 self._make(folder, wanted, on_line, check, lock)
+            _describe(lock, wanted)
             if scratch is not None:
                 link = scratch / LINK
                 link.unlink(missing_ok=True)
@@ -133,15 +116,14 @@ class EnvironmentCache:
 
     def stored(self) -> list[StoredEnvironment]:
         """Return the environments that are here, the least recently used first."""
+        used = self._used()
         found = []
-        for lock in self.root.glob("*.lock"):
+        for lock in self.root.glob("*/*.lock"):
             with contextlib.suppress(FileNotFoundError):  # it is being removed
-                folder = self.root / lock.stem
-                requirements = folder / "requirements.txt"
-                lines = requirements.read_text(encoding="utf-8").splitlines() if requirements.exists() else []
+                folder, known = lock.with_suffix(""), _description(lock)
                 if folder.is_dir():
-                    used_at = lock.stat().st_mtime
-                    found.append(StoredEnvironment(lock.stem, used_at, tuple(lines), self._is_used(lock.stem)))
+                    lines, of_attempt = tuple(known.get("lines", ())), bool(known.get("attempt"))
+                    found.append(StoredEnvironment(folder, lock.stat().st_mtime, lines, folder in used, of_attempt))
         return sorted(found, key=lambda one: one.used_at)
 
     def evict(self, measure: Callable[[Path], int | None], keep: Wanted) -> int:
@@ -153,26 +135,28 @@ class EnvironmentCache:
         """
         if not self.root.is_dir():
             return 0
-        settings = self._settings.environments
-        kept = keep.digest
-        for abandoned in self.root.glob("*.new"):
-            if time.time() - abandoned.stat().st_mtime > _DAY_SECONDS:
-                _remove_read_only(abandoned)
-        locks = sorted(
-            (lock for lock in self.root.glob("*.lock") if lock.stem != kept), key=lambda lock: lock.stat().st_mtime
-        )
+        settings, kept = self._settings.environments, self.folder_of(keep)
+        for abandoned in self.root.glob(f"*/{_BUILDING}/*.*"):
+            if time.time() - abandoned.lstat().st_mtime > _DAY_SECONDS:
+                _remove(abandoned)
+        stored = [one for one in self.stored() if one.folder != kept]
         oldest = time.time() - settings.unused_days * _DAY_SECONDS if settings.unused_days else 0.0
-        removed = sum(self.remove(lock.stem) for lock in locks if lock.stat().st_mtime < oldest)
+        removed = sum(self.remove(one.folder) for one in stored if one.used_at < oldest or one.of_attempt)
         limit = settings.max_mb * MIB
         if not limit or (measure(self.root) or 0) <= limit:
             return removed
-        with contextlib.suppress(UvError):  # an installation uses it
-            self.installer.clean_cache()
-        for lock in locks:
+        self.clean_caches()
+        for one in stored:
             if (measure(self.root) or 0) <= limit:
                 break
-            removed += self.remove(lock.stem)
+            removed += self.remove(one.folder)
         return removed
+
+    def clean_caches(self) -> None:
+        """Remove all downloaded packages, but of projects for which something is being installed."""
+        for cache in self.root.glob(f"*/{_BUILDING}/cache"):
+            with contextlib.suppress(UvError):
+                self.installer.clean_cache(cache)
 
     def _make(self, folder: Path, wanted: Wanted, on_line: OnLine, check: Check, lock: int) -> None:
         """Make an environment under another name, then rename it: what has its name is complete.
@@ -184,52 +168,50 @@ class EnvironmentCache:
             check()
             os.utime(lock)
 
+        building = folder.parent / _BUILDING
+        if not building.is_dir():
+            building.mkdir(exist_ok=True)
+            self.installer.isolation.own(wanted.project_id, building)
         making = _path_to_make(folder, lock)
-        _remove_read_only(making)
+        _remove(making)
         making.mkdir()
         try:
-            for name, lines in (("requirements.txt", wanted.lines), ("constraints.txt", wanted.constraints)):
-                if lines:
-                    (making / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-            self.installer.install(making, wanted.python, on_line, renew, lock)
-            _copy_pip(making)
-            for package in wanted.copied:
-                _copy_package(package, site_packages(making))
-            if wanted.lines or wanted.copied:  # pip alone is not worth a process
-                self.installer.compile(site_packages(making), wanted.python, renew, lock)
-            for script in (making / "bin").iterdir():
-                _use_interpreter_of_job(script)
-            _make_read_only(making)
-            making.rename(folder)
+            self.installer.make(making, wanted, on_line, renew)
+            _publish(making, folder)
         except BaseException as error:
-            _remove_read_only(making)
+            _remove(making)
             if not (isinstance(error, OSError) and folder.is_dir()):
                 raise
 
-    def remove(self, digest: str) -> bool:
+    def remove(self, folder: Path) -> bool:
         """Remove an environment, unless it is in use or being made; return whether it was removed."""
         try:
-            with self._locked(digest, _refuse, lambda: None) as lock:
+            with self._locked(folder, _refuse, lambda: None):
                 # Under the lock, so that no attempt begins to use it.
-                if self._is_used(digest):
+                if folder in self._used():
                     return False
-                folder = self.root / digest
                 removed = folder.is_dir()
+                removing = folder.with_suffix(".removed")
                 if removed:
-                    folder.rename(_path_to_make(folder, lock))  # a half of an environment must not have its name
-                _remove_read_only(_path_to_make(folder, lock))
-                (self.root / f"{digest}.lock").unlink()
+                    folder.rename(removing)  # a half of an environment must not have its name
+                _remove(removing)
+                _lock_of(folder).unlink()
                 return removed
         except _InUse:
             return False
 
-    def _is_used(self, digest: str) -> bool:
-        return any(_target(link) == digest for link in self._attempts.glob(f"*/{LINK}"))
+    def _used(self) -> set[Path]:
+        """Return the environments that attempts use."""
+        found = set()
+        for link in self._attempts.glob(f"*/{LINK}"):
+            with contextlib.suppress(OSError):  # the attempt's folder was removed meanwhile
+                found.add(link.readlink())
+        return found
 
     @contextlib.contextmanager
-    def _locked(self, digest: str, on_wait: Callable[[], None], check: Check) -> Iterator[int]:
+    def _locked(self, folder: Path, on_wait: Callable[[], None], check: Check) -> Iterator[int]:
         """Hold the lock of an environment; yields its descriptor."""
-        path, waited = self.root / f"{digest}.lock", False
+        path, waited = _lock_of(folder), False
         while (descriptor := _try_lock(path)) is None:
             if not waited:
                 waited = True
@@ -273,8 +255,31 @@ def _time_of_renewal(lock: Path) -> float:
 
 
 def _path_to_make(folder: Path, lock: int) -> Path:
-    """Return the path at which the holder of a lock makes an environment, or removes it."""
-    return folder.with_suffix(f".{os.fstat(lock).st_ino}.new")
+    """Return the path at which the holder of a lock makes an environment."""
+    return folder.parent / _BUILDING / f"{folder.name}.{os.fstat(lock).st_ino}.new"
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_suffix(".lock")
+
+
+def _describe(lock: int, wanted: Wanted) -> None:
+    """Write down with what an environment was made: what is in itself is not trusted."""
+    known = {"python": str(wanted.python), "attempt": wanted.attempt, "lines": wanted.lines}
+    text = json.dumps(known).encode()
+    if os.pread(lock, len(text) + 1, 0) != text:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, text, 0)
+
+
+def _description(lock: Path) -> dict[str, Any]:
+    known: dict[str, Any] = json.loads(lock.read_bytes() or b"{}")
+    return known
+
+
+def interpreter_of(folder: Path) -> Path:
+    """Return the interpreter of an environment."""
+    return Path(_description(_lock_of(folder))["python"])
 
 
 def _is_same(path: Path, descriptor: int) -> bool:
@@ -284,65 +289,24 @@ def _is_same(path: Path, descriptor: int) -> bool:
         return False
 
 
+def _publish(making: Path, folder: Path) -> None:
+    """Give an environment its name."""
+    making.rename(folder)
+    if folder.is_symlink():  # what was built has put it there
+        folder.unlink()
+        raise UvError("what was built has replaced its environment by a link.", "")
+
+
 def _refuse() -> None:
     raise _InUse
 
 
-def _target(link: Path) -> str:
-    try:
-        return link.readlink().name
-    except OSError:  # the attempt's folder was removed meanwhile
-        return ""
-
-
-def _copy_pip(environment: Path) -> None:
-    """Give an environment the service's own pip, so that `pip install` works in its jobs; no index is needed."""
-    target = site_packages(environment)
-    if (target / "pip").exists():
+def _remove(folder: Path) -> None:
+    """Remove a folder whose files may be read-only, and which what was built may have replaced by a link."""
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink(missing_ok=True)
         return
-    distribution = importlib.metadata.distribution("pip")
-    folders = {file.parts[0] for file in distribution.files or () if file.parts[0].startswith("pip")}
-    for name in folders:
-        shutil.copytree(str(distribution.locate_file(name)), target / name)
-
-
-def _copy_package(package: Path, target: Path) -> None:
-    shutil.copytree(package, target / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-
-
-@functools.cache
-def _digest_of_folder(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        digest.update(f"{file.relative_to(folder)}\0".encode())
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()
-
-
-def _use_interpreter_of_job(script: Path) -> None:
-    """Have a Python script run by the interpreter of the job that calls it."""
-    if script.is_symlink() or not script.is_file():
-        return
-    data = script.read_bytes()
-    first, _, rest = data.partition(b"\n")
-    if first == b"#!/bin/sh" and rest.startswith(b"'''exec'"):  # long paths do not fit on the first line
-        rest = rest.split(b"\n", 2)[2]
-    elif not (first.startswith(b"#!") and b"python" in first):
-        return
-    mode = script.stat().st_mode
-    script.unlink()  # it may be a link to the download
-    script.write_bytes(_SCRIPT_HEADER + rest)
-    script.chmod(mode)
-
-
-def _make_read_only(folder: Path) -> None:
-    for inner, _, files in os.walk(folder):
-        for path in (Path(inner), *(Path(inner, name) for name in files)):
-            if not path.is_symlink():
-                path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
-
-
-def _remove_read_only(folder: Path) -> None:
-    for inner, _, _ in os.walk(folder):
-        Path(inner).chmod(0o700)
+    if os.geteuid() != 0:  # root needs no permission, and must not follow what changes meanwhile
+        for inner, _, _ in os.walk(folder):
+            Path(inner).chmod(0o700)
     remove_tree(folder)

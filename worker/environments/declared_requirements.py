@@ -1,7 +1,8 @@
-"""Finds the requirements that a workspace declares.
+"""Finds what a workspace declares as its requirements; uv reads them, where the job runs.
 
-The first of these that names a requirement counts, in the folder that the command starts in, then in the workspace: the
-metadata of the script that the command runs (PEP 723), requirements.txt, uv.lock, pyproject.toml.
+The first of these that is there counts, in the folder that the command starts in, then in those above it up to the
+workspace: the metadata of the script that the command runs (PEP 723), requirements.txt, pyproject.toml (with uv.lock),
+setup.py, Pipfile.
 """
 
 import re
@@ -10,48 +11,53 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.environments.inline_metadata import read_metadata, script_of
-from worker.environments.requirements_file import RequirementsReader, invalid, resolve
+from gradient_cli.text import decode
+from worker.environments.inline_metadata import invalid, read_metadata, script_of
 
 _CONDA_FILES = ("environment.yml", "environment.yaml")
-_PYPI = "https://pypi.org/simple"
-"""The default index, which the worker's environment may replace by a mirror."""
-_PROJECT_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class LockedProject:
-    """A project with a uv.lock.
-
-    Attributes:
-        name: Its name, checked.
-        lock: Text of its uv.lock.
-    """
-
-    name: str
-    lock: str
+_MAX_BYTES = 16 * 1024**2
+"""A large uv.lock has a few."""
+_MAX_FILES = 100
+INSTALL = ("pip", "install", "--strict", "--index-strategy", "unsafe-best-match")
+"""With pip's own rule for several indexes, which requirements files are written for."""
+_EDITABLE = (*INSTALL, "--editable", ".")
+_SYNC = ("sync", "--frozen", "--no-default-groups")
+_INCLUDE = re.compile(r"(?:-r|-c|--requirement|--constraint)[\s=]*(\S.*)\Z")
+_REMOTE = re.compile(r"-|[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[|[<>=!~;,(@\s]|\Z)")
+"""A line that names a package or an option."""
+_LOCAL = re.compile(r"-e\b|--editable|(^|[\s=@])(file:|\.{0,2}/|\.($|\[|\s))|\$\{", re.MULTILINE)
+"""Something in a line that names a folder, a file or a variable."""
+_LOCKED_FOLDER = re.compile(r"source = \{ (editable|directory|path) = ")
+_SOURCE_FOLDER = re.compile(r"\b(path|workspace)\s*=")
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """The place of declared requirements; the reader has the requirements themselves.
+    """What a workspace declares.
 
     Attributes:
         source: Name of the file.
+        folder: The folder that uv starts in.
+        commands: Words of uv, one command after the other.
+        lines: What it asks for, for people.
+        contents: The texts that decide what is installed.
+        local: Whether something of the workspace itself is installed, so that no other job can share it.
         python: The declared versions of Python, as a version specifier; None: any.
-        locked: The project whose uv.lock has the requirements; None: the reader has them.
     """
 
     source: str
+    folder: Path
+    commands: tuple[tuple[str, ...], ...]
+    lines: tuple[str, ...]
+    contents: tuple[str, ...]
+    local: bool = False
     python: str | None = None
-    locked: LockedProject | None = None
 
 
-def find_declared(reader: RequirementsReader, workspace: Path, folder: Path, command: str) -> Declared | None:
-    """Find the requirements of a job, and read them.
+def find_declared(workspace: Path, folder: Path, command: str) -> Declared | None:
+    """Find the requirements of a job.
 
     Args:
-        reader: Takes the requirements.
         workspace: The job's workspace.
         folder: The folder that the command starts in.
         command: The job's command.
@@ -60,82 +66,139 @@ def find_declared(reader: RequirementsReader, workspace: Path, folder: Path, com
         None if nothing is declared.
 
     Raises:
-        LaunchError: The declared requirements cannot be used.
+        LaunchError: What is declared cannot be used.
     """
     try:
-        return _find(reader, workspace, folder, command)
-    except (OSError, RuntimeError, ValueError) as error:  # a name that is too long, values nested too deeply, …
+        return _Finder(workspace.resolve()).find(folder.resolve(), command)
+    except (OSError, RuntimeError, ValueError) as error:  # a link that leads to itself, values nested too deeply, …
         raise invalid("requirements", f"these files cannot be read: {error}.") from error
 
 
-def _find(reader: RequirementsReader, workspace: Path, folder: Path, command: str) -> Declared | None:
-    script = script_of(command)
-    path = resolve(folder / script) if script is not None else workspace
-    # A script elsewhere, such as among the data sets, is the job's own affair.
-    if path.is_relative_to(workspace.resolve()) and path.is_file():
-        found = _read_script(reader, path)
-        if found is not None:
-            return found
-    folders = dict.fromkeys((folder.resolve(), workspace.resolve()))
-    for one in folders:
-        found = _read_folder(reader, one)
-        if found is not None:
-            return found
-    for name in _CONDA_FILES:
-        if any((one / name).is_file() for one in folders):
-            raise invalid(
-                name,
-                "this file is for conda, which is not used here. List the job's packages in requirements.txt, or run "
-                "the job in a container that has them, on a server with containers.",
-            )
-    return None
+class _Finder:
+    def __init__(self, workspace: Path) -> None:
+        self._workspace = workspace
+
+    def find(self, folder: Path, command: str) -> Declared | None:
+        script = script_of(command)
+        if script is not None and (text := self._read(folder / script)) is not None:
+            found = _read_script(folder / script, text)
+            if found is not None:
+                return found
+        above = [one for one in (folder, *folder.parents) if one.is_relative_to(self._workspace)]
+        for one in above:
+            found = self._read_requirements(one) or self._read_project(one)
+            if found is not None:
+                return found
+        for name in _CONDA_FILES:
+            if any((one / name).is_file() for one in above):
+                raise invalid(
+                    name,
+                    "this file is for conda, which is not used here. List the job's packages in requirements.txt, or "
+                    "run the job in a container that has them, on a server with containers.",
+                )
+        return None
+
+    def _read(self, path: Path) -> str | None:
+        """Return the text of a file of the workspace; None if there is none."""
+        found = path.resolve()
+        if not found.is_relative_to(self._workspace) or not found.is_file():
+            return None
+        with found.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise invalid(path.name, f"this file has more than {_MAX_BYTES:,} bytes.")
+        return decode(data, "backslashreplace")
+
+    def _read_requirements(self, folder: Path) -> Declared | None:
+        file = folder / "requirements.txt"
+        texts, local = self._follow(file)
+        if not any(_lines(text) for text in texts):
+            return None
+        command = (*INSTALL, "--requirements", file.name)
+        return Declared(file.name, folder, (command,), tuple(_lines(texts[0])), tuple(texts), local)
+
+    def _follow(self, file: Path) -> tuple[list[str], bool]:
+        """Return the texts of a file and of those that it includes, and whether a line may name something local."""
+        waiting, seen, texts, local = [file], set[Path](), list[str](), False
+        while waiting and len(seen) < _MAX_FILES:
+            one = waiting.pop()
+            if one in seen or (text := self._read(one)) is None:
+                local = local or (one not in seen and one != file)
+                continue
+            seen.add(one)
+            texts.append(text)
+            for line in _lines(text):
+                if included := _INCLUDE.match(line):
+                    waiting.append(one.parent / included[1].strip("\"'"))
+                else:
+                    local = local or not _REMOTE.match(line) or _LOCAL.search(line) is not None
+        return texts, local or bool(waiting)
+
+    def _read_project(self, folder: Path) -> Declared | None:
+        text, setup = self._read(folder / "pyproject.toml"), self._read(folder / "setup.py")
+        content = _parse(text, "pyproject.toml") if text is not None else {}
+        project, tools = _table(content, "project"), _table(content, "tool")
+        python = project.get("requires-python")
+        if not (python is None or isinstance(python, str)):
+            raise invalid("pyproject.toml", "requires-python is not a string.")
+        listed = project.get("dependencies")
+        lines = tuple(map(str, listed)) if isinstance(listed, list) else (".",)
+        lock = self._read(folder / "uv.lock")
+        if text is not None and project and lock is not None:
+            local = _LOCKED_FOLDER.search(lock) is not None
+            return Declared("uv.lock", folder, (_SYNC,), lines, (text, lock), local, python)
+        if text is not None and ((project and "build-system" in content) or "poetry" in tools):
+            return Declared("pyproject.toml", folder, (_EDITABLE,), lines, (text,), local=True, python=python)
+        if text is not None and (listed or python):
+            command = (*INSTALL, "--requirements", "pyproject.toml")
+            local = _SOURCE_FOLDER.search(text) is not None
+            return Declared("pyproject.toml", folder, (command,), lines, (text,), local, python)
+        if setup is not None:
+            return Declared("setup.py", folder, (_EDITABLE,), (".",), (setup,), local=True)
+        return self._read_pipfile(folder)
+
+    def _read_pipfile(self, folder: Path) -> Declared | None:
+        text = self._read(folder / "Pipfile")
+        packages = _table(_parse(text, "Pipfile"), "packages") if text is not None else {}
+        if not packages or text is None:
+            return None
+        lines = tuple(_requirement(name, wanted) for name, wanted in packages.items())
+        local = any(isinstance(wanted, dict) and "path" in wanted for wanted in packages.values())
+        return Declared("Pipfile", folder, ((*INSTALL, "--", *lines),), lines, (text,), local)
 
 
-def _read_script(reader: RequirementsReader, script: Path) -> Declared | None:
-    metadata = read_metadata(reader.read_text(script), script.name)
+def _read_script(path: Path, text: str) -> Declared | None:
+    metadata = read_metadata(text, path.name)
     if metadata is None:
         return None
-    reader.add_lines(_strings(metadata.get("dependencies"), "dependencies", script.name), script.name)
-    return Declared(script.name, _specifier(metadata, script.name))
+    python = metadata.get("requires-python")
+    if not (python is None or isinstance(python, str)):
+        raise invalid(path.name, "requires-python is not a string.")
+    table = str(metadata)
+    command = (*INSTALL, "--requirements", path.name)
+    listed = metadata.get("dependencies")
+    lines = tuple(map(str, listed)) if isinstance(listed, list) else ()
+    return Declared(path.name, path.parent, (command,), lines, (table,), "path'" in table or "file:" in table, python)
 
 
-def _read_folder(reader: RequirementsReader, folder: Path) -> Declared | None:
-    file, project = folder / "requirements.txt", folder / "pyproject.toml"
-    if file.is_file():
-        reader.add_file(file)
-        if reader.lines:
-            return Declared(file.name)
-    return _read_project(reader, project) if project.is_file() else None
+def _requirement(name: str, wanted: object) -> str:
+    """Return a package of a Pipfile as a requirement."""
+    if not isinstance(wanted, dict):
+        return name if wanted == "*" else f"{name}{wanted}"
+    extras = f"[{','.join(map(str, wanted['extras']))}]" if wanted.get("extras") else ""
+    if "git" in wanted:
+        return f"{name}{extras} @ git+{wanted['git']}" + (f"@{wanted['ref']}" if "ref" in wanted else "")
+    if "path" in wanted:
+        return f"{name}{extras} @ {wanted['path']}"
+    version = wanted.get("version", "*")
+    markers = f" ; {wanted['markers']}" if "markers" in wanted else ""
+    return f"{name}{extras}{'' if version == '*' else version}{markers}"
 
 
-def _read_project(reader: RequirementsReader, path: Path) -> Declared | None:
-    content = _parse(reader.read_text(path), path.name)
-    project = content.get("project")
-    if not isinstance(project, dict):
-        return None
-    python = _specifier(project, path.name)
-    lock = path.with_name("uv.lock")
-    if lock.is_file():
-        text = reader.read_text(lock)
-        _add_indexes(reader, _parse(text, lock.name), lock.name)
-        return Declared(lock.name, python, LockedProject(_project_name(project, path.name), text))
-    if "dependencies" in _strings(project.get("dynamic"), "dynamic", path.name):
-        raise invalid(path.name, "its dependencies are computed by a build. List them in requirements.txt.")
-    dependencies = _strings(project.get("dependencies"), "dependencies", path.name)
-    if dependencies and _table(_table(content, "tool", path.name), "uv", path.name).get("sources"):
-        raise invalid(path.name, "tool.uv.sources needs a uv.lock: run `uv lock`, or write requirements.txt.")
-    reader.add_lines(dependencies, path.name)
-    return Declared(path.name, python) if dependencies or python else None
-
-
-def _add_indexes(reader: RequirementsReader, lock: dict[str, Any], source: str) -> None:
-    """Add the indexes that a lock file names: the list that uv exports leaves them out."""
-    packages = lock.get("package", [])
-    if not (isinstance(packages, list) and all(isinstance(one, dict) for one in packages)):
-        raise invalid(source, "package is not a list of tables. Write the file again: uv lock.")
-    urls = [_table(one, "source", source).get("registry") for one in packages]
-    for url in sorted({url for url in urls if isinstance(url, str) and url != _PYPI}):
-        reader.add_index(url, source)
+def _lines(text: str) -> list[str]:
+    """Return the lines of a requirements file: without comments, continued lines joined."""
+    joined = re.sub(r"\\\r?\n", " ", text)
+    return [line for one in joined.splitlines() if (line := re.sub(r"(^|\s)#.*$", "", one).strip())]
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:
@@ -145,30 +208,6 @@ def _parse(text: str, source: str) -> dict[str, Any]:
         raise invalid(source, f"not valid TOML: {error}.") from error
 
 
-def _project_name(project: dict[str, Any], source: str) -> str:
-    name = project.get("name")
-    if isinstance(name, str) and _PROJECT_NAME.match(name):
-        return name
-    raise invalid(source, "project.name is missing, or not a name such as my-project.")
-
-
-def _table(content: dict[str, Any], name: str, source: str) -> dict[str, Any]:
+def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
     value = content.get(name, {})
-    if isinstance(value, dict):
-        return value
-    raise invalid(source, f"{name} is not a table.")
-
-
-def _strings(value: object, name: str, source: str) -> list[str]:
-    if value is None:
-        return []
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return value
-    raise invalid(source, f"{name} is not a list of strings.")
-
-
-def _specifier(table: dict[str, Any], source: str) -> str | None:
-    value = table.get("requires-python")
-    if value is None or isinstance(value, str):
-        return value
-    raise invalid(source, "requires-python is not a string.")
+    return value if isinstance(value, dict) else {}

@@ -15,9 +15,12 @@ from pathlib import Path
 from core.catalogue.default_packages import LOCKED
 from core.settings.environments import EnvironmentSettings
 from worker.backends.base import LaunchError, Progress
-from worker.environments.cache import EnvironmentCache, Wanted
+from worker.backends.isolated_programs import Check
+from worker.environments.cache import EnvironmentCache
+from worker.environments.declared_requirements import INSTALL
 from worker.environments.install_progress import INSTALLING, InstallProgress
-from worker.environments.installer import Check, UvError, explain
+from worker.environments.installer import UvError, explain
+from worker.environments.wanted import Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,9 @@ class DefaultEnvironment:
 
     def wanted(self, python: Path) -> Wanted:
         """Return its contents for an interpreter."""
-        return Wanted(python, self._lines, copied=self._copied)
+        commands = ((*INSTALL, "--requirements", "-"),) if self._lines else ()
+        text = "".join(f"{line}\n" for line in self._lines)
+        return Wanted(python=python, commands=commands, given=text, lines=self._lines, copied=self._copied)
 
     def start(self) -> None:
         """Begin to install it for the service's own interpreter; a failure is retried until it succeeds."""

@@ -5,7 +5,7 @@ import shlex
 import tomllib
 from typing import Any
 
-from worker.environments.requirements_file import invalid
+from worker.backends.base import LaunchError
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?\Z")
 _FLAGS_WITHOUT_VALUE = re.compile(r"-[bBdEiIOPqsSuvx]+\Z")
@@ -13,6 +13,18 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _START = re.compile(r"(?m)^# /// script$")
 # As PEP 723 has it.
 _BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+
+
+_MAX_DETAIL = 600
+
+
+def invalid(where: str, problem: str) -> LaunchError:
+    """Return the error for requirements that cannot be used."""
+    text = f"{where}: {problem}"
+    if len(text) > _MAX_DETAIL:
+        text = f"{text[: _MAX_DETAIL - 1]}…"
+    # Names of files may have any character; PostgreSQL stores no NUL.
+    return LaunchError("requirements_invalid", "".join(one if one.isprintable() else "\ufffd" for one in text))
 
 
 def script_of(command: str) -> str | None:

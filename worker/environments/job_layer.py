@@ -5,11 +5,10 @@ shared environment below it. Making it starts no process and takes a few millise
 """
 
 import shutil
-from functools import cache
 from pathlib import Path
 
 from worker.backends.base import JobPython
-from worker.environments.cache import LINK, site_packages
+from worker.environments.cache import LINK, interpreter_of, site_packages
 from worker.environments.sdk import add_sdk
 
 FOLDER = "python"
@@ -27,7 +26,7 @@ def create_layer(scratch: Path, shared: Path) -> JobPython:
     """
     folder = scratch / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
-    interpreter, below = _resolve(shared)
+    interpreter, below = interpreter_of(shared), site_packages(shared)
     version = below.parent.name
     programs, packages = folder / "bin", folder / "lib" / version / "site-packages"
     programs.mkdir(parents=True)
@@ -48,10 +47,4 @@ def create_layer(scratch: Path, shared: Path) -> JobPython:
 def find_layer(scratch: Path) -> JobPython:
     """Return the virtual environment that an attempt was launched with."""
     shared = (scratch / LINK).readlink()
-    return JobPython(scratch / FOLDER, shared, _resolve(shared)[0])
-
-
-@cache
-def _resolve(shared: Path) -> tuple[Path, Path]:
-    """Return interpreter and packages of a shared environment: one with its name never changes."""
-    return (shared / "bin" / "python").resolve(), site_packages(shared)
+    return JobPython(scratch / FOLDER, shared, interpreter_of(shared))

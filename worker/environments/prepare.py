@@ -10,17 +10,16 @@ from packaging.specifiers import SpecifierSet
 
 from core.db.models.jobs import Job
 from core.jobs import job_notes
-from core.system.egress import Egress
 from worker.attempt.scratch import Scratch
 from worker.backends.base import JobPython, LaunchError, Progress, may_have_launched
 from worker.context import WorkerContext
-from worker.environments.cache import Wanted
 from worker.environments.declared_requirements import Declared, find_declared
 from worker.environments.default_environment import NAME, service_python
+from worker.environments.inline_metadata import invalid
 from worker.environments.install_progress import INSTALLING, InstallProgress
 from worker.environments.installer import UvError, explain
 from worker.environments.job_layer import create_layer, find_layer
-from worker.environments.requirements_file import RequirementsReader, invalid
+from worker.environments.wanted import Wanted
 
 
 def prepare_python(
@@ -56,7 +55,7 @@ def prepare_python(
     preparation = _Preparation(context, job, scratch, check, progress)
     declared = None
     if job.image is None:  # else the default packages stand for it, and an image brings its requirements itself
-        declared = find_declared(preparation.reader, scratch.workspace, folder, job.spec.command)
+        declared = find_declared(scratch.workspace, folder, job.spec.command)
     shared = preparation.install_packages(declared)
     confirm()  # another worker may have started the job, which uses the layer that would be replaced here
     return create_layer(scratch.root, shared)
@@ -68,7 +67,6 @@ class _Preparation:
     ) -> None:
         self._context = context
         self._environments = context.environments
-        self.reader = RequirementsReader(scratch.workspace, Egress(context.settings.egress))
         self._job = job
         self._scratch = scratch
         self._check = check
@@ -76,11 +74,18 @@ class _Preparation:
 
     def install_packages(self, declared: Declared | None) -> Path:
         python = self._find_python(declared)
-        if declared is not None and declared.locked is not None:
-            self._read_lock(declared, python)
-        if declared is None or not self.reader.lines:
+        if declared is None or not declared.commands:
             return self._install_default(python)
-        wanted = Wanted(python, tuple(self.reader.lines), tuple(self.reader.constraints))
+        wanted = Wanted(
+            python=python,
+            project_id=self._job.project_id,
+            commands=declared.commands,
+            contents=declared.contents,
+            lines=declared.lines,
+            workspace=self._scratch.workspace.resolve(),
+            folder=declared.folder,
+            attempt=self._scratch.name if declared.local else None,
+        )
         try:
             return self._install(wanted, declared.source)
         except UvError as error:
@@ -99,20 +104,11 @@ class _Preparation:
             problem = f"requires-python {wanted[:200]!r} is not a version specifier such as >=3.11."
             raise invalid(source, problem) from error
         installer = self._environments.installer
-        found = installer.find_python(wanted, self._check)
+        found = installer.find_python(wanted)
         if found is None:
             self._progress(INSTALLING, f"downloading Python {option or wanted}")
-            found = installer.download_python(wanted, self._check)
+            found = installer.download_python(wanted)
         return found
-
-    def _read_lock(self, declared: Declared, python: Path) -> None:
-        assert declared.locked is not None  # noqa: S101 - for mypy: the caller has checked it
-        try:
-            installer = self._environments.installer
-            lines = installer.export_lock(declared.locked, self._scratch.root, python, self._check)
-        except UvError as error:
-            raise self._failed(error, declared.source) from error
-        self.reader.add_lines(lines, declared.source)
 
     def _install(self, wanted: Wanted, source: str) -> Path:
         began = time.monotonic()
@@ -142,7 +138,7 @@ class _Preparation:
             self._report_missing(why)
         try:
             return self._environments.use(
-                Wanted(python, ()), self._scratch.root, lambda _: None, lambda _: None, self._check
+                Wanted(python=python), self._scratch.root, lambda _: None, lambda _: None, self._check
             )[0]
         except UvError as error:
             raise self._failed(error, "Python") from error

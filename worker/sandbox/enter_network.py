@@ -5,8 +5,8 @@ It runs by itself (`python -I -S`), with this folder and the standard library al
     enter_network.py NETWORK CHANNEL PROTOCOL ADDRESS PORT
 
 NETWORK is a descriptor of the namespace. CHANNEL is a descriptor on which the number of an error is sent, or 0, and the
-socket: connected to the address (`tcp`), or bound to it (`udp`). With the protocol `netlink` it sends the messages of
-its standard input to the kernel.
+socket: connected to the address (`tcp`), bound to it (`udp`) or listening there (`listen`). With the protocol
+`netlink` it sends the messages of its standard input to the kernel.
 """
 
 import ctypes
@@ -38,7 +38,9 @@ def main() -> None:
 
 
 def open_socket(protocol: str, address: str, port: int) -> socket.socket:
-    """Connect to the address (`tcp`), or bind to it (`udp`)."""
+    """Connect to the address (`tcp`), bind to it (`udp`) or listen there (`listen`)."""
+    if protocol == "listen":
+        return socket.create_server((address, port))
     if protocol == "tcp":
         opened = socket.create_connection((address, port), _CONNECT_SECONDS)
         opened.settimeout(None)

@@ -9,16 +9,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fcntl import ioctl
+from ipaddress import IPv4Address
 from typing import TypeVar
 
 from core.system.bubblewrap_command import PATH
-from worker.sandbox import enter_network
+from worker.sandbox import enter_network, netlink
 
 T = TypeVar("T")
 
 _NEW_NETWORK = 0x40000000
+_LOOPBACK = 1
+"""Number of the interface `lo` in every network."""
 _ENTER = [sys.executable, "-I", "-S", enter_network.__file__]
 _COMMAND_SECONDS = 30.0
 _C = ctypes.CDLL(None, use_errno=True)
@@ -42,6 +45,23 @@ def open_socket(first: int, protocol: str, address: str, port: int) -> socket.so
     if opened is None:
         raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
     return opened
+
+
+def listen(first: int, address: str, port: int) -> socket.socket:
+    """Listen at an address in the network of a sandbox, by its first process; it may be another host's elsewhere.
+
+    Raises:
+        OSError: Something listens there, or the sandbox has ended.
+    """
+    host = IPv4Address(address)
+    if not host.is_loopback:
+        message = netlink.add_address(_LOOPBACK, host, host.max_prefixlen)
+        with network_of(first) as network, suppress(FileExistsError):
+            if os.geteuid() == 0:
+                call_in_network(network, lambda: netlink.send(message))
+            else:
+                enter(network, "netlink", given=message)
+    return open_socket(first, "listen", address, port)
 
 
 def call_in_network(network: int | None, call: Callable[[], T]) -> T:

@@ -83,20 +83,60 @@ class PackageIndex:
                 archive.writestr(path, text)
         return wheel
 
-    def add_source(self, name: str, version: str = "1.0") -> None:
-        """Add a package that has to be built, and so to run its code."""
-        content = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+    def add_source(self, name: str, version: str = "1.0", *, build: str = "") -> None:
+        """Add a package that has to be built: it runs `build`, and has `VERSION`."""
+        content = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        files = {"PKG-INFO": content, **source_files(name, version, build=build)}
         with tarfile.open(self.folder / f"{name}-{version}.tar.gz", "w:gz") as archive:
-            for path, data in (("PKG-INFO", content), ("setup.py", b"raise SystemExit('built')\n")):
+            for path, text in files.items():
                 entry = tarfile.TarInfo(f"{name}-{version}/{path}")
-                entry.size = len(data)
-                archive.addfile(entry, io.BytesIO(data))
+                entry.size = len(text.encode())
+                archive.addfile(entry, io.BytesIO(text.encode()))
 
     def close(self) -> None:
         self.opened.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+def source_files(name: str, version: str = "1.0", *, build: str = "", requires: tuple[str, ...] = ()) -> dict[str, str]:
+    """The files of a project that has a build of its own, and needs nothing for it."""
+    project = f'[project]\nname = "{name}"\nversion = "{version}"\ndependencies = {list(requires)}\n'
+    system = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    values = {"NAME": name, "PROJECT_VERSION": version, "REQUIRES": list(requires)}
+    head = "".join(f"{key} = {value!r}\n" for key, value in values.items())
+    return {
+        "pyproject.toml": project + system,
+        "backend.py": f"{head}{_BACKEND}\n{build}\n",
+        f"{name}.py": f"VERSION = {version!r}\n",
+    }
+
+
+_BACKEND = """
+import os, pathlib, zipfile
+
+def build_wheel(folder, config_settings=None, metadata_directory=None, editable=False):
+    info = f"{NAME}-{PROJECT_VERSION}.dist-info"
+    needs = "".join(f"Requires-Dist: {one}\\n" for one in REQUIRES)
+    files = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\\nName: {NAME}\\nVersion: {PROJECT_VERSION}\\n{needs}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\\nGenerator: tests\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+    }
+    if editable:
+        files[f"{NAME}.pth"] = os.getcwd() + "\\n"
+    else:
+        files[f"{NAME}.py"] = pathlib.Path(f"{NAME}.py").read_text()
+    files[f"{info}/RECORD"] = "".join(f"{path},,\\n" for path in (*files, f"{info}/RECORD"))
+    wheel = f"{NAME}-{PROJECT_VERSION}-py3-none-any.whl"
+    with zipfile.ZipFile(os.path.join(folder, wheel), "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return wheel
+
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    return build_wheel(folder, editable=True)
+"""
 
 
 def _sha256(file: Path) -> str:

@@ -40,16 +40,16 @@ def server(repository):
 def fetcher(request):
     """With a sandbox, and without."""
     egress = {"schemes": ["https", "http"], "allowed": ["127.0.0.1"]}
-    return GitFetcher(Settings(worker={"sandbox": request.param}, egress=egress))
+    return GitFetcher(Settings(process={"sandbox": request.param}, egress=egress))
 
 
 @pytest.mark.parametrize(("ref", "expected"), [("", "main"), ("#other", "other")])
 def test_a_branch_is_fetched_with_the_password_of_the_address(server, repository, fetcher, tmp_path, ref, expected):
     folder = tmp_path / "workspace"
     folder.mkdir()
-    fetched = fetcher.fetch(f"http://{server.address}/repo.git{ref}", f"me:{PASSWORD}", folder, lambda: None)
+    fetched = fetcher.fetch(f"http://{server.address}/repo.git{ref}", f"me:{PASSWORD}", folder, lambda: None, "pr1")
     assert (folder / "name").read_text() == expected
-    assert fetched == run_git("rev-parse", expected, cwd=repository)
+    assert fetched == (run_git("rev-parse", expected, cwd=repository), [])
     stored = [path.read_bytes() for path in (folder / ".git").rglob("*") if path.is_file()]
     assert not any(PASSWORD.encode() in content for content in stored)
 
@@ -62,9 +62,29 @@ def test_the_password_is_in_no_command_line(server, fetcher, tmp_path):
     )
     folder = tmp_path / "workspace"
     folder.mkdir(mode=0o700)
-    fetcher.fetch(f"http://{server.address}/repo.git", f"me:{PASSWORD}", folder, lambda: None)
+    fetcher.fetch(f"http://{server.address}/repo.git", f"me:{PASSWORD}", folder, lambda: None, "pr1")
     assert any(server.address.encode() in line for line in lines)
     assert not any(PASSWORD.encode() in line or ENCODED in line for line in lines)
+
+
+@pytest.mark.parametrize("fetcher", [pytest.param("auto", id="linked")], indirect=True)
+def test_submodules_are_fetched_and_pointers_of_lfs_are_named(server, repository, fetcher, tmp_path):
+    commit = commit_files(repository.parent / "lib.git", {"lib.py": "LIB = 1\n"})
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 5\n"
+    modules = f'[submodule "lib"]\n\tpath = third/lib\n\turl = http://{server.address}/lib.git\n'
+    commit_files(
+        repository, {".gitmodules": modules, ".gitattributes": "*.bin filter=lfs\n", "a.bin": pointer, "b.txt": "b"}
+    )
+    run_git("update-index", "--add", "--cacheinfo", f"160000,{commit},third/lib", cwd=repository)
+    run_git("commit", "--quiet", "-m", "submodule", cwd=repository)
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    fetched = fetcher.fetch(f"http://{server.address}/repo.git", f"me:{PASSWORD}", folder, lambda: None, "pr1")
+    assert (folder / "third" / "lib" / "lib.py").read_text() == "LIB = 1\n"
+    (note,) = fetched.notes
+    assert "Git LFS" in note
+    assert "a.bin" in note
+    assert "b.txt" not in note
 
 
 def test_a_stop_ends_a_fetch_that_hangs(fetcher, tmp_path):
@@ -92,7 +112,7 @@ def test_a_stop_ends_a_fetch_that_hangs(fetcher, tmp_path):
     folder = tmp_path / "workspace"
     folder.mkdir()
     with pytest.raises(LaunchError, match="stopped_by_user"):
-        fetcher.fetch(f"http://127.0.0.1:{hanging.server_port}/repo.git", None, folder, check)
+        fetcher.fetch(f"http://127.0.0.1:{hanging.server_port}/repo.git", None, folder, check, "pr1")
     silent.set()
     hanging.shutdown()
     thread.join()

@@ -51,7 +51,7 @@ def test_no_secret_of_an_address_is_told_when_it_cannot_be_fetched(tmp_path, for
     fetcher = GitFetcher(Settings(egress={"schemes": ["http"], "allowed": ["127.0.0.1"]}))
 
     def fetch(folder):
-        return fetcher.fetch(spec.workspace, None, folder, lambda: None)
+        return fetcher.fetch(spec.workspace, None, folder, lambda: None, "pr1").commit
 
     with pytest.raises(LaunchError) as caught:
         scratch.unpack_workspace(spec, WorkspaceStore(tmp_path / "workspaces"), ArchiveLimits(), fetch)

@@ -4,6 +4,7 @@ import pytest
 from support.servers.package_index import PackageIndex
 
 from core.settings import Settings
+from worker.backends.package_indexes import configured_addresses
 from worker.environments.cache import EnvironmentCache
 
 
@@ -15,6 +16,13 @@ def index(tmp_path, monkeypatch):
     served.close()
 
 
-@pytest.fixture
-def cache(tmp_path):
-    return EnvironmentCache(Settings(home=tmp_path / "home"))
+@pytest.fixture(autouse=True)
+def known_indexes():
+    """Addresses of indexes are kept for a minute, and each test has another."""
+    configured_addresses.cache_clear()
+
+
+@pytest.fixture(params=["auto", "off"])
+def cache(request, tmp_path):
+    """With the isolation of jobs, and without."""
+    return EnvironmentCache(Settings(home=tmp_path / "home", process={"sandbox": request.param}))

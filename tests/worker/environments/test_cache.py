@@ -13,15 +13,17 @@ from support.deployment import wait_until
 
 from core.settings import Settings
 from worker.backends.base import LaunchError
-from worker.environments.cache import EnvironmentCache, Wanted, site_packages
-from worker.environments.installer import UvError, explain
+from worker.environments.cache import EnvironmentCache, site_packages
+from worker.environments.declared_requirements import INSTALL
 from worker.environments.job_layer import create_layer
+from worker.environments.wanted import Wanted
 
 pytestmark = pytest.mark.integration
 
 DAY = 24 * 3600
 PYTHON = Path(sys.executable).resolve()
-BARE = Wanted(PYTHON, ())
+BARE = Wanted(python=PYTHON)
+PROJECT = "pr1"
 
 
 @pytest.fixture
@@ -36,17 +38,26 @@ def attempt(tmp_path):
     return make
 
 
-def use(cache, scratch, *lines, announce=lambda _: None, check=lambda: None):
-    return cache.use(Wanted(PYTHON, lines), scratch, announce, lambda _: None, check)
+def wanted(*lines, project=PROJECT, copied=()):
+    commands = ((*INSTALL, *lines),) if lines else ()
+    return Wanted(python=PYTHON, project_id=project, commands=commands, lines=lines, copied=copied)
 
 
-def environments(cache):
-    return sorted(one.name for one in cache.root.iterdir() if len(one.name) == 32)
+def use(cache, scratch, *lines, announce=lambda _: None, check=lambda: None, project=PROJECT):
+    return cache.use(wanted(*lines, project=project), scratch, announce, lambda _: None, check)
 
 
-def age(cache, digest, days):
+def environments(cache, project=PROJECT):
+    return sorted(one.name for one in (cache.root / project).iterdir() if len(one.name) == 32)
+
+
+def half_made(cache):
+    return list(cache.root.glob("*/building/*.*"))
+
+
+def age(folder, days):
     then = time.time() - days * DAY
-    os.utime(cache.root / f"{digest}.lock", (then, then))
+    os.utime(folder.with_suffix(".lock"), (then, then))
 
 
 def test_requirements_are_installed_once_and_nothing_is_left_beside(index, cache, attempt):
@@ -58,41 +69,43 @@ def test_requirements_are_installed_once_and_nothing_is_left_beside(index, cache
     asked = len(index.requests)
     assert use(cache, attempt("j2-1"), "tiny") == (folder, False)
     assert len(index.requests) == asked
-    assert sorted(one.name for one in cache.root.glob("*.*")) == [f"{folder.name}.lock"]
+    assert {one.name for one in folder.parent.iterdir()} == {folder.name, f"{folder.name}.lock", "building"}
+    assert [one.name for one in (folder.parent / "building").iterdir()] == ["cache"]
     assert folder.stat().st_mode & 0o222 == 0, "jobs share it"
     assert (site_packages(folder) / "tiny.py").stat().st_mode & 0o222 == 0
 
 
-def test_no_code_of_a_wheel_runs_while_it_is_installed(index, cache, attempt, tmp_path):
-    index.add_wheel("tiny", start=f"open({str(tmp_path / 'ran')!r}, 'w').close()")
-    folder, _ = use(cache, attempt(), "tiny")
-    assert not (tmp_path / "ran").exists()
-    assert list((site_packages(folder) / "__pycache__").glob("tiny.*.pyc")), "the sandbox of a job cannot store it"
-    subprocess.run([folder / "bin" / "python", "-c", ""], check=True)
-    assert (tmp_path / "ran").exists(), "the wheel runs nothing, so this test could not fail"
+def test_no_project_has_the_environments_and_downloads_of_another(index, cache, attempt):
+    index.add_wheel("tiny")
+    first, _ = use(cache, attempt(), "tiny")
+    asked = len(index.requests)
+    second, made = use(cache, attempt("j2-1"), "tiny", project="pr2")
+    assert made
+    assert first.name == second.name
+    assert first.parent != second.parent
+    assert len(index.requests) > asked
 
 
-def test_a_copied_package_is_compiled_and_a_change_of_it_makes_another_environment(cache, attempt, tmp_path):
+def test_a_change_of_a_copied_package_makes_another_environment(cache, attempt, tmp_path):
     digests = []
     for version in (1, 2):
         package = tmp_path / str(version) / "ours"
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(f"VERSION = {version}\n")
-        wanted = Wanted(PYTHON, (), copied=(package,))
-        folder, _ = cache.use(wanted, attempt(), lambda _: None, lambda _: None, lambda: None)
+        copied = wanted(project=None, copied=(package,))
+        folder, _ = cache.use(copied, attempt(), lambda _: None, lambda _: None, lambda: None)
         digests.append(folder.name)
         show = [folder / "bin" / "python", "-c", "import ours; print(ours.VERSION)"]
         assert subprocess.run(show, capture_output=True, text=True, check=True).stdout == f"{version}\n"
-        assert list((site_packages(folder) / "ours" / "__pycache__").iterdir())
     assert digests[0] != digests[1]
 
 
 def test_the_default_environment_is_never_removed(index, cache):
     index.add_wheel("default")
-    wanted = Wanted(PYTHON, ("default",))
-    folder, _ = cache.use(wanted, None, lambda _: None, lambda _: None, lambda: None)
-    age(cache, folder.name, 1000)
-    assert cache.evict(lambda _: 10**12, wanted) == 0
+    default = wanted("default", project=None)
+    folder, _ = cache.use(default, None, lambda _: None, lambda _: None, lambda: None)
+    age(folder, 1000)
+    assert cache.evict(lambda _: 10**12, default) == 0
     assert folder.is_dir()
     assert cache.evict(lambda _: 0, BARE) == 1
 
@@ -127,15 +140,7 @@ def test_a_stop_ends_the_installation_and_leaves_nothing(index, cache, attempt):
 
     with pytest.raises(LaunchError, match="stopped_by_user"):
         use(cache, attempt(), "tiny", check=stop)
-    assert list(cache.root.glob("*.new")) == environments(cache) == []
-
-
-def test_a_package_that_has_to_be_built_runs_no_code_and_says_the_way_out(index, cache, attempt):
-    index.add_source("built")
-    with pytest.raises(UvError) as failed:
-        use(cache, attempt(), "built")
-    assert "GRADIENT_ENVIRONMENTS__BUILDS" in explain(failed.value)
-    assert "pip install" in explain(failed.value)
+    assert half_made(cache) == environments(cache) == []
 
 
 def test_a_layer_has_the_sdk_unless_the_job_installs_its_own(index, cache, attempt, tmp_path):
@@ -185,55 +190,56 @@ def test_a_layer_is_writable_and_above_the_shared_packages(index, cache, attempt
 def test_unused_environments_go_and_used_ones_stay(index, cache, attempt):
     for name in ("old", "used", "fresh"):
         index.add_wheel(name)
-    old, used, fresh = (use(cache, attempt(f"{name}-1"), name)[0].name for name in ("old", "used", "fresh"))
+    old, used, fresh = (use(cache, attempt(f"{name}-1"), name)[0] for name in ("old", "used", "fresh"))
     (attempt("old-1") / "environment").unlink()
     (attempt("fresh-1") / "environment").unlink()
-    age(cache, old, 31)
-    age(cache, used, 31)
+    age(old, 31)
+    age(used, 31)
     assert cache.evict(lambda _: 0, BARE) == 1
-    assert environments(cache) == sorted([used, fresh])
-    assert not (cache.root / f"{old}.lock").exists()
+    assert environments(cache) == sorted([used.name, fresh.name])
+    assert not old.with_suffix(".lock").exists()
     assert use(cache, attempt("old-1"), "old")[1], "it is installed again"
 
 
 def test_over_the_limit_downloads_go_first_then_the_least_recently_used(index, cache, attempt):
     for name in ("first", "second", "third"):
         index.add_wheel(name)
-    first, second, third = (use(cache, attempt(f"{name}-1"), name)[0].name for name in ("first", "second", "third"))
-    for name, days in ((first, 3), (second, 2), (third, 1)):
-        age(cache, name, days)
+    first, second, third = (use(cache, attempt(f"{name}-1"), name)[0] for name in ("first", "second", "third"))
+    for folder, days in ((first, 3), (second, 2), (third, 1)):
+        age(folder, days)
     (attempt("second-1") / "environment").unlink()
     (attempt("third-1") / "environment").unlink()
     over = 10**12
     sizes = iter([over, over, over, 0])
     assert cache.evict(lambda _: next(sizes), BARE) == 1
-    assert environments(cache) == sorted([first, third]), "the first is in use"
-    assert not any(path.suffix == ".whl" for path in cache.installer.cache.rglob("*"))
+    assert environments(cache) == sorted([first.name, third.name]), "the first is in use"
+    assert not any(one.is_dir() for one in (first.parent / "building" / "cache").iterdir())
     sizes = iter([over, 0])
     assert cache.evict(lambda _: next(sizes), BARE) == 0, "without the downloads, it fits"
 
 
 def test_what_a_dead_worker_left_is_replaced(index, cache, attempt):
     index.add_wheel("tiny")
-    digest = Wanted(PYTHON, ("tiny",)).digest
-    lock = cache.root / f"{digest}.lock"
-    cache.root.mkdir(parents=True)
+    (cache.root / PROJECT).mkdir(parents=True)
+    lock = cache.folder_of(wanted("tiny")).with_suffix(".lock")
     lock.touch()
-    (cache.root / f"{digest}.{lock.stat().st_ino}.new" / "bin").mkdir(parents=True)
+    (lock.parent / "building" / f"{lock.stem}.{lock.stat().st_ino}.new" / "bin").mkdir(parents=True)
+    cache.installer.isolation.own(PROJECT, lock.parent / "building")
     folder, made = use(cache, attempt(), "tiny")
     assert made
-    assert folder.name == digest
-    assert list(cache.root.glob("*.new")) == []
+    assert folder == lock.with_suffix("")
+    assert half_made(cache) == []
 
 
 def test_a_frozen_worker_holds_nobody_up(index, cache, attempt):
     index.add_wheel("tiny")
-    digest = Wanted(PYTHON, ("tiny",)).digest
-    cache.root.mkdir(parents=True)
-    with (cache.root / f"{digest}.lock").open("w") as frozen:
+    folder = cache.folder_of(wanted("tiny"))
+    folder.parent.mkdir(parents=True)
+    with folder.with_suffix(".lock").open("w") as frozen:
         fcntl.flock(frozen, fcntl.LOCK_EX)
-        half = cache.root / f"{digest}.{os.fstat(frozen.fileno()).st_ino}.new"
-        half.mkdir()
+        half = folder.parent / "building" / f"{folder.name}.{os.fstat(frozen.fileno()).st_ino}.new"
+        half.mkdir(parents=True)
+        cache.installer.isolation.own(PROJECT, half.parent)
         os.utime(frozen.fileno(), (time.time() - 60,) * 2)
         assert use(cache, attempt(), "tiny")[1]
         assert half.exists(), "the frozen worker may wake"
@@ -244,7 +250,7 @@ def test_a_frozen_worker_holds_nobody_up(index, cache, attempt):
 
 def test_of_two_that_install_the_same_the_first_counts(index, cache, attempt):
     index.add_wheel("tiny")
-    first = cache.root / Wanted(PYTHON, ("tiny",)).digest / "bin"
+    first = cache.folder_of(wanted("tiny")) / "bin"
 
     def finish_elsewhere():
         if index.requests:
@@ -252,7 +258,7 @@ def test_of_two_that_install_the_same_the_first_counts(index, cache, attempt):
 
     folder, _ = use(cache, attempt(), "tiny", check=finish_elsewhere)
     assert list(folder.iterdir()) == [first]
-    assert list(cache.root.glob("*.new")) == []
+    assert half_made(cache) == []
 
 
 def test_a_full_disk_ends_the_installation(index, tmp_path, attempt):
@@ -260,25 +266,3 @@ def test_a_full_disk_ends_the_installation(index, tmp_path, attempt):
     cache = EnvironmentCache(Settings(home=tmp_path / "home", disk={"min_free_mb": 10**9}))
     with pytest.raises(LaunchError, match="disk_full"):
         use(cache, attempt(), "tiny")
-
-
-def test_an_index_that_a_job_names_cannot_link_to_files_of_this_machine(index, cache, attempt, monkeypatch, tmp_path):
-    index.add_wheel("tiny")
-    naming = (f"--index-url {index.url}", "tiny")
-    assert use(cache, attempt(), *naming)[1], "an index may have its own files"
-    wheel = index.add_wheel("other").rename(tmp_path / "other-1.0-py3-none-any.whl")
-    link = f'<!DOCTYPE html><html><body><a href="{wheel.as_uri()}">{wheel.name}</a></body></html>'
-    monkeypatch.setattr(index, "respond", lambda _: link.encode())
-    for _ in range(2):  # the second time from uv's cache
-        with pytest.raises(UvError, match="file of the worker's machine") as refused:
-            use(cache, attempt(), *naming[:1], "other")
-        assert "other-1.0 is a file of the worker's machine" in explain(refused.value)
-    assert len(environments(cache)) == 1
-    assert use(cache, attempt(), "other")[1], "an administrator's index may have files"
-
-
-def test_a_wheel_that_a_job_names_cannot_require_files_of_this_machine(index, cache, attempt, tmp_path):
-    secret = index.add_wheel("other").rename(tmp_path / "other-1.0-py3-none-any.whl")
-    wheel = index.add_wheel("tiny", requires=(f"other @ {secret.as_uri()}",))
-    with pytest.raises(UvError, match="file of the worker's machine"):
-        use(cache, attempt(), f"tiny @ {index.url.removesuffix('/simple')}/files/{wheel.name}")

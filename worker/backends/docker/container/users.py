@@ -90,13 +90,18 @@ def chown_folders(spec: LaunchSpec, user: ContainerUser) -> None:
     if os.getuid() != 0:
         return
     own = [spec.python.folder] if spec.python else []
-    for path in _walk(spec.workspace, spec.artifacts, spec.control, *own):
-        with suppress(FileNotFoundError):  # another start of the attempt writes its command
-            os.chown(path, user.uid, user.gid, follow_symlinks=False)
+    chown_trees((user.uid, user.gid), spec.workspace, spec.artifacts, spec.control, *own)
     # Only the folder itself: its content belongs to the jobs.
     if _owner(spec.storage) != user.project:
         os.chown(spec.storage, *user.project)
         spec.storage.chmod(_STORAGE_MODE)
+
+
+def chown_trees(user: tuple[int, int], *folders: Path) -> None:
+    """Give folders, with everything in them, to a user and group."""
+    for path in _walk(*folders):
+        with suppress(FileNotFoundError):  # another start of the attempt writes its command
+            os.chown(path, *user, follow_symlinks=False)
 
 
 def _owner(folder: Path) -> tuple[int, int]:

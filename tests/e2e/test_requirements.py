@@ -1,0 +1,191 @@
+"""Requirements as people write them: built by the real uv where jobs run, as root and as an ordinary user."""
+
+import io
+import json
+import tarfile
+
+import pytest
+from support.deployment import ORDINARY
+from support.servers.git_server import GitServer, commit_files
+from support.servers.package_index import PackageIndex, source_files
+
+pytestmark = [pytest.mark.usefixtures("bubblewrap")]
+
+# What a package does while it is built: its result is the name of a module that the job imports.
+ATTACK = """
+import socket
+
+def reaches(host, port):
+    try:
+        socket.create_connection((host, port), 5).close()
+    except OSError:
+        return False
+    return True
+
+def writes(path):
+    try:
+        with open(path, "a") as file:
+            file.write("x")
+    except OSError:
+        return False
+    return True
+
+found = [one for one in {addresses} if reaches(*one)] + [one for one in {paths} if writes(one)]
+found += [one for one in {unseen} if os.path.exists(one)]
+pathlib.Path("hostile.py").write_text(f"FOUND = {{found!r}}\\n")
+"""
+INDEX_REACHED = """
+import os, urllib.request
+print(urllib.request.urlopen(os.environ["INDEX"] + "/plain/").status)
+"""
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    served = PackageIndex(tmp_path_factory.mktemp("packages") / "index")
+    yield served
+    served.close()
+
+
+@pytest.fixture(params=["linked", "relayed"])
+def service(request, deployment, index):
+    """A worker that is root, and one that is not, each with jobs in networks of their own."""
+    deployment.start_api()
+    deployment.start_worker(
+        "w1",
+        inside=ORDINARY if request.param == "relayed" else (),
+        UV_DEFAULT_INDEX=index.url,
+        UV_PYTHON_DOWNLOADS="never",
+        GRADIENT_PROCESS__SANDBOX="require",
+        GRADIENT_PROCESS__NETWORK="require",
+    )
+    return deployment
+
+
+def submit(service, files, command="python main.py", **spec):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, text in files.items():
+            data = text if isinstance(text, bytes) else text.encode()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    upload = {"workspace": ("w.tar.gz", packed.getvalue())}
+    wanted = json.dumps({"machineType": "CPU", "command": command} | spec)
+    made = service.request("POST", "/jobs", files=upload, data={"spec": wanted})
+    assert made.status_code == 201, made.text
+    return made.json()["id"]
+
+
+def run(service, files, command="python main.py", **spec):
+    job_id = submit(service, files, command, **spec)
+    return service.wait_ended(job_id), service.raw_log(job_id).decode()
+
+
+def version_of(*names):
+    return f"python -c 'import {', '.join(names)}; print({', '.join(f'{name}.VERSION' for name in names)})'"
+
+
+def test_the_newest_release_is_installed_though_it_needs_a_build(service, index):
+    """As `hydra-core`, of which an old release needs none, and `rouge-score`, which has never had a wheel."""
+    index.add_wheel("hydra", "0.11")
+    index.add_wheel("hydra", "1.3", requires=("antlr",))
+    index.add_source("antlr")
+    index.add_source("rouge")
+    job, log = run(service, {"requirements.txt": "hydra\nrouge\n"}, version_of("hydra", "antlr", "rouge"))
+    assert (job["state"], log) == ("Stopped", "1.3 1.0 1.0\n")
+
+
+def test_no_pre_release_is_installed_where_pip_takes_none(service, index):
+    index.add_wheel("early", "1.0")
+    index.add_wheel("early", "2.0rc1")
+    job, log = run(service, {"requirements.txt": "early\n"}, version_of("early"))
+    assert (job["state"], log) == ("Stopped", "1.0\n")
+
+
+def test_the_projects_own_code_is_installed(service, index):
+    index.add_wheel("plain")
+    files = {**source_files("ours", requires=("plain",)), "requirements.txt": "-e .\n", "src/x": ""}
+    look = "cd / && python -c 'import ours, plain; print(ours.__file__)'"
+    assert run(service, files, look)[1] == "/paperspace/ours.py\n"
+    del files["requirements.txt"]
+    job, log = run(service, {**files, "ours.py": "VERSION = 'changed'\n"}, version_of("ours", "plain"))
+    assert (job["state"], log) == ("Stopped", "changed 1.0\n"), "by pyproject.toml, and not that of another job"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_requirements_in_any_encoding_that_pip_reads(service, index, encoding):
+    index.add_wheel("plain")
+    job, log = run(service, {"requirements.txt": "# für alle\r\nplain\r\n".encode(encoding)}, version_of("plain"))
+    assert (job["state"], log) == ("Stopped", "1.0\n")
+
+
+def test_a_line_of_git_is_installed(service, tmp_path):
+    commit_files(tmp_path / "served" / "tool.git", source_files("tool"))
+    server = GitServer(tmp_path / "served")
+    try:
+        settings = {"UV_EXTRA_INDEX_URL": f"http://{server.address}/simple"}
+        del settings
+        line = f"tool @ git+http://{server.address}/tool.git\n"
+        job, log = run(service, {"requirements.txt": line}, version_of("tool"))
+        assert (job["state"], log) == ("Stopped", "1.0\n")
+    finally:
+        server.close()
+
+
+def test_what_is_built_is_isolated_as_the_job_is(service, index, tmp_path):
+    """It reaches neither the service nor metadata, sees no other job, and writes to nothing outside."""
+    home = service.home
+    (home / "victim").write_text("")
+    (tmp_path / "victim").write_text("")
+    url = service.cli_json["url"].removeprefix("http://").partition(":")
+    addresses = [(url[0], int(url[2])), ("127.0.0.1", int(url[2])), ("169.254.169.254", 80)]
+    paths = [str(home / "victim"), str(tmp_path / "victim"), "/etc/passwd", "/usr/x", f"{home}/environments/x"]
+    unseen = [str(home / "gradient.db"), f"{home}/attempts", "/etc/shadow"]
+    index.add_source("hostile", build=ATTACK.format(addresses=addresses, paths=paths, unseen=unseen))
+    command = "python -c 'import hostile; print(hostile.FOUND)'"
+    job, log = run(service, {"requirements.txt": "hostile\n"}, command)
+    assert (job["state"], log) == ("Stopped", "[]\n")
+    assert (home / "victim").read_text() == (tmp_path / "victim").read_text() == ""
+
+
+def test_lines_hidden_in_strings_and_behind_hashes_find_nothing_of_the_host(service, index, tmp_path):
+    """uv takes them for lines of their own: what they name is not there."""
+    index.add_wheel("plain")
+    secret = tmp_path / "secret.txt"
+    secret.write_text("not-for-jobs\n")
+    for files in (
+        {"requirements.txt": f"plain --hash=sha256:aa --requirement={secret}\n"},
+        {"requirements.txt": f"plain\n-r {secret}\n"},
+        {"pyproject.toml": f'[project]\nname = "p"\nversion = "1"\ndependencies = ["plain\\n-r {secret}"]\n'},
+        {"main.py": f'# /// script\n# dependencies = ["plain @ file://{secret}"]\n# ///\n'},
+    ):
+        job, log = run(service, files)
+        assert (job["state"], job["reason"]) == ("Error", "requirements_install"), files
+        assert "not-for-jobs" not in log + job["message"]
+
+
+def test_the_index_on_the_workers_machine_is_reached_by_builds_and_jobs(service, index):
+    index.add_wheel("plain")
+    job, log = run(service, {"main.py": INDEX_REACHED}, envVars={"INDEX": index.url})
+    assert (job["state"], log) == ("Stopped", "200\n")
+    install = f"pip install --quiet --index-url {index.url} plain && " + version_of("plain")
+    job, log = run(service, {}, install)
+    assert (job["state"], log) == ("Stopped", "1.0\n")
+    job, log = run(service, {"main.py": INDEX_REACHED}, network="none", envVars={"INDEX": index.url})
+    assert job["state"] == "Failed"
+
+
+def test_jobs_of_a_project_share_what_was_installed_and_none_can_change_it(service, index):
+    index.add_wheel("shared")
+    where = "import shared; print(shared.__file__)"
+    write = f"{where}; open(shared.__file__, 'a')"
+    first, log = run(service, {"requirements.txt": "shared\n"}, f'python -c "{where}"')
+    asked = len(index.requests)
+    second, again = run(service, {"requirements.txt": "shared\n"}, f'python -c "{where}"')
+    assert (first["state"], second["state"], log) == ("Stopped", "Stopped", again)
+    assert len(index.requests) == asked
+    job, log = run(service, {"requirements.txt": "shared\n"}, f'python -c "{write}"')
+    assert (job["state"], "Read-only file system" in log or "Permission denied" in log) == ("Failed", True)
+    job, log = run(service, {"requirements.txt": "shared\n"}, f'python -c "{where}"', project="other")
+    assert (job["state"], log != again) == ("Stopped", True), "another project has its own"

@@ -1,0 +1,94 @@
+"""The package indexes and proxies that this host is configured with: they are reached from where packages are built.
+
+A job's network has no way to this host itself. Where such a server runs on it, the worker passes connections on: it
+listens at the same address and port in the network of the job.
+"""
+
+import os
+import re
+import socket
+import threading
+from contextlib import suppress
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import psutil
+from cachetools import TTLCache, cached
+
+from worker.backends.port_forwarder import Forward
+from worker.sandbox.network_namespace import listen
+
+CONFIGURED = re.compile(r"(UV_\w+|(ALL|HTTPS?|NO)_PROXY|SSL_CERT_(FILE|DIR))\Z", re.IGNORECASE)
+"""Names of variables of the worker that configure its package index."""
+
+_URL = re.compile(r"https?://[^\s\"',;]+")
+_FOLDER = re.compile(r"(?:file://)?(/[^\s\"',;]+)")
+_PIP = re.compile(r"PIP_\w*(INDEX|LINKS|PROXY)\w*\Z")
+_FOLDERS = re.compile(r"(UV|PIP)_\w*(INDEX|LINKS)\w*\Z")
+_KEPT_SECONDS = 60.0
+_PORTS = {"http": 80, "https": 443}
+
+
+class Address(NamedTuple):
+    """Address and port of a server."""
+
+    host: str
+    port: int
+
+
+def configuration_folders() -> list[str]:
+    """Return the folders that may have uv's configuration."""
+    home = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return ["/etc/uv", f"{home}/uv"]
+
+
+def index_folders() -> list[str]:
+    """Return the folders of this host that are configured as indexes."""
+    values = (value for name, value in os.environ.items() if _FOLDERS.match(name))
+    return [path for value in values for path in _FOLDER.findall(re.sub(r"https?://\S+", "", value))]
+
+
+@cached(TTLCache(1, _KEPT_SECONDS), lock=threading.Lock())
+def configured_addresses() -> dict[Address, bool]:
+    """Return the addresses of indexes and proxies; with each, whether it is one of this host's own."""
+    names = (name for name in os.environ if CONFIGURED.match(name) or _PIP.match(name))
+    texts = [os.environ[name] for name in names]
+    for path in ("/etc/pip.conf", *(f"{folder}/uv.toml" for folder in configuration_folders())):
+        with suppress(OSError):
+            texts.append(Path(path).read_text(encoding="utf-8", errors="replace"))
+    found: dict[Address, bool] = {}
+    for url in dict.fromkeys(url for text in texts for url in _URL.findall(text)):
+        with suppress(ValueError):
+            parts = urlsplit(url)
+            for address in resolve(parts.hostname or "", parts.port or _PORTS[parts.scheme]):
+                found[address] = is_own(address)
+    return found
+
+
+def resolve(host: str, port: int) -> list[Address]:
+    """Return the IPv4 addresses of a host; none if it has no name here."""
+    try:
+        answers = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [Address(str(one[-1][0]), port) for one in answers]
+
+
+def is_own(address: Address) -> bool:
+    """Return whether it is an address of this host."""
+    own = {one.address for found in psutil.net_if_addrs().values() for one in found}
+    return ip_address(address.host).is_loopback or address.host in own
+
+
+def pass_on(first: int, address: Address) -> Forward:
+    """Pass connections of a sandbox, by its first process, on to a server of this host.
+
+    Raises:
+        OSError: The address is taken there, or the sandbox has ended.
+    """
+    forward = Forward(listen(first, *address), partial(socket.create_connection, address, 10.0))
+    threading.Thread(target=forward.run, name="index", daemon=True).start()
+    return forward

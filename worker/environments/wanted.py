@@ -1,0 +1,63 @@
+"""What an environment is to have, and by whom it may be shared."""
+
+import hashlib
+import json
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_FORMAT = 4
+"""Part of every digest: raise it when environments are made differently."""
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Contents of an environment.
+
+    Attributes:
+        python: The interpreter.
+        project_id: The project whose jobs share it; None: jobs of all projects do.
+        commands: Words of uv that install its packages, one command after the other.
+        contents: What decides which packages these are.
+        lines: The requirements, for people.
+        given: Standard input of the commands.
+        workspace: The workspace that the commands read; None: they read none.
+        folder: The folder in it that they start in.
+        attempt: The only attempt that uses it, because it has something of its workspace; None: others share it.
+        copied: Folders of packages that are copied into it.
+    """
+
+    python: Path
+    project_id: str | None = None
+    commands: tuple[tuple[str, ...], ...] = ()
+    contents: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    given: str = ""
+    workspace: Path | None = None
+    folder: Path | None = None
+    attempt: str | None = None
+    copied: tuple[Path, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Name of the folder that it is in."""
+        return self.project_id or _DEFAULT
+
+    @property
+    def digest(self) -> str:
+        """Its own name."""
+        machine = [platform.machine(), *platform.libc_ver()]
+        copied = [_digest_of_folder(folder) for folder in self.copied]
+        contents = [_FORMAT, str(self.python), machine, self.commands, self.contents, self.given, self.attempt, copied]
+        return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:32]
+
+
+@cache
+def _digest_of_folder(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder)}\0".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
