@@ -33,10 +33,8 @@ from core.db.models.jobs import Job
 from core.jobs import projects, submission
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.submission import NewJob
-from core.settings import Settings
 from gradient_server.simulator.gcs.server import GcsSimulator
 from worker.backends.control_groups import control_group_support
-from worker.backends.job_sandbox import sandbox_support
 
 # A busy machine takes longer than Hypothesis allows an example by default.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -99,10 +97,6 @@ REQUIREMENTS = {
     "docker_server": (
         lambda: not missing_docker_requirements(),
         f"no containers: {missing_docker_requirements()} (as root: apt-get install docker.io busybox-static iptables)",
-    ),
-    "bubblewrap": (
-        lambda: sandbox_support(Settings()).problem is None,
-        f"no sandbox: {sandbox_support(Settings()).problem} (apt-get install bubblewrap; namespaces must be allowed)",
     ),
     "control_groups": (
         lambda: control_group_support("auto")[0] is not None,

@@ -131,7 +131,6 @@ def test_two_jobs_at_once_install_once(service, index):
     ("files", "reason", "says", "log_says"),
     [
         ({"requirements.txt": "absent>=3\n"}, "requirements_install", "absent", "absent"),
-        ({"requirements.txt": "-e .\n"}, "requirements_invalid", "pip install -e .", ""),
         ({"environment.yml": "dependencies: [numpy]\n"}, "requirements_invalid", "requirements.txt", ""),
     ],
 )

@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+from pathlib import Path
 
 import pytest
 from support.deployment import ORDINARY
@@ -30,7 +31,8 @@ def writes(path):
         return False
     return True
 
-found = [one for one in {addresses} if reaches(*one)] + [one for one in {paths} if writes(one)]
+found = [one for one in {addresses} if reaches(*one)]
+found += [one for one in {paths} if writes(one) and not one.startswith("/tmp/")]
 found += [one for one in {unseen} if os.path.exists(one)]
 pathlib.Path("hostile.py").write_text(f"FOUND = {{found!r}}\\n")
 """
@@ -47,14 +49,22 @@ def index(tmp_path_factory):
     served.close()
 
 
+@pytest.fixture
+def git(tmp_path):
+    server = GitServer(tmp_path / "served")
+    yield server
+    server.close()
+
+
 @pytest.fixture(params=["linked", "relayed"])
-def service(request, deployment, index):
+def service(request, deployment, index, git):
     """A worker that is root, and one that is not, each with jobs in networks of their own."""
     deployment.start_api()
     deployment.start_worker(
         "w1",
         inside=ORDINARY if request.param == "relayed" else (),
         UV_DEFAULT_INDEX=index.url,
+        UV_EXTRA_INDEX_URL=f"http://{git.address}/simple",  # so that it is reached, though it is on this machine
         UV_PYTHON_DOWNLOADS="never",
         GRADIENT_PROCESS__SANDBOX="require",
         GRADIENT_PROCESS__NETWORK="require",
@@ -100,7 +110,7 @@ def test_no_pre_release_is_installed_where_pip_takes_none(service, index):
     index.add_wheel("early", "1.0")
     index.add_wheel("early", "2.0rc1")
     job, log = run(service, {"requirements.txt": "early\n"}, version_of("early"))
-    assert (job["state"], log) == ("Stopped", "1.0\n")
+    assert (job["state"], log) == ("Stopped", "1.0\n"), job["message"]
 
 
 def test_the_projects_own_code_is_installed(service, index):
@@ -120,33 +130,27 @@ def test_requirements_in_any_encoding_that_pip_reads(service, index, encoding):
     assert (job["state"], log) == ("Stopped", "1.0\n")
 
 
-def test_a_line_of_git_is_installed(service, tmp_path):
+def test_a_line_of_git_is_installed(service, git, tmp_path):
     commit_files(tmp_path / "served" / "tool.git", source_files("tool"))
-    server = GitServer(tmp_path / "served")
-    try:
-        settings = {"UV_EXTRA_INDEX_URL": f"http://{server.address}/simple"}
-        del settings
-        line = f"tool @ git+http://{server.address}/tool.git\n"
-        job, log = run(service, {"requirements.txt": line}, version_of("tool"))
-        assert (job["state"], log) == ("Stopped", "1.0\n")
-    finally:
-        server.close()
+    line = f"tool @ git+http://{git.address}/tool.git\n"
+    job, log = run(service, {"requirements.txt": line}, version_of("tool"))
+    assert (job["state"], log) == ("Stopped", "1.0\n")
 
 
 def test_what_is_built_is_isolated_as_the_job_is(service, index, tmp_path):
     """It reaches neither the service nor metadata, sees no other job, and writes to nothing outside."""
     home = service.home
-    (home / "victim").write_text("")
-    (tmp_path / "victim").write_text("")
     url = service.cli_json["url"].removeprefix("http://").partition(":")
     addresses = [(url[0], int(url[2])), ("127.0.0.1", int(url[2])), ("169.254.169.254", 80)]
-    paths = [str(home / "victim"), str(tmp_path / "victim"), "/etc/passwd", "/usr/x", f"{home}/environments/x"]
+    victims = [home / "victim", tmp_path / "victim", home / "environments" / "victim"]
+    paths = [*map(str, victims), "/etc/passwd", "/usr/victim"]
     unseen = [str(home / "gradient.db"), f"{home}/attempts", "/etc/shadow"]
     index.add_source("hostile", build=ATTACK.format(addresses=addresses, paths=paths, unseen=unseen))
     command = "python -c 'import hostile; print(hostile.FOUND)'"
     job, log = run(service, {"requirements.txt": "hostile\n"}, command)
+    # The folders of temporary files are its own, although they have the same names here.
     assert (job["state"], log) == ("Stopped", "[]\n")
-    assert (home / "victim").read_text() == (tmp_path / "victim").read_text() == ""
+    assert not any(one.exists() for one in (*victims, Path("/usr/victim")))
 
 
 def test_lines_hidden_in_strings_and_behind_hashes_find_nothing_of_the_host(service, index, tmp_path):

@@ -1,10 +1,11 @@
-"""Checks whether jobs can have networks of their own on this machine."""
+"""Checks whether jobs can have sandboxes, and networks of their own, on this machine."""
 
 import os
 import shutil
 
 from core.settings import Settings
 from worker.backends.job_network import reason_without_network
+from worker.backends.job_sandbox import sandbox_support
 
 
 def can_link() -> bool:
@@ -17,7 +18,13 @@ def can_relay() -> bool:
     return shutil.which("pasta") is not None and os.access("/dev/net/tun", os.R_OK | os.W_OK)
 
 
+def can_sandbox() -> bool:
+    """Return whether jobs can have a sandbox."""
+    return sandbox_support(Settings()).problem is None
+
+
 REQUIREMENTS = {
+    "bubblewrap": (can_sandbox, "no sandbox (apt-get install bubblewrap; this user must be allowed namespaces)"),
     "linked_networks": (can_link, "no networks for jobs (run the tests as root, and apt-get install iptables)"),
     "relayed_networks": (can_relay, "no networks for jobs of an ordinary user (apt-get install passt; /dev/net/tun)"),
 }

@@ -127,7 +127,22 @@ class GitFetcher:
         if ref.startswith("-"):
             raise LaunchError("workspace_fetch", f"{ref!r} is not the name of a branch, tag or commit")
         address, inside = split_login(address)  # older jobs have the login in the URL
-        own_network, mark = self._isolation.own_network, secrets.token_hex()
+        mark = secrets.token_hex()
+        program = self._program(address, ref or "HEAD", login or inside, mark, folder, project_id)
+        self._isolation.own(project_id, folder)
+        try:
+            code, output = self._isolation.run(program, _SizeCheck(folder, self._settings, check))
+            _SizeCheck(folder, self._settings, check).measure()
+        except (TooLong, _TooLarge) as error:
+            raise LaunchError("workspace_fetch", f"{address}: {error}") from error
+        printed, _, result = output.partition(f"{mark}\n")
+        commit, *lines = result.splitlines() or [""]
+        if code or not _COMMIT.match(commit):
+            raise LaunchError("workspace_fetch", f"{address}: {_describe_failure(printed, code)}")
+        return Fetched(commit, _notes(lines, fetches=self._isolation.own_network))
+
+    def _program(self, address: str, ref: str, login: str | None, mark: str, folder: Path, project_id: str) -> Program:
+        own_network = self._isolation.own_network
         try:
             host, port = self._egress.check_url(address, "workspace")
             addresses = [Address(*one) for one in self._egress.resolve(host, port, "workspace")]
@@ -137,14 +152,12 @@ class GitFetcher:
         if not own_network:
             known = ",".join(f"[{one.host}]" if ":" in one.host else one.host for one in addresses)
             config |= {"http.followRedirects": "false", "http.curloptResolve": f"{host}:{port}:{known}"}
-        login = login or inside
         if login is not None:
             origin = urlsplit(address)
             config[f"credential.{origin.scheme}://{origin.netloc}.helper"] = _HELPER
         user, _, password = (login or "").partition(":")
-        self._isolation.own(project_id, folder)
-        program = Program(
-            words=["/bin/sh", "-c", _SCRIPT, "fetch", address, ref or "HEAD", "yes" if own_network else "no", mark],
+        return Program(
+            words=["/bin/sh", "-c", _SCRIPT, "fetch", address, ref, "yes" if own_network else "no", mark],
             folder=folder,
             folders=[(folder, WORKSPACE)],
             temporary=folder.with_name("fetching"),
@@ -154,16 +167,6 @@ class GitFetcher:
             seconds=self._settings.worker.fetch_seconds,
             reaches=[one for one in addresses if is_own(one)],
         )
-        try:
-            code, output = self._isolation.run(program, _SizeCheck(folder, self._settings, check))
-            _SizeCheck(folder, self._settings, check).measure()
-        except (TooLong, _TooLarge) as error:
-            raise LaunchError("workspace_fetch", f"{address}: {error}") from error
-        said, _, result = output.partition(f"{mark}\n")
-        commit, *lines = result.splitlines() or [""]
-        if code or not _COMMIT.match(commit):
-            raise LaunchError("workspace_fetch", f"{address}: {_describe_failure(said, code)}")
-        return Fetched(commit, _notes(lines, fetches=own_network))
 
 
 def _environment(config: dict[str, str]) -> dict[str, str]:

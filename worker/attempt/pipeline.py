@@ -178,8 +178,8 @@ class AttemptRun:
         url = self.job.spec.workspace or ""
         login = LaunchSecrets(self._context.settings, self._context.database, self.job).git_login()
         fetched = self._context.fetcher.fetch(url, login, folder, self._check, self.job.project_id)
-        for note in fetched.notes:
-            self._context.write(partial(job_notes.add, job=self.job, text=note))
+        for text in fetched.notes:
+            self._context.write(partial(job_notes.add, job=self.job, text=text))
         return fetched.commit
 
     def _check(self) -> None:

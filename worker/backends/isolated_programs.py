@@ -105,7 +105,7 @@ class Isolation:
 
     @property
     def own_network(self) -> bool:
-        """Whether programs have a network of their own, which keeps them from this host."""
+        """Return whether programs have a network of their own, which keeps them from this host."""
         return self._network is not HOST_NETWORK
 
     def own(self, project_id: str | None, *folders: Path) -> None:

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
+from uv import find_uv_bin
+
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.bubblewrap_command import PATH, begin_command, bind_system, run_check
@@ -111,7 +113,7 @@ def readable_paths(settings: Settings, python: JobPython | None) -> list[str]:
         *([certificates] if certificates else []),
         *([str(settings.gcs.ca)] if settings.gcs.ca else []),  # of a simulated Cloud Storage, for `gs://`
         *map(str, settings.process.readable),
-        *([str(python.interpreter.parent.parent), str(python.shared)] if python else []),
+        *([str(python.interpreter.parent.parent), str(python.shared), find_uv_bin()] if python else []),
     ]
 
 
@@ -278,11 +280,9 @@ def sandbox_command(  # noqa: PLR0913 - the parts of one
         also: More words of bubblewrap.
         shared_memory_bytes: The size of /dev/shm.
     """
-    # Before the system: this installation may be in one of them.
-    words = [*begin_command(), *network, *_EXPECTED]
     temporary = [one for one in folders if one[1] in _TEMPORARY]
-    for source, target in temporary:
-        words += ["--bind", str(source), target]
+    # Before the system: this installation may be in one of them.
+    words = [*begin_command(), *network, *_EXPECTED, *_bind(temporary)]
     root = os.path.realpath(settings.root)
     system = bind_system(tuple(path for path in readable if path not in copied), root)
     words += system
@@ -290,16 +290,20 @@ def sandbox_command(  # noqa: PLR0913 - the parts of one
         words += ["--perms", "0755" if path == _WRAPPER_INSIDE else "0644", "--file", str(descriptor), path]
     words += [*(_machine_files() if sandbox_support(settings).limitation else _own_proc(uid)), "--dev", "/dev"]
     words += ["--size", str(shared_memory_bytes), "--perms", "1777", "--tmpfs", SHARED_MEMORY]
-    rest = [one for one in folders if one not in temporary]
-    for parent in (parent for _, target in rest for parent in reversed(Path(target).parents[:-1])):
-        words += ["--perms", "0755", "--dir", str(parent)]
-    for source, target in rest:
-        words += ["--bind", str(source), target]
-    words += also
+    words += [*_bind([one for one in folders if one not in temporary]), *also]
     # Each is in memory, without a limit: nothing may be written to it.
     for mount in ("/dev", *([root] if "--tmpfs" in system else []), "/"):
         words += ["--remount-ro", mount]
     return [*words, "--", *_shell(uid)]
+
+
+def _bind(folders: Sequence[tuple[Path, str]]) -> list[str]:
+    words: list[str] = []
+    for source, target in folders:
+        for parent in reversed(Path(target).parents[:-1]):
+            words += ["--perms", "0755", "--dir", str(parent)]
+        words += ["--bind", str(source), target]
+    return words
 
 
 def make_sandbox(settings: Settings) -> JobSandbox | None:

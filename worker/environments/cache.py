@@ -290,11 +290,17 @@ def _is_same(path: Path, descriptor: int) -> bool:
 
 
 def _publish(making: Path, folder: Path) -> None:
-    """Give an environment its name."""
-    making.rename(folder)
-    if folder.is_symlink():  # what was built has put it there
-        folder.unlink()
-        raise UvError("what was built has replaced its environment by a link.", "")
+    """Give an environment its name. What was built may have put something else there."""
+    opened = os.open(making, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchmod(opened, 0o755)  # else only root may move it
+        making.rename(folder)
+        os.fchmod(opened, 0o555)
+        if not os.path.samestat(os.fstat(opened), folder.lstat()):
+            folder.rename(making)
+            raise UvError("what was built has replaced its environment.", "")
+    finally:
+        os.close(opened)
 
 
 def _refuse() -> None:

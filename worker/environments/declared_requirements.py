@@ -33,7 +33,7 @@ _SOURCE_FOLDER = re.compile(r"\b(path|workspace)\s*=")
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a workspace declares.
+    """Requirements that a workspace declares.
 
     Attributes:
         source: Name of the file.

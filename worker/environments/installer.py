@@ -53,7 +53,7 @@ class Installer:
 
     @cached_property
     def isolation(self) -> Isolation:
-        """Where environments are made."""
+        """The isolation in which environments are made."""
         return Isolation(self._settings)
 
     def find_python(self, wanted: str) -> Path | None:
@@ -108,34 +108,25 @@ class Installer:
             folders.append((wanted.workspace, WORKSPACE))
             self.isolation.own(wanted.project_id, wanted.workspace)
         self.isolation.own(wanted.project_id, environment)
-        code, output = self._run_program(
-            Program(
-                words=["/bin/sh", "-c", " && ".join(map(shlex.join, commands))],
-                folder=wanted.folder or building,
-                folders=folders,
-                temporary=environment.with_suffix(".tmp"),
-                project_id=wanted.project_id,
-                readable=[
-                    uv,
-                    *map(str, (python.parent.parent, finish_environment.__file__, *copied)),
-                    *index_folders(),
-                ],
-                env=self._environment() | _inside(environment),
-                given=wanted.given.encode(),
-                seconds=self._settings.environments.install_seconds,
-                reaches=[address for address, own in configured_addresses().items() if own],
-            ),
-            check,
-            on_line,
+        program = Program(
+            words=["/bin/sh", "-c", " && ".join(map(shlex.join, commands))],
+            folder=wanted.folder or building,
+            folders=folders,
+            temporary=environment.with_suffix(".tmp"),
+            project_id=wanted.project_id,
+            readable=[uv, *map(str, (python.parent.parent, finish_environment.__file__, *copied)), *index_folders()],
+            env=self._environment() | _inside(environment),
+            given=wanted.given.encode(),
+            seconds=self._settings.environments.install_seconds,
+            reaches=[address for address, own in configured_addresses().items() if own],
         )
-        if code:
-            raise UvError(f"uv ended with exit code {code}", output)
+        self._run_isolated(program, check, on_line)
 
     def clean_cache(self, cache_folder: Path) -> None:
         """Remove downloaded packages; those of environments stay, because the environments link them."""
         self._run("cache", "clean", UV_CACHE_DIR=str(cache_folder))
 
-    def _run_program(self, program: Program, check: Check, on_line: OnLine) -> tuple[int, str]:
+    def _run_isolated(self, program: Program, check: Check, on_line: OnLine) -> None:
         def watch() -> None:
             check()
             short = describe_shortage([self._root], self._settings.disk.min_free_mb)
@@ -143,9 +134,11 @@ class Installer:
                 raise LaunchError("disk_full", short)
 
         try:
-            return self.isolation.run(program, watch, on_line)
+            code, output = self.isolation.run(program, watch, on_line)
         except TooLong as error:
             raise UvError(str(error), error.output) from error
+        if code:
+            raise UvError(f"uv ended with exit code {code}", output)
 
     def _environment(self) -> dict[str, str]:
         """Return uv's part of the worker's environment; in a sandbox, its folders are others."""

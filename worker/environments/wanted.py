@@ -1,4 +1,4 @@
-"""What an environment is to have, and by whom it may be shared."""
+"""Contents of environments, and who may share them."""
 
 import hashlib
 import json
