@@ -80,8 +80,7 @@ def job_sandbox(settings: Settings) -> Finding:
     if why is not None and mode == "require":
         return problem("jobs", f"Workers here run no jobs of simulated machines, and fetch nothing by git: {why}.", fix)
     if why is not None:
-        message = f"Jobs of simulated machines, git and installations can read this machine's files: {why}."
-        return warning("jobs", message, fix)
+        return warning("jobs", f"Jobs of simulated machines can read this machine's files: {why}.", fix)
     if support.limitation is not None:
         return warning(
             "jobs", f"Jobs run in a sandbox, but {support.limitation}.", "Run the worker on the host itself."

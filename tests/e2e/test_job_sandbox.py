@@ -118,7 +118,8 @@ def test_a_job_installs_packages_for_itself(deployment, inside):
     )
     service = "core service worker gradient_server migrations fastapi sqlalchemy pydantic numpy"
     unseen = "; ".join(f"! python -c 'import {name}' || exit 3" for name in service.split())
-    job = deployment.submit(f"{unseen}; {installed} && ! ls {sys.prefix}")
+    seen = f"uv --version && [ $(ls {sys.prefix}) = bin ] && [ $(ls {sys.prefix}/bin) = uv ]"
+    job = deployment.submit(f"{unseen}; {installed} && {seen}")
     assert deployment.wait_ended(job)["exitCode"] == 0, deployment.raw_log(job)
     other = deployment.submit("python -c 'import canary'")
     assert deployment.wait_ended(other)["exitCode"] == 1

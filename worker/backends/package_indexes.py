@@ -51,7 +51,6 @@ def index_folders() -> list[str]:
     return [path for value in values for path in _FOLDER.findall(re.sub(r"https?://\S+", "", value))]
 
 
-@cached(TTLCache(1, _KEPT_SECONDS), lock=threading.Lock())
 def configured_addresses() -> dict[Address, bool]:
     """Return the addresses of indexes and proxies; with each, whether it is one of this host's own."""
     names = (name for name in os.environ if CONFIGURED.match(name) or _PIP.match(name))
@@ -59,8 +58,13 @@ def configured_addresses() -> dict[Address, bool]:
     for path in ("/etc/pip.conf", *(f"{folder}/uv.toml" for folder in configuration_folders())):
         with suppress(OSError):
             texts.append(Path(path).read_text(encoding="utf-8", errors="replace"))
+    return _addresses_in("\n".join(texts))
+
+
+@cached(TTLCache(8, _KEPT_SECONDS), lock=threading.Lock())
+def _addresses_in(text: str) -> dict[Address, bool]:
     found: dict[Address, bool] = {}
-    for url in dict.fromkeys(url for text in texts for url in _URL.findall(text)):
+    for url in dict.fromkeys(_URL.findall(text)):
         with suppress(ValueError):
             parts = urlsplit(url)
             for address in resolve(parts.hostname or "", parts.port or _PORTS[parts.scheme]):

@@ -4,7 +4,6 @@ import pytest
 from support.servers.package_index import PackageIndex
 
 from core.settings import Settings
-from worker.backends.package_indexes import configured_addresses
 from worker.environments.cache import EnvironmentCache
 
 
@@ -14,12 +13,6 @@ def index(tmp_path, monkeypatch):
     monkeypatch.setenv("UV_DEFAULT_INDEX", served.url)
     yield served
     served.close()
-
-
-@pytest.fixture(autouse=True)
-def known_indexes():
-    """Addresses of indexes are kept for a minute, and each test has another."""
-    configured_addresses.cache_clear()
 
 
 @pytest.fixture(params=["auto", "off"])
