@@ -138,8 +138,7 @@ class ProcessBackend(Backend):
         return {
             **base_handle(spec.job_id, spec.attempt, spec.control),
             "boot_id": boot_id(),
-            # The clock that neither administrators nor time servers adjust; all processes since the machine's start
-            # share it.
+            # The clock of all processes since the machine's start, which nobody adjusts.
             "launched": time.monotonic(),
             "memory_bytes": spec.memory_bytes,
             "preempt_after": _seconds(spec.env.get("SIMULATE_PREEMPT_AFTER")),
@@ -327,8 +326,8 @@ class ProcessBackend(Backend):
                 network.attach(first)
             except OSError as error:
                 raise LaunchError("launch_failed", f"its network could not be made: {error}") from error
-            handle = base_handle(spec.job_id, spec.attempt, spec.control)
-            self._connections.serve(handle | {"reaches_indexes": network is not NO_NETWORK}, first)
+            reaches = {"reaches_indexes": network is not NO_NETWORK}
+            self._connections.serve(base_handle(spec.job_id, spec.attempt, spec.control) | reaches, first)
 
     def _make_group(self, spec: LaunchSpec) -> JobGroup | None:
         """Create the job's control group, if jobs have one here."""
