@@ -168,10 +168,10 @@ def parse_time(text: str) -> datetime:
 
 
 def _seconds_since(moment: str) -> float | None:
-    from datetime import datetime, timezone
+    from gradient_cli import server_clock
 
     try:
-        return (datetime.now(timezone.utc) - parse_time(moment)).total_seconds()
+        return (server_clock.now() - parse_time(moment)).total_seconds()
     except (AttributeError, TypeError, ValueError):
         return None
 

@@ -108,23 +108,27 @@ def is_job_id(text: str) -> bool:
     return text == LAST or (text.startswith("j") and text.isascii() and text.isalnum() and text == text.lower())
 
 
-def parse_moment(name: str, text: str) -> datetime:
-    """Parse a time: a duration before now, such as `10m`, or a date and time in ISO 8601, by default local time.
+def parse_moment(name: str, text: str, api: Api) -> datetime:
+    """Parse a time: a duration before now, such as `10m`, or a date and time in ISO 8601, without a zone in UTC.
+
+    Now is what the server's clock shows, which made the times that it is compared with.
 
     Raises:
         UsageError: It is neither.
     """
-    from datetime import datetime, timedelta, timezone
+    from datetime import timedelta, timezone
 
     from gradient_cli.formatting import parse_time
     from gradient_cli.workspace.job_spec import parse_duration
 
     try:
-        return datetime.now(timezone.utc) - timedelta(seconds=parse_duration(name, text))
+        age = timedelta(seconds=parse_duration(name, text))
+        return api.now() - age
     except (UsageError, OverflowError):
         pass
     try:
-        return parse_time(text).astimezone(timezone.utc)
+        moment = parse_time(text)
+        return moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment.astimezone(timezone.utc)
     except (ValueError, OverflowError):
         raise UsageError(
             f"{name}: {text!r} is not a time", hint="Write 10m, 2h or 1d for a time ago, or 2026-01-31T09:00."

@@ -137,7 +137,7 @@ class Jobs:
         Raises:
             UsageError: There is no such filter, or `since` is not a time.
         """
-        found, _ = self._api.newest_jobs(build_filters(filters), limit)
+        found, _ = self._api.newest_jobs(build_filters(filters, self._api), limit)
         return [Job(self._api, data) for data in found]
 
 

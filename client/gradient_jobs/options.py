@@ -7,11 +7,14 @@ import os
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, Union
+from typing import TYPE_CHECKING, Any, TypedDict, Union
 
 from gradient_cli.errors import UsageError
 from gradient_cli.options import parse_moment
 from gradient_cli.workspace import job_spec
+
+if TYPE_CHECKING:
+    from gradient_cli.api.client import Api
 
 # Not `|`: Python 3.9 evaluates it.
 _Path = Union[str, "os.PathLike[str]"]
@@ -69,7 +72,7 @@ class JobFilters(TypedDict, total=False):
     mine: bool
 
 
-def build_filters(filters: Mapping[str, Any]) -> dict[str, Any]:
+def build_filters(filters: Mapping[str, Any], api: Api) -> dict[str, Any]:
     """Return filters by their API names.
 
     Raises:
@@ -81,7 +84,7 @@ def build_filters(filters: Mapping[str, Any]) -> dict[str, Any]:
         raise _unknown(unknown, known)
     sent = {_api_name(name): value for name, value in filters.items()}
     if sent.get("since"):
-        sent["since"] = parse_moment("since", sent["since"]).isoformat()
+        sent["since"] = parse_moment("since", sent["since"], api).isoformat()
     return {**sent, "mine": "true" if sent.get("mine") else None}
 
 

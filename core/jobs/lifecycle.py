@@ -155,6 +155,17 @@ def set_image_digest(session: Session, job: Job, digest: str | None) -> Job:
     return updated
 
 
+def correct_start(session: Session, job: Job, ran: float) -> Job:
+    """Set the start of a running job to this many seconds ago: its worker's clock, which nobody sets, measured them.
+
+    Raises:
+        LeaseLost: The caller no longer holds the job.
+    """
+    moved = update_job(session, job, frozenset({JobState.RUNNING}), started_at=now(-ran))
+    update_attempt(session, moved, started_at=moved.started_at)
+    return moved
+
+
 def mark_finishing(
     session: Session, job: Job, reason: str, *, detail: str | None = None, exit_code: int | None = None
 ) -> Job:

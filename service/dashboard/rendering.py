@@ -183,6 +183,7 @@ def _create_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["server_time"] = lambda: iso_time(datetime.now(UTC))
     filters = [
         exact,
         format_bytes,

@@ -167,6 +167,7 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         simulated=job.simulated,
         sandboxed=(job.handle or {}).get("sandboxed"),
         attempt=job.attempt,
+        machine_faults=job.machine_faults,
         parent_job_id=job.parent_id,
         created_at=job.created_at,
         started_at=job.started_at,

@@ -190,6 +190,9 @@ class JobView(ViewOptions, View):
         "null until it is known"
     )
     attempt: int
+    machine_faults: int = Field(
+        description="earlier attempts that a fault of their machine ended; they do not count towards maxAttempts"
+    )
     ports: list[PortView]
     parent_job_id: str | None
     created_at: Time

@@ -128,7 +128,7 @@ def test_a_preemption_is_told_apart(service):
 def test_a_preempted_job_with_attempts_left_runs_again(service):
     command = '[ "$GRADIENT_ATTEMPT" = 2 ] && { echo second; exit 0; }; echo first; sleep 600'
     job, log = run(service, command, envVars={"SIMULATE_PREEMPT_AFTER": "3"}, maxAttempts=2, stopGrace=5)
-    assert (job["state"], job["attempt"]) == ("Stopped", 2)
+    assert (job["state"], job["attempt"], job["machineFaults"]) == ("Stopped", 2, 1)
     assert log == "first\nTerminated\nsecond\n", "the shell says how what it waited for ended"
 
 

@@ -63,3 +63,22 @@ def test_clocks_jump_while_jobs_run(postgres_deployment, faketime, tmp_path):
             one.repaired()
             assert (job["exitCode"], job["attempt"]) == (3, 1)
     assert [event for event in postgres_deployment.rows(Event)[0] if event["kind"] == "adopted"] == []
+
+
+@pytest.mark.parametrize("jump", ["+1h", "-1h"])
+def test_a_clock_that_is_set_while_the_worker_is_away_costs_a_job_nothing(deployment, faketime, jump):
+    """On SQLite the database's clock is the machine's."""
+    deployment.start_up().kill()
+    server = deployment.start_up()
+    job_id = deployment.submit(recorded_command("say up; sleep 600"), timeLimit=600)
+    wait_until(lambda: b"up" in deployment.raw_log(job_id), "it to run")
+    server.kill()
+    fake = {"LD_PRELOAD": faketime, "FAKETIME": jump, "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+    deployment.start_up(**fake)
+    wait_until(lambda: 0 < deployment.job(job_id)["durationSeconds"] < 60, "its true running time")
+    assert deployment.job(job_id)["state"] == "Running"
+    deployment.request("POST", f"/jobs/{job_id}/stop?now=true")
+    ended = deployment.wait_ended(job_id)
+    assert (ended["state"], ended["reason"]) == ("Cancelled", "stopped_by_user")
+    assert 0 < ended["durationSeconds"] < 60
+    assert ended["cost"] < 0.05

@@ -11,9 +11,10 @@ from typing import Any, Self
 
 from core.db.models.jobs import Job
 from core.errors import GradientError, StoreUnavailable
-from core.jobs import metrics, queries
+from core.jobs import lifecycle, metrics, queries
 from core.jobs.exit_codes import reason_of_exit
 from core.system.inotify import FileWatcher
+from worker.attempt import running_clock
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.outputs.log_shipper import LogShipper, MetricsReader, SourceFile, read_log_end, usage_row
@@ -43,6 +44,8 @@ _BUSY_POLLS = 40
 _SYNC_PAUSE_FACTOR = 10
 _KILL_AGAIN_SECONDS = 5.0
 _MIN_SAMPLE_SECONDS = 1.0
+_LONG_SECONDS = 60.0
+"""Running time after which the database is asked in any case: its own clock may have been set."""
 _SHORT_GRACE = frozenset({"lost_contact", "disk_quota", "disk_full"})
 
 
@@ -214,9 +217,10 @@ class JobMonitor:
         ran, totals = 0.0, UsageTotals()
         if not fresh:
             with context.database.read() as session:
-                ran = queries.running_seconds(session, job)
+                ran = running_clock.running_seconds(self._handle, queries.running_seconds(session, job))
                 totals = UsageTotals.of(queries.attempt(session, job.id, job.attempt))
         self._began = time.monotonic() - ran
+        self._began_at, self._fresh = time.time() - ran, fresh
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None
         # An earlier worker may have asked the job to end; its grace period starts again.
@@ -228,6 +232,27 @@ class JobMonitor:
         self._interval = max(_MIN_SAMPLE_SECONDS, context.settings.worker.sample_seconds)
         self._sample_at = time.monotonic() + self._interval / 4  # not during its start
         self._usage_sampler = UsageSampler(totals, self._interval, ran)
+        if not fresh:
+            self.correct_record()  # what is shown and billed while it runs
+
+    def correct_record(self) -> None:
+        """Let the record of the run have the length that was measured, although a clock was set.
+
+        Raises:
+            StoreUnavailable: The database does not answer.
+            LeaseLost: Another worker holds the job now.
+        """
+        ran = self._elapsed()
+        if self._fresh and ran < _LONG_SECONDS and not running_clock.differ(time.time() - self._began_at, ran):
+            return
+        with self._context.database.read() as session:
+            recorded = queries.running_seconds(session, self._job)
+        if running_clock.differ(recorded, ran):
+            logger.warning("running_time_corrected", extra={"recorded": recorded, "ran": ran})
+            self._context.write(lambda session: lifecycle.correct_start(session, self._job, ran))
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
 
     def run(self) -> Exit:
         """Watch until the job has ended.
@@ -263,7 +288,7 @@ class JobMonitor:
         shipped = self._recorder.ship()
         if ended is None:
             return None, shipped
-        elapsed, row = time.monotonic() - self._began, None
+        elapsed, row = self._elapsed(), None
         if ended.memory_bytes is not None:
             row = self._usage_sampler.add(elapsed, {"memory_bytes": float(ended.memory_bytes)})
         self._record(elapsed, row or self._usage_sampler.flush())

@@ -25,6 +25,7 @@ from core.jobs.states import WAITING_PHASE, JobState
 from core.storage.artifacts.scan import Skipped
 from core.system.failpoints import failpoint
 from core.system.filesystem import FULL_DISK_ERRNOS
+from worker.attempt import running_clock
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.job_environment import service_environment
@@ -136,6 +137,7 @@ class AttemptRun:
         if handle is None:
             self._mark_finishing(Exit(0, "built", self.job.image_digest))
             return
+        handle |= running_clock.began()
         self._requests.start_unrecorded = True
         self._transition(lambda session: self._record_start(session, handle))
         self._requests.start_unrecorded = False
@@ -209,6 +211,7 @@ class AttemptRun:
                 with self._context.disk_reserve.watching(quota):
                     end = monitor.run()
                 failpoint("exited")
+                monitor.correct_record()
                 self._mark_finishing(end)
                 self._backend.release(self.job.handle or {})  # a copy in progress may take long
             finally:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
-from gradient_cli import config
+from gradient_cli import config, server_clock
 from gradient_cli.api.forms import file_chunks
 from gradient_cli.api.paths import (
     COMPARISONS,
@@ -18,6 +19,7 @@ from gradient_cli.api.paths import (
 from gradient_cli.api.retries import retry
 from gradient_cli.api.submissions import SUBMIT_DELAYS, SubmissionApi
 from gradient_cli.api.transport import STREAM_SECONDS, UPLOAD_SECONDS, Transport
+from gradient_cli.errors import ClientError
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import http.client
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+    from datetime import datetime
     from typing import Any, BinaryIO
 
     from websockets.sync.client import ClientConnection
@@ -86,6 +89,13 @@ class Api(SubmissionApi):
     def connect_to_port(self, job_id: str, session_id: str) -> AbstractContextManager[ClientConnection]:
         """Make a connection of a port session."""
         return self._transport.websocket(f"{job_path(job_id)}/forward/{session_id}")
+
+    def now(self) -> datetime:
+        """Return the time by the server's clock."""
+        if not server_clock.is_known():
+            with suppress(ClientError):  # the next request will raise it
+                self._transport.json("GET", "/health")
+        return server_clock.now()
 
     def job(self, job_id: str) -> dict[str, Any]:
         """Return one job."""

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from urllib.parse import urlencode, urlsplit
 
+from gradient_cli import server_clock
 from gradient_cli.config import explain_missing_key
 from gradient_cli.errors import TOO_MANY_REQUESTS, ClientError, ConnectionFailed, ServerError
 from gradient_cli.terminal import print_message, sanitize
@@ -286,10 +287,12 @@ class Transport:
             # broken pipe.
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, target, body=body, headers=headers)
-            return connection.getresponse()
+            response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise self._to_client_error(error) from None
+        server_clock.record(response.getheader("Date"))
+        return response
 
     def _connection(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port

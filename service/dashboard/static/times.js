@@ -1,6 +1,9 @@
 // "5 min ago" or "in 5 min" instead of a date; the exact time stays in the element's title.
 
 const LATE = -60;
+// The times are the server's: what this browser's clock is behind by, unless that is only the time that a page takes.
+const behind = Date.parse(document.documentElement.dataset.now) - Date.now();
+const CORRECTION = Math.abs(behind) > 10_000 ? behind : 0;
 const STEPS = [
   [60, 1, "s"],
   [3600, 60, "min"],
@@ -9,7 +12,7 @@ const STEPS = [
 ];
 
 export function tellTimes(root) {
-  const now = Date.now();
+  const now = Date.now() + CORRECTION;
   for (const element of root.querySelectorAll("time[datetime]")) {
     const seconds = (now - Date.parse(element.dateTime)) / 1000;
     const coming = "coming" in element.dataset;

@@ -54,8 +54,9 @@ def logs(args: argparse.Namespace) -> int:
     from gradient_cli.follow import JsonPrinter, LogPrinter, attach
 
     _check(args)
-    since, until = (getattr(args, name) and parse_moment(name, getattr(args, name)) for name in ("since", "until"))
     api = connect(args)
+    given = {name: getattr(args, name) for name in ("since", "until")}
+    since, until = (text and parse_moment(name, text, api) for name, text in given.items())
     job_id = resolve_job_id(args.id, api)
     printer = (JsonPrinter if args.json else LogPrinter)(
         raw=args.raw, timestamps=args.timestamps, search=args.search or "", rank=args.rank

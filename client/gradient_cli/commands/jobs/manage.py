@@ -11,6 +11,7 @@ from gradient_cli.formatting import (
     describe_port,
     describe_tpu,
     describe_usage,
+    format_count,
     format_duration,
     format_future,
     format_money,
@@ -127,7 +128,7 @@ def list_jobs(args: argparse.Namespace) -> int:
     filters: dict[str, Any] = {name: getattr(args, name) for name in _FILTERS}
     filters["q"] = filters.pop("query")
     if args.since:
-        filters["since"] = parse_moment("since", args.since).isoformat()
+        filters["since"] = parse_moment("since", args.since, api).isoformat()
     filters["mine"] = "true" if args.mine else None
     found, after = api.newest_jobs(filters, None if args.all else args.limit)
     if not found and (args.project or args.projectId):
@@ -243,7 +244,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "environment": ", ".join(f"{name}={value}" for name, value in (job.get("envVars") or {}).items()),
         "ports": ", ".join(describe_port(port) for port in job.get("ports") or []),
         **{one: ", ".join(job.get(name) or []) for one, name in _SHOWN_LISTS},
-        "attempt": _describe_attempt(job.get("attempt"), job.get("maxAttempts")),
+        "attempt": _describe_attempt(job),
         "time limit": format_duration(job.get("timeLimit")),
         "clone of": str(job.get("parentJobId") or ""),
     }
@@ -256,12 +257,12 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     return {**exact, **times, "ran": ran, _cost_label(job): cost, "link": str(job.get("url") or "")}
 
 
-def _describe_attempt(attempt: int | None, most: int | None) -> str:
+def _describe_attempt(job: dict[str, Any]) -> str:
+    attempt, most, faults = job.get("attempt"), job.get("maxAttempts"), job.get("machineFaults") or 0
     if not attempt or not most:
         return ""
-    return (
-        f"{attempt} of {most}" if attempt <= most else f"{attempt} ({most} allowed; a lost machine's are not counted)"
-    )
+    lost = f", not counting {format_count(faults, 'attempt')} that a machine's fault ended" if faults else ""
+    return f"{attempt - faults} of {most}{lost}"
 
 
 def _machine_fields(job: dict[str, Any]) -> dict[str, str]:
