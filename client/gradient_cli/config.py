@@ -153,8 +153,7 @@ def write_json(path: str, value: dict[str, Any], *, indent: int | None = 2) -> N
         raise
 
 
-def _last_jobs_file() -> str:
-    return os.path.join(config_dir(), "last-jobs.json")
+_LAST_JOBS, _LAST_COMPARISONS = "last-jobs.json", "last-comparisons.json"
 
 
 def remember_job(folder: str, url: str, job_id: str) -> None:
@@ -163,19 +162,41 @@ def remember_job(folder: str, url: str, job_id: str) -> None:
     Raises:
         OSError: The client's own folder cannot be written.
     """
-    path = _last_jobs_file()
+    _remember(_LAST_JOBS, folder, url, job_id)
+
+
+def last_job(folder: str, url: str) -> str | None:
+    """Return the id of the last job submitted from a folder to this server, if one is stored."""
+    return _last(_LAST_JOBS, folder, url)
+
+
+def remember_comparison(folder: str, url: str, comparison_id: str) -> None:
+    """Store the last comparison of a folder, as `remember_job` does.
+
+    Raises:
+        OSError: The client's own folder cannot be written.
+    """
+    _remember(_LAST_COMPARISONS, folder, url, comparison_id)
+
+
+def last_comparison(folder: str, url: str) -> str | None:
+    """Return the id of the last comparison made in a folder on this server, if one is stored."""
+    return _last(_LAST_COMPARISONS, folder, url)
+
+
+def _remember(name: str, folder: str, url: str, made: str) -> None:
+    path = os.path.join(config_dir(), name)
     try:
         known = read_json(path)
     except ClientError:  # a damaged file is replaced: it only saves typing
         known = {}
     known.pop(folder, None)
-    known[folder] = {"id": job_id, "url": url}
+    known[folder] = {"id": made, "url": url}
     write_json(path, dict(list(known.items())[-_MAX_FOLDERS:]))
 
 
-def last_job(folder: str, url: str) -> str | None:
-    """Return the id of the last job submitted from a folder to this server, if one is stored."""
-    entry = read_json(_last_jobs_file()).get(folder)
+def _last(name: str, folder: str, url: str) -> str | None:
+    entry = read_json(os.path.join(config_dir(), name)).get(folder)
     if not isinstance(entry, dict) or entry.get("url") != url:
         return None
     return str(entry["id"]) if entry.get("id") else None

@@ -214,7 +214,8 @@ def _parse(argv: list[str]) -> Namespace:
     if unknown:
         from gradient_cli.suggestions import unknown_argument
 
-        raise unknown_argument(unknown[0], args.menu, path in _PROGRAM_COMMANDS)
+        takes_program, job_id = path in _PROGRAM_COMMANDS, getattr(args, "id", None)
+        raise unknown_argument(unknown, args.menu, takes_program=takes_program, job_id=job_id)
     return args
 
 

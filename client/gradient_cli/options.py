@@ -23,7 +23,7 @@ KEY_HELP = "API key (default: GRADIENT_API_KEY, else saved by `login`, else the 
 LAST = "@last"
 """The id to give for the last job of the current folder."""
 _ID_HELP = f"id of the job, or its beginning (default: {LAST}, the last job of this folder)"
-_ID_PREFIX = re.compile(r"j[a-z0-9]{1,12}")  # a whole id has 13 characters after its j
+_ID_PREFIX = re.compile(r"j[a-z0-9]{0,12}")  # a whole id has 13 characters after its j
 _CANDIDATES = 5
 
 # argparse would look on the disk for a translation of each of its words, and load `locale` to do so; there are none.

@@ -23,6 +23,38 @@ _SYNONYMS = {
     "describe": "show",
     "download": "get",
 }
+# Names that other programs have for options.
+_MACHINE_TYPE = (
+    "The machine type says which accelerator the job has, and how many: -m NAME. "
+    "`gradient-cli machine-types` lists them."
+)
+_OTHER_OPTIONS = {
+    **dict.fromkeys(
+        (
+            *(
+                "--accelerator",
+                "--accelerators",
+                "--flavor",
+                "--gpu",
+                "--gpus",
+                "--gpus-per-node",
+                "--gpu-type",
+                "--gres",
+            ),
+            *("--instance", "--instance-type", "--num-gpus", "--partition", "--resources"),
+        ),
+        "--machineType",
+    ),
+    "--cpu": "--cpus",
+    "--cpus-per-task": "--cpus",
+    "--env": "--envVars",
+    "--image": "--container",
+    "--mem": "--memoryMb",
+    "--secret": "--envVars",
+    "--secrets": "--envVars",
+    "--time": "--timeLimit",
+    "--timeout": "--timeLimit",
+}
 
 
 def unknown_command(word: str, group: str, commands: Sequence[str]) -> UsageError:
@@ -43,11 +75,21 @@ def unknown_command(word: str, group: str, commands: Sequence[str]) -> UsageErro
     return UsageError(f"unknown command {word!r}", hint=f"{suggestion}`{program} --help` lists the commands.")
 
 
-def unknown_argument(word: str, parser: argparse.ArgumentParser, takes_program: bool) -> UsageError:  # noqa: FBT001  named by its only caller's table
-    """Return the error for an option or an argument that a command does not take."""
-    lists = f"`{parser.prog} --help` lists the options."
+def unknown_argument(
+    words: Sequence[str], parser: argparse.ArgumentParser, *, takes_program: bool, job_id: str | None
+) -> UsageError:
+    """Return the error for an option or an argument that a command does not take.
+
+    Args:
+        words: What the parser did not take.
+        parser: The command's parser.
+        takes_program: Whether the command takes a program after `--`.
+        job_id: The id that was given.
+    """
+    word, lists = words[0], f"`{parser.prog} --help` lists the options."
     if not word.startswith("-"):
-        usage = f"The command follows --, as in `{parser.prog} -- python main.py`." if takes_program else ""
+        call = " ".join((parser.prog, *([job_id] if job_id else []), "--", *words))
+        usage = f"The command follows --, as in `{call}`." if takes_program else ""
         return UsageError(
             f"unexpected argument {word!r}", hint=f"{usage or 'A value with spaces needs quotes.'} {lists}"
         )
@@ -57,7 +99,10 @@ def unknown_argument(word: str, parser: argparse.ArgumentParser, takes_program: 
         for name, action in parser._option_string_actions.items()  # noqa: SLF001  argparse offers no public list
         if name.startswith("--") and action.help != argparse.SUPPRESS
     ]
-    near = _nearest(flag, known)
+    other = _OTHER_OPTIONS.get(flag)
+    if other == "--machineType" and other in known:
+        return UsageError(f"unknown option {flag}", hint=_MACHINE_TYPE)
+    near = other if other in known else _nearest(flag, known)
     return UsageError(f"unknown option {flag}", hint=f"Did you mean {near}? {lists}" if near else lists)
 
 

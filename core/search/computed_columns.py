@@ -1,14 +1,17 @@
 """Values of jobs that are computed from several columns, and the orders of lists."""
 
+import difflib
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Float, SQLColumnExpression, case, cast, func, literal, select
+from sqlalchemy.orm import Session
 
 from core.db.database import UtcDateTime, now
 from core.db.models.jobs import Job, Project
 from core.db.models.metrics import LastMetric
 from core.errors import SpecInvalid
+from core.jobs.spec.image_options import quoted
 from core.jobs.states import JobState
 from core.search.ordering import Ordering
 
@@ -41,11 +44,11 @@ def cost_since(dialect: str, since: datetime) -> ColumnElement[float]:
     return seconds * Job.price_per_hour / 3600.0
 
 
-def parse_order(dialect: str, text: str) -> Ordering | None:
+def parse_order(session: Session, text: str) -> Ordering | None:
     """Return the order that `sort` names: a column or a metric, with `-` before it in descending order.
 
     Raises:
-        SpecInvalid: No name is given.
+        SpecInvalid: No name is given, or one that is neither a column nor a metric of any job.
     """
     name = text.removeprefix("-")
     descending = text.startswith("-")
@@ -53,7 +56,16 @@ def parse_order(dialect: str, text: str) -> Ordering | None:
         return None if descending else Ordering(Job.seq, descending=False)
     if not name:
         raise SpecInvalid("Name a column to sort by, such as sort=-cost, or a metric.", field="sort")
-    return Ordering(_columns(dialect).get(name, _metric(name.removeprefix(METRIC_PREFIX))), descending=descending)
+    columns = _columns(session.get_bind().dialect.name)
+    if name in columns:
+        return Ordering(columns[name], descending=descending)
+    metric = name.removeprefix(METRIC_PREFIX)
+    if metric == name and session.scalar(select(LastMetric.job_id).where(LastMetric.name == name).limit(1)) is None:
+        known = ("created", *columns)
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Columns: {', '.join(known)}."
+        raise SpecInvalid(f"{quoted(name)} is neither a column nor a metric of any job. {hint}", field="sort")
+    return Ordering(_metric(metric), descending=descending)
 
 
 def _columns(dialect: str) -> dict[str, SQLColumnExpression[Any]]:

@@ -96,6 +96,7 @@ def to_submit_job(given: Params, client: str | None, *, uploaded: bool) -> Submi
         raise HTTPException(422, "Incompatible parameters: project and projectId cannot both be specified")
     _check_cluster(given)
     spec: dict[str, Any] = {"machineType": DEFAULT_MACHINE_TYPE, "command": _decode_command(given, client)}
+    spec["waitAnyway"] = True  # as the original service did
     for name, (field, read) in FIELDS.items():
         value = read(given, name)
         if value in (None, {}):

@@ -243,7 +243,7 @@ def list_jobs(
         limit=wanted.limit,
         after=wanted.after,
         before=wanted.before,
-        ordering=parse_order(session.get_bind().dialect.name, wanted.sort) if wanted.sort else None,
+        ordering=parse_order(session, wanted.sort) if wanted.sort else None,
     )
     return JobsPage(jobs=job_views(session, app_state, page.jobs), next=page.next_cursor, previous=page.previous_cursor)
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         workspace: str | None
         env_vars: dict[str, str] | None
         registry_username: str | None
+        cpus: float | None
+        memory_mb: int | None
 
     class ViewOptions(BaseModel):
         """The service reads no option by name."""

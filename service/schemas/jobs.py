@@ -21,7 +21,7 @@ from service.schemas.job_options import RequestOptions, ViewOptions
 MAX_LINE = 2**62
 MAX_BATCH = 1000
 """Most jobs of a batch."""
-_NOT_IN_SPEC = {"project", "project_id", "registry_password", "idempotency_key"}
+_NOT_IN_SPEC = {"project", "project_id", "registry_password", "idempotency_key", "wait_anyway"}
 _IMAGE = (
     "image reference that `container` resolves to; null: the worker's default image, an image that is built, or a "
     "container that is not used"
@@ -51,6 +51,10 @@ class SubmitJob(RequestOptions, RequestModel):
     )
     registry_password: str | None = Field(
         None, description="password of `registryUsername`; stored encrypted until the job has ended", repr=False
+    )
+
+    wait_anyway: bool = Field(
+        default=False, description="accept a job that is too large for every running worker of its machine type"
     )
 
     def spec(self, machine_type: str) -> JobSpec:

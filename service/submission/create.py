@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 # Without the archive's sha256: a repeat may send it in place of the archive, which is the same request.
 # Without a password: the stored hash of a request must not help to guess it.
-_NOT_IN_DIGEST = {"workspace_sha256", "registry_password", "idempotency_key"}
+_NOT_IN_DIGEST = {"workspace_sha256", "registry_password", "idempotency_key", "wait_anyway"}
 
 
 class Submitted(NamedTuple):
@@ -95,7 +95,7 @@ async def submit_async(app_state: AppState, origin: RequestOrigin, body: Submiss
     with tracing.span("submit"):
         in_thread = len(body.spec) > LARGE_BYTES or body.workspace is not None
         request = None if in_thread else parse_request(SubmitJob, body.spec)
-        if request is None or _needs_lookup(request):
+        if request is None or _needs_lookup(app_state, request):
             prepared = await run_submission(app_state, origin.key_id, body, check)
         else:
             prepared = prepare(app_state, origin, request)
@@ -104,9 +104,11 @@ async def submit_async(app_state: AppState, origin: RequestOrigin, body: Submiss
     return present(app_state, inserted, prepared)
 
 
-def _needs_lookup(request: SubmitJob) -> bool:
-    """Return whether a check of the job reads files or the database: those of its workspace, project or secrets."""
+def _needs_lookup(app_state: AppState, request: SubmitJob) -> bool:
+    """Return whether a check of the job reads files or the database: for its workspace, project, secrets or size."""
     if request.workspace_sha256 is not None or request.project_id is not None:
+        return True
+    if request.cpus or request.memory_mb or app_state.catalogue.get(request.machine_type).gpus:
         return True
     return any(value.startswith(SECRET_PREFIX) for value in (request.env_vars or {}).values())
 
@@ -123,6 +125,8 @@ def prepare(
     """Check a job that a client requested, and store its workspace; the arguments and errors are those of `submit`."""
     check_idempotency_key(origin.idempotency_key)
     valid = validate(app_state, request, uploaded=upload is not None, may_ignore_container=origin.may_ignore_container)
+    if not request.wait_anyway:
+        _check_fits(app_state, valid)
     sha256 = store_workspace(app_state, upload, request.workspace_sha256)
     if sha256 != valid.spec.workspace_sha256:
         valid = replace(valid, spec=replace(valid.spec, workspace_sha256=sha256))
@@ -162,6 +166,8 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> DryRu
         SpecInvalid: The spec cannot be run here.
     """
     valid = validate(app_state, request, uploaded=uploaded)
+    if not request.wait_anyway:
+        _check_fits(app_state, valid)
     _check_workspace_stored(app_state, request.workspace_sha256)
     machine, backend = valid.machine, app_state.backend_for(valid.machine)
     with app_state.database.read() as session:
@@ -183,7 +189,7 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> DryRu
         wait_message=reason_message(waits.reason, waits.detail),
         estimated_start_at=waits.starts_at,
         max_workspace_files=archive_limits(app_state).max_files,
-        notes=[*_dry_run_notes(valid, job, offered, uploaded=uploaded), *valid.image.notes],
+        notes=[*_dry_run_notes(valid, job, offered, uploaded=uploaded), *valid.answer_notes, *valid.image.notes],
     )
 
 
@@ -310,7 +316,7 @@ def log_submission(inserted: InsertedJob) -> None:
 def present(app_state: AppState, inserted: InsertedJob, prepared: PreparedJob) -> Submitted:
     """Return a stored job in its public form."""
     failpoint("submit_after_commit")
-    view = submitted_view(app_state, inserted.job, inserted.project, prepared.notes)
+    view = submitted_view(app_state, inserted.job, inserted.project, [*prepared.valid.answer_notes, *prepared.notes])
     return Submitted(inserted.job, view, inserted.created)
 
 
@@ -336,6 +342,27 @@ def _prospective_job(valid: ValidatedJob, backend: str, project_id: str) -> Job:
     )
 
 
+def _check_fits(app_state: AppState, valid: ValidatedJob) -> None:
+    """Refuse a job that is too large for every running worker of its machine type; without one, it may wait.
+
+    Raises:
+        SpecInvalid: It is; the error names what it asks for.
+    """
+    spec, machine = valid.spec, valid.machine
+    if not (spec.cpus or spec.memory_mb or machine.gpus):
+        return
+    job = _prospective_job(valid, app_state.backend_for(machine), "")
+    with app_state.database.read() as session:
+        workers = live_workers(session).for_machine_type(machine.name, job.backend)
+    if workers and not any(fits(worker, job) for worker in workers):
+        field = "cpus" if spec.cpus else "memoryMb" if spec.memory_mb else "machineType"
+        raise SpecInvalid(
+            f"It asks for {explain_too_large(job, workers)}, so it would never start. Ask for less; or give waitAnyway "
+            "(--wait-anyway) if a larger worker is to come.",
+            field=field,
+        )
+
+
 def _max_cost(valid: ValidatedJob) -> float | None:
     if valid.spec.time_limit is None:
         return None
@@ -346,7 +373,7 @@ def _dry_run_notes(valid: ValidatedJob, job: Job, offered: LiveWorkers, *, uploa
     notes = []
     machine, backend = valid.machine, job.backend
     workers = offered.for_machine_type(machine.name, backend)
-    if backend != machine.backend:
+    if backend != machine.backend and not valid.answer_notes:
         notes.append("Simulated: the job runs on this server's own CPU, at that CPU's speed.")
     if not offered.available(machine.name, backend):
         notes.append("No running worker offers this machine type now; the job would wait.")

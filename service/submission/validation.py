@@ -29,6 +29,8 @@ class ValidatedJob:
     machine: MachineType
     image: ChosenImage
     git_login: str | None
+    answer_notes: tuple[str, ...] = ()
+    """What only the answer to the request tells."""
 
 
 def check_idempotency_key(key: str | None) -> None:
@@ -100,7 +102,9 @@ def validate_spec(
     _check_backend_supports(app_state, spec, machine)
     image = choose_image(app_state, spec, machine, uploaded=uploaded, may_ignore_container=may_ignore_container)
     _check_egress(app_state, spec, image.reference)
-    return ValidatedJob(spec, machine, image, git_login)
+    simulated = app_state.backend_for(machine) != machine.backend and machine.kind != "cpu"
+    text = f"Simulated: this server has no {machine.accelerator}. The job runs on its CPU, at that CPU's speed."
+    return ValidatedJob(spec, machine, image, git_login, (text,) if simulated else ())
 
 
 def _split_git_login(spec: JobSpec) -> tuple[JobSpec, str | None]:

@@ -22,7 +22,14 @@ OTHER = "jabcdefzzzzzzz"
         (["jobs", "list", "--stat", "Running"], "--state?"),
         (["jobs", "create", "--machine", "CPU"], "--machineType?"),
         (["jobs", "create", "--machinetype=CPU"], "--machineType?"),
-        (["jobs", "create", "python", "main.py"], "gradient-cli jobs create -- python main.py"),
+        (["jobs", "create", "python", "main.py"], "`gradient-cli jobs create -- python main.py`"),
+        (["jobs", "exec", "jabc", "ls", "/tmp"], "`gradient-cli jobs exec jabc -- ls /tmp`"),
+        (["jobs", "create", "--mem", "16GB"], "--memoryMb?"),
+        (["jobs", "create", "--image=x"], "--container?"),
+        *(
+            (["jobs", "create", flag, "V100"], "-m NAME. `gradient-cli machine-types` lists them")
+            for flag in ("--gpus", "--gpu", "--partition", "--flavor", "--accelerators", "--gres")
+        ),
     ],
 )
 def test_a_mistyped_word_gets_the_word_that_was_meant(cli, args, meant):
@@ -93,6 +100,7 @@ def test_the_beginning_of_several_ids_lists_them(cli, server, protocol):
     refused = cli("jobs", "delete", "jabc")
     assert refused.returncode == 2
     assert f"{protocol.id} (mnist), {OTHER} (other)" in refused.stderr
+    assert "several jobs have an id that begins with 'j'" in cli("jobs", "show", "j").stderr
     server.on("GET", "/jobs", {"jobs": [], "next": None})
     unknown = cli("jobs", "delete", "jabc")
     assert unknown.returncode == 4

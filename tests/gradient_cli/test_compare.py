@@ -49,9 +49,9 @@ def machine_row(name, **fields):
 
 def comparison(*rows, **fields):
     made = {
-        "id": "c1",
+        "id": "c1234567890abc",
         "name": None,
-        "url": "http://server/ui/comparisons/c1",
+        "url": "http://server/ui/comparisons/c1234567890abc",
         "metric": "acc|x",
         "goal": "max",
         "target": 0.9,
@@ -83,9 +83,9 @@ def test_a_folder_is_uploaded_once_for_all_machine_types(cli, server):
     server.on("POST", "/comparisons", comparison(machine_row("CPU"), machine_row("V100")))
     options = ["--repeats", "3", "--metric", "val_accuracy", "--target", "0.9"]
     made = cli("compare", "create", "-m", "cpu,V100", *options, "--", "python", "train.py")
-    assert (made.returncode, made.stdout) == (0, "c1\n"), made.stderr
+    assert (made.returncode, made.stdout) == (0, "c1234567890abc\n"), made.stderr
     assert "6 jobs on 2 machine types" in made.stderr
-    assert "gradient-cli compare show c1 --wait" in made.stderr
+    assert "gradient-cli compare show c1234567890abc --wait" in made.stderr
     assert server.requests_to("POST", "/jobs")[0].json["machineType"] == "cpu", "one is validated before the upload"
     (sent,) = server.requests_to("POST", "/comparisons")
     spec = sent.json
@@ -97,8 +97,8 @@ def test_a_folder_is_uploaded_once_for_all_machine_types(cli, server):
 
 def test_machines_that_cannot_be_told_apart_are_tied(cli, server):
     rows = [machine_row(name, fastest=rank) for name, rank in {"A100": 1, "V100": 1, "K80": 3}.items()]
-    server.on("GET", "/comparisons/c1", comparison(*rows))
-    _, a100, v100, k80 = cli("compare", "show", "c1").stdout.splitlines()
+    server.on("GET", "/comparisons/c1234567890abc", comparison(*rows))
+    _, a100, v100, k80 = cli("compare", "show", "c1234567890abc").stdout.splitlines()
     assert "tied fastest" in a100
     assert "tied fastest" in v100
     assert "fastest" not in k80
@@ -108,8 +108,10 @@ def test_fronts_are_words_in_the_table_and_lines_below_it(cli, server):
     low = {"median": 0.9, "low": 0.9, "high": 0.9}
     cpu = machine_row("CPU", best=low, cost=0.001, onMetricTimeFront=False, onMetricCostFront=True)
     v100 = machine_row("V100", onMetricCostFront=True, onTimeCostFront=True)
-    server.on("GET", "/comparisons/c1", comparison(v100, cpu, UNMEASURED, machine_row("TPU", simulated=True)))
-    shown = cli("compare", "show", "c1")
+    server.on(
+        "GET", "/comparisons/c1234567890abc", comparison(v100, cpu, UNMEASURED, machine_row("TPU", simulated=True))
+    )
+    shown = cli("compare", "show", "c1234567890abc")
     head, *rows = shown.stdout.splitlines()
     assert [row[head.index("PARETO FRONT OF") :] for row in rows] == [
         "acc|x and time; acc|x and cost; time and cost",
@@ -127,16 +129,16 @@ def test_fronts_are_words_in_the_table_and_lines_below_it(cli, server):
 
 def test_without_metric_and_target_the_front_is_of_the_whole_run(cli, server):
     row = machine_row("V100", onMetricTimeFront=None, onTimeCostFront=True)
-    server.on("GET", "/comparisons/c1", comparison(row, metric=None, target=None))
-    shown = cli("compare", "show", "c1")
+    server.on("GET", "/comparisons/c1234567890abc", comparison(row, metric=None, target=None))
+    shown = cli("compare", "show", "c1234567890abc")
     assert "Pareto front of time and cost: V100 (20s for $0.0174)" in shown.stderr
 
 
 def test_a_server_of_before_the_fronts_is_understood(cli, server):
     new = {"cost", "onMetricTimeFront", "onMetricCostFront", "onTimeCostFront"}
     row = {name: value for name, value in machine_row("V100").items() if name not in new}
-    server.on("GET", "/comparisons/c1", comparison(row))
-    shown = cli("compare", "show", "c1")
+    server.on("GET", "/comparisons/c1234567890abc", comparison(row))
+    shown = cli("compare", "show", "c1234567890abc")
     assert (shown.returncode, "Pareto front of" in shown.stderr) == (0, False)
 
 
@@ -144,7 +146,7 @@ def test_a_program_from_git_needs_no_upload(cli, server):
     server.on("POST", "/comparisons", comparison())
     url = "https://host/repo.git"
     made = cli("compare", "create", "-m", "CPU,V100", "--workspace", url, "--command", "true", "--json")
-    assert json.loads(made.stdout)["id"] == "c1"
+    assert json.loads(made.stdout)["id"] == "c1234567890abc"
     assert server.requests_to("POST", "/comparisons")[0].json["workspace"] == url
 
 
@@ -160,8 +162,8 @@ def test_the_table_has_figures_ranks_differences_and_notes(cli, server):
     difference = {"name": "command", "values": {"a": ["j1"], "": ["j2"]}}
     t4 = machine_row("T4", fastest=2, cheapest=1, mostAccurate=1)
     found = comparison(machine_row("V100"), t4, UNMEASURED, differences=[difference], notes=["Be careful."])
-    server.on("GET", "/comparisons/c1", found)
-    shown = cli("compare", "show", "c1")
+    server.on("GET", "/comparisons/c1234567890abc", found)
+    shown = cli("compare", "show", "c1234567890abc")
     assert shown.returncode == 0, shown.stderr
     head, v100, t4, cpu = shown.stdout.splitlines()
     assert head.split("  ")[0] == "MACHINE"
@@ -188,14 +190,14 @@ def test_the_table_has_figures_ranks_differences_and_notes(cli, server):
 
 
 def test_without_metric_and_target_the_running_time_is_shown(cli, server):
-    server.on("GET", "/comparisons/c1", comparison(machine_row("V100"), metric=None, target=None))
-    assert "RAN" in cli("compare", "show", "c1").stdout
+    server.on("GET", "/comparisons/c1234567890abc", comparison(machine_row("V100"), metric=None, target=None))
+    assert "RAN" in cli("compare", "show", "c1234567890abc").stdout
 
 
 def test_show_waits_for_the_last_job_though_the_server_restarts(cli, server, protocol):
     away = protocol.error(502, "bad gateway")
-    server.on("GET", "/comparisons/c1", comparison(ended=5), away, comparison(machine_row("V100")))
-    shown = cli("compare", "show", "c1", "--wait")
+    server.on("GET", "/comparisons/c1234567890abc", comparison(ended=5), away, comparison(machine_row("V100")))
+    shown = cli("compare", "show", "c1234567890abc", "--wait")
     assert "V100" in shown.stdout
     assert ["5 of 6" in shown.stderr, "6 of 6" in shown.stderr] == [True, True]
 
@@ -203,22 +205,42 @@ def test_show_waits_for_the_last_job_though_the_server_restarts(cli, server, pro
 def test_show_with_wait_gives_the_highest_exit_code(cli, server, protocol):
     states = {"j1": "Stopped", "j2": "Failed", "j3": "Error"}
     members = [{"jobId": one, "state": state} for one, state in states.items()]
-    server.on("GET", "/comparisons/c1", comparison(machine_row("V100", members=members)))
+    server.on("GET", "/comparisons/c1234567890abc", comparison(machine_row("V100", members=members)))
     server.on("GET", "/jobs/j2", protocol.ended(7, "Failed"))
     server.on("GET", "/jobs/j3", protocol.ended(None, "Error"))
-    assert cli("compare", "show", "c1", "--wait").returncode == 7
-    assert cli("compare", "show", "c1", "--wait", "--json").returncode == 7
-    assert cli("compare", "show", "c1").returncode == 0
+    assert cli("compare", "show", "c1234567890abc", "--wait").returncode == 7
+    assert cli("compare", "show", "c1234567890abc", "--wait", "--json").returncode == 7
+    assert cli("compare", "show", "c1234567890abc").returncode == 0
+
+
+def test_a_comparison_is_named_by_the_beginning_of_its_id_or_is_the_last_one_here(cli, server, protocol):
+    named = [{"id": "c1234567890abc"}, {"id": "c1999999999999"}]
+    server.on("GET", "/comparisons", {"comparisons": named})
+    server.on("GET", "/comparisons/c1234567890abc", comparison(machine_row("V100")))
+    server.on("DELETE", "/comparisons/c1234567890abc", protocol.Reply(status=204))
+    assert cli("compare", "show", "c12").returncode == 0
+    refused = cli("compare", "show", "c1")
+    assert refused.returncode == 2
+    assert "several comparisons have an id that begins with 'c1': c1234567890abc, c1999999999999" in refused.stderr
+    assert "none was made in this folder yet" in cli("compare", "show").stderr
+    made = {"id": "c1234567890abc", "url": "", "jobs": 1, "rows": [1]}
+    server.on("POST", "/comparisons/from-jobs", made)
+    assert cli("compare", "jobs", "j3zrsbk1u2stm9").returncode == 0
+    for args in (["show"], ["show", "@last"], ["export", "@last"], ["delete", "@last"]):
+        shown = cli("compare", *args)
+        assert shown.returncode == 0, shown.stderr
+        assert "c1234567890abc (the last one of this folder)" in shown.stderr
+    assert "comparison: required" in cli("compare", "delete").stderr
 
 
 def test_a_comparison_is_exported(cli, server):
-    server.on("GET", "/comparisons/c1", comparison(machine_row("V100"), UNMEASURED, notes=["Be careful."]))
-    rows = list(csv.DictReader(io.StringIO(cli("compare", "export", "c1", "--format", "csv").stdout)))
+    server.on("GET", "/comparisons/c1234567890abc", comparison(machine_row("V100"), UNMEASURED, notes=["Be careful."]))
+    rows = list(csv.DictReader(io.StringIO(cli("compare", "export", "c1234567890abc", "--format", "csv").stdout)))
     assert [row["machineType"] for row in rows] == ["V100", "CPU"]
     assert (rows[0]["secondsToTarget"], rows[0]["secondsToTargetLow"], rows[1]["best"]) == ("90.0", "80.0", "")
     assert [(row["onMetricTimeFront"], row["onMetricCostFront"]) for row in rows] == [("True", "False"), ("", "")]
-    assert json.loads(cli("compare", "export", "c1", "--format", "json").stdout)["id"] == "c1"
-    lines = cli("compare", "export", "c1").stdout.splitlines()
+    assert json.loads(cli("compare", "export", "c1234567890abc", "--format", "json").stdout)["id"] == "c1234567890abc"
+    lines = cli("compare", "export", "c1234567890abc").stdout.splitlines()
     assert "ACC\\|X" in lines[0]
     assert lines[1].count("---") == len(lines[0].replace("\\|", "").split("|")) - 2
     assert lines[-1] == "Be careful."
@@ -227,9 +249,9 @@ def test_a_comparison_is_exported(cli, server):
 
 def test_comparisons_are_listed_and_deleted(cli, server):
     server.on("GET", "/comparisons", {"comparisons": [comparison(name="digits", ended=2)], "next": None})
-    assert cli("compare", "list").stdout.splitlines()[1].split()[:3] == ["c1", "digits", "2"]
-    server.on("DELETE", "/comparisons/c1", {})
-    assert cli("compare", "delete", "c1").returncode == 0
+    assert cli("compare", "list").stdout.splitlines()[1].split()[:3] == ["c1234567890abc", "digits", "2"]
+    server.on("DELETE", "/comparisons/c1234567890abc", {})
+    assert cli("compare", "delete", "c1234567890abc").returncode == 0
 
 
 def test_without_comparisons_a_command_is_named(cli, server):

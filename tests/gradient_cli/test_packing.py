@@ -345,6 +345,8 @@ def test_a_full_disk_is_told_with_the_place_to_change(tmp_path, monkeypatch):
 def test_the_ten_largest_files_come_largest_first(tmp_path):
     write(tmp_path, {f"f{size:02}": "x" * size for size in range(15)})
     assert [entry.size for entry in packing.WorkspaceFolder(str(tmp_path)).largest()] == list(range(14, 4, -1))
+    (tmp_path / "large").write_bytes(bytes(1000))
+    assert [entry.size for entry in packing.WorkspaceFolder(str(tmp_path)).largest()] == [1000, 14, 13, 12, 11, 10]
 
 
 def test_an_archive_must_be_one(tmp_path):

@@ -171,6 +171,14 @@ def test_top_is_redrawn_on_a_terminal_until_interrupted(cli, server, protocol):
     os.close(side)
 
 
+def test_a_log_is_downloaded_byte_for_byte(cli, server, protocol):
+    raw = b"\x00\xff\x1b[2J" + b"x" * 3_000_000
+    server.on("GET", f"/jobs/{protocol.id}/logs/raw", protocol.Reply(raw))
+    assert cli("jobs", "logs", protocol.id, "--to", "job.log").returncode == 0
+    assert (cli.folder / "job.log").read_bytes() == raw
+    assert cli("jobs", "logs", protocol.id, "--to", "nosuch/job.log").returncode == 1
+
+
 def test_the_difference_of_two_jobs(cli, server, protocol):
     values = {"first": "CPU", "second": "V100"}
     changed = {"path": "a.py", "firstSize": 4, "secondSize": 2000, "diff": "-x\n+\x1b[2Jy", "leftOut": None}

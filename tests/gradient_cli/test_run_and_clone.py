@@ -31,6 +31,15 @@ def test_a_script_runs_with_all_that_follows_it(script, server):
     assert planned(script, server, "src/my run.sh")["command"] == "bash 'src/my run.sh'"
 
 
+def test_options_behind_the_script_are_told(script, server):
+    server.on("POST", "/jobs", {"job": {}, "machineType": {}, "notes": []})
+    run = ("jobs", "run", "-m", "CPU", "--dry-run", "train.py")
+    shown = script(*run, "-m", "V100", "--dry-run", "--epochs", "3", "--name=x", "-h")
+    assert "note: -m, --dry-run, --name after train.py are arguments of the script" in shown.stderr
+    assert "note: -d after train.py is an argument of the script" in script(*run, "-d").stderr
+    assert "note:" not in script(*run, "--epochs", "3", "-m0", "--lr=1").stderr
+
+
 def test_a_script_is_named_from_the_current_folder(script, server, protocol):
     (script.folder / ".gradient.toml").write_text('machineType = "V100"\n')
     server.on("POST", "/jobs", {"job": {}}, protocol.job())
@@ -47,7 +56,7 @@ def test_a_script_is_named_from_the_current_folder(script, server, protocol):
         (["notes.txt"], "only .py and .sh files are run"),
         (["--workspace", "src", "train.py"], "not in the workspace src"),
         (["--command", "x", "train.py"], "`jobs run` makes it from FILE"),
-        ([], "FILE"),
+        ([], "error: the following arguments are required: FILE\n"),
     ],
 )
 def test_what_cannot_run_is_refused(script, server, args, told):

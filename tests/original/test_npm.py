@@ -161,7 +161,7 @@ def test_a_running_job_is_waited_for_and_stopped(paperspace, running):
 
 def test_a_job_that_waits_and_is_cancelled_ends_its_log(paperspace, service):
     """Its machine type is one that no worker offers."""
-    job = service.submit("true", cpus=4000)
+    job = service.submit("true", cpus=4000, waitAnyway=True)
     assert paperspace("jobs", "stop", "--jobId", job).code == 0
     assert paperspace("jobs", "logs", "--jobId", job, "--tail").out == ""
 

@@ -184,6 +184,10 @@ class Api(SubmissionApi):
             page = self.logs(job_id, line=line, limit=_LOG_PAGE if end is None else min(_LOG_PAGE, end - line))
             yield page
 
+    def raw_log(self, job_id: str) -> Iterator[bytes]:
+        """Yield the bytes of a job's log as the job wrote them."""
+        return self._transport.chunks(self._transport.open("GET", f"{job_path(job_id)}/logs/raw"))
+
     def search_log(self, job_id: str, text: str, *, line: int = 0) -> dict[str, Any]:
         """Return the numbers of the lines after `line` that contain a text, as far as the server has searched."""
         query = {"query": text, "line": line, "limit": 10_000}

@@ -27,6 +27,7 @@ _LEVEL = 3
 # The same mtime for every file, so that a fresh clone gives the same bytes; 1980 is the earliest in a zip.
 MTIME = 315532800
 _MAX_NAMED = 10
+_SMALL_SHARE = 100
 _FEW = 3
 CHANGED_HINT = "Wait until nothing writes to it, or exclude it with a .gradientignore; then submit again."
 
@@ -104,8 +105,9 @@ class WorkspaceFolder:
         return sum(entry.size for entry in self.entries)
 
     def largest(self) -> list[WorkspaceEntry]:
-        """Return the ten largest files, largest first."""
-        return sorted(self.files, key=lambda entry: (-entry.size, entry.path))[:_MAX_NAMED]
+        """Return the ten largest files, largest first, without those that are small beside them."""
+        found = sorted(self.files, key=lambda entry: (-entry.size, entry.path))[:_MAX_NAMED]
+        return [entry for entry in found if entry.size * _SMALL_SHARE >= found[0].size]
 
     def _scan(self, folder: str, prefix: str, rules: IgnoreRules) -> None:
         for item in self._list(folder, prefix):

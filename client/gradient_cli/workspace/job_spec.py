@@ -124,7 +124,7 @@ def resolve(
     _resolve_project(spec, args, path)
     spec |= _resolve_lists(args, options, files.get("envVars"))
     _add_password(spec, args.registryPassword, may_prompt=line is None)
-    _check_required(spec)
+    _check_required(spec, path)
     filed_workspace, from_file = options.get("workspace"), "workspace" in files
     workspace = workspace_path.choose(args, filed_workspace, path, checked=from_file, may_prompt=line is None)
     return spec, workspace, args.include or _text_list("include", options.get("include"))
@@ -247,14 +247,12 @@ def _resolve_project(spec: dict[str, Any], args: argparse.Namespace, path: str |
         raise UsageError(f"project: given as both project and projectId{where}", hint="Give one of them.")
 
 
-def _check_required(spec: dict[str, Any]) -> None:
+def _check_required(spec: dict[str, Any], path: str | None) -> None:
     if spec.get("buildOnly"):
         spec.setdefault("command", "")
     elif not spec.get("command"):
-        raise UsageError(
-            "command: required",
-            hint="For example --command 'python main.py'; or set it in .gradient.toml (`gradient-cli projects init`).",
-        )
+        where = path or ".gradient.toml (`gradient-cli projects init`)"
+        raise UsageError("command: required", hint=f"For example --command 'python main.py'; or set it in {where}.")
 
 
 def _filed_variables(given: object, path: str | None) -> dict[str, str]:
@@ -370,6 +368,7 @@ _LISTS = {
 _FLAGS = {
     "useDockerfile": "build the image from the workspace's Dockerfile, and run in it",
     "buildOnly": "with --useDockerfile: build and push the image, but run no command",
+    "waitAnyway": "submit the job although no worker is large enough for it now",
 }
 
 # Every option of a job with one value: its converter, and its placeholder and help text.

@@ -131,6 +131,15 @@ def test_a_similar_field_is_suggested(client):
     assert "Did you mean 'machine'?" in client.get("/jobs", params={"q": "machin:cpu"}).json()["error"]["message"]
 
 
+@pytest.mark.parametrize(("sort", "message"), [("-durations", "Did you mean duration?"), ("xyzzy", "created, name,")])
+def test_a_list_is_not_sorted_by_what_no_job_has(client, jobs, sort, message):
+    assert jobs
+    error = client.get("/jobs", params={"sort": sort}).json()["error"]
+    assert (error["status"], error["field"]) == (400, "sort")
+    assert message in error["message"]
+    assert client.get("/jobs", params={"sort": "metric.xyzzy"}).status_code == 200
+
+
 def test_durations_and_costs_can_be_sorted_by(client, jobs):
     for sort in ("duration", "-cost", "finished", "state"):
         assert sorted(names(client, sort=sort)) == sorted(jobs)

@@ -8,9 +8,12 @@ import tarfile
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from support.live_service import (
+    OFFER,
+    FakeWorker,
     LiveServer,
     count_jobs,
     list_stored_workspaces,
@@ -286,6 +289,35 @@ def test_a_bad_spec_is_refused_with_its_field(client, spec, status, field, says)
     assert len(message) < 500
     if isinstance(spec, dict):
         error_of(client.post("/jobs", files=make_form(spec, make_zip())), status, field)
+
+
+def test_a_job_that_no_worker_can_run_is_refused_unless_it_is_to_wait(client, stores):
+    huge = make_job_body(cpus=1000)
+    assert client.post("/jobs", json=huge).status_code == 201, "a worker may yet come"
+    FakeWorker(stores, replace(OFFER, cpus=2.0, memory_mb=4096)).register()
+    for body, field, says in (
+        (huge, "cpus", "It asks for 1,000 CPUs, and the largest worker of its machine type has 2, so it would never"),
+        (make_job_body(memoryMb=8192), "memoryMb", "8,192 MiB of memory, and the largest worker"),
+    ):
+        for query in ("", "?dryRun=true"):
+            answer = client.post(f"/jobs{query}", json=body)
+            assert says in error_of(answer, 400, field)
+            assert "--wait-anyway" in answer.json()["error"]["message"]
+        refused = client.post("/jobs:batch", json={"jobs": [body, make_job_body(cpus=2)]}).json()["results"]
+        assert [one["status"] for one in refused] == [400, 201]
+        waits = client.post("/jobs", json=body | {"waitAnyway": True})
+        assert waits.status_code == 201
+        assert "the largest worker" in client.get(f"/jobs/{waits.json()['id']}").json()["message"]
+
+
+def test_a_simulated_accelerator_is_told_at_once(client):
+    submitted, planned = (
+        client.post(path, json=make_job_body(machineType="V100")) for path in ("/jobs", "/jobs?dryRun=1")
+    )
+    for answer in (submitted, planned):
+        [note] = [text for text in answer.json()["notes"] if text.startswith("Simulated")]
+        assert "this server has no" in note
+        assert "V100" in note
 
 
 def test_emoji_are_welcome(client):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from gradient_cli import terminal
 from gradient_cli.commands.compare.hyperparameter_carry_over import add_carry_options, carry
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import format_count, print_json
-from gradient_cli.options import add_connection, add_job_ids, add_json, add_option, resolve_job_id
+from gradient_cli.options import add_connection, add_job_ids, add_json, add_option, current_folder, resolve_job_id
 from gradient_cli.workspace import job_spec as specs
 from gradient_cli.workspace import workspace_path
 
@@ -71,7 +73,7 @@ def create(args: argparse.Namespace) -> int:
     try:
         api = connect(args)
         carry(args, api, job["machineType"], job["command"])
-        return _report(args, _create(args, api, spec, job, workspace, include))
+        return _report(args, api, _create(args, api, spec, job, workspace, include))
     except KeyboardInterrupt:
         terminal.print_message("\ninterrupted; `gradient-cli compare list` shows whether the comparison was created")
         return INTERRUPTED
@@ -99,7 +101,7 @@ def compare_jobs(args: argparse.Namespace) -> int:
     api = connect(args)
     ids = [resolve_job_id(job_id, api) for job_id in args.ids]
     name = {} if args.name is None else {"name": args.name}
-    return _report(args, api.compare_jobs({"jobs": ids, **name, **_judgement(args)}))
+    return _report(args, api, api.compare_jobs({"jobs": ids, **name, **_judgement(args)}))
 
 
 def _judgement(args: argparse.Namespace) -> dict[str, Any]:
@@ -107,7 +109,11 @@ def _judgement(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _report(args: argparse.Namespace, made: dict[str, Any]) -> int:
+def _report(args: argparse.Namespace, api: Api, made: dict[str, Any]) -> int:
+    from gradient_cli import config
+
+    with suppress(OSError):  # it only saves typing
+        config.remember_comparison(current_folder(), api.url, str(made["id"]))
     if args.json:
         print_json(made)
         return OK

@@ -7,9 +7,9 @@ import time
 from functools import partial
 
 from gradient_cli import terminal
-from gradient_cli.errors import OK
+from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import format_duration, format_money, format_past, format_size, print_json, print_table
-from gradient_cli.options import add_connection, add_json, add_option, add_positional
+from gradient_cli.options import LAST, add_connection, add_json, add_option, add_positional, current_folder
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gradient_cli.api.client import Api
 
 _WAIT_SECONDS = 2.0
+_ID_CHARACTERS, _MOST, _NAMED = 14, 100, 5
 _RANKS = {"fastest": "fastest", "cheapest": "cheapest", "mostAccurate": "most accurate"}
 _FRONT = "PARETO FRONT OF"
 
@@ -67,7 +68,41 @@ def add_delete(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_id(parser: argparse.ArgumentParser) -> None:
-    add_positional(parser, "id", needed=True, metavar="COMPARISON", help="id of the comparison")
+    add_positional(
+        parser,
+        "id",
+        nargs="?",
+        metavar="COMPARISON",
+        help=f"id of the comparison, or its beginning (default: {LAST}, the last one made in this folder)",
+    )
+
+
+def _resolve_id(given: str | None, api: Api) -> str:
+    """Return the whole id of the given comparison, else that of the last one made in this folder.
+
+    Raises:
+        UsageError: None was given, and none is stored; or several ids begin like this.
+    """
+    from gradient_cli import config
+
+    if not given or given == LAST:
+        remembered = config.last_comparison(current_folder(), api.url)
+        if not remembered:
+            raise UsageError(
+                "comparison: required, because none was made in this folder yet",
+                hint="`gradient-cli compare list` lists the ids.",
+            )
+        terminal.print_message(f"comparison {remembered} (the last one of this folder)")
+        return remembered
+    if len(given) >= _ID_CHARACTERS:
+        return given
+    found = [each["id"] for each in api.comparisons({"limit": _MOST})["comparisons"] if each["id"].startswith(given)]
+    if len(found) > 1:
+        raise UsageError(
+            f"several comparisons have an id that begins with {given!r}: {', '.join(found[:_NAMED])}",
+            hint="Give more of it.",
+        )
+    return str(found[0]) if found else given
 
 
 def list_comparisons(args: argparse.Namespace) -> int:
@@ -94,7 +129,8 @@ def show(args: argparse.Namespace) -> int:
     from gradient_cli.api.client import connect
 
     api = connect(args)
-    found = _wait(api, args.id) if args.wait else api.comparison(args.id)
+    comparison_id = _resolve_id(args.id, api)
+    found = _wait(api, comparison_id) if args.wait else api.comparison(comparison_id)
     code = _exit_code(api, found) if args.wait else OK
     if args.json:
         print_json(found)
@@ -141,7 +177,8 @@ def export(args: argparse.Namespace) -> int:
     """Print a comparison in a form for other programs or for a report."""
     from gradient_cli.api.client import connect
 
-    found = connect(args).comparison(args.id)
+    api = connect(args)
+    found = api.comparison(_resolve_id(args.id, api))
     if args.format == "json":
         print_json(found)
     elif args.format == "csv":
@@ -155,8 +192,12 @@ def delete(args: argparse.Namespace) -> int:
     """Delete a comparison."""
     from gradient_cli.api.client import connect
 
-    connect(args).delete_comparison(args.id)
-    terminal.print_message(f"deleted {terminal.sanitize(args.id)}; its jobs stay")
+    if not args.id:
+        raise UsageError("comparison: required", hint=f"Give its id, or {LAST}.")
+    api = connect(args)
+    comparison_id = _resolve_id(args.id, api)
+    api.delete_comparison(comparison_id)
+    terminal.print_message(f"deleted {terminal.sanitize(comparison_id)}; its jobs stay")
     return OK
 
 

@@ -42,6 +42,9 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
         "--rank", type=int, metavar="N", help="print only the lines of host N of a TPU slice, the first being 0"
     )
     parser.add_argument("--raw", action="store_true", help="do not strip terminal escape sequences")
+    parser.add_argument(
+        "--to", metavar="FILE", help="download the whole log as the job wrote it, byte for byte; - for standard output"
+    )
     parser.add_argument("-t", "--timestamps", action="store_true", help="prefix each line with its time")
     parser.add_argument("--json", action="store_true", help="print each line as a JSON object")
     add_connection(parser)
@@ -51,13 +54,19 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 def logs(args: argparse.Namespace) -> int:
     """Print a job's log; with `--follow`, until the job ends."""
     from gradient_cli.api.client import connect
-    from gradient_cli.follow import JsonPrinter, LogPrinter, attach
 
     _check(args)
     api = connect(args)
     given = {name: getattr(args, name) for name in ("since", "until")}
     since, until = (text and parse_moment(name, text, api) for name, text in given.items())
     job_id = resolve_job_id(args.id, api)
+    return _print(args, api, job_id) if args.to is None else _download(api, job_id, args.to)
+
+
+def _print(args: argparse.Namespace, api: Api, job_id: str) -> int:
+    from gradient_cli.follow import JsonPrinter, LogPrinter, attach
+
+    since, until = (getattr(args, name) and parse_moment(name, getattr(args, name)) for name in ("since", "until"))
     printer = (JsonPrinter if args.json else LogPrinter)(
         raw=args.raw, timestamps=args.timestamps, search=args.search or "", rank=args.rank
     )
@@ -85,6 +94,12 @@ def logs(args: argparse.Namespace) -> int:
     elif not printer.printed:
         host = "" if args.rank is None else f" of host {args.rank}"
         terminal.print_message(f"no line{host} contains {args.search!r}" if args.search else f"no lines{host}")
+    return OK
+
+
+def _download(api: Api, job_id: str, path: str) -> int:
+    with open(1 if path == "-" else path, "wb", closefd=path != "-") as file:
+        file.writelines(api.raw_log(job_id))
     return OK
 
 
