@@ -15,6 +15,8 @@ _COMPARED = (
         "workspace",
         "workspaceSha256",
         "codeCommit",
+        "codeBranch",
+        "codeDirty",
         "workingDir",
         "python",
         "user",

@@ -167,5 +167,6 @@ def _entry_view(entry: StoredEntry) -> StoredEntryView:
         kind=entry.kind,
         size=entry.size,
         modified=datetime.fromtimestamp(entry.mtime_ms / 1000, UTC),
+        sha256=entry.sha256,
         etag=None if entry.size is None else f"{entry.size:x}-{entry.mtime_ms:x}",
     )

@@ -12,6 +12,9 @@ class StoredEntryView(View):
     kind: str = Field(description="file, folder, or other: a link or device, which cannot be read")
     size: int | None = Field(description="bytes; null if it is not a file")
     modified: Time
+    sha256: str | None = Field(
+        None, description="digest of a file that was stored by this API and not changed since; null: not known"
+    )
     etag: str | None = Field(description="changes with the content; null if it is not a file")
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import signal
+import subprocess
 
 import psutil
 import pytest
@@ -40,6 +41,35 @@ def jobs(service):
 
 def last_id(service):
     return jobs(service)[0]["id"]
+
+
+def test_a_job_and_its_record_have_the_commit_of_the_folder(service, shell):
+    def git(*command):
+        author = ("-c", "user.name=n", "-c", "user.email=n@example.org")
+        done = subprocess.run(
+            ["git", "-C", shell.folder, *author, *command], check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    git("init", "-q", "-b", "work")
+    (shell.folder / "setup.py").write_text("")
+    git("add", ".")
+    git("commit", "-q", "-m", "one")
+    git("tag", "v1.2")
+    commit = git("rev-parse", "HEAD")
+    run = ("jobs", "create", "-m", "CPU", "--command", "env | grep ^GRADIENT_GIT_ | sort; cat .git_archival.txt")
+    clean = shell(*run)
+    (shell.folder / "main.py").write_text("")
+    changed = shell(*run)
+    told = f"GRADIENT_GIT_BRANCH=work\nGRADIENT_GIT_COMMIT={commit}\nGRADIENT_GIT_DIRTY=%d\n"
+    archival = f"node: {commit}\ndescribe-name: v1.2-0-g{commit[:7]}\n"
+    assert clean.stdout == told % 0 + archival
+    assert changed.stdout == told % 1 + archival
+    assert "not kept" not in clean.stderr, "the file is not the job's"
+    assert f"{commit} · work · v1.2-0-g{commit[:7]} · with changes" in shell("jobs", "show").stdout
+    second, first = [job["id"] for job in jobs(service)[:2]]
+    assert "codeDirty" in shell("jobs", "diff", first, second).stdout
+    assert commit[:12] in service.request("GET", f"/ui/jobs/{second}/config").text
 
 
 def test_one_command_runs_a_folder_and_brings_its_outputs_back(service, shell, tmp_path):

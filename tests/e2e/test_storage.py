@@ -71,6 +71,24 @@ def test_a_repeated_upload_sends_only_what_has_changed(shell, data):
     assert (changed["bytes"], changed["unchanged"]) == (3, 2)
 
 
+def test_a_changed_file_of_equal_size_and_time_is_sent_and_a_touched_one_is_not(shell):
+    def put(content, moment):
+        (shell.folder / "f").write_text(content)
+        os.utime(shell.folder / "f", (moment, moment))
+        return json.loads(shell("storage", "put", "f", "/storage/equal/f", "--json").stdout)
+
+    assert put("aaaa", 1_700_000_000)["files"] == ["equal/f"]
+    assert put("bbbb", 1_700_000_000)["files"] == ["equal/f"]
+    assert put("bbbb", 1_600_000_000)["unchanged"] == 1
+    (shell.folder / "f").unlink()
+    shell("storage", "get", "equal/f", "f")
+    assert (shell.folder / "f").read_text() == "bbbb"
+    (shell.folder / "f").write_text("cccc")
+    os.utime(shell.folder / "f", (1_700_000_000, 1_700_000_000))
+    refused = shell("storage", "get", "equal/f", "f", code=1)
+    assert "--force" in refused.stderr
+
+
 @pytest.mark.usefixtures("data")
 def test_destinations(shell, tmp_path):
     shell("projects", "create", tmp_path.name)

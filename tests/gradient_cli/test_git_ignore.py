@@ -7,6 +7,7 @@ import pytest
 
 from gradient_cli.errors import ClientError
 from gradient_cli.workspace.archive import WorkspaceFolder, describe_skipped
+from gradient_cli.workspace.git import describe_commit
 
 pytestmark = pytest.mark.unit
 
@@ -19,6 +20,9 @@ def write(folder, *names, text="x"):
 
 def git(folder, *command):
     subprocess.run(["git", "-C", folder, *command], check=True, capture_output=True)
+
+
+COMMIT = ("-c", "user.name=n", "-c", "user.email=n@example.org", "commit", "-q", "-m", "one")
 
 
 def files(folder):
@@ -118,6 +122,28 @@ def test_a_hook_s_variables_do_not_lead_to_another_repository(repository, tmp_pa
     git(other, "add", "secret.ckpt")
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))
     assert "secret.ckpt" not in files(repository)
+
+
+def test_the_commit_of_a_folder_is_told(repository, tmp_path):
+    def told(folder=repository):
+        return describe_commit(str(folder))
+
+    assert told() == {}, "nothing is committed yet"
+    git(repository, "add", ".")
+    git(repository, *COMMIT)
+    commit = subprocess.check_output(["git", "-C", repository, "rev-parse", "HEAD"], text=True).strip()
+    git(repository, "checkout", "-q", "-b", "feature/x")
+    assert told() == {"codeCommit": commit, "codeBranch": "feature/x", "codeDirty": False}
+    git(repository, "tag", "v1.2")
+    write(repository, "new.py")
+    expected = {"codeCommit": commit, "codeDirty": True, "codeDescribe": f"v1.2-0-g{commit[:7]}"}
+    assert told() == {**expected, "codeBranch": "feature/x"}
+    assert told(repository / "sub") == {**expected, "codeBranch": "feature/x", "codeDirty": False}
+    git(repository, "checkout", "-q", "--detach")
+    assert told() == expected
+    (repository / "elsewhere").mkdir()
+    assert told(repository / "elsewhere") == {}, "nothing of it is in the commit"
+    assert told(tmp_path) == {}
 
 
 def test_files_that_git_ignores_are_named_with_their_patterns(repository, home):

@@ -69,6 +69,9 @@ def test_the_client_has_a_flag_for_every_option():
     } == of_the_service - {
         "workspaceSha256",
         "codeCommit",
+        "codeBranch",
+        "codeDirty",
+        "codeDescribe",
     }
 
 

@@ -6,9 +6,21 @@ from pathlib import Path
 
 from core.catalogue.backends import Capabilities
 from core.db.models.jobs import Job
+from core.jobs.spec.job_spec import JobSpec
 from worker.attempt.scratch import Scratch
 from worker.backends import base
 from worker.backends.base import PortForward
+
+
+def _describe_commit(spec: JobSpec) -> dict[str, str]:
+    """Return what is known of the commit of an uploaded folder."""
+    if spec.code_commit is None:
+        return {}
+    return {
+        "GRADIENT_GIT_COMMIT": spec.code_commit,
+        "GRADIENT_GIT_BRANCH": spec.code_branch or "",
+        "GRADIENT_GIT_DIRTY": "1" if spec.code_dirty else "0",
+    }
 
 
 def service_environment(
@@ -33,6 +45,7 @@ def service_environment(
         "GRADIENT_JOB_ID": job.id,
         "GRADIENT_ATTEMPT": str(job.attempt),
         "GRADIENT_MACHINE_TYPE": job.machine_type,
+        **_describe_commit(job.spec),
         **({"GRADIENT_GPUS": ",".join(gpus)} if gpus else {}),
         "GRADIENT_WORKSPACE_DIR": str(workspace),
         "GRADIENT_ARTIFACTS_DIR": str(artifacts),

@@ -130,6 +130,7 @@ class Scratch:
         commit = None
         if spec.workspace_sha256 is not None:
             _unpack(spec.workspace_sha256, store, filling, limits)
+            _write_commit(spec, filling)
         else:
             filling.mkdir()
             commit = fetch(filling)
@@ -187,6 +188,16 @@ def _check_depth(function: object, path: str, error: tuple[type[BaseException], 
     del function
     if isinstance(error[1], OSError) and error[1].errno in {errno.EMFILE, errno.ENAMETOOLONG}:
         raise _TooDeep(path)
+
+
+def _write_commit(spec: JobSpec, workspace: Path) -> None:
+    """Write the commit of a project into the file in which setuptools-scm and its like look for it without git."""
+    packaged = any((workspace / name).is_file() for name in ("pyproject.toml", "setup.py"))
+    if spec.code_commit is None or not packaged:
+        return
+    described = f"describe-name: {spec.code_describe}\n" if spec.code_describe else ""
+    with suppress(OSError), (workspace / ".git_archival.txt").open("x") as file:  # a repository may have its own
+        file.write(f"node: {spec.code_commit}\n{described}")
 
 
 def _unpack(sha256: str, store: WorkspaceStore, target: Path, limits: ArchiveLimits) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+_MAX_CHARACTERS = 200
 _OTHER_REPOSITORY = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}  # set in hooks
 
 
@@ -26,6 +27,27 @@ def find_tracked(root: str) -> set[str]:
             found.add(path)
             path = os.path.dirname(path)
     return found
+
+
+def describe_commit(root: str) -> dict[str, object]:
+    """Return a folder's commit, its branch, whether files differ from it, and its name by tags, as options of a job.
+
+    Empty if nothing of the folder is in a commit.
+    """
+    commit = _run(root, "rev-parse", "--verify", "HEAD")
+    if not commit or not _run(root, "ls-tree", "--name-only", "HEAD", "./"):
+        return {}
+    found = {
+        "codeCommit": commit,
+        "codeBranch": _run(root, "symbolic-ref", "--quiet", "--short", "HEAD"),
+        "codeDescribe": _run(root, "describe", "--tags", "--long"),
+        "codeDirty": bool(_run(root, "status", "--porcelain", "--", ".")),
+    }
+    return {
+        name: value[:_MAX_CHARACTERS] if isinstance(value, str) else value
+        for name, value in found.items()
+        if value is not None
+    }
 
 
 def _run(folder: str, *question: str) -> str | None:

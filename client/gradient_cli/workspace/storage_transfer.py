@@ -112,7 +112,7 @@ class UploadPlan:
 
 
 def upload(api: Api, project_id: str, plan: UploadPlan) -> tuple[list[str], int]:
-    """Store the files that are missing or differ in size or time; return their remote paths, and their bytes.
+    """Store the files that are missing or differ; return their remote paths, and their bytes.
 
     Raises:
         ClientError: A file cannot be read, or the server refuses it; files before it are stored.
@@ -121,7 +121,7 @@ def upload(api: Api, project_id: str, plan: UploadPlan) -> tuple[list[str], int]
     due, total = {}, 0
     for place, path in plan.files.items():
         status = os.stat(path)
-        if there.get(place) != (status.st_size, modified(status)):
+        if place not in there or not _is_same(path, status, there[place]):
             due[place] = path
             total += status.st_size
     progress, done = Progress(f"uploading {format_count(len(due), 'file')}", total), 0
@@ -146,14 +146,35 @@ def _store(api: Api, project_id: str, place: str, path: str, sent: Callable[[int
             digest = sha256(file)
             api.store_file(project_id, place, file, sent, size=status.st_size, sha256=digest, modified=modified(status))
     except OSError as error:
-        raise ClientError(
-            f"cannot read {terminal.sanitize(path)}: {error.strerror}", hint="Repair it, then repeat the upload."
-        ) from None
+        raise _unreadable(path, error) from None
     return status.st_size
 
 
-def _find_stored(api: Api, project_id: str, files: dict[str, str]) -> dict[str, tuple[int, str]]:
-    """Return size and time of what is stored in the folders of these files."""
+def _is_same(path: str, status: os.stat_result, stored: dict[str, Any]) -> bool:
+    """Return whether a local file is the stored one: by its content if the server knows its digest, else by its time.
+
+    Raises:
+        ClientError: It cannot be read.
+    """
+    if status.st_size != stored["size"]:
+        return False
+    if not stored.get("sha256"):
+        return modified(status) == str(stored["modified"])
+    try:
+        with open(path, "rb") as file:
+            return sha256(file) == str(stored["sha256"])
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: str, error: OSError) -> ClientError:
+    return ClientError(
+        f"cannot read {terminal.sanitize(path)}: {error.strerror}", hint="Repair it, then repeat the transfer."
+    )
+
+
+def _find_stored(api: Api, project_id: str, files: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Return what is stored in the folders of these files."""
     from gradient_cli.errors import ServerError
 
     top = os.path.commonpath([os.path.dirname(f"/{place}") for place in files]).lstrip("/") if files else ""
@@ -163,7 +184,7 @@ def _find_stored(api: Api, project_id: str, files: dict[str, str]) -> dict[str, 
         if error.status != 404:  # noqa: PLR2004  not found: nothing is stored there yet
             raise
         return {}
-    return {entry["path"]: (entry["size"], entry["modified"]) for entry in entries}
+    return {entry["path"]: entry for entry in entries}
 
 
 def modified(status: os.stat_result) -> str:
@@ -191,7 +212,7 @@ def local_target(files: Sequence[dict[str, Any]], remote: str, local: str | None
 
 
 class StoredFiles:
-    """Files in a project's storage: the same file has the same size and time of change.
+    """Files in a project's storage.
 
     Args:
         api: The server.
@@ -218,7 +239,7 @@ class StoredFiles:
             status = os.lstat(path)
         except OSError:
             return False
-        return stat.S_ISREG(status.st_mode) and (status.st_size, modified(status)) == (file["size"], file["modified"])
+        return stat.S_ISREG(status.st_mode) and _is_same(path, status, file)
 
     def finish(self, path: str, file: dict[str, Any]) -> None:
         """Give a downloaded file the time of the stored one."""

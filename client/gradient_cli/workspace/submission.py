@@ -9,6 +9,7 @@ from gradient_cli import terminal
 from gradient_cli.errors import ServerError, UsageError
 from gradient_cli.formatting import format_count, format_size
 from gradient_cli.progress import Progress
+from gradient_cli.workspace import git
 from gradient_cli.workspace.archive import Archive, WorkspaceFolder, open_archive
 from gradient_cli.workspace.manifest import FolderManifest
 from gradient_cli.workspace.pack import create_pack
@@ -105,6 +106,7 @@ def _submit_files(
     planned: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Submit with those files of a folder that the server lacks."""
+    spec = {**git.describe_commit(folder.root), **spec}
     manifest = _read_manifest(api, folder)
     stored = Archive("", manifest.sha256, folder.size, temporary=False)
     if manifest.base == manifest.sha256 and api.has_workspace(manifest.sha256):

@@ -25,6 +25,8 @@ MAX_ENV_BYTES = 128 * 1024
 MAX_NAME = 200
 MAX_TAGS = 50
 MAX_TAG = 100
+CODE_OPTIONS = frozenset({"codeCommit", "codeBranch", "codeDirty", "codeDescribe"})
+"""Options that tell where an uploaded folder comes from, which clients find out by themselves."""
 MAX_GRACE_SECONDS = 3600
 MAX_ATTEMPTS = 100
 MAX_PRIORITY = 100
@@ -109,6 +111,11 @@ class JobSpec:
         "folder stands for all of it",
     ] = ()
     code_commit: Annotated[str | None, "git commit of the uploaded folder"] = None
+    code_branch: Annotated[str | None, "git branch of the uploaded folder"] = None
+    code_dirty: Annotated[bool | None, "whether the uploaded folder differs from its commit"] = None
+    code_describe: Annotated[str | None, "name of the commit by the last tag before it, as `git describe` gives it"] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         """Validate all fields.
@@ -141,8 +148,7 @@ class JobSpec:
         parse_data_disks(self.data_disks)
         check_tags(self.tags)
         check_outputs(self.outputs)
-        if self.code_commit is not None:
-            check_label(self.code_commit, "codeCommit", MAX_TAG)
+        _check_code(self)
         object.__setattr__(self, "ports", tuple(str(port) for port in parse_ports(self.ports)))
         if self.registry_username is not None and self.container is None:
             raise SpecInvalid(
@@ -284,6 +290,13 @@ def _check_secret(variable: str, value: str, where: str) -> None:
             "consist of letters, digits and _ . -; no other value may begin with the prefix.",
             field=where,
         )
+
+
+def _check_code(spec: JobSpec) -> None:
+    given = {"codeCommit": spec.code_commit, "codeBranch": spec.code_branch, "codeDescribe": spec.code_describe}
+    for name, text in given.items():
+        if text is not None:
+            check_label(text, name, MAX_NAME)
 
 
 def _check_python(version: str | None) -> None:

@@ -38,7 +38,10 @@ from core.storage.shared.folders import DATASETS, SharedStorage, remove_entry
 from core.system.filesystem import FULL_DISK_ERRNOS, write_all
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MS = 1_000_000
+_DIGEST = "user.gradient.sha256"
+"""Attribute of a stored file: its size and time of change, and the digest of its content then."""
 _FILE_MODE, _FOLDER_MODE = 0o666, 0o777
 """Modes of uploads: jobs may run as other users than the service, and the project's folder is closed to all others."""
 
@@ -52,18 +55,20 @@ class StoredEntry:
         kind: `file`, `folder`, or `other`: a link, fifo, socket or device, which cannot be read.
         size: Bytes of a file; None otherwise.
         mtime_ms: Time of its last change, in Unix milliseconds.
+        sha256: Digest of a file that a client stored and nobody has changed since; None: not known.
     """
 
     path: str
     kind: str
     size: int | None
     mtime_ms: int
+    sha256: str | None = None
 
     @classmethod
-    def from_stat(cls, path: str, status: os.stat_result) -> "StoredEntry":
+    def from_stat(cls, path: str, status: os.stat_result, sha256: str | None = None) -> "StoredEntry":
         """Create it from the status of a path."""
         kind = {stat.S_IFREG: "file", stat.S_IFDIR: "folder"}.get(stat.S_IFMT(status.st_mode), "other")
-        return cls(path, kind, status.st_size if kind == "file" else None, status.st_mtime_ns // _MS)
+        return cls(path, kind, status.st_size if kind == "file" else None, status.st_mtime_ns // _MS, sha256)
 
 
 class EntryPage(NamedTuple):
@@ -170,9 +175,9 @@ class ProjectFiles:
         with opened_folder(root) as top:
             if below:
                 with opened_beneath(top, below[:-1]) as parent:
-                    status = os.stat(below[-1], dir_fd=parent, follow_symlinks=False)
-                if not stat.S_ISDIR(status.st_mode):
-                    yield StoredEntry.from_stat(public, status)
+                    entry = _entry(parent, below[-1], public)
+                if entry.kind != "folder":
+                    yield entry
                     return
             with opened_beneath(top, below) as folder:
                 yield from _walk(folder, public, after, recursive=recursive, shared=shared)
@@ -244,7 +249,10 @@ class Upload:
                 os.fsync(parent)
             if mtime_ms is not None:  # under its name: `sweep_incoming` would take it for the rest of an old upload
                 os.utime(self._descriptor, ns=(mtime_ms * _MS, mtime_ms * _MS))
-            return StoredEntry.from_stat(self._path, os.fstat(self._descriptor))
+            status = os.fstat(self._descriptor)
+            with suppress(OSError):  # not every file system has attributes
+                os.setxattr(self._descriptor, _DIGEST, f"{_version(status)} {found}".encode())
+            return StoredEntry.from_stat(self._path, status, found)
 
     def close(self) -> None:
         """Release the file; one that was not committed is deleted."""
@@ -281,7 +289,24 @@ def _walk(
 
 
 def _entry(folder: int, name: str, path: str) -> StoredEntry:
-    return StoredEntry.from_stat(path, os.stat(name, dir_fd=folder, follow_symlinks=False))
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return StoredEntry.from_stat(path, status, _stored_digest(folder, name, status))
+
+
+def _version(status: os.stat_result) -> str:
+    """Return what a change of a file changes."""
+    return f"{status.st_size:x}-{status.st_mtime_ns:x}"
+
+
+def _stored_digest(folder: int, name: str, status: os.stat_result) -> str | None:
+    """Return the digest that was noted with a file, if it is that of its content now."""
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    with suppress(OSError, ValueError):
+        text = os.getxattr(f"/proc/self/fd/{folder}/{name}", _DIGEST, follow_symlinks=False).decode()
+        version, sha256 = text.split()
+        return sha256 if version == _version(status) and _SHA256.fullmatch(sha256) else None
+    return None
 
 
 @contextmanager

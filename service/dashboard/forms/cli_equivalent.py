@@ -5,13 +5,13 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from core.jobs.spec.job_spec import REDACTED
+from core.jobs.spec.job_spec import CODE_OPTIONS, REDACTED
 
 _FLAGS = {"workingDir": "workingDirectory", "tags": "tag"}
 """Options whose flag has another name than in the API."""
 _FILED = {"workingDir": "workingDirectory"}
 """Options that have another name in a project file."""
-_NOT_GIVEN = frozenset({"workspace", "workspaceSha256", "registryPassword", "codeCommit"})
+_NOT_GIVEN = frozenset({"workspace", "workspaceSha256", "registryPassword"}) | CODE_OPTIONS
 
 
 def as_command(fields: Mapping[str, Any]) -> str:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from core.jobs.spec.job_spec import REDACTED, SECRET_PREFIX, JobSpec
+from core.jobs.spec.job_spec import CODE_OPTIONS, REDACTED, SECRET_PREFIX, JobSpec
 from service.schemas.jobs import SubmitJob
 
 SHOWN_FIRST = ("name", "project", "tags", "container", "envVars", "outputs", "timeLimit", "maxAttempts", "ports")
 """Options with a field of the usual kind that are always shown, in this order; the others can be unfolded."""
 
-_DRAWN_APART = frozenset({"machineType", "command", "workspace", "workspaceSha256", "codeCommit", "projectId"})
+_DRAWN_APART = frozenset({"machineType", "command", "workspace", "workspaceSha256", "projectId"}) | CODE_OPTIONS
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
 _LABELS = {"envVars": "Environment variables", "container": "Image", "cpus": "CPUs", "memoryMb": "Memory (MiB)"}

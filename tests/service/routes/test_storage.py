@@ -53,6 +53,7 @@ def test_a_file_comes_back_as_it_was_sent(client, project, stores):
         "kind": "file",
         "size": len(content),
         "modified": MODIFIED,
+        "sha256": digest,
         "etag": f"{len(content):x}-{1714557600123:x}",
     }
     got = client.get(url(project, entry["path"]))
@@ -68,6 +69,26 @@ def test_a_file_comes_back_as_it_was_sent(client, project, stores):
     assert stat.S_IMODE(stored.parent.stat().st_mode) == 0o777
     assert stat.S_IMODE(stores.storage.of_project(project).stat().st_mode) == 0o700
     assert names(stores.storage.incoming) == []
+
+
+def test_a_digest_is_told_until_a_job_changes_the_file(client, project, folder):
+    def digests():
+        listed = (client.get(url(project), params=query).json() for query in ({}, {"path": "kept"}))
+        return [entry["sha256"] for page in listed for entry in page["entries"] if entry["path"] == "kept"]
+
+    known = hashlib.sha256(b"aaaa").hexdigest()
+    put(client, project, "kept", b"aaaa", modified=MODIFIED)
+    assert digests() == [known, known]
+    stored = folder / "kept"
+    before = stored.stat()
+    stored.write_bytes(b"bbbb")
+    assert digests() == [None, None]
+    os.utime(stored, ns=(before.st_mtime_ns, before.st_mtime_ns + 1))
+    assert digests() == [None, None]
+    (folder / "written").write_bytes(b"by a job")
+    (folder / "link").symlink_to("kept")
+    entries = client.get(url(project)).json()["entries"]
+    assert [entry["sha256"] for entry in entries] == [None] * 4, "of what is there, and the data sets"
 
 
 @pytest.mark.parametrize("method", ["PUT", "GET", "DELETE"])

@@ -58,15 +58,14 @@ def logs(args: argparse.Namespace) -> int:
     _check(args)
     api = connect(args)
     given = {name: getattr(args, name) for name in ("since", "until")}
-    since, until = (text and parse_moment(name, text, api) for name, text in given.items())
+    within = [text and parse_moment(name, text, api) for name, text in given.items()]
     job_id = resolve_job_id(args.id, api)
-    return _print(args, api, job_id) if args.to is None else _download(api, job_id, args.to)
+    return _print(args, api, job_id, *within) if args.to is None else _download(api, job_id, args.to)
 
 
-def _print(args: argparse.Namespace, api: Api, job_id: str) -> int:
+def _print(args: argparse.Namespace, api: Api, job_id: str, since: datetime | None, until: datetime | None) -> int:
     from gradient_cli.follow import JsonPrinter, LogPrinter, attach
 
-    since, until = (getattr(args, name) and parse_moment(name, getattr(args, name)) for name in ("since", "until"))
     printer = (JsonPrinter if args.json else LogPrinter)(
         raw=args.raw, timestamps=args.timestamps, search=args.search or "", rank=args.rank
     )

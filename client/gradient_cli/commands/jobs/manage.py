@@ -241,6 +241,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "working directory": str(job.get("workingDir") or ""),
         "python": str(job.get("python") or ""),
         "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
+        "commit": _describe_commit(job),
         "environment": ", ".join(f"{name}={value}" for name, value in (job.get("envVars") or {}).items()),
         "ports": ", ".join(describe_port(port) for port in job.get("ports") or []),
         **{one: ", ".join(job.get(name) or []) for one, name in _SHOWN_LISTS},
@@ -255,6 +256,12 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     cost = " at ".join(part for part in (format_money(job.get("cost")), format_price(job)) if part)
     ran = format_duration(job.get("durationSeconds"))
     return {**exact, **times, "ran": ran, _cost_label(job): cost, "link": str(job.get("url") or "")}
+
+
+def _describe_commit(job: dict[str, Any]) -> str:
+    changed = "with changes" if job.get("codeDirty") else ""
+    facts = (job.get("codeCommit"), job.get("codeBranch"), job.get("codeDescribe"), changed)
+    return " · ".join(str(fact) for fact in facts if fact)
 
 
 def _describe_attempt(job: dict[str, Any]) -> str:

@@ -45,7 +45,7 @@ def job_at(client, answer):
 
 def test_every_option_of_a_job_has_a_field(signed_in_browser):
     page = signed_in_browser.get(PAGE).text
-    left_out = {"codeCommit", "projectId", "workspaceSha256"}
+    left_out = {"codeCommit", "codeBranch", "codeDirty", "codeDescribe", "projectId", "workspaceSha256"}
     for name in FIELDS.keys() - left_out:
         assert f'name="{name}"' in page, name
     assert set(SHOWN_FIRST) | {one.name for one in OTHER_FIELDS} < FIELDS.keys()
