@@ -17,7 +17,6 @@ from support.browser import Chromium, find_chromium
 from support.deployment import PLAIN_JOBS, Deployment
 from support.faults import fault_report
 from support.faults.proxy import Proxy
-from support.google.gcs_simulator import GcsHarness
 from support.job_packages import EXAMPLES, has_default_packages, has_packages_of
 from support.light_database import use_light_databases
 from support.servers.otlp_collector import OtlpCollector
@@ -33,8 +32,9 @@ from core.db.models.jobs import Job
 from core.jobs import projects, submission
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.submission import NewJob
-from gradient_server.simulator.gcs.server import GcsSimulator
 from worker.backends.control_groups import control_group_support
+
+pytest_plugins = ["support.google.fixtures"]
 
 # A busy machine takes longer than Hypothesis allows an example by default.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -428,18 +428,3 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
     deployment = Deployment(tmp_path / "home")
     yield deployment
     deployment.stop()
-
-
-@pytest.fixture(scope="session")
-def gcs_simulator() -> Iterator[GcsSimulator]:
-    """One simulator of Cloud Storage a test process."""
-    simulator = GcsSimulator().start()
-    yield simulator
-    simulator.stop()
-
-
-@pytest.fixture
-def gcs(gcs_simulator: GcsSimulator) -> Iterator[GcsHarness]:
-    """The simulator, without faults but those that this test asks for."""
-    yield GcsHarness(gcs_simulator)
-    gcs_simulator.faults.clear_faults()

@@ -64,20 +64,20 @@ class Tokens:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._issued: dict[str, Caller] = {}
-        self.unimpersonable: set[str] = set()
-        """Accounts that nobody may impersonate, besides those that Google manages."""
+        self.required = False
+        """Whether a request without a token that was issued here is refused."""
 
     def caller(self, authorization: str | None) -> Caller:
         """Return the caller that an `Authorization` header identifies.
 
         Raises:
-            Refused: 401: the token has expired.
+            Refused: 401: the token has expired, or one is required and it was not issued here.
         """
         token = (authorization or "").removeprefix("Bearer ")
         with self._lock:
-            caller = self._issued.get(token, Caller())
-        if caller.expires_at <= time.time():
-            raise StorageError(401, "authError", "Invalid Credentials: the access token has expired.")
+            caller = self._issued.get(token, None if self.required else Caller())
+        if caller is None or caller.expires_at <= time.time():
+            raise StorageError(401, "authError", "Invalid Credentials: the access token is unknown or has expired.")
         return caller
 
     def impersonate(self, asking: Caller, account: str, lifetime: float) -> dict[str, Any]:
@@ -86,11 +86,11 @@ class Tokens:
         Raises:
             Refused: 403: the caller may not impersonate this account.
         """
-        if asking.account != OPERATOR or account.endswith(_MANAGED_DOMAIN) or account in self.unimpersonable:
+        if asking.account != OPERATOR or account.endswith(_MANAGED_DOMAIN):
             raise StorageError(
                 403, "forbidden", f"Permission 'iam.serviceAccounts.getAccessToken' denied on resource {account}."
             )
-        token = self._issue(Caller(account, None, time.time() + lifetime))
+        token = self.issue(Caller(account, None, time.time() + lifetime))
         until = datetime.now(UTC) + timedelta(seconds=lifetime)
         return {"accessToken": token, "expireTime": until.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
@@ -98,7 +98,7 @@ class Tokens:
         """Exchange a token for one with an access boundary, like Google's token service."""
         caller = self.caller(subject)
         until = min(caller.expires_at, time.time() + lifetime)
-        token = self._issue(Caller(caller.account, tuple(rules), until))
+        token = self.issue(Caller(caller.account, tuple(rules), until))
         return {
             "access_token": token,
             "issued_token_type": "urn:ietf:params:oauth:token-type:access_token",
@@ -106,7 +106,8 @@ class Tokens:
             "expires_in": int(until - time.time()),
         }
 
-    def _issue(self, caller: Caller) -> str:
+    def issue(self, caller: Caller) -> str:
+        """Issue an access token."""
         token = f"ya29.{secrets.token_urlsafe(24)}"
         with self._lock:
             self._issued[token] = caller

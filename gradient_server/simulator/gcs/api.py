@@ -73,6 +73,9 @@ class StorageResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+Hosts = Mapping[str, Callable[[StorageRequest], StorageResponse]]
+
+
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> StorageResponse:
     """Build a JSON response."""
     return StorageResponse(status, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
@@ -89,10 +92,11 @@ def error_response(error: StorageError) -> StorageResponse:
 class StorageApi:
     """Handles requests to the buckets."""
 
-    def __init__(self, buckets: BucketStore, tokens: Tokens, faults: StorageFaults) -> None:
-        self._buckets, self._tokens, self._faults = buckets, tokens, faults
+    def __init__(self, buckets: BucketStore, tokens: Tokens, faults: StorageFaults, others: Hosts) -> None:
+        self._buckets, self._tokens, self._faults, self._others = buckets, tokens, faults, others
         name = "([^/]+)"
         routes: list[tuple[str, Callable[..., StorageResponse]]] = [
+            ("POST /token", self._sign_in),
             ("POST /v1/token", self._exchange),
             (f"POST /v1/projects/-/serviceAccounts/{name}:generateAccessToken", self._impersonate),
             ("GET /storage/v1/b", self._list_buckets),
@@ -122,12 +126,19 @@ class StorageApi:
             return error_response(StorageError(400, "invalid", f"The request cannot be understood: {error!r}"))
 
     def _dispatch(self, request: StorageRequest) -> StorageResponse:
+        if other := self._others.get(request.base.removeprefix("https://")):
+            self._caller(request)
+            return other(request)
         for pattern, handler in self._routes:
             if found := pattern.fullmatch(f"{request.method} {request.path}"):
                 return handler(request, *(unquote(part) for part in found.groups()))
         raise StorageError(404, "notFound", f"The simulator has no {request.method} {request.path}.")
 
     # ---- Tokens
+
+    def _sign_in(self, _: StorageRequest) -> StorageResponse:
+        token = self._tokens.issue(Caller())
+        return json_response({"access_token": token, "token_type": "Bearer", "expires_in": 3600})
 
     def _exchange(self, request: StorageRequest) -> StorageResponse:
         form = {name: values[0] for name, values in parse_qs(request.body.decode()).items()}
@@ -158,7 +169,6 @@ class StorageApi:
 
     def _create_bucket(self, request: StorageRequest) -> StorageResponse:
         self._caller(request)
-        self._faults.check_creation()
         fields = request.json
         return json_response(self._buckets.create(fields.pop("name"), fields).resource(request.base))
 

@@ -13,6 +13,7 @@ class _Failure:
     remaining: int
     method: str | None
     path: str
+    seconds: float = 0.0
 
     def matches(self, method: str, path: str) -> bool:
         return self.remaining > 0 and self.method in {None, method} and self.path in path
@@ -31,8 +32,7 @@ class StorageFaults:
             self._failures: list[_Failure] = []
             self._broken: list[_Failure] = []
             self._denied: set[str] = set()
-            self._seconds = 0.0
-            self._creation_refused = False
+            self._delays: list[_Failure] = []
 
     def fail(self, status: int, times: int = 1, *, method: str | None = None, path: str = "") -> None:
         """Answer the next requests with this status.
@@ -56,15 +56,10 @@ class StorageFaults:
         with self._lock:
             self._denied.add(account)
 
-    def slow(self, seconds: float) -> None:
-        """Wait before each answer."""
+    def slow(self, seconds: float, *, method: str | None = None, path: str = "") -> None:
+        """Wait before each answer, or before those to some requests; see `fail`."""
         with self._lock:
-            self._seconds = seconds
-
-    def deny_bucket_creation(self) -> None:
-        """Answer requests for a new bucket with 403."""
-        with self._lock:
-            self._creation_refused = True
+            self._delays.append(_Failure(0, 1, method, path, seconds))
 
     def apply_fault(self, method: str, path: str) -> None:
         """Apply the delay and the pending fault for a request.
@@ -72,8 +67,9 @@ class StorageFaults:
         Raises:
             Refused: With the status of the fault.
         """
-        if self._seconds:
-            time.sleep(self._seconds)
+        with self._lock:
+            delay = sum(one.seconds for one in self._delays if one.matches(method, path))
+        time.sleep(delay)
         with self._lock:
             found = next((one for one in self._failures if one.matches(method, path)), None)
             if found is not None:
@@ -97,13 +93,3 @@ class StorageFaults:
         with self._lock:
             if account in self._denied:
                 raise StorageError(403, "forbidden", f"{account} does not have storage access to the bucket.")
-
-    def check_creation(self) -> None:
-        """Refuse to create a bucket if `refuse_creation` was called.
-
-        Raises:
-            Refused: 403.
-        """
-        with self._lock:
-            if self._creation_refused:
-                raise StorageError(403, "forbidden", "operator does not have storage.buckets.create access.")

@@ -18,7 +18,7 @@ from typing import Any
 
 from gradient_server.simulator.certificates import create_authority
 from gradient_server.simulator.gcs.access import Tokens
-from gradient_server.simulator.gcs.api import StorageApi, StorageRequest, StorageResponse
+from gradient_server.simulator.gcs.api import Hosts, StorageApi, StorageRequest, StorageResponse
 from gradient_server.simulator.gcs.faults import StorageFaults
 from gradient_server.simulator.gcs.objects import BucketStore, StoredObject
 
@@ -39,7 +39,7 @@ class GcsSimulator:
 
     Args:
         port: Port to listen on; 0 takes a free one.
-        host: Address to listen on.
+        others: Other hosts that are answered over TLS, and what answers their requests.
 
     Attributes:
         buckets: The buckets and their objects.
@@ -48,14 +48,16 @@ class GcsSimulator:
         requests: `METHOD path` of the latest requests, in order.
     """
 
-    def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int = 0, others: Hosts | None = None) -> None:
         self.buckets, self.faults, self.tokens = BucketStore(), StorageFaults(), Tokens()
         self.requests: list[str] = []
         self._folder = Path(tempfile.mkdtemp(prefix="gradient-gcs-"))
-        self.ca, context = create_authority(self._folder, HOSTS)
-        api = StorageApi(self.buckets, self.tokens, self.faults)
-        self._server = _Server((host, port), api, context, self)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="gcs-simulator", daemon=True)
+        self.hosts = [*HOSTS, *(others or {})]
+        self.ca, context = create_authority(self._folder, self.hosts)
+        api = StorageApi(self.buckets, self.tokens, self.faults, others or {})
+        self._server = _Server(("127.0.0.1", port), api, context, self)
+        # It looks every 50 ms for its end, so that tests need not wait for that.
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="gcs", daemon=True)
 
     @property
     def url(self) -> str:
@@ -86,14 +88,9 @@ class GcsSimulator:
         """List every object as `gs://bucket/name`."""
         return [f"gs://{one.bucket}/{one.name}" for one in self._iter_objects()]
 
-    def environment(self, url: str | None = None, ca: str | None = None) -> dict[str, str]:
-        """Return variables that point a program's `gs://` to this server, for TensorFlow and google-cloud-storage.
-
-        Args:
-            url: The simulator's address as the program sees it; default: `url`.
-            ca: The path of `ca.pem` as the program sees it; default: its path here.
-        """
-        address, authority = url or self.url, ca or str(self.ca)
+    def environment(self) -> dict[str, str]:
+        """Return variables that point a program's `gs://` to this server, for TensorFlow and google-cloud-storage."""
+        address, authority = self.url, str(self.ca)
         return {
             # Not in lower case: gRPC reads that too, and would connect to TPUs through the proxy.
             "HTTPS_PROXY": address,
@@ -144,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_CONNECT(self) -> None:
         host = self.path.rpartition(":")[0]
-        if host not in HOSTS:
+        if host not in self.server.simulator.hosts:
             self._send(StorageResponse(403, b"The simulator stands for Cloud Storage only.\n"))
             return
         self._tunnel = f"https://{host}"

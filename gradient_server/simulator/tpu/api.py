@@ -1,14 +1,15 @@
 """A simulated TPU API server: google-cloud-tpu's own messages over real gRPC."""
 
 import errno
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
 from google.cloud import tpu_v1, tpu_v2
-from google.cloud.location import locations_pb2
 from google.longrunning import operations_pb2
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
@@ -17,13 +18,13 @@ from grpc_status import rpc_status
 from gradient_server.simulator.tpu.faults import TpuFault, TpuFaults
 from gradient_server.simulator.tpu.state import TpuApiError, TpuProject
 
-ZONES = ("us-central1-a", "us-central1-b", "us-west4-a", "us-east5-b", "europe-west4-a")
 TYPES = (
     *(f"{name}-{size}" for name in ("v2", "v3", "v4", "v5p") for size in (8, 16, 32, 64)),
     *(f"{name}-{size}" for name in ("v5litepod", "v6e") for size in (1, 4, 8, 16, 32, 64)),
 )
 RUNTIMES = ("tpu-ubuntu2204-base", "v2-alpha-tpuv5-lite", "v2-alpha-tpuv5", "v2-alpha-tpuv6e")
 _DOMAIN = "googleapis.com"
+_ZONE = re.compile("/locations/([^/]+)/")
 _THREADS = 64  # each hanging call occupies one
 
 Method = Callable[[Any], Any]
@@ -35,15 +36,17 @@ class TpuSimulator:
     Args:
         port: Port on the loopback address; 0: any free one.
         cloud: The project; default: an empty one whose zones all have room.
+        tls: A file with a key and its certificate: serve TLS, and refuse calls without a token.
 
     Raises:
         OSError: The port is in use.
     """
 
-    def __init__(self, port: int = 0, cloud: TpuProject | None = None) -> None:
+    def __init__(self, port: int = 0, cloud: TpuProject | None = None, tls: Path | None = None) -> None:
         self.cloud = cloud or TpuProject()
         self.calls: list[str] = []
-        """The names of all called methods, in order."""
+        """All called methods in order, each with its zone."""
+        self._needs_token = tls is not None
         self._stopped = threading.Event()
         self._faults = TpuFaults(self._stopped)
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-simulator")
@@ -51,7 +54,12 @@ class TpuSimulator:
         self._server = grpc.server(pool, options=(("grpc.so_reuseport", 0),))
         self._server.add_generic_rpc_handlers(tuple(self._services()))
         try:
-            self.port: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
+            address = f"127.0.0.1:{port}"
+            if tls is None:
+                self.port: int = self._server.add_insecure_port(address)
+            else:
+                pair = tls.read_bytes(), tls.read_bytes()
+                self.port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
         except RuntimeError as error:  # gRPC raises no more specific error
             raise OSError(errno.EADDRINUSE, f"port {port} is taken") from error
 
@@ -78,51 +86,45 @@ class TpuSimulator:
         self._faults.clear()
 
     def _services(self) -> Iterator[grpc.GenericRpcHandler]:
-        cloud = self.cloud
         yield self._service(
             "google.cloud.tpu.v2.Tpu",
             {
-                "GetNode": (tpu_v2.GetNodeRequest, lambda request: cloud.node(request.name)),
+                "GetNode": (tpu_v2.GetNodeRequest, lambda request: self.cloud.node(request.name)),
                 "ListNodes": (tpu_v2.ListNodesRequest, self._list_nodes),
                 "CreateNode": (
                     tpu_v2.CreateNodeRequest,
-                    lambda request: cloud.create_node(request.parent, request.node_id, request.node),
+                    lambda request: self.cloud.create_node(request.parent, request.node_id, request.node),
                 ),
-                "DeleteNode": (tpu_v2.DeleteNodeRequest, lambda request: cloud.delete_node(request.name)),
+                "DeleteNode": (tpu_v2.DeleteNodeRequest, lambda request: self.cloud.delete_node(request.name)),
                 "GetQueuedResource": (
                     tpu_v2.GetQueuedResourceRequest,
-                    lambda request: cloud.queued_resource(request.name),
+                    lambda request: self.cloud.queued_resource(request.name),
                 ),
                 "ListQueuedResources": (tpu_v2.ListQueuedResourcesRequest, self._list_queued),
                 "CreateQueuedResource": (
                     tpu_v2.CreateQueuedResourceRequest,
-                    lambda request: cloud.create_queued(
+                    lambda request: self.cloud.create_queued(
                         request.parent, request.queued_resource_id, request.queued_resource
                     ),
                 ),
                 "DeleteQueuedResource": (
                     tpu_v2.DeleteQueuedResourceRequest,
-                    lambda request: cloud.delete_queued(request.name, force=request.force),
+                    lambda request: self.cloud.delete_queued(request.name, force=request.force),
                 ),
-                "ListAcceleratorTypes": (tpu_v2.ListAcceleratorTypesRequest, _list_types),
+                "ListAcceleratorTypes": (tpu_v2.ListAcceleratorTypesRequest, self._list_types),
                 "ListRuntimeVersions": (tpu_v2.ListRuntimeVersionsRequest, _list_runtimes),
             },
         )
         yield from self._other_services()
 
     def _other_services(self) -> Iterator[grpc.GenericRpcHandler]:
-        cloud = self.cloud
         yield self._service(
             "google.cloud.tpu.v1.Tpu",
-            {"GetNode": (tpu_v1.GetNodeRequest, lambda request: _as_v1(cloud.node(request.name)))},
+            {"GetNode": (tpu_v1.GetNodeRequest, lambda request: _as_v1(self.cloud.node(request.name)))},
         )
         yield self._service(
             "google.longrunning.Operations",
-            {"GetOperation": (operations_pb2.GetOperationRequest, lambda request: cloud.operation(request.name))},
-        )
-        yield self._service(
-            "google.cloud.location.Locations",
-            {"ListLocations": (locations_pb2.ListLocationsRequest, _list_locations)},
+            {"GetOperation": (operations_pb2.GetOperationRequest, lambda request: self.cloud.operation(request.name))},
         )
 
     def _service(self, name: str, methods: dict[str, tuple[Any, Method]]) -> grpc.GenericRpcHandler:
@@ -139,28 +141,36 @@ class TpuSimulator:
 
     def _handler(self, method: str, act: Method) -> Callable[[Any, grpc.ServicerContext], bytes]:
         def handle(request: Any, context: grpc.ServicerContext) -> bytes:  # noqa: ANN401 - any message
-            fault = self._faults.next(method)
-            if fault is not None and not fault.done:
-                self._apply_fault(fault, context)
-            answer = self._call(method, act, request, context)
-            if fault is not None and fault.done:
-                self._apply_fault(fault, context)
-            return answer
+            if self._needs_token and "authorization" not in dict(context.invocation_metadata()):
+                _abort(context, TpuApiError(grpc.StatusCode.UNAUTHENTICATED, "Request had no credentials."))
+            try:
+                return self.call(method, act, request, context)
+            except TpuApiError as refusal:
+                _abort(context, refusal)
 
         return handle
 
-    def _call(self, method: str, act: Method, request: Any, context: grpc.ServicerContext) -> bytes:  # noqa: ANN401 - any message
-        with self.cloud.lock:
-            self.calls.append(method)
-            try:
-                return _serialize(act(request))  # serialized under the lock, so that it cannot change meanwhile
-            except TpuApiError as refusal:
-                return _abort(context, refusal)
+    def call(self, method: str, act: Method, request: Any, context: grpc.ServicerContext | None = None) -> bytes:  # noqa: ANN401 - any message
+        """Call a method, with the faults injected into it; return the serialized response.
 
-    def _apply_fault(self, fault: TpuFault, context: grpc.ServicerContext) -> None:
+        Raises:
+            TpuApiError: The call is refused.
+        """
+        fault = self._faults.next(method)
+        if fault is not None and not fault.done:
+            self._apply_fault(fault, context)
+        with self.cloud.lock:
+            zone = _ZONE.search(f"{getattr(request, 'parent', '') or request.name}/")
+            self.calls.append(f"{method} {zone[1]}" if zone else method)
+            answer = _serialize(act(request))  # serialized under the lock, so that it cannot change meanwhile
+        if fault is not None and fault.done:
+            self._apply_fault(fault, context)
+        return answer
+
+    def _apply_fault(self, fault: TpuFault, context: grpc.ServicerContext | None) -> None:
         self._faults.wait(fault.seconds, context)
         if fault.code is not None:
-            _abort(context, TpuApiError(fault.code, fault.message, fault.reason))
+            raise TpuApiError(fault.code, fault.message, fault.reason)
 
     def _list_nodes(self, request: tpu_v2.ListNodesRequest) -> tpu_v2.ListNodesResponse:
         found, token = _page(self.cloud.nodes(request.parent), request)
@@ -169,6 +179,11 @@ class TpuSimulator:
     def _list_queued(self, request: tpu_v2.ListQueuedResourcesRequest) -> tpu_v2.ListQueuedResourcesResponse:
         found, token = _page(self.cloud.queued_resources(request.parent), request)
         return tpu_v2.ListQueuedResourcesResponse(queued_resources=found, next_page_token=token)
+
+    def _list_types(self, request: tpu_v2.ListAcceleratorTypesRequest) -> tpu_v2.ListAcceleratorTypesResponse:
+        offered = self.cloud.offered.get(request.parent.rpartition("/")[2], TYPES)
+        types = [tpu_v2.AcceleratorType(name=f"{request.parent}/acceleratorTypes/{one}", type_=one) for one in offered]
+        return tpu_v2.ListAcceleratorTypesResponse(accelerator_types=types)
 
 
 def _page(things: list[Any], request: Any) -> tuple[list[Any], str]:  # noqa: ANN401 - any list request
@@ -210,16 +225,6 @@ def _as_v1(node: tpu_v2.Node) -> tpu_v1.Node:
     )
 
 
-def _list_types(request: tpu_v2.ListAcceleratorTypesRequest) -> tpu_v2.ListAcceleratorTypesResponse:
-    types = [tpu_v2.AcceleratorType(name=f"{request.parent}/acceleratorTypes/{one}", type_=one) for one in TYPES]
-    return tpu_v2.ListAcceleratorTypesResponse(accelerator_types=types)
-
-
 def _list_runtimes(request: tpu_v2.ListRuntimeVersionsRequest) -> tpu_v2.ListRuntimeVersionsResponse:
     versions = [tpu_v2.RuntimeVersion(name=f"{request.parent}/runtimeVersions/{one}", version=one) for one in RUNTIMES]
     return tpu_v2.ListRuntimeVersionsResponse(runtime_versions=versions)
-
-
-def _list_locations(request: locations_pb2.ListLocationsRequest) -> locations_pb2.ListLocationsResponse:
-    found = [locations_pb2.Location(name=f"{request.name}/locations/{zone}", location_id=zone) for zone in ZONES]
-    return locations_pb2.ListLocationsResponse(locations=found)

@@ -66,8 +66,8 @@ class TpuFaults:
                 return fault
         return None
 
-    def wait(self, seconds: float, context: grpc.ServicerContext) -> None:
+    def wait(self, seconds: float, context: grpc.ServicerContext | None) -> None:
         """Sleep for `seconds`, or until the client cancels or the server stops."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until and context.is_active() and not self.stopped.wait(0.02):
+        while time.monotonic() < until and (context is None or context.is_active()) and not self.stopped.wait(0.02):
             pass

@@ -65,10 +65,9 @@ class _Operation:
 
 @dataclass(slots=True)
 class _PendingResource:
-    """A queued resource and the times of its transitions."""
+    """A queued resource and the time until which it waits."""
 
     message: tpu_v2.QueuedResource
-    moves_at: float
     valid_until: float | None
 
 
@@ -79,27 +78,38 @@ class TpuProject:
     Attributes:
         device: (address, port) that every simulated node reports as its endpoint.
         create_seconds: Time from the request for a node until it is READY.
-        queue_seconds: Time from the request for a queued resource until its nodes are created.
         capacity: Number of nodes by zone; `room` in zones not listed.
         room: Number of nodes in every other zone.
+        offered: Accelerator types by zone; a zone that is not listed offers all.
+        endpoints: Number of endpoints of every node; None: as many as it has hosts.
+        delete_seconds: Time from the request to delete a node until it is gone.
+        stuck: Full names of queued resources that stay DELETING, with their nodes.
         deny_tpu_node: Refuse every request for a node, as Google refuses the TPU Node architecture.
         late_errors: Errors that the next operations end with, after their calls succeeded.
         machines: Runs the nodes' startup scripts; None: they are not run.
         record: Everything created and deleted, in order, such as `("created", "nodes/x")`.
+        bills: When the bill of each node began (READY) and ended (deleted, preempted), as Unix time, by node id.
+        run_seconds: Time after which a flex-start node is to be deleted, by the id of its queued resource.
     """
 
     device: tuple[str, int] = ("127.0.0.1", 8470)
     create_seconds: float = 0.0
-    queue_seconds: float = 0.0
     capacity: dict[str, int] = field(default_factory=dict)
     room: int = 100
+    offered: dict[str, list[str]] = field(default_factory=dict)
+    endpoints: int | None = None
+    delete_seconds: float = 0.0
+    stuck: set[str] = field(default_factory=set)
     deny_tpu_node: bool = False
     late_errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
     machines: SimulatedVms | None = None
     record: list[tuple[str, str]] = field(default_factory=list)
+    bills: dict[str, list[float]] = field(default_factory=dict)
+    run_seconds: dict[str, float] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     _nodes: dict[str, tpu_v2.Node] = field(default_factory=dict)
     _ready_at: dict[str, float] = field(default_factory=dict)
+    _gone_at: dict[str, float] = field(default_factory=dict)
     _queued: dict[str, _PendingResource] = field(default_factory=dict)
     _operations: dict[str, _Operation] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -124,6 +134,7 @@ class TpuProject:
             raise TpuApiError(grpc.StatusCode.FAILED_PRECONDITION, DENIED)
         name = f"{parent}/nodes/{node_id}"
         _check_absent(self._nodes, name)
+        self._check_type(parent, node)
         if not self._has_room(parent):
             raise TpuApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_CAPACITY.format(zone=_zone_name(parent)))
         self._add_node(parent, node_id, node)
@@ -133,7 +144,7 @@ class TpuProject:
         """Delete a node and return the operation."""
         self._advance()
         _get_existing(self._nodes, name)
-        self._remove_node(name)
+        self._begin_deletion(name)
         return self._add_operation(name, 0.0, empty_pb2.Empty())
 
     def queued_resource(self, name: str) -> tpu_v2.QueuedResource:
@@ -151,13 +162,13 @@ class TpuProject:
         self._advance()
         name = f"{parent}/queuedResources/{queued_id}"
         _check_absent(self._queued, name)
+        self._check_type(parent, request.tpu.node_spec[0].node)
         message = tpu_v2.QueuedResource(request)
         message.name, message.create_time = name, datetime.now(UTC)
         message.state = tpu_v2.QueuedResourceState(state=QueuedState.ACCEPTED)
         until: timedelta = message.queueing_policy.valid_until_duration
-        current = time.monotonic()
-        expires = current + until.total_seconds() if until else None
-        self._queued[name] = _PendingResource(message, current + self.queue_seconds, expires)
+        expires = time.monotonic() + until.total_seconds() if until else None
+        self._queued[name] = _PendingResource(message, expires)
         self.record.append(("created", f"queuedResources/{queued_id}"))
         return self._add_operation(name, 0.0, message)
 
@@ -168,10 +179,11 @@ class TpuProject:
         nodes = [node for node in self._nodes.values() if node.queued_resource == name]
         if nodes and not force:
             raise TpuApiError(grpc.StatusCode.FAILED_PRECONDITION, f"{name} has nodes; delete them first or use force.")
-        for node in nodes:
-            self._remove_node(node.name)
-        del self._queued[waiting.message.name]
-        self.record.append(("deleted", f"queuedResources/{_short_name(name)}"))
+        waiting.message.state = tpu_v2.QueuedResourceState(state=QueuedState.DELETING)
+        if name not in self.stuck:
+            for node in nodes:
+                self._begin_deletion(node.name)
+            self._remove_deleted_queued()
         return self._add_operation(name, 0.0, empty_pb2.Empty())
 
     def operation(self, name: str) -> operations_pb2.Operation:
@@ -190,8 +202,10 @@ class TpuProject:
         with self.lock:
             node = self._node_by_id(node_id)
             node.state = state
-            if self.machines is not None and state not in _USABLE:
-                self.machines.end(node.name)
+            if state not in _USABLE:
+                self._end_bill(node.name)
+                if self.machines is not None:
+                    self.machines.end(node.name)
 
     def set_health(self, node_id: str, health: tpu_v2.Node.Health, why: str = "") -> None:
         """Set the health of a node."""
@@ -219,6 +233,10 @@ class TpuProject:
 
     def _advance(self) -> None:
         current = time.monotonic()
+        for name, gone_at in list(self._gone_at.items()):
+            if current >= gone_at:
+                self._remove_node(name)
+        self._remove_deleted_queued()
         for waiting in self._queued.values():
             self._advance_queued(waiting, current)
         for name, ready_at in list(self._ready_at.items()):
@@ -240,7 +258,9 @@ class TpuProject:
         node = self._nodes[name]
         if node.state == NodeState.CREATING:
             node.state, node.health = NodeState.READY, Health.HEALTHY
-            addresses = self._addresses(host_count(node.accelerator_type))
+            self.bills[_short_name(name)] = [time.time()]
+            hosts = host_count(node.accelerator_type) if self.endpoints is None else self.endpoints
+            addresses = self._addresses(hosts)
             node.network_endpoints = [tpu_v2.NetworkEndpoint(ip_address=one, port=self.device[1]) for one in addresses]
             if self.machines is not None:
                 self.machines.start(name, node.metadata.get("startup-script", ""), len(addresses))
@@ -254,7 +274,7 @@ class TpuProject:
 
     def _advance_queued(self, waiting: _PendingResource, current: float) -> None:
         message, state = waiting.message, waiting.message.state.state
-        if state in {QueuedState.ACCEPTED, QueuedState.WAITING_FOR_RESOURCES} and current >= waiting.moves_at:
+        if state in {QueuedState.ACCEPTED, QueuedState.WAITING_FOR_RESOURCES}:
             spec = message.tpu.node_spec[0]
             if waiting.valid_until is not None and current >= waiting.valid_until:
                 _mark_failed(
@@ -286,9 +306,36 @@ class TpuProject:
         self._ready_at[name] = time.monotonic() + self.create_seconds
         self.record.append(("created", f"nodes/{node_id}"))
 
+    def _check_type(self, parent: str, node: tpu_v2.Node) -> None:
+        zone = _zone_name(parent)
+        if zone in self.offered and node.accelerator_type not in self.offered[zone]:
+            message = f"the accelerator {node.accelerator_type} was not found in zone {zone}"
+            raise TpuApiError(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+    def _begin_deletion(self, name: str) -> None:
+        if not self.delete_seconds:
+            self._remove_node(name)
+        else:
+            self._nodes[name].state = NodeState.DELETING
+            self._gone_at.setdefault(name, time.monotonic() + self.delete_seconds)
+
+    def _remove_deleted_queued(self) -> None:
+        """Drop the queued resources whose deletion was requested and whose nodes are gone."""
+        kept = self.stuck | {node.queued_resource for node in self._nodes.values()}
+        for name, waiting in list(self._queued.items()):
+            if waiting.message.state.state == QueuedState.DELETING and name not in kept:
+                del self._queued[name]
+                self.record.append(("deleted", f"queuedResources/{_short_name(name)}"))
+
+    def _end_bill(self, name: str) -> None:
+        bill = self.bills.get(_short_name(name), [])
+        bill[1:] = bill[1:] or [time.time()] * len(bill)
+
     def _remove_node(self, name: str) -> None:
         del self._nodes[name]
         self._ready_at.pop(name, None)
+        self._gone_at.pop(name, None)
+        self._end_bill(name)
         if self.machines is not None:
             self.machines.end(name)
         self.record.append(("deleted", f"nodes/{_short_name(name)}"))

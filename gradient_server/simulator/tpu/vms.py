@@ -41,7 +41,7 @@ class SimulatedVms:
         self._running: dict[str, dict[int, subprocess.Popen[bytes]]] = {}
         self._token = token
         self._metadata = {0: _MetadataServer(token, 0)}
-        self._environment = {
+        self.environment = {
             "GCE_METADATA_HOST": self._metadata[0].address,
             "GRADIENT_VM_RUN": "process",
         } | environment
@@ -58,17 +58,17 @@ class SimulatedVms:
     def _start_host(self, name: str, rank: int, script: str) -> None:
         if rank not in self._metadata:
             self._metadata[rank] = _MetadataServer(self._token, rank)
-        place = self._place(name, rank)
-        place.mkdir(parents=True)
+        place = self.disk(name, rank).parent
+        place.mkdir(parents=True, exist_ok=True)
         kept = {key: value for key, value in os.environ.items() if not key.startswith("GRADIENT_")}
-        own = {MARKER_VARIABLE: str(place / "disk"), "GCE_METADATA_HOST": self._metadata[rank].address}
+        own = {MARKER_VARIABLE: str(self.disk(name, rank)), "GCE_METADATA_HOST": self._metadata[rank].address}
         with (place / "output").open("wb") as output:
             self._running[name][rank] = process = subprocess.Popen(
                 ["/bin/bash", "-s"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=kept | self._environment | own,
+                env=kept | self.environment | own,
                 start_new_session=True,
             )
             if process.stdin is not None:
@@ -88,15 +88,16 @@ class SimulatedVms:
             process = self._running.get(name, {}).pop(rank, None)
         if process is None:
             return
-        place = str(self._place(name, rank) / "disk")
+        place = str(self.disk(name, rank))
         for member in running_processes():
             with suppress(psutil.Error):
                 if read_environment(member.pid, MARKER_VARIABLE).get(MARKER_VARIABLE) == place:
                     member.send_signal(signal.SIGKILL)
         process.wait()
 
-    def _place(self, name: str, rank: int) -> Path:
-        return self._root / name.replace("/", "_") / str(rank)
+    def disk(self, name: str, rank: int = 0) -> Path:
+        """Return the folder that is the disk of a VM."""
+        return self._root / name.replace("/", "_") / str(rank) / "disk"
 
     def stop(self) -> None:
         """Delete all VMs and stop the metadata server."""
@@ -116,7 +117,7 @@ class _MetadataServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _MetadataHandler)
         self.token = token
         self.rank = rank
-        self._thread = threading.Thread(target=self.serve_forever, name="vm-metadata", daemon=True)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="vm-metadata", daemon=True)
         self._thread.start()
         self.address = f"127.0.0.1:{self.server_address[1]}"
 

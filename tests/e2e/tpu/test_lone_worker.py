@@ -4,22 +4,14 @@ import json
 
 import pytest
 from support.deployment import Deployment, wait_until
-from support.google.cloud_fake import PROJECT, running_google
+from support.google.production import PROJECT
 
 SAVE = 'trap "echo saved >\\"$GRADIENT_ARTIFACTS_DIR/model\\"; exit 0" TERM; echo up; while :; do sleep 0.05; done'
 
 
-@pytest.fixture(scope="module")
-def google():
-    with running_google() as running:
-        yield running
-
-
 @pytest.fixture
-def service(google, tmp_path, monkeypatch):
-    google.reset()
-    for name, value in google.environment().items():
-        monkeypatch.setenv(name, value)
+def service(google, tmp_path):
+    assert google.nodes == []
     tpu = {
         "PROJECT": PROJECT,
         "ZONES": json.dumps(["us-west4-a"]),
@@ -47,14 +39,14 @@ def test_nothing_is_left_of_a_job_whose_only_worker_is_killed(service, google):
     job_id = service.submit(SAVE, machineType="TPU v5e")
     wait_until(lambda: service.raw_log(job_id) == b"up\n", "the job to run")
     worker.kill()
-    wait_until(lambda: not google.tpu.nodes, "the VM to delete itself")
-    assert google.tpu.queued == {}
-    assert any(one.startswith("REST DELETE") for one in google.tpu.requests), "by the VM, not by a worker"
-    [(begin, end)] = google.tpu.billed.values()
+    wait_until(lambda: not google.nodes, "the VM to delete itself")
+    assert google.queued == []
+    assert any(one.startswith("DELETE /v2/") for one in google.storage.requests), "by the VM, not by a worker"
+    [(begin, end)] = google.cloud.bills.values()
     assert end - begin < 40
     service.start_worker("w2", inside=("env",))
     job = service.wait_ended(job_id)
     assert (job["state"], job["reason"]) == ("Error", "tpu_lost"), job["message"]
     assert service.artifact(job_id, "model") == b"saved\n"
-    wait_until(lambda: google.storage.names("jobs/") == [], "the bucket to be empty")
-    assert (google.tpu.nodes, google.tpu.queued, len(google.tpu.made())) == ({}, {}, 1)
+    wait_until(lambda: google.objects("jobs/") == [], "the bucket to be empty")
+    assert (google.nodes, google.queued, len(google.made())) == ([], [], 1)

@@ -184,7 +184,7 @@ def test_a_job_on_a_vm_is_let_into_its_own_part_of_the_bucket_alone(storage, tmp
         assert first["state"] == "Stopped", first["message"]
         bucket = storage.buckets.all()[0].name
         storage.buckets.put(bucket, "jobs/other/vm/1/job.json", b'{"env": {"PASSWORD": "canary"}}', {}, {})
-        environment = {"VM_METADATA": machines._environment["GCE_METADATA_HOST"], "PROGRAM": READ_OTHERS}
+        environment = {"VM_METADATA": machines.environment["GCE_METADATA_HOST"], "PROGRAM": READ_OTHERS}
         job_id = service.submit('python3 -c "$PROGRAM"', machineType="TPU", envVars=environment)
         service.wait_ended(job_id)
         assert service.raw_log(job_id).decode().splitlines() == ["403 403 200", "403 403 403"]

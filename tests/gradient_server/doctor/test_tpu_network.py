@@ -3,7 +3,7 @@
 from ipaddress import IPv4Network
 
 import pytest
-from support.google.cloud_fake import PROJECT, running_google
+from support.google.production import PROJECT
 
 from core.settings import Settings
 from gradient_server.checks import tpu_network, tpus
@@ -18,29 +18,15 @@ REMOTE = ["us-central1-b"]
 CENTRAL = "us-central1"
 
 
-@pytest.fixture(scope="module")
-def servers():
-    with running_google() as running:
-        yield running
-
-
-@pytest.fixture
-def google(servers, monkeypatch):
-    servers.reset()
-    for name, value in servers.environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(tpu_network, "_address_towards", lambda _: IPv4Network("10.128.0.5"))
-    return servers
-
-
 @pytest.fixture
 def compute(google):
     return google.compute
 
 
 @pytest.fixture
-def findings(google, tmp_path):
+def findings(google, tmp_path, monkeypatch):
     """Find what is said about the network: check, status and the words with the remedy."""
+    monkeypatch.setattr(tpu_network, "_address_towards", lambda _: IPv4Network("10.128.0.5"))
 
     def find(zones, **options):
         settings = Settings(home=tmp_path, tpu={"project": PROJECT, "zones": zones} | options)
@@ -48,8 +34,20 @@ def findings(google, tmp_path):
         return [(one.check, one.status, f"{one.message} {one.fix or ''}") for one in found]
 
     yield find
-    assert {one.partition(" ")[0] for one in google.compute.requests} <= {"GET"}, "it only reads"
-    assert google.tpu.made() == []
+    asked = [one for one in google.storage.requests if "/compute/" in one]
+    assert [one for one in asked if not one.startswith("GET ")] == [], "it only reads"
+    assert google.made() == []
+
+
+BY_TAG = {"sourceRanges": None, "sourceTags": ["worker"]}
+
+
+def add_nat(compute, region):
+    compute.routers[region] = [compute.resource("router", nats=[{"name": "nat"}])]
+
+
+def denying(compute, source, **fields):
+    return compute.rule("no", source, allowed=None, denied=[{"IPProtocol": "tcp"}], **fields)
 
 
 def only(found, check):
@@ -59,7 +57,7 @@ def only(found, check):
 
 def test_the_default_network_with_nat_has_all_that_both_placements_need(findings, compute):
     for region in ("us-central1", "us-west4"):
-        compute.add_nat(region)
+        add_nat(compute, region)
     found = findings(REMOTE + ON_VMS)
     assert {status for _, status, _ in found} == {Status.OK}
     assert [words for name, _, words in found if name == "tpu-firewall"] == [
@@ -122,21 +120,25 @@ def test_a_region_without_a_subnetwork(findings, compute):
         (lambda one: [one.rule("own", "10.128.0.0/9") | {"disabled": True}], Status.PROBLEM, "no rule"),
         (lambda one: [one.rule("own", "10.128.0.0/9", targetTags=["web"])], Status.PROBLEM, "no rule"),
         (lambda one: [one.rule("own", "10.128.0.0/9", targetTags=["tpu"])], Status.OK, "rule own admits"),
-        (lambda one: [one.rule("own", None, "8470", sourceTags=["worker"])], Status.WARNING, "by network tag"),
         (
-            lambda one: [one.rule("own", "10.128.0.0/9"), one.rule("no", "10.128.0.5/32", denies=True, priority=9)],
+            lambda one: [one.rule("own", "", "8470", **BY_TAG)],
+            Status.WARNING,
+            "by network tag",
+        ),
+        (
+            lambda one: [one.rule("own", "10.128.0.0/9"), denying(one, "10.128.0.5/32", priority=9)],
             Status.PROBLEM,
             "rule no denies this host",
         ),
         (
-            lambda one: [one.rule("own", "10.128.0.0/9"), one.rule("no", "10.128.0.0/9", denies=True)],
+            lambda one: [one.rule("own", "10.128.0.0/9"), denying(one, "10.128.0.0/9")],
             Status.PROBLEM,
             "rule no denies this host",
         ),
     ],
 )
 def test_the_rule_that_decides_for_a_worker_is_named(findings, compute, change, status, words):
-    compute.add_nat(CENTRAL)
+    add_nat(compute, CENTRAL)
     compute.firewalls = change(compute)
     found = only(findings(REMOTE, tags=["tpu"]), "tpu-firewall")
     assert (found[0], words in found[1]) == (status, True), found
@@ -156,12 +158,13 @@ def test_hosts_of_a_slice_must_reach_each_other(findings, compute):
 
 
 def test_a_rule_that_denies_what_leaves_nodes_is_named(findings, compute):
-    compute.firewalls.append(
-        compute.rule("closed", "0.0.0.0/0", protocol="all", denies=True, egress=True, priority=900)
-    )
+    leaving = {"direction": "EGRESS", "sourceRanges": None}
+    everything = leaving | {"destinationRanges": ["0.0.0.0/0"], "allowed": None, "denied": [{"IPProtocol": "all"}]}
+    compute.firewalls.append(compute.rule("closed", "", **everything, priority=900))
     found = [(status, words) for _, status, words in findings(ON_VMS, external_ips=True) if "closed" in words]
     assert found[0][0] is Status.PROBLEM
-    compute.firewalls.append(compute.rule("google", "199.36.153.8/30", "443", egress=True, priority=100))
+    googles = leaving | {"destinationRanges": ["199.36.153.8/30"]}
+    compute.firewalls.append(compute.rule("google", "", "443", **googles, priority=100))
     found = [(status, words) for _, status, words in findings(ON_VMS, external_ips=True) if "closed" in words]
     assert (found[0][0], "but those of google" in found[0][1]) == (Status.WARNING, True)
 
@@ -172,6 +175,6 @@ def test_a_network_that_does_not_exist(findings):
 
 
 def test_a_network_that_may_not_be_read_is_a_warning(findings, google):
-    google.storage.refuse.append(("GET /compute/", 403))
+    google.storage.faults.fail(403, path="/compute/")
     status, words = only(findings(ON_VMS), "tpu-firewall")
     assert (status, "roles/compute.networkViewer" in words) == (Status.WARNING, True)

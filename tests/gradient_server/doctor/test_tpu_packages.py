@@ -1,7 +1,7 @@
 """The doctor's findings about the folder of wheels for TPU nodes."""
 
 import pytest
-from support.google.cloud_fake import PROJECT, running_google
+from support.google.production import PROJECT
 
 from core.settings import Settings
 from gradient_server.checks import tpus
@@ -13,27 +13,19 @@ FOLDER = "gs://mirror/tpu"
 ACCOUNT = f"tpu@{PROJECT}.iam.gserviceaccount.com"
 
 
-@pytest.fixture(scope="module")
-def servers():
-    with running_google() as running:
-        yield running
-
-
 @pytest.fixture
-def storage(servers, monkeypatch):
-    servers.reset()
-    for name, value in servers.environment().items():
-        monkeypatch.setenv(name, value)
-    servers.storage.buckets["mirror"] = {}
+def storage(google):
+    viewer = {"role": "roles/storage.objectViewer", "members": [f"serviceAccount:{ACCOUNT}"]}
+    google.storage.buckets.create("mirror", {}).policy["bindings"] = [viewer]
     for name in ("pip-26.3", "tensorflow_tpu-2.20.0", "libtpu-0.0.14"):
-        servers.storage.put("mirror", f"tpu/{name}-py3-none-any.whl", b"")
-    return servers.storage
+        google.storage.buckets.put("mirror", f"tpu/{name}-py3-none-any.whl", b"", {}, {})
+    return google.storage
 
 
 @pytest.fixture
 def find(storage, tmp_path):
     """Returns what is said about the folder; there is nothing without `storage`."""
-    assert storage.names()
+    assert storage.objects()
 
     def find(**options):
         tpu = {"project": PROJECT, "zones": ["us-central1-b"], "packages": FOLDER, "service_account": ACCOUNT}
@@ -50,21 +42,21 @@ def test_the_nodes_account_lists_the_folder(find, storage):
 
 
 def test_whether_the_nodes_account_may_read_is_not_always_known(find, storage):
-    storage.refuse += [(":generateAccessToken", 403)] * 9
+    storage.faults.fail(403, 9, path=":generateAccessToken")
     [(status, words)] = find()
     assert (status, f"Grant {ACCOUNT} roles/storage.objectViewer on gs://mirror" in words) == (Status.WARNING, True)
     assert find(service_account=None)[0][0] is Status.WARNING
 
 
 def test_a_missing_wheel_is_named(find, storage):
-    del storage.objects["mirror", "tpu/libtpu-0.0.14-py3-none-any.whl"]
-    storage.put("mirror", "tpu/libtpu-0.0.14.tar.gz", b"")
+    storage.buckets.delete("mirror", "tpu/libtpu-0.0.14-py3-none-any.whl", {})
+    storage.buckets.put("mirror", "tpu/libtpu-0.0.14.tar.gz", b"", {}, {})
     [(status, words)] = find()
     assert (status, f"{FOLDER} has no wheel of libtpu: " in words) == (Status.PROBLEM, True)
 
 
 def test_a_folder_that_may_not_be_listed(find, storage):
-    storage.refuse.append(("GET .*/b/mirror/o", 403))
+    storage.faults.fail(403, path="/b/mirror/o")
     [(status, words)] = find()
     assert (status, "listing it is not allowed" in words) == (Status.PROBLEM, True)
     assert find(packages="gs://missing/tpu")[0][0] is Status.PROBLEM

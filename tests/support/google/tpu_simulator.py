@@ -1,11 +1,11 @@
 """A simulated cloud with TPUs, and a device in it, for tests."""
 
 import contextlib
-import socket
 import threading
 
 import pytest
 
+from gradient_server.simulator.cloud import FakeDevice
 from gradient_server.simulator.tpu.api import TpuSimulator
 from gradient_server.simulator.tpu.state import TpuProject
 from worker.backends.base import LaunchError
@@ -21,39 +21,17 @@ def no_job_ended(_job_id):
     return False
 
 
-class FakeDevice:
-    """Something that takes connections at a port, as a TPU does."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = self._listener.getsockname()[:2]
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                self._listener.accept()[0].close()
-
-    def close(self) -> None:
-        # Closing alone does not wake who waits in accept.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(10)
-
-
 @contextlib.contextmanager
 def running_simulator(**options):
     """A running simulator whose nodes are all the same device."""
-    device = FakeDevice()
-    simulator = TpuSimulator(cloud=TpuProject(device=device.address, **options))
+    device = FakeDevice().start()
+    simulator = TpuSimulator(cloud=TpuProject(device=("127.0.0.1", device.port), **options))
     simulator.start()
     try:
         yield simulator
     finally:
         simulator.stop()
-        device.close()
+        device.stop()
 
 
 SHORT_TIMES = {

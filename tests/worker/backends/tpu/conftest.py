@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.backend_harness import BackendHarness
-from support.google.cloud_fake import PROJECT, running_google
-from support.google.tpu_fake import GENERATIONS
+from support.google.production import GENERATIONS, PROJECT
 from support.google.tpu_simulator import (
     NO_RESOURCES,
     SHORT_TIMES,
@@ -48,22 +47,6 @@ def make_harness(simulator, tmp_path):
     assert simulator.cloud.remaining_resources() == NO_RESOURCES
 
 
-@pytest.fixture(scope="session")
-def google_servers():
-    with running_google() as running:
-        yield running
-
-
-@pytest.fixture
-def google(google_servers, monkeypatch):
-    """Google, as programs with production settings reach it."""
-    google_servers.reset()
-    for name, value in google_servers.environment().items():
-        monkeypatch.setenv(name, value)
-    yield google_servers
-    google_servers.vms.stop()
-
-
 @pytest.fixture
 def make_google_harness(google, tmp_path):
     """Makes backends with production settings: real clients, TLS, a key file, and no simulator."""
@@ -85,12 +68,11 @@ def make_google_harness(google, tmp_path):
         return place
 
     yield make
-    google.tpu.faults.clear()
-    google.storage.refuse.clear()
+    google.clear_faults()
     for place in places:
         place.clear()
         place.backend.remove_orphans(lambda *_: False, lambda _: True)  # objects of starts that were refused
-    assert (google.tpu.nodes, google.tpu.queued, google.storage.names("jobs/j")) == ({}, {}, [])
+    assert (google.cloud.remaining_resources(), google.objects("jobs/j")) == (NO_RESOURCES, [])
 
 
 class MemoryRelay:

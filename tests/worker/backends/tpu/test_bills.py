@@ -27,26 +27,26 @@ def billed(place, google):
     """Wait for the end of both bills; return theirs and ours, each as start and end."""
     inventory = place._resource_inventory
     wait_until(lambda: inventory.billing()[1] is not None, "the end of the bill")
-    (times,) = google.tpu.billed.values()
+    (times,) = google.cloud.bills.values()
     return times, list(inventory.billing()[:2])
 
 
 @WAYS
 def test_it_ends_when_the_deletion_has_ended(make_google_harness, google, way):
     """The answer to the request only says that the deletion has begun."""
-    google.tpu.delete_seconds = 2.0
+    google.cloud.delete_seconds = 2.0
     place = make_google_harness(provisioning=way)
     handle = place.launch(place.spec("true"))
     place.wait(handle)
     place.backend.release(handle)
-    assert (place._resource_inventory.billing()[1], len(google.tpu.nodes)) == (None, 1)
+    assert (place._resource_inventory.billing()[1], len(google.nodes)) == (None, 1)
     theirs, ours = billed(place, google)
     assert ours == pytest.approx(theirs, abs=NEAR)
     assert ours[1] - ours[0] >= 1.5
 
 
 def test_it_ends_with_the_deletion_whose_answer_comes_late(make_google_harness, google):
-    google.tpu.late.append(("DeleteNode", 3.0))
+    google.delay("DeleteNode", 3.0)
     place = make_google_harness(provisioning="node", timeout_seconds=6.0)
     handle = place.launch(place.spec("true"))
     place.wait(handle)
@@ -62,14 +62,14 @@ def test_it_goes_on_while_a_deletion_does_not_succeed(make_google_harness, googl
     place = make_google_harness()
     handle = place.launch(place.spec("true"))
     place.wait(handle)
-    google.tpu.stuck.update(google.tpu.queued)
+    google.cloud.stuck.update(one.name for one in google.queued)
     place.backend.release(handle)
     time.sleep(1.5)
     assert place._resource_inventory.billing()[1] is None
     place.backend.remove_orphans(no_owner, no_owner)
     theirs, ours = billed(place, google)
     assert ours == pytest.approx(theirs, abs=NEAR)
-    google.tpu.stuck.clear()
+    google.cloud.stuck.clear()
     place.backend.remove_orphans(no_owner, no_owner)
 
 
@@ -77,7 +77,7 @@ def test_it_goes_on_while_a_deletion_does_not_succeed(make_google_harness, googl
 def test_it_ends_with_the_preemption(make_google_harness, google, way):
     place = make_google_harness(provisioning=way)
     _, handle = place.running("echo up; exec sleep 600", stop_grace=0)
-    google.tpu.preempt()
+    google.preempt()
     assert place.wait(handle).reason == "preempted"
     time.sleep(1.5)
     place.backend.destroy(handle)
@@ -87,7 +87,7 @@ def test_it_ends_with_the_preemption(make_google_harness, google, way):
 
 def test_it_counts_from_the_nodes_creation_if_no_worker_saw_it_become_ready(make_google_harness, google):
     """A job whose worker dies while it waits, stopped before the next worker is there."""
-    google.tpu.ready = False
+    google.cloud.room = 0
     place = make_google_harness()
 
     def die(_, words):
@@ -96,7 +96,8 @@ def test_it_counts_from_the_nodes_creation_if_no_worker_saw_it_become_ready(make
 
     with pytest.raises(SystemExit):
         place.launch(place.spec("true"), progress=die)
-    google.tpu.serve_queue()
+    google.cloud.room = 100
+    wait_until(lambda: google.nodes and google.cloud.bills, "the node")
     time.sleep(2.0)
     heir = place.new_instance()
     for handle in heir.list_owned():
@@ -124,7 +125,7 @@ def test_a_spot_device_has_the_spot_price(make_google_harness, google, spot):
     price = Catalogue.load().get("TPU").spot_price_per_hour
     assert price is not None
     assert place._resource_inventory.billing()[2] == (price if spot else None)
-    assert len(google.tpu.nodes) == 1
+    assert len(google.nodes) == 1
 
 
 class Stop:
@@ -150,7 +151,7 @@ def expect_stopped(place, spec, progress, *, within=20.0):
 
 
 def test_a_stop_ends_the_wait_for_a_device(make_google_harness, google):
-    google.tpu.ready = False
+    google.cloud.room = 0
     place, stop = make_google_harness(poll_seconds=60.0), Stop()
     spec = place.spec("true", check=stop.check)
     expect_stopped(place, spec, lambda phase, _: phase == "waiting" and threading.Timer(0.5, stop.request).start())
@@ -158,7 +159,8 @@ def test_a_stop_ends_the_wait_for_a_device(make_google_harness, google):
 
 @pytest.mark.parametrize("placement", ["grpc", "vm"])
 def test_a_stop_ends_the_copy_to_the_bucket(make_google_harness, google, placement):
-    google.storage.slow["upload.*(/data/set|workspace.tar.gz)"] = 6.0
+    for name in ("/data/set", "workspace.tar.gz"):
+        google.storage.faults.slow(6.0, method="UPLOAD", path=name)
     place, stop = make_google_harness(placement=placement), Stop()
     spec = place.spec("true", check=stop.check, env={"TPU_STAGE": "set"} if placement == "grpc" else {})
     (spec.workspace / "set").write_bytes(b"x" * 1000)
@@ -169,8 +171,8 @@ def test_a_stop_ends_the_copy_to_the_bucket(make_google_harness, google, placeme
     copying.start()
     expect_stopped(place, spec, lambda *_: None, within=5.0)
     copying.join()
-    assert google.tpu.made() == []
-    wait_until(lambda: google.storage.names("jobs/") == [], "what was copied to be removed")
+    assert google.made() == []
+    wait_until(lambda: google.objects("jobs/") == [], "what was copied to be removed")
 
 
 def uploads(google):
@@ -184,7 +186,7 @@ def test_a_copy_in_many_parts_ends_between_two(make_google_harness, google):
     (spec.workspace / "set").mkdir()
     for number in range(200):
         (spec.workspace / "set" / str(number)).write_bytes(b"x")
-    google.storage.slow["upload.*/data/"] = 0.2
+    google.storage.faults.slow(0.2, method="UPLOAD", path="/data/")
     expect_stopped(place, spec, lambda _, words: "copying set" in words and threading.Timer(1.0, stop.request).start())
-    wait_until(lambda: google.storage.names("jobs/") == [], "what was copied to be removed")
+    wait_until(lambda: google.objects("jobs/") == [], "what was copied to be removed")
     assert len(uploads(google)) < 150

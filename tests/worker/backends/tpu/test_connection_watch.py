@@ -23,18 +23,18 @@ def watched(google, tmp_path):
     said, as gRPC's server does for a minute."""
     started = []
     listener = socket.create_server(("127.0.0.1", 0))
-    google.tpu.device = listener.getsockname()[:2]
+    google.cloud.device = listener.getsockname()[:2]
 
     def watch():
-        script = google.tpu.node().metadata["startup-script"]
+        script = google.node().metadata["startup-script"]
         [settings] = re.findall(r"watch\.json\" <<'GRADIENT_WATCH'\n(.*)\nGRADIENT_WATCH", script)
         programs = ("__init__.py", "account.py", "deletion.py", "connection_watch.py")
         assert all(write_programs(name) in script for name in programs)
         (tmp_path / "agent").mkdir()
         subprocess.run(["bash", "-c", f"place={tmp_path}\n{write_programs(*programs)}"], check=True)
-        device = {"port": google.tpu.device[1]}  # of the node that is simulated here
+        device = {"port": google.cloud.device[1]}  # of the node that is simulated here
         (tmp_path / "watch.json").write_text(json.dumps(json.loads(settings) | device))
-        own = {"GCE_METADATA_HOST": google.vms.metadata_host, "GRADIENT_VM_RUN": "process"}
+        own = {"GCE_METADATA_HOST": google.vms.environment["GCE_METADATA_HOST"], "GRADIENT_VM_RUN": "process"}
         command = ["python3", "-m", "agent.connection_watch", str(tmp_path / "watch.json")]
         started.append(subprocess.Popen(command, cwd=tmp_path, env=dict(os.environ) | own))
 
@@ -55,9 +55,9 @@ def test_a_node_without_a_worker_deletes_itself(make_google_harness, google, wat
         assert place.backend.poll(handle) is None, "its worker follows it"
         time.sleep(0.1)
     place.backend._presence.end(handle["name"])  # as when the worker is killed
-    wait_until(lambda: not google.tpu.nodes, "the node to delete itself")
-    assert google.tpu.queued == {}
-    assert any(one.startswith("REST DELETE") for one in google.tpu.requests)
+    wait_until(lambda: not google.nodes, "the node to delete itself")
+    assert google.queued == []
+    assert any(one.startswith("DELETE /v2/") for one in google.storage.requests)
 
 
 def test_a_worker_that_takes_over_stays_connected(make_google_harness, google, watched):
@@ -68,12 +68,12 @@ def test_a_worker_that_takes_over_stays_connected(make_google_harness, google, w
     assert heir.poll(handle) is None
     watched()
     time.sleep(2 * SECONDS)
-    assert google.tpu.nodes != {}
+    assert google.nodes != []
     heir.destroy(handle)
-    assert (google.tpu.nodes, heir._presence._until) == ({}, {})
+    assert (google.nodes, heir._presence._until) == ([], {})
 
 
 def test_a_node_is_kept_while_its_worker_waits_for_the_installation(make_google_harness, google):
     place = make_google_harness(vm_abandoned_seconds=SECONDS, probe_seconds=600.0)
     place.running("echo up; sleep 600")
-    assert '"seconds": 600.0' in google.tpu.node().metadata["startup-script"]
+    assert '"seconds": 600.0' in google.node().metadata["startup-script"]

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from google.cloud import tpu_v2
-from support.google.cloud_fake import PROJECT
+from support.google.production import PROJECT
 from support.google.tpu_simulator import expect_launch_error
 from support.small_disk import find_mount
 
@@ -38,16 +38,16 @@ def ended(place, handle):
 
 @pytest.mark.parametrize("way", ["queued", "node"])
 def test_disks_are_attached_in_their_zone_and_their_mode(make_vm_harness, google, way):
-    google.tpu.offered |= {"us-east5-b": ["v5litepod-8"], "us-east5-a": ["v5litepod-8"]}
+    google.cloud.offered |= {"us-east5-b": ["v5litepod-8"], "us-east5-a": ["v5litepod-8"]}
     place = make_vm_harness(provisioning=way, zones=["us-east5-b", "us-east5-a", "us-west4-a"])
     spec = place.spec('ls "$GRADIENT_DISKS_DIR"', data_disks=("imagenet", "scratch:rw"))
     handle = place.launch(spec)
-    disks = [(disk.source_disk, disk.mode) for disk in google.tpu.node().data_disks]
+    disks = [(disk.source_disk, disk.mode) for disk in google.node().data_disks]
     zone = f"projects/{PROJECT}/zones/us-west4-a/disks"
     assert disks == [(f"{zone}/imagenet", MODES.READ_ONLY), (f"{zone}/scratch", MODES.READ_WRITE)]
     assert ended(place, handle).code == 0
     assert place.output(spec) == b"imagenet\nscratch\n"
-    assert len(google.tpu.made()) == 1
+    assert len(google.made()) == 1
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_disks_are_attached_in_their_zone_and_their_mode(make_vm_harness, google
 def test_a_worker_with_other_settings_asks_for_nothing(make_vm_harness, google, machine_type, disks, zones, words):
     place = make_vm_harness(machine_type, zones=zones)
     reason, detail = expect_launch_error(place, place.spec("true", data_disks=disks))
-    assert (reason, words in detail, google.tpu.made()) == ("option_refused", True, []), detail
+    assert (reason, words in detail, google.made()) == ("option_refused", True, []), detail
 
 
 def test_a_reservation_in_another_zone_than_the_disks_is_refused(make_vm_harness, google):
     reservations = {"TPU v5e": "us-east5-a/mine"}
     place = make_vm_harness(zones=["us-west4-a", "us-east5-a"], reservations=reservations)
     reason, detail = expect_launch_error(place, place.spec("true", data_disks=("scratch",)))
-    assert (reason, "us-east5-a/mine" in detail, google.tpu.made()) == ("option_refused", True, [])
+    assert (reason, "us-east5-a/mine" in detail, google.made()) == ("option_refused", True, [])
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_job_reads_its_disks_and_what_it_writes_is_on_them_when_it_has_ended(m
     assert place.wait(handle).code != 0
     found = subprocess.run(["debugfs", "-R", "cat /words", written], capture_output=True, check=True).stdout
     assert found == b"after\n", "it is on the disk before the worker deletes the VM"
-    assert google.tpu.nodes != {}
+    assert google.nodes != []
     place.backend.destroy(handle)
     log = place.output(spec)
     assert (log.startswith(b"of others"), b"Read-only" in log, read.read_bytes() == before) == (True, True, True), log
@@ -117,4 +117,4 @@ def test_a_disk_that_cannot_be_mounted_ends_the_start_with_its_name(make_vm_harn
     attached(*contents)
     place = make_vm_harness()
     reason, detail = expect_launch_error(place, place.spec("true", data_disks=("scratch:rw",)))
-    assert (reason, words in detail, google.tpu.nodes) == ("launch_failed", True, {}), detail
+    assert (reason, words in detail, google.nodes) == ("launch_failed", True, []), detail

@@ -1,13 +1,12 @@
 """Flex-start capacity with production settings: requested over HTTPS, and deleted by Google after its run duration."""
 
-import grpc
 import pytest
 from support.deployment import wait_until
-from support.google.cloud_fake import PROJECT
-from support.google.tpu_fake import MAX_RUN_SECONDS, Refusal
-from support.google.tpu_simulator import expect_launch_error, tpu_settings
+from support.google.production import PROJECT
+from support.google.tpu_simulator import NO_RESOURCES, expect_launch_error, tpu_settings
 
 from core.jobs.reasons import REASONS
+from gradient_server.simulator.tpu.rest import MAX_RUN_SECONDS
 from worker.backends.tpu.node_state import CAPACITY_LABEL
 
 pytestmark = pytest.mark.integration
@@ -22,27 +21,27 @@ def flex_start(place, command="true", time_limit=3600, stop_grace=5, **options):
 def test_a_job_gets_it_for_all_that_it_may_take(make_google_harness, google):
     place = make_google_harness(probe_seconds=10.0, vm_start_seconds=20.0, vm_collect_seconds=40.5)
     handle = place.launch(flex_start(place))
-    node = google.tpu.node()
-    [(node_id, seconds)] = google.tpu.run_seconds.items()
+    node = google.node()
+    [(node_id, seconds)] = google.cloud.run_seconds.items()
     assert (node.name.rpartition("/")[2], seconds) == (node_id, 10 + 20 + 3600 + 5 + 41)
     assert (node.labels[CAPACITY_LABEL], node.accelerator_type) == ("flex-start", "v2-8")
-    [queued] = google.tpu.queued.values()
+    [queued] = google.queued
     assert not {"spot", "guaranteed"} & {name for name in ("spot", "guaranteed") if name in queued}
     assert queued.queueing_policy.valid_until_duration.total_seconds() > 0
     assert node.metadata["startup-script"]
-    assert google.tpu.made() == [CREATED]
+    assert google.made() == [CREATED]
     [asked] = [one for one in google.storage.requests if "/v2alpha1/" in one]
     parent = f"projects/{PROJECT}/locations/us-central1-b"
-    assert asked == f"POST tpu.googleapis.com/v2alpha1/{parent}/queuedResources?queuedResourceId={node_id}"
+    assert asked == f"POST /v2alpha1/{parent}/queuedResources?queuedResourceId={node_id}"
     assert place.wait(handle).code == 0
     place.backend.destroy(handle)
-    assert (google.tpu.nodes, google.tpu.queued) == ({}, {})
+    assert google.cloud.remaining_resources() == NO_RESOURCES
 
 
 def test_the_run_duration_is_at_most_googles_limit(make_google_harness, google):
     place = make_google_harness()
     place.launch(flex_start(place, time_limit=MAX_RUN_SECONDS))
-    assert list(google.tpu.run_seconds.values()) == [MAX_RUN_SECONDS]
+    assert list(google.cloud.run_seconds.values()) == [MAX_RUN_SECONDS]
 
 
 @pytest.mark.parametrize("placement", ["grpc", "vm"])
@@ -52,43 +51,43 @@ def test_the_end_of_the_run_duration_has_its_own_reason(make_google_harness, goo
     spec = flex_start(place, 'trap "exit 0" TERM; echo up; while :; do sleep 0.02; done', stop_grace=1)
     handle = place.launch(spec)
     wait_until(lambda: place.backend.poll(handle) or place.output(spec), "its first line")
-    google.tpu.end_run()
+    google.cloud.suspend(google.queued[0].name.rpartition("/")[2], by_user=False)
     exit_ = place.wait(handle)
     assert (exit_.reason, "is SUSPENDED" in exit_.detail) == ("tpu_expired", True), exit_
     assert not REASONS["tpu_expired"].retry, "another attempt would be paid for, and end in the same way"
     wait_until(lambda: place._resource_inventory.billing()[1] is not None, "the end of the bill")
-    (theirs,) = google.tpu.billed.values()
+    (theirs,) = google.cloud.bills.values()
     assert place._resource_inventory.billing()[:2] == pytest.approx(tuple(theirs), abs=1.4)
 
 
 @pytest.mark.parametrize(
     ("code", "message", "reason"),
     [
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "There is no more capacity in the zone", "tpu_capacity"),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "Quota limit 'PreemptibleTPUV6EPerProject' exceeded", "tpu_quota"),
-        (grpc.StatusCode.PERMISSION_DENIED, "Permission 'tpu.queuedResources.create' denied", "tpu_denied"),
+        ("RESOURCE_EXHAUSTED", "There is no more capacity in the zone", "tpu_capacity"),
+        ("RESOURCE_EXHAUSTED", "Quota limit 'PreemptibleTPUV6EPerProject' exceeded", "tpu_quota"),
+        ("PERMISSION_DENIED", "Permission 'tpu.queuedResources.create' denied", "tpu_denied"),
     ],
 )
 def test_a_refusal_has_the_reason_of_other_capacities(make_google_harness, google, code, message, reason):
-    google.tpu.faults += [("CreateQueuedResource", Refusal(code, message))]
+    google.refuse("CreateQueuedResource", code, message)
     place = make_google_harness(zones=["us-central1-b"])
     found, detail = expect_launch_error(place, flex_start(place))
-    assert (found, message in detail, google.tpu.queued) == (reason, True, {})
+    assert (found, message in detail, google.queued) == (reason, True, [])
 
 
 def test_an_api_that_is_away_is_asked_again(make_google_harness, google):
-    google.storage.refuse += [("POST /v2alpha1/", 503)] * 3
+    google.storage.faults.fail(503, 3, path="/v2alpha1/")
     place = make_google_harness()
     assert place.wait(place.launch(flex_start(place))).code == 0
-    assert google.tpu.made() == [CREATED]
+    assert google.made() == [CREATED]
 
 
 def test_a_worker_whose_request_had_no_response_finds_its_resource(make_google_harness, google):
     """The response is lost after the resource was created, and nobody has noted the operation."""
-    google.tpu.late.append(("CreateQueuedResource", 1.5))
+    google.delay("CreateQueuedResource", 1.5)
     place = make_google_harness(timeout_seconds=1.0)
     assert place.wait(place.launch(flex_start(place))).code == 0
-    assert google.tpu.made() == [CREATED]
+    assert google.made() == [CREATED]
 
 
 def test_it_is_billed_at_its_own_price(make_google_harness, tmp_path, monkeypatch):
@@ -107,7 +106,7 @@ def test_it_is_billed_at_its_own_price(make_google_harness, tmp_path, monkeypatc
 def test_it_needs_queued_resources(make_google_harness, google, way):
     place = make_google_harness(provisioning=way, pool={"TPU": ["us-central1-b/mine"]})
     reason, detail = expect_launch_error(place, flex_start(place))
-    assert (reason, "queued resources" in detail or "pool" in detail, google.tpu.made()) == ("tpu_denied", True, [])
+    assert (reason, "queued resources" in detail or "pool" in detail, google.made()) == ("tpu_denied", True, [])
 
 
 def test_the_simulated_cloud_has_none(make_harness, simulator):

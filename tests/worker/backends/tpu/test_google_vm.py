@@ -7,9 +7,8 @@ import time
 
 import pytest
 from support.deployment import wait_until
-from support.google.cloud_fake import PROJECT
-from support.google.tpu_fake import GENERATIONS
-from support.google.tpu_simulator import expect_launch_error
+from support.google.production import GENERATIONS, PROJECT
+from support.google.tpu_simulator import NO_RESOURCES, expect_launch_error
 
 from core.catalogue.machine_types import Catalogue
 from worker.attempt.outputs.missing_artifacts import read_missing
@@ -69,16 +68,16 @@ def test_a_generation_has_its_type_runtime_and_zone(make_vm_harness, google, nam
     place = make_vm_harness(machine.name, placement=None, provisioning=way, zones=sorted(GENERATIONS))
     spec = place.spec('echo "$TPU_NAME ${TPU_GRPC_URL-none} $TPU_MODEL_DIR"')
     handle = place.launch(spec)
-    node = google.tpu.node()
+    node = google.node()
     assert (node.accelerator_type, node.runtime_version) == (accelerator, runtime)
     assert node.name.startswith(f"projects/{PROJECT}/locations/{zone}/nodes/")
     assert not node.network_config.enable_external_ips
     assert ended(place, handle).code == 0
     bucket = f"{PROJECT}-gradient-{zone.rpartition('-')[0]}"
     assert place.output(spec).decode() == f"local none gs://{bucket}/jobs/{place.job_id}/model\n"
-    assert len(google.tpu.made()) == 1
-    assert (google.tpu.nodes, google.tpu.queued, google.storage.names()) == ({}, {}, [])
-    begin, end = google.tpu.billed[node.name.rpartition("/")[2]]
+    assert len(google.made()) == 1
+    assert (google.cloud.remaining_resources(), google.objects()) == (NO_RESOURCES, [])
+    begin, end = google.cloud.bills[node.name.rpartition("/")[2]]
     assert end > begin
 
 
@@ -87,11 +86,11 @@ def test_a_job_runs_on_its_vm_with_the_vms_own_folders(make_vm_harness, google):
     host = {"GRADIENT_ARTIFACTS_DIR": "/of/the/worker", "PS_MODEL_PATH": "/of/the/worker"}
     spec = place.spec('echo "$TPU_NAME"; echo kept >"$GRADIENT_ARTIFACTS_DIR/model"; exit 3', env=host)
     handle = place.launch(spec)
-    assert google.tpu.node().accelerator_type == "v5litepod-8"
+    assert google.node().accelerator_type == "v5litepod-8"
     assert ended(place, handle).code == 3
     assert place.output(spec) == b"local\n"
     assert artifact(spec, "model") == "kept\n"
-    assert (google.tpu.nodes, google.tpu.queued, google.storage.names()) == ({}, {}, [])
+    assert (google.cloud.remaining_resources(), google.objects()) == (NO_RESOURCES, [])
 
 
 def test_a_simulated_vm_has_the_python_of_its_job(make_vm_harness, tmp_path):
@@ -112,7 +111,7 @@ def test_a_simulated_vm_has_the_python_of_its_job(make_vm_harness, tmp_path):
 )
 def test_an_upload_that_takes_long_is_no_silence(make_vm_harness, google, killed, times):
     """The VM's sign of life, its output and a stop do not wait behind an artifact, nor does a kill cut it off."""
-    google.storage.slow["POST .*%2Fmodel%2Fbig"] = 8.0
+    google.storage.faults.slow(8.0, method="UPLOAD", path="/model/big")
     place = make_vm_harness(**times)
     spec = place.spec('echo up; echo x >"$GRADIENT_ARTIFACTS_DIR/big"')
     began = time.monotonic()
@@ -128,19 +127,19 @@ def test_an_upload_that_takes_long_is_no_silence(make_vm_harness, google, killed
 
 
 def test_a_vm_that_cannot_prepare_its_job_is_given_up_with_its_words(make_vm_harness, google):
-    google.storage.refuse += [("GET .*workspace.tar.gz", 403)] * 1000
+    google.storage.faults.fail(403, 1000, method="GET", path="workspace.tar.gz")
     reason, detail = expect_launch_error(make_vm_harness(vm_start_seconds=4.0))
     assert reason == "launch_failed"
     assert "HTTP Error 403" in detail
-    assert google.tpu.nodes == {}
+    assert google.nodes == []
 
 
 def test_a_slice_of_several_hosts_is_refused_by_its_node_too(make_vm_harness, google):
-    google.tpu.endpoints = 4
+    google.cloud.endpoints = 4
     reason, detail = expect_launch_error(make_vm_harness())
     assert reason == "tpu_denied"
     assert "4 hosts" in detail
-    assert google.tpu.nodes == {}
+    assert google.nodes == []
 
 
 @pytest.mark.parametrize("way", [pytest.param("queued", marks=pytest.mark.slow), "node"])
@@ -149,8 +148,8 @@ def test_a_vm_that_hears_of_no_worker_saves_and_deletes_itself(make_vm_harness, 
     save = 'trap "echo saved >\\"$GRADIENT_ARTIFACTS_DIR/model\\"; exit 0" TERM'
     spec = place.spec(f"{save}; echo up; while :; do sleep 0.05; done")
     place.launch(spec)  # and then the worker dies
-    wait_until(lambda: not google.tpu.nodes, "the VM to delete itself")
-    assert (google.tpu.queued, any(one.startswith("REST DELETE") for one in google.tpu.requests)) == ({}, True)
+    wait_until(lambda: not google.nodes, "the VM to delete itself")
+    assert (google.queued, any(one.startswith("DELETE /v2/") for one in google.storage.requests)) == ([], True)
     heir = place.new_instance()
     handle = place._made[0]
     exit_ = wait_until(lambda: heir.poll(handle), "the next worker to read the end")
@@ -167,8 +166,8 @@ def test_the_last_seconds_of_spot_capacity_are_the_jobs(make_vm_harness, google,
     save = 'trap "echo saved >\\"$GRADIENT_ARTIFACTS_DIR/model\\"; exit 0" TERM' if saves else "exit 0"
     spec = place.spec(f'{save}; : >"$GRADIENT_ARTIFACTS_DIR/up"; while :; do sleep 0.05; done')
     handle = place.launch(spec)
-    node = google.tpu.node()
-    disk = google.vms.root / node.name.rpartition("/")[2] / "disk"
+    node = google.node()
+    disk = google.vms.disk(node.name)
     assert node.scheduling_config.spot
     # It waits for its end, or has ended by itself, and all is told.
     wait_until((disk / ("artifacts/up" if saves else "reported")).exists, "the job to be where it is to be")
@@ -176,8 +175,7 @@ def test_the_last_seconds_of_spot_capacity_are_the_jobs(make_vm_harness, google,
     script = ["bash", "-c", node.metadata["shutdown-script"]]
     subprocess.run(script, env={"GRADIENT_VM_PLACE": str(disk), "PATH": os.environ["PATH"]}, check=True)
     assert time.monotonic() - began < 30, "as long as Google allows"
-    google.tpu.preempt()
-    google.vms.end(node.name.rpartition("/")[2])
+    google.preempt()
     exit_ = ended(place, handle)
     assert (exit_.code, exit_.reason) == ((None, "preempted") if saves else (0, None))
     assert artifact(spec, "model") == ("saved\n" if saves else None)
@@ -188,7 +186,10 @@ def test_a_vm_that_restarts_is_no_fault_of_the_job(make_vm_harness, google):
     spec = place.spec("echo up; sleep 600")
     handle = place.launch(spec)
     wait_until(lambda: place.backend.poll(handle) or place.output(spec), "the job to run")
-    google.vms.restart(google.tpu.node().name.rpartition("/")[2])
+    node = google.node()
+    google.vms.end_host(node.name, 0)  # as Google restarts a VM for maintenance
+    (google.vms.disk(node.name) / "boot-id").write_text("of an earlier start")
+    google.vms.start(node.name, node.metadata["startup-script"])
     exit_ = ended(place, handle)
     assert (exit_.reason, "restarted" in str(exit_)) == ("tpu_lost", True), exit_
 
@@ -212,11 +213,11 @@ def test_at_rest_a_job_costs_few_requests_and_no_new_tokens(make_vm_harness, goo
 
 
 def test_a_vm_is_not_billed_for_ever_for_artifacts_that_cannot_be_sent(make_vm_harness, google):
-    google.storage.refuse += [("POST .*%2Fmodel%2Fbig", 503)] * 10_000
+    google.storage.faults.fail(503, 10_000, method="UPLOAD", path="/model/big")
     place = make_vm_harness(vm_collect_seconds=6.0)
     spec = place.spec('echo kept >"$GRADIENT_ARTIFACTS_DIR/small"; echo x >"$GRADIENT_ARTIFACTS_DIR/big"')
     exit_ = ended(place, place.launch(spec))
-    assert (exit_.code, exit_.reason, google.tpu.nodes) == (0, None, {})
+    assert (exit_.code, exit_.reason, google.nodes) == (0, None, [])
     [missing] = read_missing(spec.artifacts)
     assert "on the TPU VM, not sent in 6 s: 1 of the artifacts: 'big'" in missing.why
     assert artifact(spec, "small") == "kept\n"

@@ -3,13 +3,15 @@
 import logging
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from google_crc32c import Checksum
 from support.deployment import wait_until
 from support.faults.fault_report import FULL_RUN
-from support.google.storage_fake import LargeUpload
+
+from gradient_server.simulator.gcs.server import _Handler
 
 GIB, MIB = 1024**3, 1024**2
 SIZE, SILENCE, SECONDS = (40 * GIB, 20.0, 60.0) if FULL_RUN else (64 * MIB, 4.0, 9.0)
@@ -56,30 +58,51 @@ def checksum(path):
     return made.digest()
 
 
-def test_a_large_artifact_is_no_silence(make_google_harness, google):
-    google.storage.large = large = LargeUpload("%2Fmodel%2Fbig", SECONDS)
+@pytest.fixture
+def upload(monkeypatch):
+    """The upload of the artifact, of `SECONDS` at least: it is counted and summed, and not kept."""
+    found = SimpleNamespace(size=0, checksum=Checksum(), times=0, took=0.0)
+    read_body = _Handler._body
+
+    def read(handler, **options):
+        if handler.command != "POST" or "%2Fmodel%2Fbig" not in handler.path:
+            return read_body(handler, **options)
+        began, found.size, found.checksum = time.monotonic(), 0, Checksum()
+        while found.size < SIZE and (block := handler.rfile.read(min(MIB, SIZE - found.size))):
+            found.size += len(block)
+            found.checksum.update(block)
+            time.sleep(max(0.0, began + SECONDS * found.size / SIZE - time.monotonic()))
+        found.took = time.monotonic() - began
+        found.times += found.size == SIZE
+        return b""  # the object is there, and empty
+
+    monkeypatch.setattr(_Handler, "_body", read)
+    return found
+
+
+def test_a_large_artifact_is_no_silence(make_google_harness, google, upload):
     place = make_google_harness(
         "TPU v5e", placement="vm", vm_poll_seconds=0.2, probe_seconds=60.0, unhealthy_seconds=SILENCE
     )
     spec = place.spec(COMMAND, env={"SIZE": str(SIZE)}, stop_grace=30)
     handle = place.launch(spec)
-    wait_until(lambda: place.backend.poll(handle) or large.size, "the upload to begin", 60)
-    disk = google.vms.root / google.tpu.node().name.rpartition("/")[2] / "disk"
+    wait_until(lambda: place.backend.poll(handle) or upload.size, "the upload to begin", 60)
+    disk = google.vms.disk(google.node().name)
     latest = 0.0
-    while not large.uploads:
+    while not upload.times:
         assert place.backend.poll(handle) is None, "the job was given up"
         lines = place.output(spec).decode().splitlines()
         latest = max(latest, time.time() - float(lines[-1])) if len(lines) > 1 else latest
         time.sleep(0.2)
     memory = peak_memory(disk)
-    figures = SIZE, large.took, latest, memory / MIB
+    figures = SIZE, upload.took, latest, memory / MIB
     logger.info("%s bytes in %.0f s; output at most %.1f s late; agent %.0f MiB", *figures)
-    assert large.took > 2 * SILENCE
-    assert (large.size, large.uploads) == (SIZE, 1)
-    assert large.checksum.digest() == checksum(disk / "artifacts" / "big")
+    assert upload.took > 2 * SILENCE
+    assert (upload.size, upload.times) == (SIZE, 1)
+    assert upload.checksum.digest() == checksum(disk / "artifacts" / "big")
     assert latest < LOG_LAG
     assert 0 < memory < AGENT_BYTES
     place.backend.stop(handle, grace=True)
     exit_ = place.wait(handle)
     assert (exit_.code, exit_.reason) == (0, None)
-    assert large.uploads == 1, "it was sent again"
+    assert upload.times == 1, "it was sent again"

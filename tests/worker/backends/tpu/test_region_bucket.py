@@ -99,7 +99,7 @@ def test_a_bucket_that_is_not_there_is_refused(gcs, tmp_path):
 
 
 def test_a_bucket_that_may_not_be_made_is_refused(gcs, tmp_path):
-    gcs.simulator.faults.deny_bucket_creation()
+    gcs.simulator.faults.fail(403, method="POST", path="/storage/v1/b?")
     settings = Settings(home=tmp_path, gcs=gcs.settings.model_copy(update={"project": "poor"}))
     error = refusal(open_bucket(settings, REGION).prepare, JOB)
     assert (error.reason, "roles/storage.admin" in error.detail) == ("bucket_refused", True)

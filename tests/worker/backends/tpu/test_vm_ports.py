@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.deployment import wait_until
-from support.google.tpu_simulator import expect_launch_error
+from support.google.tpu_simulator import NO_RESOURCES, expect_launch_error
 
 from worker.backends import port_forwarder
 from worker.backends.base import PortForward
@@ -71,7 +71,7 @@ def test_a_port_leads_to_the_vm_until_the_job_has_ended(make_google_harness, goo
     wait_until(lambda: heir.poll(handle), "the job to end")
     heir.destroy(handle)
     assert asked(external) is None
-    assert (google.tpu.nodes, google.tpu.queued) == ({}, {})
+    assert google.cloud.remaining_resources() == NO_RESOURCES
 
 
 def test_a_port_that_another_program_has_is_refused_before_anything_is_made(make_google_harness, google):
@@ -79,7 +79,7 @@ def test_a_port_that_another_program_has_is_refused_before_anything_is_made(make
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]
         reason, detail = expect_launch_error(place, place.spec("true", ports=(PortForward(port, 80),)))
-    assert (reason, str(port) in detail, google.tpu.made()) == ("port_taken", True, [])
+    assert (reason, str(port) in detail, google.made()) == ("port_taken", True, [])
 
 
 def connect(_handle, port):

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 from support.deployment import wait_until
-from support.google import storage_fake
+from support.google.production import VM_ACCOUNT
 from support.servers.package_index import PackageIndex
 
 from core.settings import Settings
+from gradient_server.simulator.gcs import api
+from gradient_server.simulator.gcs.objects import StoredObject
 
 pytestmark = pytest.mark.integration
 
@@ -26,9 +28,13 @@ PREFIX = "tpu/wheels/"
 
 @pytest.fixture
 def storage(google):
-    google.storage.buckets["mirror"] = {}
-    google.storage.prefixes["ya29.vm"] = ""  # of the VM's account
+    binding = {"role": "roles/storage.objectViewer", "members": [f"serviceAccount:{VM_ACCOUNT}"]}
+    google.storage.buckets.create("mirror", {}).policy["bindings"] = [binding]
     return google.storage
+
+
+def put(storage, name, content):
+    storage.buckets.put("mirror", name, content, {}, {})
 
 
 @pytest.fixture
@@ -40,8 +46,8 @@ def fill(storage, tmp_path):
         for name, required in requires.items():
             version = {"tensorflow_tpu": "2.20.0", "libtpu": "0.0.14"}.get(name, "1.0")
             wheel = index.add_wheel(name, version, requires=required)
-            storage.put("mirror", f"{PREFIX}{wheel.name}", wheel.read_bytes())
-        storage.put("mirror", f"{PREFIX}{PIP.name}", PIP.read_bytes())
+            put(storage, f"{PREFIX}{wheel.name}", wheel.read_bytes())
+        put(storage, f"{PREFIX}{PIP.name}", PIP.read_bytes())
 
     yield fill
     index.close()
@@ -102,8 +108,8 @@ class Vm:
 def vm(make_google_harness, google, tmp_path):
     place = make_google_harness(packages=FOLDER)
     place.running("echo up; sleep 600")
-    script = google.tpu.node().metadata["startup-script"]
-    return Vm(tmp_path / "vm", script, google.environment() | {"GCE_METADATA_HOST": google.vms.metadata_host})
+    script = google.node().metadata["startup-script"]
+    return Vm(tmp_path / "vm", script, google.vms.environment)
 
 
 def of_wheels(storage):
@@ -111,10 +117,10 @@ def of_wheels(storage):
 
 
 def test_a_node_installs_from_the_folder_alone_and_once(vm, fill, storage, monkeypatch):
-    monkeypatch.setattr(storage_fake, "PAGE", 2)
+    monkeypatch.setattr(api, "_MAX_RESULTS", 2)
     fill(tensorflow_tpu=("small-dependency>=1",), libtpu=(), small_dependency=(), unneeded=())
-    storage.put("mirror", f"{PREFIX}README.txt", b"not a wheel")
-    storage.put("mirror", "tpu/wheels-old/libtpu-0.0.14-py3-none-any.whl", b"in another folder")
+    put(storage, f"{PREFIX}README.txt", b"not a wheel")
+    put(storage, "tpu/wheels-old/libtpu-0.0.14-py3-none-any.whl", b"in another folder")
     vm.start()
     assert vm.run_python("import tensorflow_tpu, small_dependency; print(tensorflow_tpu.VERSION)") == "2.20.0\n"
     assert (vm.units / "gradient-tpu.service").read_text().count(f"ExecStart={vm.place}/venv/bin/python") == 1
@@ -144,29 +150,30 @@ def test_an_empty_folder_is_reported_until_it_is_filled(vm, fill):
 @pytest.mark.parametrize(
     ("refused", "message"),
     [
-        (("GET .*prefix=tpu%2Fwheels", 403), "HTTP 403"),
-        pytest.param(("GET .*libtpu.*alt=media", 503), "HTTP 503", marks=pytest.mark.slow),
+        ((403, "/b/mirror/o?"), "HTTP 403"),
+        pytest.param((503, "libtpu"), "HTTP 503", marks=pytest.mark.slow),
     ],
 )
 def test_a_refused_request_is_reported_and_tried_again(vm, fill, storage, refused, message):
     fill(tensorflow_tpu=(), libtpu=())
-    storage.refuse.append(refused)
+    status, path = refused
+    storage.faults.fail(status, path=path)
     vm.start()
     assert vm.serial_log().count(message) == 1
-    assert "as the test wants it" in vm.serial_log()
+    assert "A fault on request" in vm.serial_log()
     assert vm.run_python("import tensorflow_tpu, libtpu") == ""
 
 
 @pytest.mark.parametrize(("wrong", "message"), [({"md5Hash": "AAAA"}, "another MD5"), ({"size": "7"}, "has 7 bytes")])
 def test_a_file_that_does_not_arrive_whole_is_not_installed(vm, fill, monkeypatch, wrong, message):
     fill(tensorflow_tpu=(), libtpu=())
-    describe = storage_fake.GoogleHandler._resource
+    describe = StoredObject.resource
     once = [wrong]
 
-    def describe_wrongly(self, bucket, name):
-        return describe(self, bucket, name) | (once.pop() if "libtpu" in name and once else {})
+    def describe_wrongly(self, base):
+        return describe(self, base) | (once.pop() if "libtpu" in self.name and once else {})
 
-    monkeypatch.setattr(storage_fake.GoogleHandler, "_resource", describe_wrongly)
+    monkeypatch.setattr(StoredObject, "resource", describe_wrongly)
     vm.start()
     assert message in vm.serial_log()
     assert vm.run_python("import tensorflow_tpu, libtpu") == ""
