@@ -15,6 +15,7 @@ _MISSING = re.compile(
 _REFUSED = re.compile(
     r"Permission denied|annot execute|Is a directory|Exec format error|bad interpreter|not executable"
 )
+_NO_INPUT = "EOFError: EOF when reading a line"
 _HINTS = {
     "python|python2|pip|pip3": "Call python3, or use an image that has it where others than root may read it: a job is "
     "not root, and cannot enter /root.",
@@ -54,7 +55,8 @@ def reason_of_exit(code: int, log_end: str = "") -> tuple[str, str | None]:
         return "command_not_executable", None
     number = code - _SIGNALLED
     if number not in set(signal.Signals):
-        return "exit_nonzero", f"exit code {code}"
+        hint = " after it asked for input, of which a job has none" if lines[-1:] == [_NO_INPUT] else ""
+        return "exit_nonzero", f"exit code {code}{hint}"
     name, text = signal.Signals(number).name, signal.strsignal(number) or ""
     if not any(text in line for line in lines):
         return "exit_nonzero", f"exit code {code}, its own or that of {name}"

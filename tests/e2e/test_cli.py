@@ -52,7 +52,7 @@ def test_a_job_and_its_record_have_the_commit_of_the_folder(service, shell):
         return done.stdout.strip()
 
     git("init", "-q", "-b", "work")
-    (shell.folder / "setup.py").write_text("")
+    (shell.folder / "pyproject.toml").write_text("[tool.ruff]\n")
     git("add", ".")
     git("commit", "-q", "-m", "one")
     git("tag", "v1.2")

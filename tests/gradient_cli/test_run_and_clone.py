@@ -1,6 +1,7 @@
 """`jobs run`, `--env-file`, and clones with changes."""
 
 import json
+import shlex
 
 import pytest
 
@@ -31,6 +32,22 @@ def test_a_script_runs_with_all_that_follows_it(script, server):
     assert planned(script, server, "src/my run.sh")["command"] == "bash 'src/my run.sh'"
 
 
+def test_several_processes_are_started_by_torchrun(script, server):
+    torchrun = "python -m torch.distributed.run --standalone --nproc-per-node"
+    assert (
+        planned(script, server, "--nproc", "2", "train.py", "--lr", "1")["command"] == f"{torchrun}=2 train.py --lr 1"
+    )
+    assert planned(script, server, "--nproc", "gpu", "train.py")["command"] == f"{torchrun}=gpu train.py"
+
+
+def test_a_notebook_is_run_and_kept(script, server):
+    (script.folder / "src" / "my nb.ipynb").write_text("{}")
+    command = planned(script, server, "src/my nb.ipynb", "-p", "lr", "1e-3")["command"]
+    program = shlex.split(command.replace("\\\n", "")[command.index("exec") :])
+    assert program[:4] == ["exec", "python", "-m", "papermill"]
+    assert program[-6:] == ["src", "src/my nb.ipynb", "$GRADIENT_ARTIFACTS_DIR/my nb.ipynb", "-p", "lr", "1e-3"]
+
+
 def test_options_behind_the_script_are_told(script, server):
     server.on("POST", "/jobs", {"job": {}, "machineType": {}, "notes": []})
     run = ("jobs", "run", "-m", "CPU", "--dry-run", "train.py")
@@ -53,7 +70,9 @@ def test_a_script_is_named_from_the_current_folder(script, server, protocol):
     ("args", "told"),
     [
         (["nosuch.py"], "nosuch.py: no such file"),
-        (["notes.txt"], "only .py and .sh files are run"),
+        (["notes.txt"], "only .py, .sh and .ipynb files are run"),
+        (["--nproc", "0", "train.py"], "nproc: '0' is not a number of processes"),
+        (["--nproc", "2", "src/my run.sh"], "nproc: only a .py file"),
         (["--workspace", "src", "train.py"], "not in the workspace src"),
         (["--command", "x", "train.py"], "`jobs run` makes it from FILE"),
         ([], "error: the following arguments are required: FILE\n"),

@@ -33,6 +33,13 @@ MISSING = "command_not_found"
         (127, "bash: line 1: $1: unbound variable", "exit_nonzero", "exit code 127."),
         (127, "cat: data: No such file or directory", "exit_nonzero", "exit code 127."),
         (127, "bash: line 1: foo: command not found" + "\nepoch" * 10, "exit_nonzero", "exit code 127."),
+        (1, "Name: EOFError: EOF when reading a line", "exit_nonzero", "exit code 1."),
+        (
+            1,
+            "Traceback\nEOFError: EOF when reading a line\n",
+            "exit_nonzero",
+            "asked for input, of which a job has none.",
+        ),
         (137, "bash: line 1: 12 Killed    python main.py", "killed", "memory"),
         (137, "", "exit_nonzero", "SIGKILL"),
         (139, "Segmentation fault (core dumped)", "signalled", "by SIGSEGV"),

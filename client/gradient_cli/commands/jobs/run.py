@@ -1,4 +1,4 @@
-"""`jobs run`: submit a script with its arguments, and follow it."""
+"""`jobs run`: submit a script or a notebook with its arguments, and follow it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from gradient_cli.commands.jobs import create
 from gradient_cli.errors import UsageError
 from gradient_cli.workspace import job_spec as specs
 
-_PROGRAMS = {".py": "python", ".sh": "bash"}
+_PROGRAMS = {".py": ["python"], ".sh": ["bash"]}
+_NOTEBOOK = ".ipynb"
+_PROCESSES = ("auto", "cpu", "gpu")
+# Another kernel than the job's own Python is one of the computer that the notebook was written on.
+_RUN_NOTEBOOK = """\
+python -c 'import papermill, ipykernel' 2>/dev/null || python -m pip install --quiet papermill ipykernel || {{
+    echo 'papermill, which runs notebooks, is not installed here, and pip could not install it.'
+    exit 1
+}} >&2
+exec python -m papermill --kernel python3 --log-output --no-progress-bar --cwd {folder} {file} \
+    "$GRADIENT_ARTIFACTS_DIR"/{name} {arguments}
+"""
 _OF_MOST_PROGRAMS = {"-h", "--help"}
 
 
@@ -19,7 +30,17 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """Set up the parser of `jobs run`."""
     create.add_create(parser)
     specs.describe(parser, "command", "TEXT", argparse.SUPPRESS)  # `run` makes the command
-    parser.add_argument("file", metavar="FILE", help="script to run: .py with python, .sh with bash")
+    parser.add_argument(
+        "--nproc",
+        metavar="N",
+        help="processes of a .py file: torchrun starts N on the machine, or one for each gpu or cpu",
+    )
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="script to run: .py with python, .sh with bash; .ipynb with papermill, the executed notebook being an "
+        "artifact",
+    )
     arguments = parser.add_argument(
         "arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="everything after FILE, for the script"
     )
@@ -32,15 +53,41 @@ def run(args: argparse.Namespace) -> int:
     """Submit a script of the workspace."""
     if args.command is not None:
         raise UsageError("command: `jobs run` makes it from FILE", hint="Use `gradient-cli jobs create --command`.")
-    program = _PROGRAMS.get(os.path.splitext(args.file)[1])
-    if program is None:
+    kind = os.path.splitext(args.file)[1]
+    if kind not in {*_PROGRAMS, _NOTEBOOK}:
         raise UsageError(
-            f"{args.file}: only .py and .sh files are run",
+            f"{args.file}: only .py, .sh and .ipynb files are run",
             hint="Use `gradient-cli jobs create -- PROGRAM ARGUMENT...` for other programs.",
         )
-    args.command = shlex.join([program, _path_in(specs.resolve_workspace(args), args.file), *args.arguments])
-    _report_own_options(args)
+    launcher = _launcher(args.nproc, kind)
+    path = _path_in(specs.resolve_workspace(args), args.file)
+    if kind == _NOTEBOOK:
+        args.command = _notebook_command(path, args.arguments)
+    else:
+        args.command = shlex.join([*_PROGRAMS[kind], *launcher, path, *args.arguments])
+        _report_own_options(args)
     return create.create(args)
+
+
+def _launcher(processes: str | None, kind: str) -> list[str]:
+    if processes is None:
+        return []
+    if kind != ".py":
+        raise UsageError("nproc: only a .py file runs in several processes", hint="Leave --nproc out.")
+    if not (processes in _PROCESSES or (processes.isdecimal() and int(processes) > 0)):
+        raise UsageError(
+            f"nproc: {processes!r} is not a number of processes", hint="For example --nproc 2, or --nproc gpu."
+        )
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+
+
+def _notebook_command(path: str, arguments: list[str]) -> str:
+    return _RUN_NOTEBOOK.format(
+        folder=shlex.quote(os.path.dirname(path) or "."),
+        file=shlex.quote(path),
+        name=shlex.quote(os.path.basename(path)),
+        arguments=shlex.join(arguments),
+    )
 
 
 def _report_own_options(args: argparse.Namespace) -> None:
