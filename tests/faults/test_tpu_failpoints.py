@@ -8,7 +8,6 @@ from support.faults.fault_report import FULL_RUN
 from support.google.tpu_vm_deployment import cloud_settings, nothing_left, vms
 
 from core.system.failpoints import ATTEMPT_FAILPOINTS
-from gradient_server.simulator.gcs.server import GcsSimulator
 
 BY_THE_RUNNER = {"created", "confirmed", "launched"}
 """Points of a backend that starts jobs on the worker's host."""
@@ -18,13 +17,6 @@ SOME = [("grpc", "launched"), ("vm", "running"), ("vm", "destroyed")]
 LINES = 100
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
-
-
-@pytest.fixture
-def storage():
-    simulator = GcsSimulator().start()
-    yield simulator
-    simulator.stop()
 
 
 @pytest.fixture

@@ -24,6 +24,14 @@ def gcs(gcs_simulator: GcsSimulator) -> Iterator[GcsHarness]:
     gcs_simulator.faults.clear_faults()
 
 
+@pytest.fixture
+def storage() -> Iterator[GcsSimulator]:
+    """A Cloud Storage of the test's own."""
+    simulator = GcsSimulator().start()
+    yield simulator
+    simulator.stop()
+
+
 @pytest.fixture(scope="session")
 def google_servers(tmp_path_factory):
     """One imitation of Google a test process."""
