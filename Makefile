@@ -28,6 +28,7 @@ help: ## show these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
 demo: $(RUN) ## submit a real training to a server of its own, follow it, check what it left
+	@.ci/isolation
 	@$(BIN)/python examples/demo.py
 
 demo-docker: $(RUN) ## the same in a container, on this machine's Docker engine
@@ -41,9 +42,11 @@ images-offline: $(RUN) ## build the trainer's image for CPU without a registry (
 	@VERSION=$(VERSION) images/trainer/offline
 
 up: $(RUN) ## run the service on this machine: http://127.0.0.1:8780
+	@.ci/isolation
 	@exec $(BIN)/gradient-server up
 
 up-tpu: $(ALL) ## the same with a simulated cloud for TPU jobs
+	@.ci/isolation
 	@exec $(BIN)/gradient-server up --tpu-simulator
 
 test: $(ALL) ## run the tests; installs PostgreSQL, Chromium and git for them where it may

@@ -310,6 +310,8 @@ def _describe_machines(settings: Settings, why_backend: str) -> str:
             lines += ", each job in a sandbox"
         else:
             lines += ", as your user, without isolation;\n             submit only programs that you trust"
+            if settings.process.sandbox == "auto":
+                lines += ", and none at all with a second API key"
         groups, why = control_group_support(settings.process.cgroups)
         limited = f"control groups, version {groups.version}" if groups else f"CPU affinity and sampled memory ({why})"
         lines += f"\n  Limits     {limited}"

@@ -11,6 +11,7 @@ from threading import Lock
 from typing import TypeVar
 
 import psutil
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from core.catalogue.backends import enabled_backends
@@ -22,6 +23,7 @@ from core.formatting import MIB
 from core.jobs import lifecycle
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
+from core.security import api_keys
 from core.settings import Settings
 from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.factory import open_artifacts
@@ -93,12 +95,12 @@ class WorkerContext(Stores):
     @cached_property
     def fetcher(self) -> GitFetcher:
         """The fetcher of git workspaces."""
-        return GitFetcher(self.settings)
+        return GitFetcher(self.settings, self._is_shared)
 
     @cached_property
     def environments(self) -> EnvironmentCache:
         """The Python environments of jobs without containers."""
-        return EnvironmentCache(self.settings)
+        return EnvironmentCache(self.settings, self._is_shared)
 
     @cached_property
     def default_environment(self) -> DefaultEnvironment:
@@ -208,8 +210,16 @@ class WorkerContext(Stores):
         """Return the backend of this name, created on first use."""
         with self._lock:
             if name not in self._backends:
-                self._backends[name] = make_backend(name, self.settings, self.resource_inventory)
+                self._backends[name] = made = make_backend(name, self.settings, self.resource_inventory)
+                made.shared = self._is_shared
             return self._backends[name]
+
+    def _is_shared(self) -> bool:
+        try:
+            with self.database.read() as session:
+                return api_keys.are_several(session)
+        except (DBAPIError, StoreUnavailable):  # the database is away, or lets workers read no keys
+            return True
 
     def scratch(self, job_id: str, attempt: int) -> Scratch:
         """Return the scratch directory of one attempt."""

@@ -89,6 +89,14 @@ def others_in_use(session: Session, own: Collection[str], *, unless_unused: Coll
     return session.scalar(select(ApiKey.id).where(ApiKey.id.not_in(own), *valid, counts).limit(1)) is not None
 
 
+def are_several(session: Session) -> bool:
+    """Return whether more than one key is valid: then others than one person may use this installation."""
+    valid = select(ApiKey.id).where(
+        ApiKey.revoked_at.is_(None), (ApiKey.expires_at.is_(None)) | (ApiKey.expires_at > now())
+    )
+    return len(session.execute(valid.limit(2)).all()) > 1
+
+
 def names(session: Session, key_ids: Collection[str]) -> dict[str, str]:
     """Return the names of keys by id."""
     return {key.id: key.name for key in session.execute(select(ApiKey.id, ApiKey.name).where(ApiKey.id.in_(key_ids)))}

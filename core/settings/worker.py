@@ -98,7 +98,7 @@ class ProcessSettings(SettingsGroup):
     sandbox: Literal["auto", "require", "off"] = Field(
         default="auto",
         description="run such jobs, their installations and git for all jobs in a sandbox (bubblewrap): auto (without "
-        "one where none is available, with a warning), require or off",
+        "one where none is available, with a warning, but no jobs once a second API key is valid), require or off",
     )
     network: Literal["auto", "require", "off"] = Field(
         default="auto",

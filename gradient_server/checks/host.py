@@ -34,7 +34,6 @@ def check(settings: Settings) -> Iterator[Finding]:
     """Check everything that needs neither the database nor the container engine."""
     yield python()
     yield git()
-    yield job_sandbox(settings)
     if settings.machines.simulate:
         yield job_network(settings)
         yield limits(settings)
@@ -70,17 +69,27 @@ def git() -> Finding:
     return ok("git", f"git is at {found}.")
 
 
-def job_sandbox(settings: Settings) -> Finding:
-    """Check that jobs that are processes of this host run in a sandbox."""
+def job_sandbox(settings: Settings, *, shared: bool = False) -> Finding:
+    """Check that jobs that are processes of this host run in a sandbox.
+
+    Args:
+        settings: The service's.
+        shared: More than one API key is valid, so that `auto` requires it.
+    """
     mode, support = settings.process.sandbox, sandbox_support(settings)
     fix = "Install the package `bubblewrap`, and allow this user to create namespaces."
     if mode == "off":
         fix = "Unset GRADIENT_PROCESS__SANDBOX."
     why = reason_without_sandbox(settings)
+    if why is not None and shared and mode == "auto":
+        return problem(
+            "jobs", f"Workers here run no jobs of simulated machines: more than one API key is valid, and {why}.", fix
+        )
     if why is not None and mode == "require":
         return problem("jobs", f"Workers here run no jobs of simulated machines, and fetch nothing by git: {why}.", fix)
     if why is not None:
-        return warning("jobs", f"Jobs of simulated machines can read this machine's files: {why}.", fix)
+        others = ", so every key is as good as an administrator's" if shared else ""
+        return warning("jobs", f"Jobs of simulated machines can read this machine's files{others}: {why}.", fix)
     if support.limitation is not None:
         return warning(
             "jobs", f"Jobs run in a sandbox, but {support.limitation}.", "Run the worker on the host itself."

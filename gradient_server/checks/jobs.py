@@ -19,6 +19,7 @@ from core.settings import Settings
 from gradient_server.checks import secrets
 from gradient_server.checks import workers as fleet
 from gradient_server.checks.finding import Finding, format_duration, ok, problem, warning
+from gradient_server.checks.host import job_sandbox
 from worker.attempt.scratch import list_scratch_folders
 
 _MAX_SHOWN = 5
@@ -34,6 +35,7 @@ def check(settings: Settings, session: Session) -> Iterator[Finding]:
     yield queue(taken)
     yield silent_jobs(settings, session)
     yield api_keys(session)
+    yield job_sandbox(settings, shared=keys.are_several(session))
     yield secrets.check(settings, session)
     yield client_file(settings.root / "cli.json", session)
     yield leftover_scratch(settings, session)

@@ -1,12 +1,14 @@
 """The network of sandboxed jobs: what reaches into it, and what a job does not reach."""
 
 import json
+import signal
 import socket
 
 import httpx
 import psutil
 import pytest
 from support.deployment import ORDINARY, wait_until
+from support.servers.neighbour import PORT, neighbour
 
 from worker.backends.linked_networks import LINK_PREFIX
 from worker.backends.sandbox_processes import find_sandbox
@@ -118,6 +120,22 @@ def test_a_job_reaches_neither_this_host_nor_other_jobs(deployment, inside, netw
         assert (reached, len(linked)) == ([], 1)
     events = str(deployment.events(other))
     assert ("in the server's own network" in events) == (network == "off")
+
+
+@pytest.mark.parametrize("allowed", ["", "network", "name"])
+def test_private_addresses_are_closed_once_there_is_a_second_key(deployment, inside, allowed):
+    with neighbour("10.213") as (address, _):
+        words = {"": [], "network": [f"{address}/31"], "name": [address]}[allowed]
+        deployment.start_api()
+        worker = start_worker(deployment, inside, GRADIENT_EGRESS__ALLOWED=json.dumps(words))
+        wanted = json.dumps([[address, PORT]])
+        assert found(deployment, deployment.submit(python(PROBE, wanted))) == [[address, PORT]]
+        assert deployment.start("keys", "create", "bob").wait() == 0
+        worker.signal(signal.SIGTERM)  # else it may take a minute
+        worker.wait()
+        start_worker(deployment, inside, "w2", GRADIENT_EGRESS__ALLOWED=json.dumps(words))
+        reached = found(deployment, deployment.submit(python(PROBE, wanted)))
+        assert reached == ([[address, PORT]] if allowed else [])
 
 
 def test_a_port_leads_into_it(service, inside):

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 
+import httpx
 import pytest
 from support.deployment import ORDINARY, wait_until
 
@@ -135,22 +136,34 @@ def test_without_a_sandbox_a_job_reaches_them_and_everyone_is_told(deployment):
     doctor = deployment.start("doctor", GRADIENT_PROCESS__SANDBOX="off")
     doctor.wait()
     assert "can read this machine's files" in doctor.read_log()
+    with httpx.Client(base_url=deployment.cli_json["url"], headers={"accept": "text/html"}) as browser:
+        signed_in = {"key": deployment.cli_json["apiKey"]}
+        browser.post("/ui/login", data=signed_in, headers={"sec-fetch-site": "same-origin"})
+        for page in ("", "/log", "/metrics", "/artifacts", "/config", "/events"):
+            assert "No sandbox: this job runs as" in browser.get(f"/ui/jobs/{neighbour}{page}").text
+
+
+def without_bubblewrap():
+    return ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--ro-bind", "/dev/null", shutil.which("bwrap"), "--"]
+
+
+def test_without_a_sandbox_jobs_of_one_key_run_and_those_of_two_do_not(deployment):
+    deployment.start_api()
+    worker = deployment.start_worker(inside=without_bubblewrap(), GRADIENT_PROCESS__SANDBOX="auto")
+    deployment.wait_ended(deployment.submit("true"))
+    create = deployment.start("keys", "create", "bob")
+    assert create.wait() == 0
+    job = deployment.submit("true")
+    wait_until(lambda: "more than one API key is valid" in worker.read_log(), "the worker to say so")
+    assert deployment.job(job)["state"] == "Pending"
+    [other] = [one["id"] for one in deployment.request("GET", "/keys").json()["keys"] if one["name"] == "bob"]
+    assert deployment.start("keys", "revoke", other).wait() == 0
+    assert deployment.wait_ended(job)["state"] == "Stopped"
 
 
 def test_where_a_sandbox_is_required_and_missing_no_job_runs(deployment):
-    missing = [
-        "bwrap",
-        "--die-with-parent",
-        "--dev-bind",
-        "/",
-        "/",
-        "--ro-bind",
-        "/dev/null",
-        shutil.which("bwrap"),
-        "--",
-    ]
     deployment.start_api()
-    worker = deployment.start_worker(inside=missing, GRADIENT_PROCESS__SANDBOX="require")
+    worker = deployment.start_worker(inside=without_bubblewrap(), GRADIENT_PROCESS__SANDBOX="require")
     job = deployment.submit("true")
     wait_until(lambda: "GRADIENT_PROCESS__SANDBOX=require" in worker.read_log(), "the worker to say so")
     assert deployment.job(job)["state"] == "Pending"

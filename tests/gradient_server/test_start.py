@@ -63,7 +63,9 @@ def test_the_key_is_written_before_the_port_accepts_connections(monkeypatch, tmp
     """A client that connects as soon as it can would otherwise send no key."""
 
     def look(listener):
-        raise Listening(json.loads((tmp_path / "cli.json").read_text())["url"], listener.getsockname()[1])
+        found = json.loads((tmp_path / "cli.json").read_text())["url"], listener.getsockname()[1]
+        listener.close()
+        raise Listening(*found)
 
     monkeypatch.setattr(entrypoints, "listen", look)
     with pytest.raises(Listening) as listened:

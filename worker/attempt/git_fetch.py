@@ -102,13 +102,14 @@ class Fetched(NamedTuple):
 class GitFetcher:
     """Fetches workspaces within the limits of the settings."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, shared: Callable[[], bool] = lambda: False) -> None:
         self._settings = settings
+        self._shared = shared
         self._egress = Egress(settings.egress)
 
     @cached_property
     def _isolation(self) -> Isolation:
-        return Isolation(self._settings)
+        return Isolation(self._settings, self._shared)
 
     def fetch(self, url: str, login: str | None, folder: Path, check: Check, project_id: str) -> Fetched:
         """Fetch the branch, tag or commit after `#`, or the default branch, into an empty folder.

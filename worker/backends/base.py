@@ -221,6 +221,8 @@ class Backend(Protocol):
     """Runs jobs on one kind of machine. Backends inherit from this class; some methods have a default."""
 
     capabilities: Capabilities
+    shared: Callable[[], bool] = staticmethod(lambda: True)
+    """Returns whether more than one key is valid here, so that jobs must be kept from one another."""
 
     def unavailable_reason(self) -> str | None:
         """Return the reason, for the operator, that no job can be started here now; None if jobs can be started."""

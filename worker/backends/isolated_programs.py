@@ -95,13 +95,18 @@ class Program:
 
 
 class Isolation:
-    """The isolation of this host's jobs, for programs of ours."""
+    """The isolation of this host's jobs, for programs of ours.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: The service's.
+        shared: See `Backend.shared`.
+    """
+
+    def __init__(self, settings: Settings, shared: Callable[[], bool]) -> None:
         self._settings = settings
         self.problem = reason_without_sandbox(settings)
         """Reason that there is no sandbox; None if there is."""
-        self._network = HOST_NETWORK if self.problem is not None else make_network(settings)
+        self._network = HOST_NETWORK if self.problem is not None else make_network(settings, shared)
 
     @property
     def own_network(self) -> bool:

@@ -74,8 +74,8 @@ def is_own_network(first: int) -> bool:
     return os.readlink(f"/proc/{first}/ns/net") != os.readlink("/proc/self/ns/net")  # noqa: PTH115
 
 
-def make_network(settings: Settings) -> JobNetwork:
-    """Return what makes networks for jobs in a sandbox."""
+def make_network(settings: Settings, shared: Callable[[], bool]) -> JobNetwork:
+    """Return what makes networks for jobs in a sandbox, closed to private addresses if the installation is shared."""
     why = reason_without_network(settings)
     if why is not None:
         if settings.process.network == "auto":
@@ -88,7 +88,8 @@ def make_network(settings: Settings) -> JobNetwork:
     kind = LinkedNetworks if os.geteuid() == 0 else RelayedNetworks
 
     def limits(servers: list[str]) -> bytes:
-        return find_limits(settings, servers, [one for one, own in configured_addresses().items() if not own])
+        indexes = [one for one, own in configured_addresses().items() if not own]
+        return find_limits(settings, servers, indexes, shared=shared())
 
     return kind(limits)
 

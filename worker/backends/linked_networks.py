@@ -75,7 +75,12 @@ class LinkedNetworks:
         with self._lock:
             if time.monotonic() - self._checked_at > _CHECK_SECONDS:
                 set_firewall(self.resolvers())
-                self._limits = self._find_limits(self.resolvers())
+                limits = self._find_limits(self.resolvers())
+                if limits != self._limits:
+                    self._limits, outdated = limits, self._ready
+                    self._ready = deque()
+                    for one in outdated:
+                        one.add_done_callback(_close)
                 self._checked_at = time.monotonic()
             made = self._ready.popleft() if self._ready else None
         network = self.make() if made is None else made.result()
@@ -117,6 +122,11 @@ class LinkedNetworks:
                 made: Future[int] = Future()
                 self._ready.append(made)
                 threading.Thread(target=make, args=(made,), name="network", daemon=True).start()
+
+
+def _close(made: Future[int]) -> None:
+    if made.exception() is None:
+        os.close(made.result())
 
 
 def set_firewall(servers: Iterable[str]) -> None:

@@ -22,8 +22,9 @@ METADATA_6 = ("fe80::/10", "fd00:ec2::/32", "fd20:ce::/32")
 
 _EVERYWHERE = "00000000"
 _INTERFACES = Path("/sys/class/net")
-_ALLOWED, REFUSED = 10, 20
+_ALLOWED, REFUSED, _OPEN, _CLOSED = 10, 20, 30, 40
 """Order of rules."""
+_PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
 _DNS = 53
 _IPTABLES_SECONDS = 15
 _RESOLV_CONF = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
@@ -101,7 +102,10 @@ def _is_address(text: str) -> bool:
 
 def service_addresses(settings: Settings) -> Iterable[tuple[str, int]]:
     """Return (address, port) of the database, the broker and the API, except on loopback."""
-    urls = (settings.database.url, settings.queue.broker_url, settings.api.public_url)
+    return _resolve((settings.database.url, settings.queue.broker_url, settings.api.public_url))
+
+
+def _resolve(urls: Iterable[str | None]) -> Iterable[tuple[str, int]]:
     found: dict[tuple[str, int], None] = {}
     for url in urls:
         parts = urlsplit(url or "")
@@ -119,8 +123,17 @@ def service_addresses(settings: Settings) -> Iterable[tuple[str, int]]:
     return found
 
 
-def find_limits(settings: Settings, servers: Iterable[str], indexes: Iterable[tuple[str, int]] = ()) -> bytes:
-    """Return the rules that refuse a job what it must not reach, but not its DNS servers and package indexes."""
+def find_limits(
+    settings: Settings, servers: Iterable[str], indexes: Iterable[tuple[str, int]] = (), *, shared: bool
+) -> bytes:
+    """Return the rules that refuse a job what it must not reach, but not its DNS servers and package indexes.
+
+    Args:
+        settings: The service's.
+        servers: The DNS servers.
+        indexes: Address and port of the package indexes.
+        shared: Also refuse private addresses, but those of GRADIENT_EGRESS__ALLOWED.
+    """
     rules = [
         netlink.add_rule(_ALLOWED, IPv4Network(one), protocol, _DNS, prohibit=False)
         for one in servers
@@ -132,9 +145,19 @@ def find_limits(settings: Settings, servers: Iterable[str], indexes: Iterable[tu
     ]
     blocked = (ip_network(one, strict=False) for one in (LINK_LOCAL, *settings.docker.blocked))
     rules += [netlink.add_rule(REFUSED, one, prohibit=True) for one in blocked if isinstance(one, IPv4Network)]
+    if shared:
+        rules += _close_private(settings)
     services = ((ip_network(address), port) for address, port in service_addresses(settings))
     return b"".join(rules) + b"".join(
         netlink.add_rule(REFUSED, address, socket.IPPROTO_TCP, port, prohibit=True)
         for address, port in services
         if isinstance(address, IPv4Network)
     )
+
+
+def _close_private(settings: Settings) -> list[bytes]:
+    allowed = [one if "/" in one else f"https://{one}" for one in settings.egress.allowed]
+    found = [address for address, _ in _resolve(one for one in allowed if "://" in one)]
+    networks = (ip_network(one, strict=False) for one in (*found, *(one for one in allowed if "://" not in one)))
+    rules = [netlink.add_rule(_OPEN, one, prohibit=False) for one in networks if isinstance(one, IPv4Network)]
+    return rules + [netlink.add_rule(_CLOSED, IPv4Network(one), prohibit=True) for one in _PRIVATE]

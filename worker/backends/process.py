@@ -85,7 +85,7 @@ class ProcessBackend(Backend):
             self._groups = self._groups.of_sandboxes()
         self._settings = settings
         self._attempts = settings.root / "attempts"
-        self._network = make_network(settings) if mounts else HOST_NETWORK
+        self._network = make_network(settings, self._is_shared) if mounts else HOST_NETWORK
         own_network = self._network is not HOST_NETWORK
         self.capabilities = replace(BACKENDS["process"].capabilities, mounts=mounts, own_network=own_network)
         self._connections = JobConnections(settings, self._first)
@@ -96,11 +96,16 @@ class ProcessBackend(Backend):
         self._sandboxes: dict[str, int] = {}
         self._next_cpu = 0
 
+    def _is_shared(self) -> bool:
+        return self.shared()  # which is set later
+
     def unavailable_reason(self) -> str | None:
         """See `Backend.unavailable_reason`."""
-        if self._settings.process.sandbox == "require" and self._sandbox is None:
+        mode = self._settings.process.sandbox
+        if self._sandbox is None and (mode == "require" or (mode == "auto" and self.shared())):
             why = sandbox_support(self._settings).problem
-            return f"jobs have no sandbox here, and GRADIENT_PROCESS__SANDBOX=require: {why}"
+            rule = "GRADIENT_PROCESS__SANDBOX=require" if mode == "require" else "more than one API key is valid"
+            return f"jobs have no sandbox here, and {rule}: {why}"
         if self._settings.process.network == "require" and not self.capabilities.own_network:
             why = reason_without_sandbox(self._settings) or reason_without_network(self._settings)
             return f"jobs have no network of their own here, and GRADIENT_PROCESS__NETWORK=require: {why}"

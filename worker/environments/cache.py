@@ -72,11 +72,11 @@ class StoredEnvironment:
 class EnvironmentCache:
     """The environments below one root."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, shared: Callable[[], bool] = lambda: False) -> None:
         self._settings = settings
         self._attempts = settings.root / "attempts"
         self.root = (settings.root / "environments").resolve()  # it may be a link to another disk
-        self.installer = Installer(self.root, settings)
+        self.installer = Installer(self.root, settings, shared)
 
     def folder_of(self, wanted: Wanted) -> Path:
         """Return the folder of an environment, made or not."""

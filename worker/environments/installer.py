@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import subprocess
+from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -45,16 +46,18 @@ class Installer:
     Args:
         root: The folder of environments, and of downloaded interpreters (`python`).
         settings: The service's settings.
+        shared: See `Isolation`.
     """
 
-    def __init__(self, root: Path, settings: Settings) -> None:
+    def __init__(self, root: Path, settings: Settings, shared: Callable[[], bool]) -> None:
         self._root = root
+        self._shared = shared
         self._settings = settings
 
     @cached_property
     def isolation(self) -> Isolation:
         """The isolation in which environments are made."""
-        return Isolation(self._settings)
+        return Isolation(self._settings, self._shared)
 
     def find_python(self, wanted: str) -> Path | None:
         """Find an installed interpreter by a version specifier such as `==3.12.*`; None if there is none."""

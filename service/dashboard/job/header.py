@@ -48,6 +48,16 @@ class JobHeader:
         return self.attempt or self.row.attempt
 
     @property
+    def not_isolated(self) -> str | None:
+        """What does not isolate the job from others of its machine; None: nothing is missing."""
+        handle = self.row.handle or {}
+        if handle.get("sandboxed") is False:
+            return "No sandbox: this job runs as the server's own user, with its files and keys."
+        if handle.get("own_network") is False:
+            return "No network of its own: this job reaches what listens on its machine, and others reach its ports."
+        return None
+
+    @property
     def began_at(self) -> datetime | None:
         """Start of the first attempt; None before it."""
         return next((one.started_at for one in self.attempts if one.started_at), self.row.started_at)
@@ -86,6 +96,7 @@ def render_job_page(
         job=job,
         live=job.state in LIVE,
         may_change=header.may_change,
+        not_isolated=header.not_isolated,
         attempt=header.attempt,
         job_attempts=header.attempts,
         began_at=header.began_at,

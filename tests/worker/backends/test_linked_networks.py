@@ -1,6 +1,5 @@
 """The networks that a worker that is root links with its host, with real packets; only root can make them."""
 
-import itertools
 import os
 import socket
 from contextlib import ExitStack
@@ -8,21 +7,19 @@ from ipaddress import IPv4Address
 
 import pytest
 from support.deployment import wait_until
+from support.servers.neighbour import PORT, neighbour
 
 from core.settings import Settings
 from core.settings.docker import DockerSettings
 from worker.backends import network_limits
 from worker.backends.linked_networks import LinkedNetworks
 from worker.backends.network_limits import find_limits
-from worker.sandbox import netlink
 from worker.sandbox.network_namespace import call_in_network
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.usefixtures("linked_networks"),
 ]
-PORT = 8000
-NUMBERS = itertools.count()
 
 
 @pytest.fixture
@@ -33,23 +30,8 @@ def linked_networks():
 @pytest.fixture
 def outside():
     """The address of a neighbour of this host, which listens on PORT; and its network."""
-    number = next(NUMBERS)
-    here, there = (IPv4Address(f"198.18.{os.getpid() % 256}.{2 * number + end}") for end in (0, 1))
-    name = f"out{os.getpid() % 100_000}-{number}"
-    with ExitStack() as stack:
-        network = call_in_network(None, lambda: os.open("/proc/thread-self/ns/net", os.O_RDONLY))
-        stack.callback(os.close, network)
-        netlink.send(netlink.add_pair(name, "eth0", network))
-        netlink.send(netlink.add_address(socket.if_nametoindex(name), here, 31))
-
-        def listen():
-            eth0 = socket.if_nametoindex("eth0")
-            netlink.send(netlink.add_address(eth0, there, 31) + netlink.set_up(eth0))
-            netlink.send(netlink.add_default_route(here))
-            return socket.create_server((str(there), PORT))
-
-        stack.enter_context(call_in_network(network, listen))
-        yield str(there), network
+    with neighbour() as found:
+        yield found
 
 
 @pytest.fixture
@@ -58,7 +40,8 @@ def made():
     with ExitStack() as stack:
 
         def make(**docker):
-            networks = LinkedNetworks(lambda servers: find_limits(Settings(docker=DockerSettings(**docker)), servers))
+            settings = Settings(docker=DockerSettings(**docker))
+            networks = LinkedNetworks(lambda servers: find_limits(settings, servers, shared=False))
             networks.start(lambda: None)
             network = networks.start(lambda: os.open("/proc/thread-self/ns/net", os.O_RDONLY))
             stack.callback(os.close, network)

@@ -82,6 +82,7 @@ class TpuBackend(CloudBackend):
         process = settings.process.model_copy(update={"network": "off"})
         runs = settings.model_copy(update={"process": process})
         self._runner = make_backend("docker" if settings.tpu.runner == "docker" else "process", runs)
+        self._runner.shared = lambda: self.shared()  # noqa: PLW0108 - which is set later
         self._tokens = (
             TokenServer(open_bucket, settings, self._runner.host_address) if open_bucket is not None else None
         )
