@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+from functools import partial
 
 import httpx
 import psutil
@@ -16,6 +17,31 @@ from worker.backends.sandbox_processes import find_sandbox
 BINDS = """
 import os, socket, time
 listener = socket.create_server(("127.0.0.1", 29500))
+print("up", flush=True)
+while not os.path.exists("/storage/" + os.environ["OTHER"]):
+    time.sleep(0.05)
+"""
+# As `torchrun --standalone`, a store at a fixed port to which each rank connects; beside it Jupyter and TensorBoard.
+TRAINS = """
+import http.server, os, socket, subprocess, sys, threading, time
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(f"{os.environ['GRADIENT_JOB_ID']} {self.server.server_port}".encode())
+
+for port in (8888, 6006):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+store = socket.create_server(("127.0.0.1", 29500))
+rank = "import os, socket; s = socket.create_connection(('127.0.0.1', 29500)); "
+rank += "s.sendall(os.environ['GRADIENT_JOB_ID'].encode())"
+ranks = [subprocess.Popen([sys.executable, "-c", rank]) for _ in range(2)]
+for _ in ranks:
+    with store.accept()[0] as connection, connection.makefile() as words:
+        assert words.read() == os.environ["GRADIENT_JOB_ID"]
+assert [one.wait() for one in ranks] == [0, 0]
 print("up", flush=True)
 while not os.path.exists("/storage/" + os.environ["OTHER"]):
     time.sleep(0.05)
@@ -92,6 +118,19 @@ def test_two_jobs_have_the_same_port(service):
     for job in jobs:
         is_up(service, job)
     over = service.submit("touch /storage/over0 /storage/over1")
+    assert [service.wait_ended(job)["exitCode"] for job in (over, *jobs)] == [0, 0, 0]
+
+
+def test_two_trainings_with_their_notebooks_and_boards_run_at_once(service):
+    submit = partial(service.submit, python(TRAINS), ports=["8888", "6006"])
+    jobs = [submit(envVars={"OTHER": f"trained{number}"}) for number in range(2)]
+    for job in jobs:
+        is_up(service, job)
+    for job in jobs:
+        for port in service.job(job)["ports"]:
+            answer = f"{job} {port['internal']}".encode()
+            wait_until(lambda port=port, answer=answer: fetched(port["url"]) == answer, "the answer of this job")
+    over = service.submit("touch /storage/trained0 /storage/trained1")
     assert [service.wait_ended(job)["exitCode"] for job in (over, *jobs)] == [0, 0, 0]
 
 
