@@ -80,12 +80,12 @@ class ProcessBackend(Backend):
     def __init__(self, settings: Settings) -> None:
         self._sandbox = make_sandbox(settings)
         mounts = self._sandbox is not None
-        self._groups = control_group_support(settings.process.cgroups)[0]
+        self._groups, self._no_groups = control_group_support(settings.process.cgroups)
         if self._groups is not None and mounts:
             self._groups = self._groups.of_sandboxes()
         self._settings = settings
         self._attempts = settings.root / "attempts"
-        self._network = make_network(settings, self._is_shared) if mounts else HOST_NETWORK
+        self._network = make_network(settings, lambda: self.shared()) if mounts else HOST_NETWORK  # noqa: PLW0108
         own_network = self._network is not HOST_NETWORK
         self.capabilities = replace(BACKENDS["process"].capabilities, mounts=mounts, own_network=own_network)
         self._connections = JobConnections(settings, self._first)
@@ -96,22 +96,17 @@ class ProcessBackend(Backend):
         self._sandboxes: dict[str, int] = {}
         self._next_cpu = 0
 
-    def _is_shared(self) -> bool:
-        return self.shared()  # which is set later
-
     def unavailable_reason(self) -> str | None:
         """See `Backend.unavailable_reason`."""
         mode = self._settings.process.sandbox
         if self._sandbox is None and (mode == "require" or (mode == "auto" and self.shared())):
-            why = sandbox_support(self._settings).problem
             rule = "GRADIENT_PROCESS__SANDBOX=require" if mode == "require" else "more than one API key is valid"
-            return f"jobs have no sandbox here, and {rule}: {why}"
+            return f"jobs have no sandbox here, and {rule}: {sandbox_support(self._settings).problem}"
         if self._settings.process.network == "require" and not self.capabilities.own_network:
             why = reason_without_sandbox(self._settings) or reason_without_network(self._settings)
             return f"jobs have no network of their own here, and GRADIENT_PROCESS__NETWORK=require: {why}"
         if self._settings.process.cgroups == "require" and self._groups is None:
-            lacking = control_group_support("require")[1]
-            return f"jobs have no control groups here, and GRADIENT_PROCESS__CGROUPS=require: {lacking}"
+            return f"jobs have no control groups here, and GRADIENT_PROCESS__CGROUPS=require: {self._no_groups}"
         return None
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:

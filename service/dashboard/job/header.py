@@ -49,7 +49,7 @@ class JobHeader:
 
     @property
     def not_isolated(self) -> str | None:
-        """What does not isolate the job from others of its machine; None: nothing is missing."""
+        """The wall that is missing around the job, in words; None: none is."""
         handle = self.row.handle or {}
         if handle.get("sandboxed") is False:
             return "No sandbox: this job runs as the server's own user, with its files and keys."
