@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from core.comparison import measurement, whole_metric
+from core.comparison import measurement
 from core.comparison.differences import WORKSPACE, find_differences
 from core.comparison.measurement import Arrival, Goal, Pace, Point
 from core.comparison.measurement_cache import MeasurementCache
@@ -68,7 +68,7 @@ class _MetricFigures:
     """The figures of a job that are read from its metrics."""
 
     pace: Pace | None
-    best: float | None
+    final: float | None
     arrival: Arrival | None
     last_values: dict[str, float | None]
 
@@ -252,7 +252,7 @@ def _measure(session: Session, comparison: Comparison, job: Job, current: dateti
         price_per_hour=job.price_per_hour,
         seconds=sum(end - start for start, end in runs),
         pace=measured.pace,
-        best=measured.best,
+        final=measured.final,
         arrival=measured.arrival,
         memory_bytes=peak_usage(attempts, "peak_memory_bytes"),
         gpu_memory_bytes=peak_usage(attempts, "peak_gpu_memory_bytes"),
@@ -265,19 +265,19 @@ def _read_metrics(
 ) -> _MetricFigures:
     columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=_READ_VALUES)
     pace = find_pace([each for each in columns if each.source == "job"])
-    best, arrival = _judge_metric(session, comparison, job, runs)
-    return _MetricFigures(pace, best, arrival, last_values(session, job.id))
+    final, arrival = _judge_metric(session, comparison, job, runs)
+    return _MetricFigures(pace, final, arrival, last_values(session, job.id))
 
 
 def _judge_metric(
     session: Session, comparison: Comparison, job: Job, runs: Sequence[tuple[float, float]]
 ) -> tuple[float | None, Arrival | None]:
-    """Return the best value of the comparison's metric, and its arrival at the target."""
+    """Return the comparison's metric at the end, and its arrival at the target."""
     name, goal, target = comparison.metric, cast(Goal, comparison.goal), comparison.target
     if name is None:
         return None, None
-    best = whole_metric.best_value(session, job.id, name, goal)
-    return best, None if target is None else whole_metric.find_arrival(session, job.id, name, goal, target, runs)
+    final = measurement.final_value(session, job.id, name)
+    return final, None if target is None else measurement.find_arrival(session, job.id, name, goal, target, runs)
 
 
 def _measure_curve(

@@ -1,16 +1,22 @@
 """The table of a comparison: one row for each machine type, with its measurements and ranks."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
 from itertools import groupby
+from math import exp, log
 from statistics import median
 
-from core.comparison.front import find_front
 from core.comparison.measurement import Arrival, Goal, Pace
+from core.comparison.ranking import Interval, Standing, find_front, rank
 from core.comparison.run_figures import RunFigures
 
 _SECONDS_PER_HOUR = 3600
 _STEPS = 1000
+_SHORTEST = 1e-3
+_LARGEST = 700
+_NOT_JUDGED = Standing()
+RANKED = {"fastest": "fastest", "cheapest": "cheapest", "most_accurate": "most accurate"}
+"""Figures by which rows are ranked, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,7 @@ class Member:
         price_per_hour: US dollars.
         seconds: Running time of all attempts.
         pace: Steps a second; None if its metrics have no steps.
-        best: Best value of the comparison's metric.
+        final: Value of the comparison's metric at the end.
         arrival: The report that reached the target; None: not reached, or the comparison has none.
         memory_bytes: Peak memory of its processes.
         gpu_memory_bytes: Peak memory of the GPU that used most.
@@ -39,7 +45,7 @@ class Member:
     price_per_hour: float
     seconds: float
     pace: Pace | None
-    best: float | None
+    final: float | None
     arrival: Arrival | None
     memory_bytes: int | None
     gpu_memory_bytes: int | None
@@ -59,8 +65,7 @@ class Spread:
 class Row:
     """The figures of one machine type, over its jobs that succeeded.
 
-    A figure is None if none of them has it. Ranks count from 1; rows whose spreads overlap share one, and rows that are
-    not ranked have none.
+    A figure is None if none of them has it.
 
     Attributes:
         machine_type: Its name.
@@ -68,7 +73,7 @@ class Row:
         members: All of its jobs, also those that failed or have not ended.
         steps_per_second: Of one job with the spread within it, of several with the spread between them.
         speedup: Pace over that of the slowest row that is ranked with it.
-        best: Best value of the metric.
+        final: The metric at the end.
         seconds: Running time.
         seconds_to_target: Running time until the target was reached, if every job reached it.
         memory_bytes: Largest peak memory of the processes.
@@ -77,9 +82,10 @@ class Row:
         cost: US dollars of the running time.
         cost_to_target: US dollars until the target was reached.
         cost_per_1000_steps: US dollars.
-        fastest: Rank by the time to the target; without a target by the pace.
-        cheapest: Rank by the cost of the same.
-        most_accurate: Rank by the best value of the metric.
+        fastest: Its standing by the time to the target; without a target by the pace. Differences are factors, less 1.
+        cheapest: The same by the cost.
+        most_accurate: Its standing by the metric at the end.
+        labels: Its first ranks in words.
         on_metric_time_front: True if no row that is ranked with it beats it in the metric and the running time; None
             also if no other row has both figures.
         on_metric_cost_front: The same of the metric and the cost of the running time.
@@ -90,7 +96,7 @@ class Row:
     simulated: bool
     members: tuple[Member, ...]
     steps_per_second: Spread | None
-    best: Spread | None
+    final: Spread | None
     seconds: Spread | None
     seconds_to_target: Spread | None
     memory_bytes: int | None
@@ -100,12 +106,23 @@ class Row:
     cost_to_target: float | None
     cost_per_1000_steps: float | None
     speedup: float | None = None
-    fastest: int | None = None
-    cheapest: int | None = None
-    most_accurate: int | None = None
+    fastest: Standing = _NOT_JUDGED
+    cheapest: Standing = _NOT_JUDGED
+    most_accurate: Standing = _NOT_JUDGED
+    labels: tuple[str, ...] = ()
     on_metric_time_front: bool | None = None
     on_metric_cost_front: bool | None = None
     on_time_cost_front: bool | None = None
+
+    @property
+    def done(self) -> list[Member]:
+        """Its jobs that succeeded, of which all figures are."""
+        return succeeded(self.members)
+
+
+def succeeded(members: Iterable[Member]) -> list[Member]:
+    """Return the jobs of which figures are."""
+    return [member for member in members if member.state == "succeeded"]
 
 
 def build_table(members: Iterable[Member], goal: Goal, target: float | None, *, ranked: bool) -> list[Row]:
@@ -133,8 +150,7 @@ def build_table(members: Iterable[Member], goal: Goal, target: float | None, *, 
 
 
 def _summarize(members: tuple[Member, ...]) -> Row:
-    done = [member for member in members if member.state == "succeeded"]
-    price = members[0].price_per_hour
+    first, done = members[0], succeeded(members)
     paces = [member.pace for member in done if member.pace is not None]
     one = paces[0] if len(paces) == 1 else None
     pace = Spread(one.median, one.low, one.high) if one else _spread([each.median for each in paces])
@@ -142,19 +158,19 @@ def _summarize(members: tuple[Member, ...]) -> Row:
     to_target = _spread(arrivals) if len(arrivals) == len(done) else None
     seconds = _spread([member.seconds for member in done])
     return Row(
-        machine_type=members[0].machine_type,
-        simulated=members[0].simulated,
+        machine_type=first.machine_type,
+        simulated=first.simulated,
         members=members,
         steps_per_second=pace,
-        best=_spread([member.best for member in done if member.best is not None]),
+        final=_spread([member.final for member in done if member.final is not None]),
         seconds=seconds,
         seconds_to_target=to_target,
         memory_bytes=max((m.memory_bytes for m in done if m.memory_bytes is not None), default=None),
         gpu_memory_bytes=max((m.gpu_memory_bytes for m in done if m.gpu_memory_bytes is not None), default=None),
-        price_per_hour=price,
-        cost=_cost(price, seconds),
-        cost_to_target=_cost(price, to_target),
-        cost_per_1000_steps=price * _STEPS / pace.median / _SECONDS_PER_HOUR if pace else None,
+        price_per_hour=first.price_per_hour,
+        cost=_cost(first.price_per_hour, seconds),
+        cost_to_target=_cost(first.price_per_hour, to_target),
+        cost_per_1000_steps=first.price_per_hour * _STEPS / pace.median / _SECONDS_PER_HOUR if pace else None,
     )
 
 
@@ -169,25 +185,54 @@ def _spread(values: Sequence[float]) -> Spread | None:
 def _rank(rows: Sequence[Row], goal: Goal, *, by_target: bool) -> list[Row]:
     paces = [row.steps_per_second for row in rows]
     slowest = min((pace.median for pace in paces if pace), default=None)
-    times = [row.seconds_to_target for row in rows] if by_target else [_invert(pace) for pace in paces]
-    fastest = _ranks(times)
-    cheapest = _ranks([_scale(time, row.price_per_hour) for row, time in zip(rows, times, strict=True)])
-    accurate = _ranks([_scale(row.best, -1 if goal == "max" else 1) for row in rows])
-    return [
+    times = [_times(row, by_target=by_target) for row in rows]
+    costs = [[log(row.price_per_hour) + time for time in each] for row, each in zip(rows, times, strict=True)]
+    sign = -1 if goal == "max" else 1
+    finals = [[sign * one.final for one in row.done if one.final is not None] for row in rows]
+    by_time, by_cost = ([_as_factor(each) for each in rank(samples)] for samples in (times, costs))
+    made = [
         replace(
             row,
             speedup=pace.median / slowest if pace and slowest else None,
-            fastest=fastest[number],
-            cheapest=cheapest[number],
-            most_accurate=accurate[number],
+            fastest=fastest,
+            cheapest=cheapest,
+            most_accurate=accurate,
         )
-        for number, (row, pace) in enumerate(zip(rows, paces, strict=True))
+        for row, pace, fastest, cheapest, accurate in zip(rows, paces, by_time, by_cost, rank(finals), strict=True)
     ]
+    return [replace(row, labels=tuple(_labels(row, made))) for row in made]
+
+
+def _times(row: Row, *, by_target: bool) -> list[float]:
+    """Return the logarithms of the times by which its jobs are ranked."""
+    if not by_target:
+        return [-log(one.pace.median) for one in row.done if one.pace is not None]
+    if row.seconds_to_target is None:
+        return []
+    return [log(max(one.arrival.seconds, _SHORTEST)) for one in row.done if one.arrival is not None]
+
+
+def _as_factor(standing: Standing) -> Standing:
+    """Return a difference of logarithms as a factor, less 1."""
+    if standing.to_best is None:
+        return standing
+    value, low, high = (exp(min(each, _LARGEST)) - 1 for each in astuple(standing.to_best))
+    return replace(standing, to_best=Interval(value, low, high))
+
+
+def _labels(row: Row, rows: Sequence[Row]) -> Iterator[str]:
+    """Say in which figures it is first; nothing if nobody is known to be worse."""
+    for field, words in RANKED.items():
+        standings = [getattr(each, field) for each in rows]
+        judged = [each.rank for each in standings]
+        undecided = any(each.rank is None and each.more_repeats for each in standings)
+        if getattr(row, field).rank == 1 and any(place and place > 1 for place in judged):
+            yield f"tied {words}" if undecided or judged.count(1) > 1 else words
 
 
 def _find_fronts(rows: Sequence[Row], goal: Goal, *, by_target: bool) -> list[Row]:
     sign = -1 if goal == "max" else 1
-    losses = [None if row.best is None else sign * row.best.median for row in rows]
+    losses = [None if row.final is None else sign * row.final.median for row in rows]
     seconds = [_median(row.seconds) for row in rows]
     costs = [row.cost for row in rows]
     time_cost = _pairs(seconds, costs)
@@ -206,22 +251,3 @@ def _median(spread: Spread | None) -> float | None:
 
 def _pairs(first: Iterable[float | None], second: Iterable[float | None]) -> list[tuple[float, float] | None]:
     return [None if x is None or y is None else (x, y) for x, y in zip(first, second, strict=True)]
-
-
-def _ranks(spreads: Sequence[Spread | None]) -> list[int | None]:
-    """Return ranks from 1, smallest first. Only figures whose spreads are apart differ in rank."""
-    return [
-        None if each is None else 1 + sum(other is not None and other.high < each.low for other in spreads)
-        for each in spreads
-    ]
-
-
-def _scale(spread: Spread | None, factor: float) -> Spread | None:
-    if spread is None:
-        return None
-    low, high = sorted((spread.low * factor, spread.high * factor))
-    return Spread(spread.median * factor, low, high)
-
-
-def _invert(spread: Spread | None) -> Spread | None:
-    return spread and Spread(1 / spread.median, 1 / spread.high, 1 / spread.low)

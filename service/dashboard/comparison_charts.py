@@ -33,7 +33,7 @@ def draw_charts(session: Session, comparison: Comparison, found: ComparisonView)
             format_duration,
             dots=dots(
                 "on_metric_time_front",
-                lambda row: (_median(row.seconds), _median(row.best)),
+                lambda row: (_median(row.seconds), _median(row.final)),
                 lambda x, y: f"{y:.4g} in {format_duration(x)}",
             ),
             rising=found.goal == "max",
@@ -44,7 +44,7 @@ def draw_charts(session: Session, comparison: Comparison, found: ComparisonView)
             _format_cost,
             dots=dots(
                 "on_metric_cost_front",
-                lambda row: (row.cost, _median(row.best)),
+                lambda row: (row.cost, _median(row.final)),
                 lambda x, y: f"{y:.4g} for {format_dollars(x)}",
             ),
             rising=found.goal == "max",

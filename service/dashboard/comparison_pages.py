@@ -19,8 +19,6 @@ from service.schemas.comparisons import BottleneckView, MachineRow
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
-_RANKS = {"fastest": "fastest", "cheapest": "cheapest", "most_accurate": "most accurate"}
-
 
 @router.get("/ui/comparisons")
 def show_comparisons(
@@ -40,7 +38,6 @@ def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCa
         "comparison.html",
         caller=caller,
         found=found,
-        ranks={kind: _shown_ranks(found.rows, simulated=kind) for kind in (False, True)},
         fronts=front_names(found.metric),
         judgements=_judgements(found.rows),
         charts=draw_charts(session, comparison, found),
@@ -60,16 +57,6 @@ def show_prediction(
     found = predict_job(session, app_state, job_id, precision=precision)
     name = job.shown_name
     return render_page("prediction.html", caller=caller, found=found, name=name, precision=precision)
-
-
-def _shown_ranks(rows: Sequence[MachineRow], *, simulated: bool) -> dict[str, str]:
-    """Return labels of first ranks by the row's field, without a rank that all machines of a kind share."""
-    labels = {}
-    for field, label in _RANKS.items():
-        ranks = [getattr(row, field) for row in rows if row.simulated == simulated and getattr(row, field) is not None]
-        if any(rank > 1 for rank in ranks):
-            labels[field] = f"tied {label}" if ranks.count(1) > 1 else label
-    return labels
 
 
 def _judgements(rows: Sequence[MachineRow]) -> list[tuple[BottleneckView, list[MachineRow]]]:

@@ -1,14 +1,16 @@
 """Views of comparisons."""
 
-from collections.abc import Sequence
-from typing import Literal, cast
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple
+from typing import Any, Literal, cast
 
 from sqlalchemy.orm import Session
 
 from core.comparison import comparisons
 from core.comparison.differences import find_differences
+from core.comparison.ranking import LEVEL, Standing
 from core.comparison.run_figures import middle_figures
-from core.comparison.table import Member, Row, Spread, build_table
+from core.comparison.table import RANKED, Member, Row, Spread, build_table
 from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Job
 from service.deps import AppState
@@ -19,6 +21,7 @@ from service.schemas.comparisons import (
     ComparisonSummary,
     ComparisonView,
     DifferenceView,
+    EstimateView,
     MachineRow,
     MemberView,
     SpreadView,
@@ -38,6 +41,7 @@ def comparison_view(session: Session, app_state: AppState, comparison: Compariso
     return ComparisonView(
         **dict(summary),
         rows=[_row_view(app_state, row, by_id) for row in rows],
+        verdicts=_verdicts(rows),
         differences=[
             DifferenceView(name=each.name, values={value: list(ids) for value, ids in each.values.items()})
             for each in differences
@@ -79,7 +83,7 @@ def _row_view(app_state: AppState, row: Row, jobs: dict[str, Job]) -> MachineRow
         failed=states.count("failed"),
         steps_per_second=_spread_view(row.steps_per_second),
         speedup=row.speedup,
-        best=_spread_view(row.best),
+        final=_spread_view(row.final),
         seconds=_spread_view(row.seconds),
         seconds_to_target=_spread_view(row.seconds_to_target),
         peak_memory_bytes=row.memory_bytes,
@@ -88,9 +92,14 @@ def _row_view(app_state: AppState, row: Row, jobs: dict[str, Job]) -> MachineRow
         cost=row.cost,
         cost_to_target=row.cost_to_target,
         cost_per_1000_steps=row.cost_per_1000_steps,
-        fastest=row.fastest,
-        cheapest=row.cheapest,
-        most_accurate=row.most_accurate,
+        marks=_marks(row),
+        labels=list(row.labels),
+        fastest=row.fastest.rank,
+        cheapest=row.cheapest.rank,
+        most_accurate=row.most_accurate.rank,
+        slower_by=_interval_view(row.fastest),
+        dearer_by=_interval_view(row.cheapest),
+        worse_by=_interval_view(row.most_accurate),
         on_metric_time_front=row.on_metric_time_front,
         on_metric_cost_front=row.on_metric_cost_front,
         on_time_cost_front=row.on_time_cost_front,
@@ -99,11 +108,80 @@ def _row_view(app_state: AppState, row: Row, jobs: dict[str, Job]) -> MachineRow
     )
 
 
-def _bottleneck(app_state: AppState, row: Row) -> BottleneckView | None:
-    done = [member.figures for member in row.members if member.state == "succeeded"]
-    if not done:
+def _interval_view(standing: Standing) -> EstimateView | None:
+    found = standing.to_best
+    return None if found is None else EstimateView(value=found.value, low=found.low, high=found.high)
+
+
+def _marks(row: Row) -> list[str]:
+    """Return what has to stand beside the name of a row wherever its figures do."""
+    ended = [member for member in row.members if member.state != "unfinished"]
+    failed = len(ended) - len(row.done)
+    return [*["simulated"] * row.simulated, *[f"{failed} of {len(ended)} failed"] * bool(failed)]
+
+
+def _title(row: Row) -> str:
+    marks = [mark for mark in _marks(row) if mark != "simulated"]
+    return f"{row.machine_type} ({', '.join(marks)})" if marks else row.machine_type
+
+
+def _verdicts(rows: Sequence[Row]) -> list[str]:
+    """Say for each figure which machine type is first, by how much and how surely; or what would decide it."""
+    kinds = [[row for row in rows if row.simulated is simulated] for simulated in (False, True)]
+    return [
+        f"{words.capitalize()}{' of the simulated' if kind[0].simulated else ''}: {said}."
+        for kind in kinds
+        for field, words in RANKED.items()
+        if (said := _say_first(kind, field))
+    ]
+
+
+def _say_first(rows: Sequence[Row], field: str) -> str | None:
+    found = {_title(row): cast(Standing, getattr(row, field)) for row in rows}
+    found = {name: each for name, each in found.items() if each.rank or each.more_repeats}
+    if len(found) < 2:  # noqa: PLR2004 - one alone is compared with nothing
         return None
-    return bottleneck_view(app_state, middle_figures(done), row.machine_type, simulated=row.simulated)
+    first = [name for name, each in found.items() if each.rank == 1]
+    single = {name: each.more_repeats for name, each in found.items() if each.rank is None}
+    if single:
+        repeats = max(each or 0 for each in single.values())
+        return f"not decided: {_more(repeats)} of {_join(single)} would, at least; one says nothing of chance"
+    best = next(name for name, each in found.items() if each.to_best is None)
+    rest = {name: each for name, each in found.items() if name != best}
+    if len(first) == 1:
+        name, next_one = min(rest.items(), key=lambda entry: cast(Any, entry[1].to_best).value)
+        return f"{best}; {name}, the next, {_differs(next_one, field)}"
+    needed = [each.more_repeats for name, each in rest.items() if name in first]
+    known = [each for each in needed if each]
+    between = f"not decided between {_join(first)}"
+    if not known:
+        return f"{between}: as far as can be seen they are equal"
+    return f"{between}: about {_more(max(known))} would"
+
+
+def _differs(standing: Standing, field: str) -> str:
+    value, low, high = astuple(cast(Any, standing.to_best))
+    sure = f"({1 - LEVEL:.0%} interval"
+    if field == "most_accurate":
+        return f"is {value:.3g} worse {sure} {low:.3g} to {high:.3g})"
+    what = "takes" if field == "fastest" else "costs"
+    return f"{what} {1 + value:.3g} times as much {sure} {1 + low:.3g} to {1 + high:.3g})"
+
+
+def _more(count: int) -> str:
+    return f"{count} more repeat{'s' * (count != 1)}"
+
+
+def _join(names: Iterable[str]) -> str:
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def _bottleneck(app_state: AppState, row: Row) -> BottleneckView | None:
+    if not row.done:
+        return None
+    figures = middle_figures([member.figures for member in row.done])
+    return bottleneck_view(app_state, figures, row.machine_type, simulated=row.simulated)
 
 
 def _member_view(app_state: AppState, member: Member, job: Job) -> MemberView:
@@ -111,7 +189,7 @@ def _member_view(app_state: AppState, member: Member, job: Job) -> MemberView:
         job_id=job.id,
         state=public_state(job.state, job.exit_code),
         steps_per_second=member.pace.median if member.pace else None,
-        best=member.best,
+        final=member.final,
         seconds=member.seconds,
         seconds_to_target=member.arrival.seconds if member.arrival else None,
         steps_to_target=member.arrival.step if member.arrival else None,

@@ -40,6 +40,14 @@ class SpreadView(View):
     high: float
 
 
+class EstimateView(View):
+    """An estimate, and the interval that it is likely to lie in."""
+
+    value: float
+    low: float
+    high: float
+
+
 class FigureView(View):
     """A measured figure of a judgement."""
 
@@ -66,7 +74,7 @@ class MemberView(View):
     job_id: str
     state: str = Field(description="as in the job: Pending, Running, Stopped, Failed, Error or Cancelled")
     steps_per_second: float | None = Field(description="median over the intervals between its reports")
-    best: float | None = Field(description="best value of the metric")
+    final: float | None = Field(description="the metric at the end: median of the last fifth of its reports")
     seconds: float = Field(description="running time")
     seconds_to_target: float | None = Field(description="running time until the target was reached")
     steps_to_target: float | None
@@ -83,7 +91,7 @@ class MachineRow(View):
     failed: int
     steps_per_second: SpreadView | None
     speedup: float | None = Field(description="pace over that of the slowest machine type")
-    best: SpreadView | None = Field(description="best value of the metric")
+    final: SpreadView | None = Field(description="the metric at the end: median of the last fifth of its reports")
     seconds: SpreadView | None = Field(description="running time")
     seconds_to_target: SpreadView | None = Field(description="null unless every job that succeeded reached the target")
     peak_memory_bytes: int | None
@@ -92,9 +100,17 @@ class MachineRow(View):
     cost: float | None = Field(description="US dollars of the running time")
     cost_to_target: float | None = Field(description="US dollars")
     cost_per_1000_steps: float | None = Field(alias="costPer1000Steps", description="US dollars")
-    fastest: int | None = Field(description="rank by the time to the target; without a target by the pace")
+    marks: list[str] = Field(description="facts to be shown beside its name, such as failed repeats")
+    labels: list[str] = Field(description="its first ranks in words")
+    fastest: int | None = Field(
+        description="rank by the time to the target; without a target by the pace; equal unless a test tells the "
+        "machine types apart; null: fewer than two repeats have the figure"
+    )
     cheapest: int | None = Field(description="rank by the cost to the target; without a target of the steps")
-    most_accurate: int | None = Field(description="rank by the best value of the metric")
+    most_accurate: int | None = Field(description="rank by the metric at the end")
+    slower_by: EstimateView | None = Field(description="factor of the time over the fastest, less 1; null: the fastest")
+    dearer_by: EstimateView | None = Field(description="factor of the cost over the cheapest, less 1")
+    worse_by: EstimateView | None = Field(description="difference of the metric to the most accurate")
     on_metric_time_front: bool | None = Field(
         description="whether it is on the Pareto front of the metric and the running time: no other machine type is as "
         "good in both and better in one, by medians; null: not ranked, or without one of the figures"
@@ -133,6 +149,7 @@ class ComparisonView(ComparisonSummary):
     """A comparison with its table."""
 
     rows: list[MachineRow]
+    verdicts: list[str] = Field(description="which machine type is first in what, and how sure that is")
     differences: list[DifferenceView] = Field(description="while there are any, nothing is ranked")
     notes: list[str] = Field(description="facts that limit what the figures say")
 
@@ -142,14 +159,6 @@ class ComparisonsPage(View):
 
     comparisons: list[ComparisonSummary]
     next: str | None = Field(description="`after` of the next page; null: no more")
-
-
-class EstimateView(View):
-    """An estimate, and the interval that it is likely to lie in."""
-
-    value: float
-    low: float
-    high: float
 
 
 class CorrectionView(View):

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from core.comparison.whole_metric import best_value
+from core.comparison.measurement import best_value
 from core.db.database import now
 from core.db.models.jobs import Job, Project
 from core.errors import ProjectNotFound

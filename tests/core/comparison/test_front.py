@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from core.comparison.front import find_front
 from core.comparison.measurement import Arrival, Pace
+from core.comparison.ranking import find_front
 from core.comparison.run_figures import RunFigures
 from core.comparison.table import Member, build_table
 
@@ -30,7 +30,7 @@ def test_a_point_is_on_the_front_unless_another_is_better_in_one_figure_and_as_g
     assert find_front(points) == front
 
 
-def member(machine_type, price, seconds, best, to_target, **fields):
+def member(machine_type, price, seconds, final, to_target, **fields):
     """A job that succeeded after these seconds, and reached its target after others."""
     made = Member(
         job_id=f"j{machine_type}",
@@ -40,7 +40,7 @@ def member(machine_type, price, seconds, best, to_target, **fields):
         price_per_hour=price,
         seconds=seconds,
         pace=Pace(1, 1, 1),
-        best=best,
+        final=final,
         arrival=None if to_target is None else Arrival(to_target, 100),
         memory_bytes=None,
         gpu_memory_bytes=None,
@@ -50,11 +50,11 @@ def member(machine_type, price, seconds, best, to_target, **fields):
 
 
 # Costs of the whole runs: CPU $1, T4 $0.50, V100 $1.50, A100 $2, K80 $3. Until the target: $0.80, $0.40, $0.30, ...
-CPU = member("CPU", price=0.5, seconds=7200, best=0.97, to_target=5760)
-T4 = member("T4", price=1.0, seconds=1800, best=0.92, to_target=1440)
-V100 = member("V100", price=3.0, seconds=1800, best=0.95, to_target=360)
-A100 = member("A100", price=8.0, seconds=900, best=0.95, to_target=300)
-K80 = member("K80", price=1.2, seconds=9000, best=0.91, to_target=7200)
+CPU = member("CPU", price=0.5, seconds=7200, final=0.97, to_target=5760)
+T4 = member("T4", price=1.0, seconds=1800, final=0.92, to_target=1440)
+V100 = member("V100", price=3.0, seconds=1800, final=0.95, to_target=360)
+A100 = member("A100", price=8.0, seconds=900, final=0.95, to_target=300)
+K80 = member("K80", price=1.2, seconds=9000, final=0.91, to_target=7200)
 MACHINES = [CPU, T4, V100, A100, K80]
 NOWHERE = (None, None, None)
 
@@ -100,13 +100,13 @@ def test_equal_machines_are_both_on_the_front():
 
 
 def test_repeats_count_by_their_median():
-    other = replace(T4, best=0.99)
-    found = fronts(T4, other, replace(T4, best=0.9), V100)
+    other = replace(T4, final=0.99)
+    found = fronts(T4, other, replace(T4, final=0.9), V100)
     assert found["V100"] == (True, True, True), "the best of three repeats on T4 is 0.99, their median 0.92"
 
 
 def test_a_machine_without_a_figure_is_left_out_and_beats_nothing():
-    found = fronts(replace(T4, best=None), replace(V100, arrival=None), A100, CPU)
+    found = fronts(replace(T4, final=None), replace(V100, arrival=None), A100, CPU)
     assert found == {
         "T4": (None, None, True),
         "V100": (False, False, None),
@@ -117,7 +117,7 @@ def test_a_machine_without_a_figure_is_left_out_and_beats_nothing():
 
 @pytest.mark.parametrize("state", ["failed", "unfinished"])
 def test_what_did_not_succeed_is_on_no_front_and_beats_nothing(state):
-    perfect = member("TPU", price=0.1, seconds=1, best=1.0, to_target=1, state=state)
+    perfect = member("TPU", price=0.1, seconds=1, final=1.0, to_target=1, state=state)
     assert fronts(perfect, *MACHINES) == {"TPU": NOWHERE, **fronts(*MACHINES)}
 
 

@@ -15,7 +15,7 @@ pace, noise = {"CPU": (10, 0.0), "V100": (500, 0.01)}[os.environ["GRADIENT_MACHI
 start = time.time()
 with open(os.environ["GRADIENT_METRICS_FILE"], "a") as file:
     for step in range(0, 110, 10):
-        value = step / 110 + noise * int(os.environ["SEED"])
+        value = step / 110 + noise * (10 + int(os.environ["SEED"]))
         print(json.dumps({"step": step, "time": start + step / pace, "accuracy": value}), file=file)
 """
 
@@ -79,10 +79,10 @@ def shell(service, tmp_path):
 
 
 def test_machines_of_known_speed_give_the_expected_table(service, shell):
-    words = ["--machineType", "CPU,V100", "--repeats", "2", "--metric", "accuracy", "--", "python3", "train.py"]
+    words = ["--machineType", "CPU,V100", "--repeats", "3", "--metric", "accuracy", "--", "python3", "train.py"]
     comparison = shell("compare", "create", *words).stdout.strip()
     shown = shell("compare", "show", comparison, "--wait")
-    assert "4 of 4 jobs have ended" in shown.stderr
+    assert "6 of 6 jobs have ended" in shown.stderr
     assert "say nothing about the machines they stand for" in shown.stderr
     cpu, v100 = csv.DictReader(io.StringIO(shell("compare", "export", comparison, "--format", "csv").stdout))
     assert [row["machineType"] for row in (cpu, v100)] == ["CPU", "V100"]
@@ -97,7 +97,7 @@ def test_machines_of_known_speed_give_the_expected_table(service, shell):
     assert (v100["onMetricTimeFront"], v100["onMetricCostFront"]) == ("True", "True"), "none is as accurate"
     assert "Pareto front of accuracy and cost (simulated): " in shown.stderr
     page = service.request("GET", f"/ui/comparisons/{comparison}", headers={"accept": "text/html"}).text
-    assert page.count("<polyline") == 8
+    assert page.count("<polyline") == 12
     assert (page.count("<circle"), page.count('<path class="front ')) == (6, 3)
 
 

@@ -104,13 +104,17 @@ def test_the_table_is_measured_from_metrics(client, train):
     cpu, v100 = found["rows"]
     assert [row["stepsPerSecond"]["median"] for row in found["rows"]] == pytest.approx([5, 20])
     assert [row["speedup"] for row in found["rows"]] == pytest.approx([1, 4])
-    assert [row["best"]["median"] for row in found["rows"]] == [0.9, 0.96]
+    assert [row["final"]["median"] for row in found["rows"]] == [0.85, 0.96]
     assert cpu["secondsToTarget"]["median"] == pytest.approx(6, abs=0.01)
     assert v100["secondsToTarget"]["median"] == pytest.approx(1, abs=0.01)
     assert cpu["costToTarget"] == pytest.approx(cpu["pricePerHour"] * 6 / 3600, rel=0.01)
     assert v100["costPer1000Steps"] == pytest.approx(v100["pricePerHour"] * 50 / 3600, rel=0.01)
     assert cpu["peakMemoryBytes"] == 1000
-    assert [(row["fastest"], row["cheapest"], row["mostAccurate"]) for row in found["rows"]] == [(2, 1, 2), (1, 2, 1)]
+    assert {(row["fastest"], row["cheapest"], row["mostAccurate"]) for row in found["rows"]} == {(None, None, None)}
+    assert found["verdicts"][0] == (
+        "Fastest of the simulated: not decided: 2 more repeats of CPU and V100 would, at least; one says nothing of "
+        "chance."
+    )
     assert cpu["members"][0]["stepsToTarget"] == 30
     assert any("Simulated machine types" in note for note in found["notes"])
 
@@ -118,10 +122,10 @@ def test_the_table_is_measured_from_metrics(client, train):
 def test_a_metric_of_each_epoch_is_judged_among_very_many_values(client, train, monkeypatch):
     monkeypatch.setattr(comparisons, "_READ_VALUES", 1000)
     made = submit(client, metric="val", target=0.5).json()
-    epochs = {1500: 0.5, 2500: 0.9, 2600: 0.7}
+    epochs = {1500: 0.5, 2500: 0.7, 2600: 0.9}
     train(0.01, [{"val": epochs[n]} if n in epochs else {"a": 1.0, "b": 2.0} for n in range(1, 3001)])
     cpu = client.get(f"/comparisons/{made['id']}").json()["rows"][0]
-    assert (cpu["best"]["median"], cpu["members"][0]["stepsToTarget"]) == (0.9, 15_000)
+    assert (cpu["final"]["median"], cpu["members"][0]["stepsToTarget"]) == (0.9, 15_000)
 
 
 def test_no_value_of_the_metric_is_missed_among_very_many(client, train, monkeypatch):
@@ -129,7 +133,32 @@ def test_no_value_of_the_metric_is_missed_among_very_many(client, train, monkeyp
     made = submit(client, metric="val", target=0.8).json()
     train(0.01, [{"val": 0.9 if n == 1500 else 0.5} for n in range(1, 3001)])
     cpu = client.get(f"/comparisons/{made['id']}").json()["rows"][0]
-    assert (cpu["best"]["median"], cpu["members"][0]["stepsToTarget"]) == (0.9, 15_000)
+    assert (cpu["final"]["median"], cpu["members"][0]["stepsToTarget"]) == (0.5, 15_000)
+
+
+def test_three_repeats_rank_machines_and_say_how_surely(client, train):
+    made = submit(client, metric="accuracy", repeats=3).json()
+    for seconds in (2.0, 0.5, 2.1, 0.52, 1.9, 0.49):
+        train(seconds, [0.5, 0.9])
+    found = client.get(f"/comparisons/{made['id']}").json()
+    cpu, v100 = found["rows"]
+    assert [(row["fastest"], row["cheapest"], row["mostAccurate"]) for row in (cpu, v100)] == [(2, 1, 1), (1, 2, 1)]
+    assert [row["labels"] for row in (cpu, v100)] == [["cheapest"], ["fastest"]]
+    assert v100["slowerBy"] is None
+    assert 2.4 < cpu["slowerBy"]["low"] < cpu["slowerBy"]["value"] < cpu["slowerBy"]["high"] < 3.6
+    assert found["verdicts"][0].startswith("Fastest of the simulated: V100; CPU, the next, takes 3.9")
+    assert found["verdicts"][2] == (
+        "Most accurate of the simulated: not decided between CPU and V100: as far as can be seen they are equal."
+    )
+
+
+def test_survivors_do_not_win_in_silence(client, train):
+    made = submit(client, repeats=3).json()
+    for number, seconds in enumerate((2.0, 0.5, 2.1, 0.52, 1.9, 0.49)):
+        train(seconds, [0.5, 0.9], reason="exit_nonzero" if number == 3 else "completed")
+    found = client.get(f"/comparisons/{made['id']}").json()
+    assert [row["marks"] for row in found["rows"]] == [["simulated"], ["simulated", "1 of 3 failed"]]
+    assert "V100 (1 of 3 failed)" in found["verdicts"][0]
 
 
 def fronts(found):
@@ -175,7 +204,7 @@ def test_deleted_metrics_are_no_missed_target(client, train, database):
     found = client.get(f"/comparisons/{made['id']}").json()
     assert f"Figures are missing because metrics were deleted together with logs: {cpu}." in found["notes"]
     assert not any("reached the target" in note for note in found["notes"])
-    assert found["rows"][0]["best"] is None
+    assert found["rows"][0]["final"] is None
 
 
 def test_a_failed_job_is_shown_and_not_measured(client, train):

@@ -76,7 +76,7 @@ class SampleDashboard:
         """Compare simulated machines of scripted speeds, and return the comparison's id."""
         spec = {
             "machineType": "CPU,T4,V100",
-            "repeats": 2,
+            "repeats": 3,
             "command": "python3 train.py --rate 0.2 --steps 160 --scripted CPU=0.04,T4=0.015,V100=0.002",
             "name": "two moons",
             "project": "moons",

@@ -14,14 +14,13 @@ from gradient_cli.options import LAST, add_connection, add_json, add_option, add
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from typing import Any
 
     from gradient_cli.api.client import Api
 
 _WAIT_SECONDS = 2.0
 _ID_CHARACTERS, _MOST, _NAMED = 14, 100, 5
-_RANKS = {"fastest": "fastest", "cheapest": "cheapest", "mostAccurate": "most accurate"}
 _FRONT = "PARETO FRONT OF"
 
 
@@ -142,6 +141,8 @@ def show(args: argparse.Namespace) -> int:
         terminal.print_message(f"differs: {terminal.sanitize(each['name'])}: {terminal.sanitize(values)}")
     for text in found["notes"]:
         terminal.print_message(f"note: {terminal.sanitize(text)}")
+    for line in found["verdicts"]:
+        terminal.print_message(terminal.sanitize(line))
     for line in _front_lines(found):
         terminal.print_message(terminal.sanitize(line))
     for line in _judgements(found):
@@ -208,29 +209,17 @@ def _table(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
     heads += [metric.upper()] if metric else []
     heads += [f"TO {target:g}", f"$ TO {target:g}"] if target is not None else ["RAN"]
     heads += ["$/1000 STEPS", "$/H", "PEAK MEMORY", "PEAK GPU", "BOUND BY", "RANKED", _FRONT]
-    rows = found["rows"]
-    labels = {simulated: _rank_labels(rows, simulated=simulated) for simulated in (False, True)}
-    return tuple(heads), [_row(row, metric, target, labels[row["simulated"]]) for row in rows]
+    return tuple(heads), [_row(row, metric, target) for row in found["rows"]]
 
 
-def _rank_labels(rows: Sequence[Mapping[str, Any]], *, simulated: bool) -> dict[str, str]:
-    """Return labels of first ranks by their name in a row, without a rank that all machines of a kind share."""
-    labels = {}
-    for name, label in _RANKS.items():
-        ranks = [row[name] for row in rows if row["simulated"] == simulated and row[name] is not None]
-        if any(rank > 1 for rank in ranks):
-            labels[name] = f"tied {label}" if ranks.count(1) > 1 else label
-    return labels
-
-
-def _row(row: Mapping[str, Any], metric: str, target: float | None, rank_labels: Mapping[str, str]) -> list[str]:
+def _row(row: Mapping[str, Any], metric: str, target: float | None) -> list[str]:
     cells = [
-        f"{row['machineType']} (simulated)" if row["simulated"] else row["machineType"],
-        f"{row['succeeded']} of {row['jobs']}" + (f", {row['failed']} failed" if row["failed"] else ""),
+        f"{row['machineType']} ({', '.join(row['marks'])})" if row["marks"] else row["machineType"],
+        f"{row['succeeded']} of {row['jobs']}",
         _spread(row["stepsPerSecond"]),
         "" if row["speedup"] is None else f"{row['speedup']:.3g} x",
     ]
-    cells += [_spread(row["best"])] if metric else []
+    cells += [_spread(row["final"])] if metric else []
     if target is None:
         cells.append(_median_duration(row["seconds"]))
     else:
@@ -242,13 +231,13 @@ def _row(row: Mapping[str, Any], metric: str, target: float | None, rank_labels:
         "" if row["peakMemoryBytes"] is None else format_size(row["peakMemoryBytes"]),
         "" if row["peakGpuMemoryBytes"] is None else format_size(row["peakGpuMemoryBytes"]),
         _bound(row),
-        ", ".join(label for name, label in rank_labels.items() if row[name] == 1),
-        "; ".join(label for name, label in _front_names(metric).items() if row.get(name)),
+        ", ".join(row["labels"]),
+        "; ".join(label for name, label in _front_names(metric).items() if row[name]),
     ]
 
 
 def _front_names(metric: str) -> dict[str, str]:
-    """Return the names of the Pareto fronts by their name in a row; servers before them do not send them."""
+    """Return the names of the Pareto fronts by their name in a row."""
     of_metric = {"onMetricTimeFront": f"{metric} and time", "onMetricCostFront": f"{metric} and cost"}
     return {**(of_metric if metric else {}), "onTimeCostFront": "time and cost"}
 
@@ -258,7 +247,7 @@ def _front_lines(found: Mapping[str, Any]) -> list[str]:
     lines = []
     for simulated in (False, True):
         for name, label in _front_names(found["metric"] or "").items():
-            rows = [row for row in found["rows"] if row["simulated"] == simulated and row.get(name)]
+            rows = [row for row in found["rows"] if row["simulated"] == simulated and row[name]]
             points = sorted(_front_point(row, name, found["target"]) for row in rows)
             if points:
                 kind = " (simulated)" if simulated else ""
@@ -273,14 +262,14 @@ def _front_point(row: Mapping[str, Any], name: str, target: float | None) -> tup
         if target is not None:
             time, cost = row["secondsToTarget"], row["costToTarget"]
         return time["median"], f"{row['machineType']} ({_median_duration(time)} for {format_money(cost)})"
-    best = f"{row['best']['median']:.4g}"
+    best = f"{row['final']['median']:.4g}"
     if name == "onMetricTimeFront":
         return time["median"], f"{row['machineType']} ({best} in {_median_duration(time)})"
     return cost, f"{row['machineType']} ({best} for {format_money(cost)})"
 
 
 def _bound(row: Mapping[str, Any]) -> str:
-    found = row.get("bottleneck")
+    found = row["bottleneck"]
     return "" if found is None else found["kind"] or "not measured"
 
 
@@ -288,7 +277,7 @@ def _judgements(found: Mapping[str, Any]) -> list[str]:
     """Return for each machine type what bounds it, the figures, and the advice."""
     lines = []
     for row in found["rows"]:
-        judged = row.get("bottleneck")
+        judged = row["bottleneck"]
         if judged is not None:
             lines.append(f"{row['machineType']}: {' '.join(_sentences({**judged, 'advice': []}))}")
             lines += [f"  advice: {text}" for text in judged["advice"]]
@@ -319,9 +308,14 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row as columns, with a spread as three; every row of every comparison has the same."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
-        if name in {"stepsPerSecond", "best", "seconds", "secondsToTarget"}:
+        if name in {"stepsPerSecond", "final", "seconds", "secondsToTarget"}:
             spread = value or {"median": None, "low": None, "high": None}
             flat |= {name: spread["median"], f"{name}Low": spread["low"], f"{name}High": spread["high"]}
+        elif name in {"slowerBy", "dearerBy", "worseBy"}:
+            interval = value or {"value": None, "low": None, "high": None}
+            flat |= {name: interval["value"], f"{name}Low": interval["low"], f"{name}High": interval["high"]}
+        elif name in {"marks", "labels"}:
+            flat[name] = "; ".join(value)
         elif name == "bottleneck":
             flat |= {name: _bound(row), "bottleneckSummary": value and value["summary"]}
         elif name != "members":
@@ -336,9 +330,9 @@ def _print_markdown(found: Mapping[str, Any]) -> None:
     for row in rows:
         print("| " + " | ".join(map(_escape, row)) + " |")
     for row in found["rows"]:
-        if row.get("bottleneck"):
+        if row["bottleneck"]:
             print(f"\n{_escape(row['machineType'])}: {_escape(' '.join(_sentences(row['bottleneck'])))}")
-    for line in _front_lines(found):
+    for line in [*found["verdicts"], *_front_lines(found)]:
         print(f"\n{_escape(line)}")
     for text in found["notes"]:
         print(f"\n{terminal.sanitize(text)}")

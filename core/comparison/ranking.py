@@ -1,0 +1,176 @@
+"""Ranks and Pareto fronts of machine types, from figures of repeated jobs.
+
+Two machine types differ in rank if Welch's t-test tells their means apart. Holm's correction for the number of pairs
+holds the chance that any machines of equal speed are ranked apart below 5 %.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from math import exp, lgamma, log, log1p, sqrt
+from statistics import fmean, variance
+
+LEVEL = 0.04
+"""Level of the tests together. With few repeats of unequal spreads Welch's approximation is a little above its level;
+the chance that any machine types of equal figures are ranked apart stays below 5 %."""
+_MIN_REPEATS = 2
+_WANTED_REPEATS = 3
+"""Fewest with which a large difference is seen: with two, only one of several times the spread."""
+_MOST_REPEATS = 50
+_POWER_80 = 0.84
+"""Standard errors by which a difference has to exceed the critical one, to be seen in 80 % of cases."""
+_TERMS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A difference to the best, and the interval that it was judged by: it excludes 0 if and only if ranks differ."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The place of one machine type by one figure.
+
+    Attributes:
+        rank: 1 and the number of those that are better beyond chance; None: not judged, with fewer than two repeats.
+        to_best: Difference of its mean to the smallest one; None: it is the best, or not judged.
+        more_repeats: Repeats of each with which its difference to the best would probably be seen, beside those made;
+            None: it is the best, decided, or as good as equal.
+    """
+
+    rank: int | None = None
+    to_best: Interval | None = None
+    more_repeats: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    first: int
+    second: int
+    difference: float
+    error: float
+    freedom: float
+
+    @property
+    def chance(self) -> float:
+        """The probability of so large a difference between equal machines."""
+        return student_chance(abs(self.difference) / self.error, self.freedom) if self.error else 1.0
+
+
+def rank(samples: Sequence[Sequence[float]]) -> list[Standing]:
+    """Rank machine types by the figures of their jobs, of which less is better."""
+    least = _resolution(samples) ** 2 / 12
+    means = {at: fmean(each) for at, each in enumerate(samples) if len(each) >= _MIN_REPEATS}
+    spreads = {at: max(variance(samples[at]), least) for at in means}
+    pairs = [_pair(samples, means, spreads, at, other) for at, other in combinations(means, 2)]
+    levels, apart = _decide(pairs)
+    best = min(means, key=means.__getitem__, default=None)
+    found = []
+    for at, values in enumerate(samples):
+        if at not in means:
+            found.append(Standing(more_repeats=_WANTED_REPEATS - len(values) if values else None))
+            continue
+        beaten = sum((pair.second if pair.difference > 0 else pair.first) == at for pair in apart)
+        against = next((pair for pair in pairs if {pair.first, pair.second} == {at, best}), None)
+        if against is None:
+            found.append(Standing(1 + beaten))
+            continue
+        level, size = levels[against], abs(against.difference)
+        margin = _critical(level, against.freedom) * against.error
+        more = None if against in apart else _more_repeats(samples, spreads, against, level)
+        found.append(Standing(1 + beaten, Interval(size, size - margin, size + margin), more))
+    return found
+
+
+def _resolution(samples: Sequence[Sequence[float]]) -> float:
+    """Return the smallest step between figures. Figures in coarse steps may agree by rounding, without being exact."""
+    values = sorted({value for each in samples for value in each})
+    return min((after - before for before, after in pairwise(values)), default=0.0)
+
+
+def _pair(
+    samples: Sequence[Sequence[float]], means: dict[int, float], spreads: dict[int, float], first: int, second: int
+) -> _Pair:
+    counts = len(samples[first]), len(samples[second])
+    parts = spreads[first] / counts[0], spreads[second] / counts[1]
+    total = sum(parts)
+    below = sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
+    return _Pair(first, second, means[second] - means[first], sqrt(total), total**2 / below if below else 1.0)
+
+
+def _decide(pairs: Sequence[_Pair]) -> tuple[dict[_Pair, float], set[_Pair]]:
+    """Return the level at which each pair is tested, by Holm, and the pairs that differ."""
+    levels: dict[_Pair, float] = {}
+    apart: set[_Pair] = set()
+    for done, pair in enumerate(sorted(pairs, key=lambda each: each.chance)):
+        levels[pair] = LEVEL / (len(pairs) - len(apart))
+        if done == len(apart) and pair.chance <= levels[pair]:
+            apart.add(pair)
+    return levels, apart
+
+
+def _more_repeats(
+    samples: Sequence[Sequence[float]], spreads: dict[int, float], pair: _Pair, level: float
+) -> int | None:
+    count = min(len(samples[pair.first]), len(samples[pair.second]))
+    for wanted in range(count + 1, _MOST_REPEATS + 1):
+        error = sqrt((spreads[pair.first] + spreads[pair.second]) / wanted)
+        seen = abs(pair.difference) / error - _POWER_80 if error else 0.0
+        if seen > 0 and student_chance(seen, 2 * (wanted - 1)) <= level:
+            return wanted - count
+    return None
+
+
+def student_chance(size: float, freedom: float) -> float:
+    """Return the probability that a Student variable is at least so far from 0, in either direction."""
+    return _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + size**2))
+
+
+def _critical(level: float, freedom: float) -> float:
+    """Return the size that `student_chance` gives this level for."""
+    low, high = -7.0, 30.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_chance(exp(middle), freedom) > level else (low, middle)
+    return exp(high)
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """Return the regularized incomplete beta function, by its continued fraction (DLMF 8.17.22)."""
+    if not 0 < x < 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _incomplete_beta(b, a, 1 - x)
+    rest = 0.0
+    for m in range(_TERMS, 0, -1):
+        rest = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)) / (1 + rest)
+        rest = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)) / (1 + rest)
+    rest = -(a + b) * x / (a + 1) / (1 + rest)
+    return exp(a * log(x) + b * log1p(-x) + lgamma(a + b) - lgamma(a) - lgamma(b)) / a / (1 + rest)
+
+
+def find_front(points: Sequence[tuple[float, float] | None]) -> list[bool | None]:
+    """Find the points on the Pareto front.
+
+    A point is on it unless another is at least as good in both figures and better in one. So equal points are both on
+    it, or neither is.
+
+    Args:
+        points: Two figures of each member, of which less is better; None: not both are measured.
+
+    Returns:
+        True for a point on the front and False for another. None for a missing point, and for all if there are fewer
+        than two: one alone is compared with nothing.
+    """
+    present = [point for point in points if point is not None]
+    if len(present) == 1:
+        return [None] * len(points)
+    return [None if point is None else not any(_beats(other, point) for other in present) for point in points]
+
+
+def _beats(other: tuple[float, float], point: tuple[float, float]) -> bool:
+    return other != point and other[0] <= point[0] and other[1] <= point[1]

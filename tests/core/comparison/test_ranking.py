@@ -1,0 +1,82 @@
+"""Ranks as statistics: how often equal machines are ranked apart, and how often different ones are."""
+
+import random
+
+import pytest
+from scipy import stats
+
+from core.comparison.ranking import Interval, Standing, rank, student_chance
+
+TRIALS = 200
+
+
+def share_ranked_apart(repeats, noise, means):
+    """The share of simulated comparisons in which any machine is ranked behind another."""
+    drawn = random.Random(repeats * 1000 + len(means))  # noqa: S311 - a simulation
+    found = [
+        rank([[drawn.gauss(mean, each) for _ in range(repeats)] for mean, each in zip(means, noise, strict=True)])
+        for _ in range(TRIALS)
+    ]
+    return sum(any(each.rank != 1 for each in standings) for standings in found) / TRIALS
+
+
+@pytest.mark.parametrize("machines", [2, 3, 4, 8])
+@pytest.mark.parametrize("noise", [[0.001], [0.1], [0.005, 0.02, 0.1]], ids=["little", "much", "mixed"])
+def test_equal_machines_are_seldom_ranked_apart(machines, noise):
+    spreads = [noise[at % len(noise)] for at in range(machines)]
+    shares = [share_ranked_apart(repeats, spreads, [0.0] * machines) for repeats in (2, 3, 5, 10, 20)]
+    # The mean of 1,000 comparisons is at most 5 %, and each of 200 within three standard errors of that.
+    assert sum(shares) / len(shares) <= 0.05
+    assert max(shares) <= 0.05 + 3 * (0.05 * 0.95 / TRIALS) ** 0.5
+
+
+def test_more_repeats_see_more():
+    shares = [share_ranked_apart(repeats, [0.02, 0.02], [0.0, 0.04]) for repeats in (2, 3, 5, 10, 20)]
+    assert shares == sorted(shares)
+    assert shares[2] > 0.6
+    assert shares[-1] > 0.99
+
+
+def test_a_difference_far_above_the_noise_is_seen_with_three_repeats():
+    assert share_ranked_apart(3, [0.01] * 3, [0.0, 0.5, 1.0]) == 1
+
+
+def test_one_repeat_has_no_rank():
+    assert rank([[1.0], [9.0]]) == [Standing(more_repeats=2)] * 2
+    assert [each.rank for each in rank([[1.0], [9.0, 9.1, 9.2], [1.0, 1.1, 1.2], []])] == [None, 2, 1, None]
+
+
+def test_the_interval_excludes_nothing_exactly_where_ranks_are_equal():
+    drawn = random.Random(7)  # noqa: S311 - a simulation
+    for _ in range(100):
+        standings = rank([[drawn.gauss(mean, 1) for _ in range(4)] for mean in (0, 1.5, 3)])
+        intervals = [each.to_best for each in standings if each.to_best]
+        assert len(intervals) == 2
+        if all(each.low <= 0 for each in intervals):
+            assert {each.rank for each in standings if each.to_best} <= {1, 2}
+        for each in standings:
+            if each.to_best and each.to_best.low > 0:
+                assert each.rank > 1
+                assert each.more_repeats is None
+
+
+def test_it_says_how_many_more_repeats_would_decide():
+    close = rank([[0.0, 0.1, 0.2], [0.1, 0.2, 0.3]])[1]
+    assert close.rank == 1
+    assert close.to_best == Interval(
+        pytest.approx(0.1), pytest.approx(-0.145, abs=0.001), pytest.approx(0.345, abs=0.001)
+    )
+    assert 10 < close.more_repeats < 20
+    assert rank([[0.0, 1.0], [0.01, 1.01]])[1].more_repeats is None, "as good as equal"
+
+
+def test_figures_in_coarse_steps_that_agree_are_not_exact():
+    assert [each.rank for each in rank([[0.91, 0.91], [0.90, 0.90]])] == [1, 1]
+    assert [each.rank for each in rank([[0.91] * 3, [0.90] * 3])] == [2, 1]
+    assert [each.rank for each in rank([[0.9] * 3, [0.9] * 3])] == [1, 1]
+
+
+@pytest.mark.parametrize("freedom", [1, 1.3, 2, 3.7, 10, 38, 200])
+def test_student_is_that_of_scipy(freedom):
+    for size in (0.001, 0.1, 1, 2, 5, 30, 400):
+        assert student_chance(size, freedom) == pytest.approx(2 * stats.t.sf(size, freedom), rel=1e-8, abs=1e-15)
