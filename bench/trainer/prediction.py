@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from bench import bounds
 from bench.measure import Goal, MissingRequirement, Result, Series, Size
-from core.comparison.peaks import SINGLE, Peaks
-from core.comparison.prediction import Correction, Estimate, correct_step, predict_step
+from core.comparison.peaks import Peaks
+from core.comparison.prediction import Estimate, predict_step
 from core.comparison.run_figures import RunFigures
 
 _PEAKS = str(Path(__file__).parents[1] / "floors" / "peaks.py")
@@ -59,7 +60,7 @@ def run(size: Size) -> Result:
         series += outcome.paces
         steps = {"": outcome.step}
         if others := [other.ratio for other in outcomes if other is not outcome]:
-            steps[", corrected"] = correct_step(outcome.step, Correction.of(others))
+            steps[", corrected"] = outcome.step.scaled(fmean(others))
         for how, step in steps.items():
             predicted = Series(f"{outcome.model}, predicted for 2 CPUs{how}", "steps/s")
             predicted.begin_round()
@@ -90,7 +91,7 @@ def _measure(model: str, cpus: list[int], size: Size) -> _Outcome:
         for found in peaks
     )
     fastest = max(alone, key=lambda run: run.steps_per_second or 0.0)
-    return _Outcome(model, paces, predict_step(fastest, one, two, bits=SINGLE))
+    return _Outcome(model, paces, predict_step(fastest, one, two))
 
 
 @contextmanager

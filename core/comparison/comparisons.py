@@ -1,9 +1,10 @@
 """Stores comparisons, and measures their jobs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, partial
+from itertools import combinations
 from typing import Literal, cast
 
 from sqlalchemy import select
@@ -19,7 +20,7 @@ from core.comparison.table import Member
 from core.db.database import now
 from core.db.light_rows import LightRows
 from core.db.models.comparisons import Comparison, ComparisonJob
-from core.db.models.jobs import Job, Project
+from core.db.models.jobs import Attempt, Job, Project
 from core.db.prepared import Prepared, is_any_of
 from core.errors import ComparisonNotFound, CursorInvalid, IdempotencyMismatch, SpecInvalid, StoreUnavailable
 from core.ids import new_id
@@ -222,7 +223,22 @@ def _comparisons_of() -> Prepared:
 def measure(session: Session, comparison: Comparison, jobs: Sequence[Job]) -> list[Member]:
     """Measure the jobs of a comparison from their stored metrics."""
     current = session.scalars(select(now())).one()
-    return [_measure(session, comparison, job, current) for job in jobs]
+    attempts = {job.id: queries.attempts(session, job.id) for job in jobs}
+    beside = _side_by_side([each for job in jobs if job.backend != "tpu" for each in attempts[job.id]], current)
+    return [
+        replace(_measure(session, comparison, job, attempts[job.id], current), beside=job.id in beside) for job in jobs
+    ]
+
+
+def _side_by_side(attempts: Sequence[Attempt], current: datetime) -> set[str]:
+    """Return the ids of jobs that ran at the same time as another one on the same host."""
+    runs = [(each, each.started_at, each.ended_at or current) for each in attempts if each.started_at is not None]
+    return {
+        each.job_id
+        for (one, began, ended), (other, other_began, other_ended) in combinations(runs, 2)
+        if one.host == other.host and one.job_id != other.job_id and began < other_ended and other_began < ended
+        for each in (one, other)
+    }
 
 
 def learning_curves(
@@ -239,8 +255,9 @@ def learning_curves(
     return found
 
 
-def _measure(session: Session, comparison: Comparison, job: Job, current: datetime) -> Member:
-    attempts = queries.attempts(session, job.id)
+def _measure(
+    session: Session, comparison: Comparison, job: Job, attempts: Sequence[Attempt], current: datetime
+) -> Member:
     runs = run_times(attempts, current)
     inputs = (comparison.metric, comparison.goal, comparison.target, *runs)
     measured = _measured.get(job, current, inputs, partial(_read_metrics, session, comparison, job, runs))

@@ -1,15 +1,16 @@
-"""The experience of this installation: measured over predicted times in its comparisons, by machine type."""
+"""The experience of this installation: what share of its peaks each machine type reached in comparisons."""
 
-from collections.abc import Iterable, Sequence
-from itertools import permutations
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from statistics import fmean
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from core.catalogue.machine_types import Catalogue
 from core.comparison.differences import find_differences
-from core.comparison.peaks import SINGLE, peaks_of, peaks_of_run
-from core.comparison.prediction import Correction, missing_figures, predict_step
+from core.comparison.peaks import peaks_of_run
 from core.comparison.run_figures import RunFigures, measure_end
 from core.db.database import now
 from core.db.models.comparisons import Comparison, ComparisonJob
@@ -19,42 +20,78 @@ from core.jobs.states import JobState
 _COMPARISONS = 20
 _JOBS = 100
 """Most of the newest comparisons, and of their jobs, that are read."""
+_ROUNDS = 200
+
+Times = Mapping[str, float]
+"""Measured over least time of one program's step, by machine type."""
 
 
-def find_corrections(session: Session, catalogue: Catalogue) -> dict[str, Correction]:
-    """Compare what each run of a comparison predicts for the other machine types with what was measured on them.
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """The experience of this installation with one machine type over another.
 
-    Only jobs that succeeded on real machines count, in comparisons whose jobs differ in nothing else.
-
-    Returns:
-        Corrections by name of the machine type.
+    Attributes:
+        ratio: Factor of the predicted time of a step.
+        count: Comparisons with the machine type that it was fitted to.
     """
+
+    ratio: float
+    count: int
+
+
+class Experience:
+    """One efficiency of each machine type, fitted to all comparisons by least squares on logarithms.
+
+    The time of a program on a machine is the program's own factor, times that of the machine type.
+    """
+
+    def __init__(self, programs: Sequence[Times]) -> None:
+        self._programs = [each for each in programs if len(each) > 1]
+        logs = [{name: log(time) for name, time in each.items()} for each in self._programs]
+        self._factors = dict.fromkeys((name for each in logs for name in each), 0.0)
+        for _ in range(_ROUNDS):
+            own = [fmean(time - self._factors[name] for name, time in each.items()) for each in logs]
+            for name in self._factors:
+                left = [each[name] - factor for each, factor in zip(logs, own, strict=True) if name in each]
+                self._factors[name] = fmean(left)
+
+    def correct(self, source: str | None, target: str) -> Correction | None:
+        """Return the correction of a prediction from one machine type for another; None: never compared."""
+        if source is None or source == target or target not in self._linked(source):
+            return None
+        ratio = exp(self._factors[target] - self._factors[source])
+        return Correction(ratio, sum(target in each for each in self._programs))
+
+    def _linked(self, source: str) -> set[str]:
+        """Return the machine types that comparisons link with one, also over others."""
+        linked = {source}
+        for _ in self._programs:
+            linked |= {name for each in self._programs if linked & each.keys() for name in each}
+        return linked
+
+
+def find_experience(session: Session, catalogue: Catalogue) -> Experience:
+    """Fit the comparisons whose jobs differ in nothing but real machine types, by their jobs that succeeded."""
     current = session.scalars(select(now())).one()
-    ratios: dict[str, list[float]] = {}
-    for jobs in _compared_jobs(session):
-        if find_differences(jobs):
-            continue
-        runs = [(job, measure_end(session, job, current)) for job in jobs]
-        for name, ratio in compare_predictions(runs, catalogue):
-            ratios.setdefault(name, []).append(ratio)
-    return {name: Correction.of(found) for name, found in ratios.items()}
+    return Experience(
+        [
+            measured_over_least([(job, measure_end(session, job, current)) for job in jobs], catalogue)
+            for jobs in _compared_jobs(session)
+            if not find_differences(jobs)
+        ]
+    )
 
 
-def compare_predictions(runs: Iterable[tuple[Job, RunFigures]], catalogue: Catalogue) -> list[tuple[str, float]]:
-    """Return machine type and measured over predicted time, for each pair of runs on different machine types."""
+def measured_over_least(runs: Iterable[tuple[Job, RunFigures]], catalogue: Catalogue) -> Times:
+    """Return the mean of measured over least time of a step, without waiting for input, by machine type."""
     types = {machine.name: machine for machine in catalogue}
-    found = []
-    usable = [(job, run) for job, run in runs if job.machine_type in types and not missing_figures(run)]
-    for (job, run), (other, measured) in permutations(usable, 2):
-        if job.machine_type == other.machine_type:
-            continue
-        bits = measured.compute_bits or SINGLE
-        source = peaks_of_run(run, types[job.machine_type], simulated=job.simulated)
-        target = peaks_of(types[other.machine_type], bits, measured.replicas)
-        if source is not None and target is not None:
-            predicted = predict_step(run, source, target, bits=bits).value
-            found.append((other.machine_type, 1 / (measured.steps_per_second or 1.0) / predicted))
-    return found
+    found: dict[str, list[float]] = {}
+    for job, run in runs:
+        peaks = peaks_of_run(run, types.get(job.machine_type), simulated=job.simulated)
+        if peaks and run.steps_per_second and run.flops_per_step and run.bytes_per_step:
+            own = max(1 - (run.input_wait_share or 0.0), 1e-6) / run.steps_per_second
+            found.setdefault(job.machine_type, []).append(own / peaks.seconds(run.flops_per_step, run.bytes_per_step))
+    return {name: exp(fmean(map(log, each))) for name, each in found.items()}
 
 
 def _compared_jobs(session: Session) -> Sequence[Sequence[Job]]:

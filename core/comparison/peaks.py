@@ -8,9 +8,11 @@ from core.comparison.run_figures import RunFigures
 HALF = 16
 SINGLE = 32
 _HALF_NAMES = ("bf16", "fp16")
-_MATRIX_RATIO = 4
-"""Half precision this much faster than single comes from matrix units. Other devices, such as the P100, store halves
-but mostly multiply singles: cuDNN does so there, and nothing is gained."""
+_OF_MATRIX_UNITS = frozenset({"tf32", "bf16", "fp8"})
+"""Types of number that GPUs only have with matrix units."""
+_MATRIX_RATIO = 3
+"""Half precision this much faster than single comes from matrix units, too: V100 and T4 have fp16 alone. The P100
+stores halves but mostly multiplies singles: cuDNN does so there, and nothing is gained."""
 MATRIX_UNIT_SHARE = 0.26
 """Share of a matrix unit's peak that programs reach, over the share they reach of single precision's. ResNet-50 on
 V100s: 5,815.8 images/s mixed and 2,857.9 single (NVIDIA DeepLearningExamples, 2019), peaks of 125 and 15.7 TFLOPS."""
@@ -26,11 +28,15 @@ class Peaks:
         flops: Operations a second at the program's precision.
         attainable_flops: The same, less what matrix units never reach.
         bandwidth: Bytes a second, all devices together.
+        replicas: Parts that a batch is divided into.
+        launches: The host launches each operation on the device, which takes a time of its own.
     """
 
     flops: float
     attainable_flops: float
     bandwidth: float
+    replicas: float = 1
+    launches: bool = False
 
     def seconds(self, flops: float, moved: float) -> float:
         """Return the least time of a step that computes and moves in turn."""
@@ -42,19 +48,24 @@ def peaks_of(machine: MachineType, bits: float, replicas: float | None = None) -
 
     Args:
         machine: The machine type.
-        bits: Bits of the numbers that are multiplied: 32, or 16 in mixed precision.
+        bits: Bits of the numbers that are multiplied: 32, or 16 in mixed precision. Devices that have TF32 multiply
+            singles in it, as TensorFlow and cuDNN do unless told otherwise.
         replicas: Replicas in use; None: all of them.
     """
-    share = 1.0 if replicas is None else min(1.0, replicas / machine.replicas)
+    used = machine.replicas if replicas is None else min(machine.replicas, replicas)
+    share = used / machine.replicas
     half = max((machine.tflops[name] for name in _HALF_NAMES if name in machine.tflops), default=0.0)
     single = machine.tflops.get("fp32", 0.0)
     # TPUs multiply in bfloat16 whatever the program's precision.
-    matrix = half >= _MATRIX_RATIO * single and (bits <= HALF or not single)
-    flops = (half if matrix else single) * share * _TERA
+    has_units = half >= _MATRIX_RATIO * single or bool(_OF_MATRIX_UNITS & machine.tflops.keys())
+    matrix = machine.tflops.get("tf32", 0.0) if bits > HALF and single else has_units * half
+    flops = (matrix or single) * share * _TERA
     if not flops:
         return None
+    # A device's own vector units may be faster than what programs reach of its matrix units.
+    attainable = max(flops * MATRIX_UNIT_SHARE, single * share * _TERA) if matrix else flops
     bandwidth = machine.memory_bandwidth_gb_per_s * machine.count * share * _GIGA
-    return Peaks(flops, flops * (MATRIX_UNIT_SHARE if matrix else 1.0), bandwidth)
+    return Peaks(flops, attainable, bandwidth, used, launches=machine.kind != "cpu")
 
 
 def peaks_of_run(run: RunFigures, machine: MachineType | None, *, simulated: bool) -> Peaks | None:
@@ -68,7 +79,7 @@ def peaks_of_run(run: RunFigures, machine: MachineType | None, *, simulated: boo
     pace, shares = run.steps_per_second, (run.peak_flops_share, run.peak_bandwidth_share)
     if pace and run.flops_per_step and run.bytes_per_step and all(shares):
         flops = run.flops_per_step * pace / (shares[0] or 1)
-        return Peaks(flops, flops, run.bytes_per_step * pace / (shares[1] or 1))
+        return Peaks(flops, flops, run.bytes_per_step * pace / (shares[1] or 1), run.replicas or 1)
     if simulated or machine is None:
         return None
     return peaks_of(machine, run.compute_bits or SINGLE, run.replicas)

@@ -1,35 +1,43 @@
 """Predicts a run on other machine types from its measured figures, by the roofline model.
 
 The least time of a step on a machine is its operations over the attainable peak, plus its bytes over the memory
-bandwidth. A program reaches the same share of this pace on every machine, as far as the model goes. Habitat (Yu et al.,
-USENIX ATC 2021) scales each operation between the two ratios; here only a whole step is measured, so the interval
-spans scaling by either ratio alone.
+bandwidth. A program reaches the same share of this pace on every machine, as far as the model goes; what a step takes
+beyond the share that large networks reach may be launch overhead, which no device makes shorter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, log
+from math import log2
 
 from core.catalogue.machine_types import MachineType
+from core.comparison.bottleneck import Kind
+from core.comparison.corrections import Correction
 from core.comparison.peaks import SINGLE, Peaks, peaks_of
 from core.comparison.run_figures import RunFigures
 
 METHOD = (
     "Estimates by the roofline model: a step takes its operations over the attainable peak plus its bytes over the "
-    "memory bandwidth, at the share of that pace which was measured. The interval spans scaling by peak alone and by "
-    "bandwidth alone, and 25 % on either side."
+    "memory bandwidth, at the share of that pace which was measured. The interval is a factor of 2 either way: of "
+    "published speed-ups, more than eight in ten lie inside. Nothing but another run is a measurement."
 )
-_MARGIN = 1.25
-"""Twice the mean error of Habitat, 11.8 %, which scales operation by operation."""
-_ASSUMED_SHARES = (0.6, 0.3, 0.1)
-"""Shares of the attainable pace of a program of which none was measured: best, likely, worst. Large convolutional nets
-reach 0.6 on K80, T4 and P100; small ones a tenth."""
+_MARGIN = 2.0
+_CORRECTED_MARGIN = 1.5
+_INPUT_MARGIN = 1.25
+_REACHED = 0.6
+"""Share of the attainable pace that large convolutional nets reach on K80, T4 and P100; small ones reach a tenth."""
+_ASSUMED_SHARE = 0.3
+_ASSUMED_MARGIN = 3.0
+_EFFICIENCY_OF_DOUBLING = 0.9
 _USABLE_MEMORY = 0.93
 """Share of a GPU's memory that a program sees: 15 of a T4's 16 GB."""
 _GIGA = 1e9
 _SECONDS_PER_HOUR = 3600
-_FOR_SPREAD = 3
 _SMALL_WAIT = 0.1
+_DECLINED: Mapping[Kind, str] = {
+    "overhead": "overhead between its operations",
+    "startup": "its start-up",
+    "communication": "communication between its replicas",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +48,14 @@ class Estimate:
     low: float
     high: float
 
+    @classmethod
+    def within(cls, value: float, factor: float) -> "Estimate":
+        """Return an estimate with an interval of a factor either way."""
+        return cls(value, value / factor, value * factor)
+
     def scaled(self, factor: float, offset: float = 0.0) -> "Estimate":
         """Return offset + factor x estimate."""
         return Estimate(*(offset + factor * each for each in (self.value, self.low, self.high)))
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """The experience of this installation with predictions for a machine type.
-
-    Attributes:
-        ratio: Geometric mean of measured over predicted time of a step.
-        low: Smallest ratio.
-        high: Largest ratio.
-        count: Number of predictions that were compared with measurements.
-    """
-
-    ratio: float
-    low: float
-    high: float
-    count: int
-
-    @classmethod
-    def of(cls, ratios: Sequence[float]) -> "Correction":
-        """Summarize ratios of measured over predicted time."""
-        return cls(exp(sum(map(log, ratios)) / len(ratios)), min(ratios), max(ratios), len(ratios))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,40 +83,78 @@ class Prediction:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The machine that a run had.
+
+    Attributes:
+        machine_type: Its name; None: a stand-in, which is no machine of that name.
+        peaks: The peaks of the devices in use; None: not known, so a share of peak is assumed.
+        bound_by: The part that takes most of the run; None: not measured.
+    """
+
+    machine_type: str | None
+    peaks: Peaks | None
+    bound_by: Kind | None = None
+
+
 def missing_figures(run: RunFigures) -> list[str]:
     """Return the metrics without which nothing can be predicted."""
     names = ("steps_per_second", "flops_per_step", "bytes_per_step")
     return [name for name in names if getattr(run, name) is None]
 
 
+def decline(run: RunFigures, source: Source, target: MachineType, *, bits: float | None = None) -> str | None:
+    """Return why a run is not predicted on a machine type; None: it can be."""
+    if _is_own(run, source, target, bits):
+        return None
+    if source.bound_by is not None and (cause := _DECLINED.get(source.bound_by)):
+        return f"About as fast: the run is bound by {cause}, which no device makes shorter."
+    if missing := missing_figures(run):
+        return f"The job has not reported {', '.join(missing)}."
+    if peaks_of(target, bits or run.compute_bits or SINGLE) is None:
+        return "The catalogue has no peak of this precision."
+    return _indivisible(run, target)
+
+
+def _indivisible(run: RunFigures, target: MachineType) -> str | None:
+    if target.replicas <= (run.replicas or 1):
+        return None
+    if run.batch_size is None:
+        return f"Whether the batch divides over {target.replicas} replicas is not known: batch_size was not reported."
+    if run.batch_size % target.replicas:
+        return f"A batch of {run.batch_size:g} does not divide over {target.replicas} replicas."
+    return None
+
+
 def predict(
     run: RunFigures,
-    source: Peaks | None,
+    source: Source,
     target: MachineType,
     *,
     bits: float | None = None,
     correction: Correction | None = None,
 ) -> Prediction | None:
-    """Predict a run on a machine type.
+    """Predict a run on a machine type; of its own, it is what was measured.
 
     Args:
         run: The figures of a measured run.
-        source: The peaks of the devices that it had; None: not known, so a share of peak is assumed.
+        source: The machine that it had.
         target: The machine type.
         bits: Bits of the numbers to multiply; None: as in the run.
-        correction: Experience with predictions for this machine type.
+        correction: Experience with this machine type over that of the source.
 
     Returns:
-        None if the run lacks a figure, or the catalogue the peak.
+        None if it is declined.
     """
     wanted = bits or run.compute_bits or SINGLE
     peaks = peaks_of(target, wanted)
-    if peaks is None or missing_figures(run):
+    if missing_figures(run) or peaks is None or decline(run, source, target, bits=bits):
         return None
-    step = predict_step(run, source, peaks, bits=wanted)
-    if correction is not None:
-        step = correct_step(step, correction)
+    own = _is_own(run, source, target, bits)
     pace = run.steps_per_second or 1.0
+    correction = None if own else correction
+    step = Estimate.within(1 / pace, 1) if own else predict_step(run, source.peaks, peaks, bits, correction)
     seconds = step.scaled(pace * (run.seconds - run.before_steps), run.before_steps)
     memory = _memory(run, wanted)
     return Prediction(
@@ -136,41 +165,54 @@ def predict(
         fits=_fits(memory, target),
         memory_bytes=memory and memory[1],
         correction=correction,
-        notes=tuple(_notes(run, source, target)),
+        notes=("Measured: it is the machine type of the run.",) if own else tuple(_notes(run, source.peaks, target)),
     )
 
 
-def predict_step(run: RunFigures, source: Peaks | None, target: Peaks, *, bits: float) -> Estimate:
+def _is_own(run: RunFigures, source: Source, target: MachineType, bits: float | None) -> bool:
+    return (
+        source.machine_type == target.name
+        and (run.replicas is None or run.replicas == target.replicas)
+        and bits in {None, run.compute_bits or SINGLE}
+    )
+
+
+def predict_step(
+    run: RunFigures,
+    source: Peaks | None,
+    target: Peaks,
+    bits: float | None = None,
+    correction: Correction | None = None,
+) -> Estimate:
     """Predict the time of a step in seconds. The run needs its pace, flops and bytes."""
     pace, flops, moved = run.steps_per_second or 1.0, run.flops_per_step or 0.0, run.bytes_per_step or 0.0
-    waiting = run.input_wait_share or 0.0
-    own_bytes = moved * _byte_factor(run, bits)
-    least = target.seconds(flops, own_bytes)
+    factor = min(1.0, max(0.5, (bits or run.compute_bits or SINGLE) / (run.compute_bits or SINGLE)))
+    least = target.seconds(flops, moved * factor)
     if source is None:
-        step = Estimate(*(least / share for share in (_ASSUMED_SHARES[1], _ASSUMED_SHARES[0], _ASSUMED_SHARES[2])))
-    else:
-        own = (1 - waiting) / pace
-        ratios = [
-            least / source.seconds(flops, moved),
-            source.attainable_flops / target.attainable_flops,
-            own_bytes / moved * source.bandwidth / target.bandwidth,
-        ]
-        step = Estimate(own * ratios[0], own * min(ratios) / _MARGIN, own * max(ratios) * _MARGIN)
-    # A run that waits for its input gets it no faster on another machine.
-    floor = 1 / pace if waiting > _SMALL_WAIT else 0.0
-    return Estimate(*(max(floor, each) for each in (step.value, step.low, step.high)))
+        return _slowest_part(run, Estimate.within(least / _ASSUMED_SHARE, _ASSUMED_MARGIN))
+    own = (1 - (run.input_wait_share or 0.0)) / pace
+    before = source.seconds(flops, moved)
+    ratio = least / before / _efficiency(source, target)
+    if correction is not None:
+        return _slowest_part(run, Estimate.within(own * ratio * correction.ratio, _CORRECTED_MARGIN))
+    # Between none and all of the time beyond what large nets reach is launch overhead, of which the target has as much.
+    fixed = max(0.0, 1 - before / own / _REACHED) / 2 if source.launches and target.launches else 0.0
+    return _slowest_part(run, Estimate.within(own * (fixed + (1 - fixed) * ratio), _MARGIN))
 
 
-def correct_step(step: Estimate, correction: Correction) -> Estimate:
-    """Scale the estimated time of a step by this installation's experience with the machine type."""
-    value = step.value * correction.ratio
-    if correction.count < _FOR_SPREAD:
-        return step.scaled(correction.ratio)
-    return Estimate(value, step.value * correction.low / _MARGIN, step.value * correction.high * _MARGIN)
+def _efficiency(source: Peaks, target: Peaks) -> float:
+    """Return what more replicas reach of their peaks: an exchange of gradients costs, and each has a smaller batch."""
+    efficiency: float = _EFFICIENCY_OF_DOUBLING ** max(0.0, log2(target.replicas / source.replicas))
+    return efficiency
 
 
-def _byte_factor(run: RunFigures, bits: float) -> float:
-    return min(1.0, max(0.5, bits / (run.compute_bits or SINGLE)))
+def _slowest_part(run: RunFigures, device: Estimate) -> Estimate:
+    """Add the input to the device's time of a step: on another machine it arrives no faster."""
+    pace, waiting = run.steps_per_second or 1.0, run.input_wait_share or 0.0
+    if waiting <= _SMALL_WAIT:
+        return device.scaled(1.0, waiting / pace)
+    floor = 1 / pace
+    return Estimate(max(floor, device.value), max(floor, device.low), max(floor * _INPUT_MARGIN, device.high))
 
 
 def _memory(run: RunFigures, bits: float) -> tuple[float, float] | None:
@@ -199,13 +241,13 @@ def _fits(memory: tuple[float, float] | None, target: MachineType) -> bool | Non
 def _notes(run: RunFigures, source: Peaks | None, target: MachineType) -> list[str]:
     notes = []
     if source is None:
-        notes.append("The peaks of the machine that ran it are not known: a tenth to six tenths of the pace assumed.")
+        notes.append("The peaks of the machine that ran it are not known: a share of 0.3 assumed, 0.1 to 0.9.")
     if run.input_wait_share is None:
         notes.append("Waiting for input was not measured; none is assumed.")
     elif run.input_wait_share > _SMALL_WAIT:
         notes.append("The run waits for its input, which is assumed to be no faster on another machine.")
     if run.compute_bits is None:
         notes.append("The precision was not measured; single precision is assumed.")
-    if target.replicas > 1 and target.replicas != run.replicas:
-        notes.append("Of a machine with several replicas, the program is assumed to use all.")
+    if target.replicas > (run.replicas or 1):
+        notes.append("More replicas are assumed to reach 90 % of their pace with each doubling.")
     return notes

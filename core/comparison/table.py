@@ -36,6 +36,7 @@ class Member:
         memory_bytes: Peak memory of its processes.
         gpu_memory_bytes: Peak memory of the GPU that used most.
         figures: The figures by which it is judged.
+        beside: It ran at the same time as another job of the comparison on the same host.
     """
 
     job_id: str
@@ -50,6 +51,7 @@ class Member:
     memory_bytes: int | None
     gpu_memory_bytes: int | None
     figures: RunFigures
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

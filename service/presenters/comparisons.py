@@ -117,12 +117,17 @@ def _marks(row: Row) -> list[str]:
     """Return what has to stand beside the name of a row wherever its figures do."""
     ended = [member for member in row.members if member.state != "unfinished"]
     failed = len(ended) - len(row.done)
-    return [*["simulated"] * row.simulated, *[f"{failed} of {len(ended)} failed"] * bool(failed)]
+    beside = sum(member.beside for member in row.members)
+    return [
+        *["simulated"] * row.simulated,
+        *[f"{failed} of {len(ended)} failed"] * bool(failed),
+        *[f"{beside} of {len(row.members)} ran side by side"] * bool(beside),
+    ]
 
 
 def _title(row: Row) -> str:
-    marks = [mark for mark in _marks(row) if mark != "simulated"]
-    return f"{row.machine_type} ({', '.join(marks)})" if marks else row.machine_type
+    failed = [mark for mark in _marks(row) if mark.endswith("failed")]
+    return f"{row.machine_type} ({failed[0]})" if failed else row.machine_type
 
 
 def _verdicts(rows: Sequence[Row]) -> list[str]:
@@ -220,6 +225,11 @@ def _notes(comparison: Comparison, rows: Sequence[Row], unmeasured: set[str], *,
         )
     if any(member.state == "unfinished" for row in rows for member in row.members):
         notes.append("Some jobs have not ended; figures are of those that succeeded.")
+    if any(member.beside for row in rows for member in row.members):
+        notes.append(
+            "Jobs that ran side by side on one host slowed each other: their times say less. A worker with one slot "
+            "runs one after the other."
+        )
     if unmeasured:
         notes.append(
             f"Figures are missing because metrics were deleted together with logs: {', '.join(sorted(unmeasured))}."

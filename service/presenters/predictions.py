@@ -1,6 +1,6 @@
 """Views of judgements and predictions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +9,10 @@ from sqlalchemy.orm import Session
 
 from core.catalogue.machine_types import MachineType
 from core.comparison.bottleneck import judge
-from core.comparison.corrections import find_corrections
+from core.comparison.corrections import Correction, Experience, find_experience
 from core.comparison.hyperparameter_carry_over import carry_over, missing_hyperparameters
 from core.comparison.peaks import Peaks, peaks_of_run
-from core.comparison.prediction import METHOD, Correction, Estimate, Prediction, missing_figures, predict
+from core.comparison.prediction import METHOD, Estimate, Prediction, Source, decline, missing_figures, predict
 from core.comparison.run_figures import RunFigures, measure_run
 from core.db.database import now
 from core.db.models.jobs import Job
@@ -59,10 +59,13 @@ def prediction_view(
     """
     targets = [app_state.catalogue.get(name) for name in wanted] or list(app_state.catalogue)
     measured = measure_run(session, job, session.scalars(select(now())).one())
-    run, source = _with_peaks(app_state, measured, job.machine_type, simulated=job.simulated)
+    run, peaks = _with_peaks(app_state, measured, job.machine_type, simulated=job.simulated)
+    bottleneck = bottleneck_view(app_state, measured, job.machine_type, simulated=job.simulated)
+    source = Source(None if job.simulated else job.machine_type, peaks, bottleneck.kind)
     missing = missing_figures(run)
-    corrections = {} if missing else find_corrections(session, app_state.catalogue)
-    machines = [_machine_view(run, source, target, bits, corrections) for target in targets]
+    experience = Experience([]) if missing else find_experience(session, app_state.catalogue)
+    machines = [_machine_view(run, source, target, bits, experience) for target in targets]
+    machines.sort(key=lambda each: each.seconds.value if each.seconds else float("inf"))
     return PredictionView(
         job_id=job.id,
         machine_type=job.machine_type,
@@ -72,11 +75,22 @@ def prediction_view(
         cost=run.seconds * job.price_per_hour / 3600,
         estimated=True,
         method=METHOD,
-        bottleneck=bottleneck_view(app_state, measured, job.machine_type, simulated=job.simulated),
+        bottleneck=bottleneck,
         missing=missing,
         missing_hyperparameters=missing_hyperparameters(run),
-        machines=sorted(machines, key=lambda each: each.seconds.value if each.seconds else float("inf")),
+        machines=machines,
+        notes=_join_notes(machines),
     )
+
+
+def _join_notes(machines: Iterable[PredictedMachine]) -> list[str]:
+    """Return each assumption once, and each reason of what is not estimated with the names of its machine types."""
+    declined: dict[str, list[str]] = {}
+    for each in machines:
+        if each.declined is not None:
+            declined.setdefault(each.declined, []).append(each.machine_type)
+    assumed = dict.fromkeys(note for each in machines for note in each.notes)
+    return [*assumed, *(f"Not estimated for {', '.join(names)}: {reason}" for reason, names in declined.items())]
 
 
 def _with_peaks(
@@ -93,17 +107,15 @@ def _with_peaks(
 
 
 def _machine_view(
-    run: RunFigures,
-    source: Peaks | None,
-    target: MachineType,
-    bits: float | None,
-    corrections: Mapping[str, Correction],
+    run: RunFigures, source: Source, target: MachineType, bits: float | None, experience: Experience
 ) -> PredictedMachine:
-    found = predict(run, source, target, bits=bits, correction=corrections.get(target.name))
+    correction = experience.correct(source.machine_type, target.name)
+    found = predict(run, source, target, bits=bits, correction=correction)
     carried = carry_over(run, target)
     return PredictedMachine(
         machine_type=target.name,
         price_per_hour=target.price_per_hour,
+        declined=decline(run, source, target, bits=bits),
         **_estimates(run, found),
         carry_over=carried
         and CarryOverView(
@@ -120,18 +132,25 @@ def _estimates(run: RunFigures, found: Prediction | None) -> dict[str, Any]:
     if found is None:
         names = ("step_seconds", "seconds", "cost", "speedup", "fits", "memory_bytes", "correction")
         return {**dict.fromkeys(names), "notes": []}
-    correction = found.correction
     return {
         "step_seconds": _estimate_view(found.step_seconds),
         "seconds": _estimate_view(found.seconds),
         "cost": _estimate_view(found.cost),
-        "speedup": 1 / ((run.steps_per_second or 1.0) * found.step_seconds.value),
+        "speedup": _speedup(run, found.step_seconds),
         "fits": found.fits,
         "memory_bytes": found.memory_bytes,
-        "correction": correction
-        and CorrectionView(ratio=correction.ratio, low=correction.low, high=correction.high, count=correction.count),
+        "correction": _correction_view(found.correction),
         "notes": list(found.notes),
     }
+
+
+def _correction_view(correction: Correction | None) -> CorrectionView | None:
+    return None if correction is None else CorrectionView(ratio=correction.ratio, count=correction.count)
+
+
+def _speedup(run: RunFigures, step: Estimate) -> EstimateView:
+    measured = 1 / (run.steps_per_second or 1.0)
+    return EstimateView(value=measured / step.value, low=measured / step.high, high=measured / step.low)
 
 
 def _estimate_view(estimate: Estimate) -> EstimateView:

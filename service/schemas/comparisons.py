@@ -162,12 +162,10 @@ class ComparisonsPage(View):
 
 
 class CorrectionView(View):
-    """The experience of this installation with predictions for a machine type."""
+    """The experience of this installation with a machine type over that of the run."""
 
-    ratio: float = Field(description="measured over predicted time of a step, geometric mean")
-    low: float
-    high: float
-    count: int = Field(description="predictions that were compared with measurements")
+    ratio: float = Field(description="factor of the predicted time of a step")
+    count: int = Field(description="comparisons with the machine type that it was fitted to")
 
 
 class CarryOverView(View):
@@ -185,10 +183,11 @@ class PredictedMachine(View):
 
     machine_type: str
     price_per_hour: float
+    declined: str | None = Field(description="why nothing is estimated")
     step_seconds: EstimateView | None
     seconds: EstimateView | None = Field(description="running time of the same run")
     cost: EstimateView | None = Field(description="US dollars of the same run")
-    speedup: float | None = Field(description="measured over predicted time of a step")
+    speedup: EstimateView | None = Field(description="measured over predicted time of a step")
     fits: bool | None = Field(description="whether the memory of its devices is enough; null: not known")
     memory_bytes: float | None = Field(description="device memory that the run needs, at the most")
     correction: CorrectionView | None = Field(description="the correction that the estimates contain")
@@ -211,6 +210,7 @@ class PredictionView(View):
     missing: list[str] = Field(description="metrics without which nothing is predicted")
     missing_hyperparameters: list[str] = Field(description="metrics without which nothing is carried over")
     machines: list[PredictedMachine] = Field(description="fastest first")
+    notes: list[str] = Field(description="assumptions, and what is not estimated, of all machines")
 
 
 class OptionValues(View):

@@ -22,10 +22,11 @@ def machine(name, **fields):
         "stepSeconds": ESTIMATE,
         "seconds": ESTIMATE,
         "cost": {"value": 0.0765, "low": 0.051, "high": 3.06},
-        "speedup": 2.5,
+        "declined": None,
+        "speedup": {"value": 2.5, "low": 1.25, "high": 5.0},
         "fits": True,
         "memoryBytes": 8e9,
-        "correction": {"ratio": 1.5, "low": 1.4, "high": 1.6, "count": 2},
+        "correction": {"ratio": 1.5, "count": 2},
         "carryOver": {
             "replicas": 1,
             "batchSize": 64,
@@ -54,6 +55,7 @@ def prediction(*machines, **fields):
         "missing": [],
         "missingHyperparameters": [],
         "machines": list(machines),
+        "notes": ["An assumption.", "Not estimated for GPU+: About as fast."],
     }
     return made | fields
 
@@ -73,15 +75,23 @@ def test_the_judgement_and_the_estimates_are_shown(cli, offered, server):
     offered(machine("V100"), NOT_PREDICTED)
     shown = cli("predict", JOB, "-m", "V100,GPU+", "--precision", "mixed")
     assert shown.returncode == 0, shown.stderr
-    first, summary, figure, advice, _, head, v100, none = shown.stdout.splitlines()
+    first, summary, figure, advice, _, head, v100 = shown.stdout.splitlines()
     assert first == "measured on TPU: 12.5 steps/s, 3m 45s, $0.2800"
     assert summary == BOTTLENECK["summary"]
     assert "80% of the running time waiting for input" in figure
     assert advice == "  advice: Cache the prepared examples."
     assert "ESTIMATED TIME" in head
-    for text in ("1m 30s", "1m 00s to 1h 00m", "$0.0765", "2.5 x", "fits (8.0 GB)", "2 measured, x 1.50"):
+    for text in (
+        "1m 30s",
+        "1m 00s to 1h 00m",
+        "$0.0765",
+        "2.5 x",
+        "1.25 x to 5 x",
+        "fits (8.0 GB)",
+        "2 measured, x 1.50",
+    ):
         assert text in v100
-    assert "no peak of this precision" in none
+    assert "note: Not estimated for GPU+: About as fast." in shown.stderr
     assert "note: An assumption." in shown.stderr
     assert "roofline" in shown.stderr
     (asked,) = server.requests_to("GET", f"/jobs/{JOB}/prediction")

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -155,12 +155,14 @@ def fuzz_target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 def train(worker: FakeWorker, database: Database) -> Callable[..., str]:
     """A function that runs the next job in line, with reports each `seconds` and 10 steps: accuracies, or values."""
     worker.register()
+    ends: list[datetime] = []
 
     def train(seconds: float, reports: list[float | dict[str, float]], reason: str = "completed") -> str:
         job = worker.start()
         with database.write() as session:
             attempt = session.get(Attempt, (job.id, job.attempt))
-            started = attempt.started_at
+            # One after the other, though the runs are only written.
+            started = attempt.started_at = max([attempt.started_at, *ends])
             attempt.peak_memory_bytes = 1000
             row = {"job_id": job.id, "attempt": job.attempt, "source": "job"}
             rows = [
@@ -174,6 +176,7 @@ def train(worker: FakeWorker, database: Database) -> Callable[..., str]:
         with database.write() as session:
             attempt = session.get(Attempt, (job.id, job.attempt))
             attempt.ended_at = started + timedelta(seconds=seconds * len(reports))
+            ends.append(attempt.ended_at)
         return job.id
 
     return train

@@ -1,12 +1,13 @@
 """Comparisons over HTTP: made of new or existing jobs, and measured from their metrics."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.live_service import make_form, make_job_body, make_zip
 
 from core.comparison import comparisons
 from core.comparison.comparisons import NewComparison
+from core.db.models.jobs import Attempt
 from core.errors import StoreUnavailable
 from core.jobs import metrics, queries
 
@@ -159,6 +160,25 @@ def test_survivors_do_not_win_in_silence(client, train):
     found = client.get(f"/comparisons/{made['id']}").json()
     assert [row["marks"] for row in found["rows"]] == [["simulated"], ["simulated", "1 of 3 failed"]]
     assert "V100 (1 of 3 failed)" in found["verdicts"][0]
+
+
+def test_members_that_ran_side_by_side_on_one_host_are_marked(client, train, database):
+    made = submit(client).json()
+    ids = [train(2.0, [0.5, 0.9]), train(1.0, [0.5, 0.9])]
+    with database.write() as session:
+        first, second = (session.get(Attempt, (job_id, 1)) for job_id in ids)
+        second.started_at, second.ended_at = first.ended_at, first.ended_at + timedelta(seconds=2)
+    apart = client.get(f"/comparisons/{made['id']}").json()
+    assert [row["marks"] for row in apart["rows"]] == [["simulated"]] * 2
+    with database.write() as session:
+        second = session.get(Attempt, (ids[1], 1))
+        second.started_at -= timedelta(seconds=1)
+    found = client.get(f"/comparisons/{made['id']}").json()
+    assert [row["marks"][1] for row in found["rows"]] == ["1 of 1 ran side by side"] * 2
+    assert any("slowed each other" in note for note in found["notes"])
+    with database.write() as session:
+        session.get(Attempt, (ids[1], 1)).host = "other"
+    assert client.get(f"/comparisons/{made['id']}").json()["rows"][0]["marks"] == ["simulated"]
 
 
 def fronts(found):

@@ -79,12 +79,13 @@ def test_a_measured_job_is_predicted_on_every_machine(client, run):
     assert "mixed precision" in found["bottleneck"]["advice"][0]
     assert set(machines) == {each["name"] for each in client.get("/machine-types").json()["machineTypes"]}
     p100 = machines["P100"]
-    assert p100["speedup"] == pytest.approx(1.22, abs=0.02)
+    assert p100["speedup"]["low"] < p100["speedup"]["value"] == pytest.approx(1.22, abs=0.03)
     assert p100["seconds"]["low"] < p100["seconds"]["value"] < p100["seconds"]["high"]
-    assert p100["seconds"]["value"] == pytest.approx(2 + 100 / p100["speedup"], rel=0.01)
+    assert p100["seconds"]["value"] == pytest.approx(2 + 100 / p100["speedup"]["value"], rel=0.01)
     assert p100["cost"]["value"] == pytest.approx(p100["seconds"]["value"] * p100["pricePerHour"] / 3600)
     assert (p100["fits"], machines["GPU+"]["fits"]) == (True, False)
-    times = [each["seconds"]["value"] for each in found["machines"]]
+    assert machines["T4"]["speedup"] == {"value": 1, "low": 1, "high": 1}, "its own run"
+    times = [each["seconds"]["value"] for each in found["machines"] if each["seconds"]]
     assert times == sorted(times)
 
 
@@ -93,7 +94,7 @@ def test_chosen_machines_and_mixed_precision(client, run):
     run(0.879)
     found, machines = predict(client, job_id, machineType="tesla t4, P100", precision="mixed")
     assert list(machines) == ["T4", "P100"]
-    assert machines["T4"]["speedup"] == pytest.approx(2.08, abs=0.03)
+    assert machines["T4"]["speedup"]["value"] == pytest.approx(2.08, abs=0.05)
     assert found["stepsPerSecond"] == pytest.approx(1 / 0.879)
     assert client.get(f"/jobs/{job_id}/prediction", params={"machineType": "nosuch"}).status_code == 400
     assert client.get("/jobs/jnosuch0000000/prediction").status_code == 404
@@ -108,11 +109,23 @@ def test_comparisons_correct_predictions(client, run):
     correction = machines["P100"]["correction"]
     assert correction["count"] == 1
     assert correction["ratio"] == pytest.approx(1.5 / 0.722, rel=0.02)
+    _, own = predict(client, made["rows"][1]["members"][0]["jobId"], machineType="P100,T4")
+    assert own["P100"]["stepSeconds"]["value"] == pytest.approx(1.5)
+    assert own["T4"]["stepSeconds"]["value"] == pytest.approx(0.879, rel=0.01)
     assert machines["P100"]["stepSeconds"]["value"] == pytest.approx(1.5, rel=0.01)
     rows = client.get(f"/comparisons/{made['id']}").json()["rows"]
     assert [row["bottleneck"]["kind"] for row in rows] == ["compute", "compute"]
     job = client.get(f"/jobs/{first}").json()
     assert [(each["id"], each["url"].rpartition("/")[2]) for each in job["comparisons"]] == [(made["id"], made["id"])]
+
+
+def test_a_run_bound_by_overhead_is_predicted_nowhere(client, run):
+    job_id = submit(client)
+    run(0.5, flops_per_step=1e9, bytes_per_step=1e6)
+    found, machines = predict(client, job_id)
+    assert found["bottleneck"]["kind"] == "overhead"
+    assert [name for name, each in machines.items() if each["seconds"]] == ["T4"]
+    assert "About as fast: the run is bound by overhead" in found["notes"][-1]
 
 
 def test_a_job_without_figures_is_not_predicted(client, run):

@@ -46,10 +46,11 @@ def predict(args: argparse.Namespace) -> int:
     if found["missing"]:
         terminal.print_message(f"nothing can be estimated: the job has not reported {', '.join(found['missing'])}")
         return OK
-    print()
-    heads = ("MACHINE", "ESTIMATED TIME", "INTERVAL", "ESTIMATED COST", "INTERVAL", "SPEED", "MEMORY", "CORRECTED BY")
-    print_table(heads, [_row(one) for one in found["machines"]])
-    for text in dict.fromkeys(text for one in found["machines"] for text in one["notes"]):
+    if rows := [_row(one) for one in found["machines"] if one["seconds"]]:
+        print()
+        estimates = (head for name in ("ESTIMATED TIME", "ESTIMATED COST", "SPEED") for head in (name, "INTERVAL"))
+        print_table(("MACHINE", *estimates, "MEMORY", "CORRECTED BY"), rows)
+    for text in found["notes"]:
         terminal.print_message(f"note: {terminal.sanitize(text)}")
     terminal.print_message(terminal.sanitize(found["method"]))
     return OK
@@ -65,8 +66,6 @@ def _print_bottleneck(found: Mapping[str, Any]) -> None:
 
 
 def _row(one: Mapping[str, Any]) -> list[str]:
-    if one["seconds"] is None:
-        return [one["machineType"], "no peak of this precision", *[""] * 6]
     fits = {True: "fits", False: "too small", None: "not known"}[one["fits"]]
     memory = "not measured" if one["memoryBytes"] is None else f"{fits} ({format_size(int(one['memoryBytes']))})"
     corrected = one["correction"]
@@ -76,10 +75,15 @@ def _row(one: Mapping[str, Any]) -> list[str]:
         _interval(one["seconds"], format_duration),
         format_money(one["cost"]["value"]),
         _interval(one["cost"], format_money),
-        f"{one['speedup']:.3g} x",
+        _times(one["speedup"]["value"]),
+        _interval(one["speedup"], _times),
         memory,
         "" if corrected is None else f"{corrected['count']} measured, x {corrected['ratio']:.2f}",
     ]
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.3g} x"
 
 
 def _interval(estimate: Mapping[str, float], form: Callable[[float], str]) -> str:
