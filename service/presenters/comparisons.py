@@ -41,7 +41,7 @@ def comparison_view(session: Session, app_state: AppState, comparison: Compariso
     return ComparisonView(
         **dict(summary),
         rows=[_row_view(app_state, row, by_id) for row in rows],
-        verdicts=_verdicts(rows),
+        results=_results(rows),
         differences=[
             DifferenceView(name=each.name, values={value: list(ids) for value, ids in each.values.items()})
             for each in differences
@@ -130,18 +130,18 @@ def _title(row: Row) -> str:
     return f"{row.machine_type} ({failed[0]})" if failed else row.machine_type
 
 
-def _verdicts(rows: Sequence[Row]) -> list[str]:
+def _results(rows: Sequence[Row]) -> list[str]:
     """Say for each figure which machine type is first, by how much and how surely; or what would decide it."""
     kinds = [[row for row in rows if row.simulated is simulated] for simulated in (False, True)]
     return [
-        f"{words.capitalize()}{' of the simulated' if kind[0].simulated else ''}: {said}."
+        f"{words.capitalize()}{' of the simulated' if kind[0].simulated else ''}: {text}."
         for kind in kinds
         for field, words in RANKED.items()
-        if (said := _say_first(kind, field))
+        if (text := _describe_first(kind, field))
     ]
 
 
-def _say_first(rows: Sequence[Row], field: str) -> str | None:
+def _describe_first(rows: Sequence[Row], field: str) -> str | None:
     found = {_title(row): cast(Standing, getattr(row, field)) for row in rows}
     found = {name: each for name, each in found.items() if each.rank or each.more_repeats}
     if len(found) < 2:  # noqa: PLR2004 - one alone is compared with nothing

@@ -89,7 +89,7 @@ def _join_notes(machines: Iterable[PredictedMachine]) -> list[str]:
     for each in machines:
         if each.declined is not None:
             declined.setdefault(each.declined, []).append(each.machine_type)
-    assumed = dict.fromkeys(note for each in machines for note in each.notes)
+    assumed = dict.fromkeys(text for each in machines for text in each.notes)
     return [*assumed, *(f"Not estimated for {', '.join(names)}: {reason}" for reason, names in declined.items())]
 
 

@@ -149,7 +149,7 @@ class ComparisonView(ComparisonSummary):
     """A comparison with its table."""
 
     rows: list[MachineRow]
-    verdicts: list[str] = Field(description="which machine type is first in what, and how sure that is")
+    results: list[str] = Field(description="which machine type is first in what, and how sure that is")
     differences: list[DifferenceView] = Field(description="while there are any, nothing is ranked")
     notes: list[str] = Field(description="facts that limit what the figures say")
 

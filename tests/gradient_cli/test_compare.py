@@ -64,7 +64,7 @@ def comparison(*rows, **fields):
         "ended": 6,
         "createdAt": "2026-01-01T00:00:00.000Z",
         "rows": list(rows),
-        "verdicts": ["Fastest: V100; T4, the next, takes 2 times as much."],
+        "results": ["Fastest: V100; T4, the next, takes 2 times as much."],
         "differences": [],
         "notes": [],
     }

@@ -112,7 +112,7 @@ def test_the_table_is_measured_from_metrics(client, train):
     assert v100["costPer1000Steps"] == pytest.approx(v100["pricePerHour"] * 50 / 3600, rel=0.01)
     assert cpu["peakMemoryBytes"] == 1000
     assert {(row["fastest"], row["cheapest"], row["mostAccurate"]) for row in found["rows"]} == {(None, None, None)}
-    assert found["verdicts"][0] == (
+    assert found["results"][0] == (
         "Fastest of the simulated: not decided: 2 more repeats of CPU and V100 would, at least; one says nothing of "
         "chance."
     )
@@ -147,8 +147,8 @@ def test_three_repeats_rank_machines_and_say_how_surely(client, train):
     assert [row["labels"] for row in (cpu, v100)] == [["cheapest"], ["fastest"]]
     assert v100["slowerBy"] is None
     assert 2.4 < cpu["slowerBy"]["low"] < cpu["slowerBy"]["value"] < cpu["slowerBy"]["high"] < 3.6
-    assert found["verdicts"][0].startswith("Fastest of the simulated: V100; CPU, the next, takes 3.9")
-    assert found["verdicts"][2] == (
+    assert found["results"][0].startswith("Fastest of the simulated: V100; CPU, the next, takes 3.9")
+    assert found["results"][2] == (
         "Most accurate of the simulated: not decided between CPU and V100: as far as can be seen they are equal."
     )
 
@@ -159,7 +159,7 @@ def test_survivors_do_not_win_in_silence(client, train):
         train(seconds, [0.5, 0.9], reason="exit_nonzero" if number == 3 else "completed")
     found = client.get(f"/comparisons/{made['id']}").json()
     assert [row["marks"] for row in found["rows"]] == [["simulated"], ["simulated", "1 of 3 failed"]]
-    assert "V100 (1 of 3 failed)" in found["verdicts"][0]
+    assert "V100 (1 of 3 failed)" in found["results"][0]
 
 
 def test_members_that_ran_side_by_side_on_one_host_are_marked(client, train, database):

@@ -141,7 +141,7 @@ def show(args: argparse.Namespace) -> int:
         terminal.print_message(f"differs: {terminal.sanitize(each['name'])}: {terminal.sanitize(values)}")
     for text in found["notes"]:
         terminal.print_message(f"note: {terminal.sanitize(text)}")
-    for line in found["verdicts"]:
+    for line in found["results"]:
         terminal.print_message(terminal.sanitize(line))
     for line in _front_lines(found):
         terminal.print_message(terminal.sanitize(line))
@@ -332,7 +332,7 @@ def _print_markdown(found: Mapping[str, Any]) -> None:
     for row in found["rows"]:
         if row["bottleneck"]:
             print(f"\n{_escape(row['machineType'])}: {_escape(' '.join(_sentences(row['bottleneck'])))}")
-    for line in [*found["verdicts"], *_front_lines(found)]:
+    for line in [*found["results"], *_front_lines(found)]:
         print(f"\n{_escape(line)}")
     for text in found["notes"]:
         print(f"\n{terminal.sanitize(text)}")
