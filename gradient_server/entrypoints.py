@@ -185,7 +185,7 @@ def require_separate_ports_host(settings: Settings) -> None:
 
 def _open_database(settings: Settings) -> Database:
     make_private(settings)
-    return Database(settings.database_url, pool_size=settings.database.pool_size)
+    return Database.of(settings)
 
 
 def _open_database_when_ready(settings: Settings, *, migrate: bool = False) -> Database:

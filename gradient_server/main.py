@@ -247,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = Settings() if parsed.command == "up" else with_earlier_choice(Settings())
         # The doctor prints its findings itself.
         configure(settings.log_format, "critical" if parsed.command == "doctor" else settings.log_level)
-        return _run_command(parsed, settings)
+        return _explain_database(parsed, settings)
     except GradientError as error:
         announce(f"error: {error.message}", logging.ERROR)
         return 1
@@ -265,6 +265,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         announce(f"error: {error}. Check GRADIENT_HOME, the folder of all data.", logging.ERROR)
         return 1
+
+
+def _explain_database(parsed: argparse.Namespace, settings: Settings) -> int:
+    """Run the command, and explain an error of the database as the start of the service does."""
+    from sqlalchemy.exc import DBAPIError
+
+    from gradient_server.startup_wait import DatabaseRefused, describe_failure
+
+    try:
+        return _run_command(parsed, settings)
+    except DBAPIError as error:
+        why = describe_failure(error, settings.root)
+        raise DatabaseRefused(f"{why[0].upper()}{why[1:]}") from error
 
 
 def _run_command(parsed: argparse.Namespace, settings: Settings) -> int:

@@ -24,7 +24,13 @@ _RETRY_SECONDS = 1.0
 _REPORT_SECONDS = 300.0
 _DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 # PostgreSQL's permanent errors, and libpq's for an address. Any other may be transient: a starting server has many.
+REFUSED_OPTION = "unsupported startup parameter"
+"""Part of the error of PgBouncer."""
+POOLER_FIX = (
+    "If PgBouncer or another pooler of transactions is in between, set GRADIENT_DATABASE__TRANSACTION_POOLER=true."
+)
 _PERMANENT_MESSAGES = (
+    REFUSED_OPTION,
     "authentication failed",
     "no password supplied",
     "no pg_hba.conf entry",
@@ -57,11 +63,11 @@ def wait_until_ready(root: Path, prepare: Callable[[], T]) -> T:
             _check_disk(root)
             ready = prepare()
         except (DBAPIError, OSError) as error:
-            why = _describe_failure(error, root)
+            why = describe_failure(error, root)
         except StoreUnavailable as error:
             if not isinstance(error.__cause__, DBAPIError):
                 raise
-            why = _describe_failure(error.__cause__, root)
+            why = describe_failure(error.__cause__, root)
         else:
             if reported_at is not None:
                 announce("Available now: starting.")
@@ -79,8 +85,8 @@ def _check_disk(root: Path) -> None:
         file.flush()
 
 
-def _describe_failure(error: DBAPIError | OSError, root: Path) -> str:
-    """Describe a transient failure; raise a permanent one."""
+def describe_failure(error: DBAPIError | OSError, root: Path) -> str:
+    """Describe a transient failure; raise a permanent one as `DatabaseRefused`."""
     if isinstance(error, OSError):
         if error.errno in _DISK_ERRNOS:
             return f"{root} cannot be written ({error.strerror})."
@@ -94,6 +100,7 @@ def _describe_failure(error: DBAPIError | OSError, root: Path) -> str:
         ) from error
     if any(words in message for words in _PERMANENT_MESSAGES):
         raise DatabaseRefused(
-            f"The database refused the connection: {message}. Correct GRADIENT_DATABASE__URL."
+            f"The database refused the connection: {message}. "
+            + (POOLER_FIX if REFUSED_OPTION in message else "Correct GRADIENT_DATABASE__URL.")
         ) from error
     return f"the database does not answer ({message})."

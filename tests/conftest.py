@@ -20,6 +20,7 @@ from support.faults.proxy import Proxy
 from support.job_packages import EXAMPLES, has_default_packages, has_packages_of
 from support.light_database import use_light_databases
 from support.servers.otlp_collector import OtlpCollector
+from support.servers.pgbouncer import find_pgbouncer
 from support.servers.postgres import PostgresServer, find_binaries
 from support.servers.private_docker_engine import PrivateDockerEngine, missing_docker_requirements, running_engine
 from support.servers.redis_server import RedisServer, find_redis
@@ -91,6 +92,7 @@ REQUIREMENTS = {
     "postgres": (find_binaries, "PostgreSQL's server programs are not installed (apt-get install postgresql)"),
     "sqlite3_program": (lambda: shutil.which("sqlite3"), "SQLite's program is not installed (apt-get install sqlite3)"),
     "redis": (find_redis, "Redis is not installed (apt-get install redis-server)"),
+    "pgbouncer": (find_pgbouncer, "PgBouncer is not installed (apt-get install pgbouncer)"),
     "compose_program": (find_compose, "Docker Compose is not installed (apt-get install docker-compose)"),
     "small_disk": (find_mount, "no file system may be mounted here (run the tests as root, or let sudo ask nothing)"),
     "faketime": (find_faketime, "libfaketime is not installed (apt-get install faketime)"),

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -41,6 +40,8 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from core.errors import DatabaseFull, StoreUnavailable
+from core.settings import Settings
+from core.settings.database import sqlite_file
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ _POSTGRES_CONNECT_ARGS = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
 }
-_POSTGRES_OPTIONS = "-c statement_timeout=15s -c lock_timeout=5s -c idle_in_transaction_session_timeout=30s"
+_POSTGRES_LIMITS = {"statement_timeout": "15s", "lock_timeout": "5s", "idle_in_transaction_session_timeout": "30s"}
 
 
 class Base(DeclarativeBase):
@@ -145,15 +146,19 @@ class Database:
         pool_size: Connections kept (PostgreSQL only). There may be more, one for each thread that needs one, so that
             none waits for another's.
         read_only: Refuse every change, create nothing, and leave the database's settings as they are.
+        pooler: A pooler of transactions is in between: prepare nothing, and set limits in each transaction.
 
     Attributes:
         check_thread: Raises in a thread that may not open a session.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 5, read_only: bool = False) -> None:
+    def __init__(self, url: str, *, pool_size: int = 5, read_only: bool = False, pooler: bool = False) -> None:
         self.check_thread: Callable[[], None] = _allow_any_thread
         self.url = _with_driver(url)
-        self.engine = _read_only_engine(self.url) if read_only else _engine(self.url, pool_size)
+        if read_only:
+            self.engine = _read_only_engine(self.url, pooler=pooler)
+        else:
+            self.engine = _engine(self.url, pool_size, pooler=pooler)
         # SQLite polls for its write lock with sleeps; within one process this lock orders the threads instead.
         self._write_lock = threading.Lock()
         self._writing_engine = self.engine.execution_options(gradient_write=True)
@@ -161,6 +166,17 @@ class Database:
         self._closed = False
         self._reading_engine = (
             self.engine if self.is_sqlite else self.engine.execution_options(postgresql_readonly=True)
+        )
+
+    @classmethod
+    def of(cls, settings: Settings, *, read_only: bool = False) -> "Database":
+        """Open the database that the settings name."""
+        wanted = settings.database
+        return cls(
+            settings.database_url,
+            pool_size=wanted.pool_size,
+            read_only=read_only,
+            pooler=wanted.transaction_pooler,
         )
 
     @property
@@ -299,10 +315,10 @@ def _with_driver(url: str) -> str:
     return url
 
 
-def _engine(url: str, pool_size: int) -> Engine:
-    if url.startswith("sqlite"):
-        path = url.removeprefix("sqlite:///")
-        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _engine(url: str, pool_size: int, *, pooler: bool) -> Engine:
+    file = sqlite_file(url)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Parameters hold users' data, including secrets, and must not get into errors and so into our log.
         engine = create_engine(
             url,
@@ -319,10 +335,29 @@ def _engine(url: str, pool_size: int) -> Engine:
         pool_size=_KINDS_OF_WORK * pool_size,
         max_overflow=_UNLIMITED,
         hide_parameters=True,
-        connect_args=_POSTGRES_CONNECT_ARGS | {"options": _POSTGRES_OPTIONS},
+        connect_args=_connect_args(pooler=pooler),
     )
     event.listen(engine, "checkout", partial(_ping, engine.dialect))
+    if pooler:
+        event.listen(engine, "begin", _limit_transaction)
     return engine
+
+
+def _connect_args(*, pooler: bool, more_options: str = "") -> dict[str, Any]:
+    """Return psycopg's arguments of a connection.
+
+    Args:
+        pooler: The server is behind a pooler of transactions: what belongs to a session would reach other sessions.
+        more_options: Further options of the session, where it is one.
+    """
+    if pooler:
+        return _POSTGRES_CONNECT_ARGS | {"prepare_threshold": None}
+    options = "".join(f" -c {name}={value}" for name, value in _POSTGRES_LIMITS.items())
+    return _POSTGRES_CONNECT_ARGS | {"options": f"{options}{more_options}".strip()}
+
+
+def _limit_transaction(connection: Connection) -> None:
+    connection.exec_driver_sql("; ".join(f"SET LOCAL {name} = '{value}'" for name, value in _POSTGRES_LIMITS.items()))
 
 
 def _ping(dialect: Dialect, connection: DBAPIConnection, record: ConnectionPoolEntry, _fairy: object) -> None:
@@ -350,15 +385,17 @@ def _has_input(connection: Any) -> bool:  # noqa: ANN401 - of the driver
     return bool(waiting.poll(0))
 
 
-def _read_only_engine(url: str) -> Engine:
-    if not url.startswith("sqlite"):
-        options = f"{_POSTGRES_OPTIONS} -c default_transaction_read_only=on"
-        return create_engine(url, connect_args=_POSTGRES_CONNECT_ARGS | {"options": options})
+def _read_only_engine(url: str, *, pooler: bool) -> Engine:
+    file = sqlite_file(url)
+    if file is None:
+        args = _connect_args(pooler=pooler, more_options=" -c default_transaction_read_only=on")
+        engine = create_engine(url, connect_args=args)
+        return engine.execution_options(postgresql_readonly=True) if pooler else engine
     # Opened read-write, because the last connection removes the -wal and -shm files on close; but never created.
-    file = f"file:{quote(url.removeprefix('sqlite:///'))}?mode=rw"
+    name = f"file:{quote(str(file))}?mode=rw"
     engine = create_engine(
         url,
-        creator=lambda: sqlite3.connect(file, uri=True, timeout=_SQLITE_BUSY_SECONDS, check_same_thread=False),
+        creator=lambda: sqlite3.connect(name, uri=True, timeout=_SQLITE_BUSY_SECONDS, check_same_thread=False),
     )
     event.listen(engine, "connect", _sqlite_connect_reading)
     event.listen(engine, "begin", _sqlite_begin)

@@ -5,15 +5,15 @@
 
 import socket
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from core.settings.api import ApiSettings, SignInSettings
 from core.settings.broker import QueueSettings
 from core.settings.cloud import ArtifactSettings, BucketSettings, GcsSettings, TpuSettings
-from core.settings.database import DatabaseSettings
+from core.settings.database import SQLITE, DatabaseSettings, sqlite_file
 from core.settings.disk import DiskSettings, LogSettings
 from core.settings.docker import DockerSettings, ImageSettings
 from core.settings.encryption import SecretSettings
@@ -79,6 +79,16 @@ class Settings(BaseSettings):
     retention: RetentionSettings = RetentionSettings()
     tracing: TracingSettings = TracingSettings()
 
+    @field_validator("home")
+    @classmethod
+    def _check_home(cls, value: Path) -> Path:
+        if ":" in str(value) or not str(value).isprintable():
+            raise ValueError(
+                "The path has a colon, a line break or another character that cannot be in paths of programs (PATH) or "
+                "in text. Choose another folder."
+            )
+        return value
+
     @property
     def root(self) -> Path:
         """`home`, absolute, with `~` resolved."""
@@ -87,7 +97,12 @@ class Settings(BaseSettings):
     @property
     def database_url(self) -> str:
         """SQLAlchemy URL of the database."""
-        return self.database.url or f"sqlite:///{self.root / 'gradient.db'}"
+        return self.database.url or f"{SQLITE}{quote(str(self.root / 'gradient.db'))}"
+
+    @property
+    def sqlite_file(self) -> Path | None:
+        """The file of the database; None if it is not SQLite's."""
+        return sqlite_file(self.database_url)
 
     def of_one_process(self) -> "Settings":
         """Return the settings of each of the API's processes, with its share of the limits."""

@@ -1,12 +1,21 @@
 """Settings of the database."""
 
-from urllib.parse import urlsplit
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, field_validator
 
 from core.settings.group import SettingsGroup
 
-_DATABASES = ("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg://")
+SQLITE = "sqlite:///"
+"""Beginning of the URL of an SQLite database; the path after it is quoted as in any URL."""
+
+_DATABASES = (SQLITE, "postgresql://", "postgres://", "postgresql+psycopg://")
+
+
+def sqlite_file(url: str) -> Path | None:
+    """Return the file of an SQLite database; None if the URL is of another one."""
+    return Path(unquote(url.removeprefix(SQLITE).partition("?")[0])) if url.startswith(SQLITE) else None
 
 
 class DatabaseSettings(SettingsGroup):
@@ -23,6 +32,11 @@ class DatabaseSettings(SettingsGroup):
     max_checkout_seconds: float = Field(
         default=45.0,
         description="seconds after which a connection that is still in use is considered stuck and closed (PostgreSQL)",
+    )
+
+    transaction_pooler: bool = Field(
+        default=False,
+        description="whether PgBouncer or another pooler of transactions is between the service and PostgreSQL",
     )
 
     @field_validator("url")

@@ -19,9 +19,15 @@ class SettingsGroup(BaseModel):
 
 def _normalize(url: str) -> str:
     try:
-        return str(HttpUrl(url)).rstrip("/")
+        parsed = HttpUrl(url)
     except ValidationError as error:
         raise ValueError(f"{url!r} is not a URL such as https://jobs.example.org") from error
+    if (parsed.path or "/").strip("/") or parsed.query is not None or parsed.fragment is not None:
+        raise ValueError(
+            f"{url!r} has a path, but pages and their links need a host name or a port of their own, such as "
+            "https://jobs.example.org; have the proxy pass on all paths of that one."
+        )
+    return str(parsed).rstrip("/")
 
 
 PublicUrl = Annotated[str, AfterValidator(_normalize)]

@@ -24,7 +24,6 @@ FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MAX_DEPTH = 64
 _PRIVATE_FOLDERS = ("workspaces", "logs", "artifacts", "attempts", "workers")
 """Closed to jobs: their own folders are mounted one by one."""
-_SQLITE = "sqlite:///"
 
 
 def write_atomically(
@@ -215,8 +214,8 @@ def make_private(settings: Settings) -> None:
     for folder in (settings.root, *(settings.root / name for name in _PRIVATE_FOLDERS)):
         with suppress(FileNotFoundError, PermissionError):
             folder.chmod(0o700)
-    if settings.database_url.startswith(_SQLITE):
-        database = Path(settings.database_url.removeprefix(_SQLITE))
+    database = settings.sqlite_file
+    if database is not None:
         database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with suppress(PermissionError):  # SQLite gives the files next to the database (-wal, -shm) the same mode
             os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

@@ -52,9 +52,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
 
 def _by_kind(usage: DiskUsage, settings: Settings) -> dict[str, FolderUsage]:
     """Merge the entries that are no store of their own."""
-    prefix = "sqlite:///"
-    url = settings.database_url
-    database = Path(url.removeprefix(prefix)).name if url.startswith(prefix) else None
+    database = settings.sqlite_file.name if settings.sqlite_file else None
     kinds = {kind: FolderUsage() for kind in (*_KINDS, _DATABASE, _OTHER)}
     for name, found in usage.entries.items():
         is_database = database is not None and name in {database, f"{database}-wal", f"{database}-shm"}

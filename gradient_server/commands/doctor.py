@@ -8,7 +8,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
 
@@ -18,6 +17,7 @@ from core.settings import Settings
 from gradient_server.checks import artifact_bucket, backend, containers, host, jobs
 from gradient_server.checks import database as database_checks
 from gradient_server.checks.finding import Finding, Status, problem
+from gradient_server.startup_wait import POOLER_FIX, REFUSED_OPTION
 
 _WIDTH = 100
 _INDENT = 21
@@ -56,15 +56,15 @@ def _tpu_findings(settings: Settings) -> Iterator[Finding]:
 
 def _database_findings(settings: Settings) -> Iterator[Finding]:
     where = database_checks.display_url(settings)
-    missing = _missing_sqlite_file(settings.database_url)
-    if missing is not None:
+    file = settings.sqlite_file
+    if file is not None and not file.exists():
         yield problem(
             "database",
-            f"The database {missing} does not exist.",
+            f"The database {file} does not exist.",
             "Start `gradient-server up`, which creates it, or correct GRADIENT_HOME or GRADIENT_DATABASE__URL.",
         )
         return
-    database = Database(settings.database_url, read_only=True)
+    database = Database.of(settings, read_only=True)
     try:
         yield from _reachable_database_findings(settings, database)
     except (StoreUnavailable, DBAPIError) as error:
@@ -73,7 +73,7 @@ def _database_findings(settings: Settings) -> Iterator[Finding]:
         yield problem(
             "database",
             f"{where} does not answer: {why}.",
-            "Start it, or correct GRADIENT_DATABASE__URL; then try again.",
+            POOLER_FIX if REFUSED_OPTION in why else "Start it, or correct GRADIENT_DATABASE__URL; then try again.",
         )
     finally:
         database.close()
@@ -88,11 +88,6 @@ def _reachable_database_findings(settings: Settings, database: Database) -> Iter
         with database.read() as session:
             yield from database_checks.clocks(session)
             yield from jobs.check(settings, session)
-
-
-def _missing_sqlite_file(url: str) -> Path | None:
-    path = Path(url.removeprefix("sqlite:///"))
-    return path if url.startswith("sqlite:///") and not path.exists() else None
 
 
 def _worst_status(findings: Sequence[Finding]) -> Status:

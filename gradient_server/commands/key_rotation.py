@@ -18,7 +18,7 @@ def rotate(settings: Settings) -> int:
     has ended. If the settings name the keys, the administrator puts the new one first, in every process.
     """
     vault = Vault(settings)
-    database = Database(settings.database_url)
+    database = Database.of(settings)
     prepare_schema(database)
     with nullcontext() if vault.keys_from_settings else vault.lock_keys():
         if not vault.keys_from_settings:

@@ -23,7 +23,7 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
 
 def open_database(settings: Settings) -> Database:
     """Open the database for a short command; only SQLite's schema is migrated without being asked."""
-    database = Database(settings.database_url)
+    database = Database.of(settings)
     prepare_schema(database)
     return database
 

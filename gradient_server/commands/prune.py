@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from core.db import schema_check
 from core.db.database import Database
@@ -49,10 +48,10 @@ def _open_database(settings: Settings, *, dry_run: bool) -> Database:
         StoreUnavailable: The database does not exist.
         SchemaMismatch: Its schema is not this version's.
     """
-    file = settings.database_url.removeprefix("sqlite:///")
-    if file != settings.database_url and not Path(file).exists():
+    file = settings.sqlite_file
+    if file is not None and not file.exists():
         raise StoreUnavailable(f"The database {file} does not exist. Check GRADIENT_HOME and GRADIENT_DATABASE__URL.")
-    database = Database(settings.database_url, read_only=dry_run)
+    database = Database.of(settings, read_only=dry_run)
     if dry_run:
         schema_check.check(database)
     else:

@@ -10,7 +10,7 @@ from gradient_server.schema_upgrade import prepare_schema
 
 def run(settings: Settings) -> int:
     """Adapt the jobs that have run, or may have ended, since the database was backed up."""
-    database = Database(settings.database_url)
+    database = Database.of(settings)
     prepare_schema(database)
     changed = adapt_jobs(Stores(settings=settings, database=database, artifacts=open_artifacts(settings)))
     database.close()

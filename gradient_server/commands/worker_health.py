@@ -29,7 +29,7 @@ def run(settings: Settings, name: str | None) -> int:
     name = name or socket.gethostname()
     silent = MISSED_HEARTBEATS * settings.worker.heartbeat_seconds
     broker_silent = settings.queue.broker_silent_seconds
-    database = Database(settings.database_url)
+    database = Database.of(settings)
     try:
         with database.read() as session:
             fresh = session.scalar(select(Worker.seen_at >= now(-silent)).where(Worker.name == name))

@@ -21,7 +21,7 @@ _MAX_SHOWN = 5
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Run one command and return the exit code."""
-    database = Database(settings.database_url)
+    database = Database.of(settings)
     try:
         schema_check.check(database)
         if parsed.command == "workers":

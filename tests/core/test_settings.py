@@ -27,6 +27,12 @@ def test_what_is_no_public_url_is_refused_with_an_example(given):
         ApiSettings(public_url=given)
 
 
+@pytest.mark.parametrize("given", ["https://jobs.example.org/ui", "http://h:1/a/b/", "https://h/?q=1", "https://h/#x"])
+def test_a_public_url_with_a_path_is_refused_in_a_sentence(given):
+    with pytest.raises(ValidationError, match=r"has a path, but pages and their links need a host name or a port"):
+        ApiSettings(public_url=given)
+
+
 def test_an_empty_variable_means_the_default(monkeypatch):
     for name in ("GRADIENT_HOME", "GRADIENT_API__PORT", "GRADIENT_DATABASE__URL"):
         monkeypatch.setenv(name, "")

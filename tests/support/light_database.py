@@ -21,10 +21,10 @@ _COMPILED_STATEMENTS = 5000
 def use_light_databases(patch: pytest.MonkeyPatch) -> None:
     """Have the databases that this process opens from now on share compiled statements, and not wait for the disk."""
     compiled = util.LRUCache(_COMPILED_STATEMENTS)
-    make_engine: Callable[[str, int], Engine] = database._engine
+    make_engine: Callable[..., Engine] = database._engine
 
-    def make_light_engine(url: str, pool_size: int) -> Engine:
-        engine = make_engine(url, pool_size)
+    def make_light_engine(url: str, pool_size: int, *, pooler: bool) -> Engine:
+        engine = make_engine(url, pool_size, pooler=pooler)
         engine._compiled_cache = compiled
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _skip_disk_waits)

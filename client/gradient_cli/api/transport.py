@@ -12,6 +12,7 @@ from functools import partial
 from urllib.parse import urlencode, urlsplit
 
 from gradient_cli import server_clock
+from gradient_cli.api.proxy import find_proxy
 from gradient_cli.config import explain_missing_key
 from gradient_cli.errors import TOO_MANY_REQUESTS, ClientError, ConnectionFailed, ServerError
 from gradient_cli.terminal import print_message, sanitize
@@ -62,6 +63,7 @@ class Transport:
         self.url = url
         self._key = key
         self._parts = _parse_url(url)
+        self._proxy = find_proxy(self._parts)
 
     def json(
         self,
@@ -152,6 +154,9 @@ class Transport:
         if self._key:
             sent["x-api-key"] = self._key
 
+        if self._proxy and self._parts.scheme == "http":  # which takes whole addresses; to https it opens a tunnel
+            target = f"http://{self._parts.netloc}{target}"
+            sent.update(self._proxy.headers)
         send = partial(self._send, method, target, body, sent, seconds, keep=keep)
         return self._send_checked(send, repeat=keep and method == "GET")
 
@@ -232,7 +237,7 @@ class Transport:
                     additional_headers={"x-api-key": self._key} if self._key else {},
                     user_agent_header="gradient-cli",
                     compression=None,
-                    proxy=None,
+                    proxy=self._proxy.url if self._proxy else None,
                     open_timeout=RESPONSE_SECONDS,
                     ping_timeout=UNREAD_SECONDS,
                     close_timeout=1,
@@ -297,8 +302,12 @@ class Transport:
     def _connection(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
         if self._parts.scheme == "https":
-            return http.client.HTTPSConnection(host, port)
-        return _PlainConnection(host, port)
+            if self._proxy is None:
+                return http.client.HTTPSConnection(host, port)
+            tunnel = http.client.HTTPSConnection(self._proxy.host, self._proxy.port)
+            tunnel.set_tunnel(host, port, self._proxy.headers)
+            return tunnel
+        return _PlainConnection(*((host, port) if self._proxy is None else (self._proxy.host, self._proxy.port)))
 
     def _error_of(self, response: http.client.HTTPResponse) -> ClientError:
         if 300 <= response.status < 400:  # noqa: PLR2004  the range of redirections
@@ -348,6 +357,11 @@ class Transport:
         """
         if isinstance(error, ConnectionFailed):
             return error
+        if self._proxy and isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+            return ConnectionFailed(
+                f"the proxy {self._proxy} of {self._proxy.variable} does not lead to {self.url}: {sanitize(error)}",
+                hint=f"Correct {self._proxy.variable}, or add {self._parts.hostname} to NO_PROXY.",
+            )
         texts = (getattr(error, name, "") for name in ("verify_message", "reason", "strerror"))
         detail = next((text for text in texts if text), "connection closed")
         for kinds, sentence, hint, transient in _failures():
