@@ -11,7 +11,9 @@ that uses an environment has a link to it in its scratch folder, so that every w
 import contextlib
 import fcntl
 import json
+import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,9 +27,12 @@ from worker.backends.isolated_programs import Check, OnLine
 from worker.environments.installer import Installer, UvError
 from worker.environments.wanted import Wanted
 
+logger = logging.getLogger(__name__)
+
 LINK = "environment"
 """Name of the link in a scratch folder."""
 _BUILDING = "building"
+_COMPILED = "compiled"
 _SHOWN = 4
 _LOCK_PAUSE_SECONDS = 0.2
 _FROZEN_SECONDS = 20.0
@@ -77,6 +82,7 @@ class EnvironmentCache:
         self._attempts = settings.root / "attempts"
         self.root = (settings.root / "environments").resolve()  # it may be a link to another disk
         self.installer = Installer(self.root, settings, shared)
+        self._compiling: dict[Path, threading.Thread] = {}
 
     def folder_of(self, wanted: Wanted) -> Path:
         """Return the folder of an environment, made or not."""
@@ -112,7 +118,25 @@ class EnvironmentCache:
                 link = scratch / LINK
                 link.unlink(missing_ok=True)
                 link.symlink_to(folder)
+        if wanted.commands and not (folder / _COMPILED).exists():
+            self._compile_later(folder, wanted)
         return folder, missing
+
+    def _compile_later(self, folder: Path, wanted: Wanted) -> None:
+        """Write the bytecode of an environment in the background: jobs need not wait for it."""
+
+        def compile_now() -> None:
+            try:
+                self.installer.compile(folder, wanted)
+            except Exception as error:  # noqa: BLE001 - jobs run without it
+                output = getattr(error, "output", "")
+                logger.warning("environment_not_compiled", extra={"why": str(error), "output": output[-500:]})
+            finally:
+                self._compiling.pop(folder, None)
+
+        thread = threading.Thread(target=compile_now, name="compile", daemon=True)
+        if self._compiling.setdefault(folder, thread) is thread:
+            thread.start()
 
     def stored(self) -> list[StoredEnvironment]:
         """Return the environments that are here, the least recently used first."""
@@ -136,7 +160,7 @@ class EnvironmentCache:
         if not self.root.is_dir():
             return 0
         settings, kept = self._settings.environments, self.folder_of(keep)
-        for abandoned in self.root.glob(f"*/{_BUILDING}/*.*"):
+        for abandoned in self.root.glob(f"*/{_BUILDING}/*[.-]*"):
             if time.time() - abandoned.lstat().st_mtime > _DAY_SECONDS:
                 _remove(abandoned)
         stored = [one for one in self.stored() if one.folder != kept]
@@ -190,6 +214,8 @@ class EnvironmentCache:
                 # Under the lock, so that no attempt begins to use it.
                 if folder in self._used():
                     return False
+                if (compiling := self._compiling.get(folder)) is not None:
+                    compiling.join()
                 removed = folder.is_dir()
                 removing = folder.with_suffix(".removed")
                 if removed:

@@ -10,7 +10,6 @@ INSTALLING = "installing"
 _DOWNLOADING = "downloading"
 _RESOLVED = re.compile(r"Resolved (\d+) packages?")
 _DOWNLOAD = re.compile(r"(Downloading|Downloaded) (\S+)")
-_INSTALLED = re.compile(r"Installed \d+ packages?")
 
 
 class InstallProgress:
@@ -39,5 +38,3 @@ class InstallProgress:
             ended = found[1] == "Downloaded"
             self._started, self._completed = self._started + (not ended), self._completed + ended
             self._report(_DOWNLOADING, f"{self._source}: {self._completed} of {self._started} ({found[2]})")
-        elif _INSTALLED.match(line) and self._started:
-            self._report(INSTALLING, f"compiling {self._source}")

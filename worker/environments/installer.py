@@ -20,7 +20,7 @@ from core.system.filesystem import describe_shortage
 from worker.backends.base import WORKSPACE, LaunchError
 from worker.backends.isolated_programs import Check, Isolation, OnLine, Program, TooLong
 from worker.backends.package_indexes import CONFIGURED, configuration_folders, configured_addresses, index_folders
-from worker.environments import finish_environment
+from worker.environments import compile_environment, finish_environment
 from worker.environments.wanted import Wanted
 
 _FIND_SECONDS = 60.0
@@ -124,6 +124,25 @@ class Installer:
             reaches=[address for address, own in configured_addresses().items() if own],
         )
         self._run_isolated(program, check, on_line)
+
+    def compile(self, environment: Path, wanted: Wanted) -> None:
+        """Write the bytecode of an environment, which jobs use meanwhile, unless it has some.
+
+        Raises:
+            UvError: It failed.
+        """
+        place, python = environment.parent, wanted.python
+        words = ["nice", "-n", "19", str(python), "-I", "-S", compile_environment.__file__, str(environment)]
+        program = Program(
+            words=[*words, str(place / "building" / "cache" / "archive-v0")],
+            folder=place,
+            folders=[(place, str(place))],
+            temporary=place / "building" / f"compiling-{environment.name}",
+            project_id=wanted.project_id,
+            readable=[str(python.parent.parent), compile_environment.__file__],
+            seconds=self._settings.environments.install_seconds,
+        )
+        self._run_isolated(program, lambda: None, lambda _: None)
 
     def clean_cache(self, cache_folder: Path) -> None:
         """Remove downloaded packages; those of environments stay, because the environments link them."""

@@ -69,8 +69,9 @@ def test_requirements_are_installed_once_and_nothing_is_left_beside(index, cache
     asked = len(index.requests)
     assert use(cache, attempt("j2-1"), "tiny") == (folder, False)
     assert len(index.requests) == asked
+    wait_until((folder / "compiled").exists, "the end of the work in the background")
     assert {one.name for one in folder.parent.iterdir()} == {folder.name, f"{folder.name}.lock", "building"}
-    assert [one.name for one in (folder.parent / "building").iterdir()] == ["cache"]
+    wait_until(lambda: [one.name for one in (folder.parent / "building").iterdir()] == ["cache"], "no other folder")
     assert folder.stat().st_mode & 0o222 == 0, "jobs share it"
     assert (site_packages(folder) / "tiny.py").stat().st_mode & 0o222 == 0
 
@@ -84,6 +85,25 @@ def test_no_project_has_the_environments_and_downloads_of_another(index, cache, 
     assert first.name == second.name
     assert first.parent != second.parent
     assert len(index.requests) > asked
+
+
+def test_bytecode_is_written_once_for_each_wheel_while_jobs_run(index, cache, attempt, tmp_path):
+    """No code of a wheel runs for it, though its `.pth` file would run whenever the environment's Python starts."""
+    index.add_wheel("tiny", start=f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    index.add_wheel("more")
+    first, _ = use(cache, attempt(), "tiny")
+    wait_until((first / "compiled").exists, "the bytecode")
+    (compiled,) = (site_packages(first) / "__pycache__").glob("tiny.*.pyc")
+    assert not (tmp_path / "ran").exists()
+    second, _ = use(cache, attempt("j2-1"), "tiny", "more")
+    linked = site_packages(second) / "__pycache__" / compiled.name
+    assert linked.stat().st_ino == compiled.stat().st_ino, "it is there at once"
+    wait_until((second / "compiled").exists, "the bytecode of the other")
+    assert len(list((site_packages(second) / "__pycache__").glob("*.pyc"))) == 2
+    assert site_packages(second).stat().st_mode & 0o222 == 0
+    assert cache.remove(second) is False, "it is in use"
+    subprocess.run([first / "bin" / "python", "-c", ""], check=True)
+    assert (tmp_path / "ran").exists(), "the wheel runs nothing, so this test could not fail"
 
 
 def test_a_change_of_a_copied_package_makes_another_environment(cache, attempt, tmp_path):
