@@ -1,5 +1,6 @@
-"""Units of sizes, and numbers and times as text."""
+"""Sizes, durations, amounts of money and times as text, and durations from text."""
 
+import re
 from datetime import UTC, datetime, timedelta
 
 MIB = 1024**2
@@ -9,6 +10,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KILO = 1000
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _EXACT_SECONDS = 10
+_UNITS = {"d": _DAY, "h": _HOUR, "m": _MINUTE, "s": 1}
+_TYPED_UNITS = _UNITS | {"w": 7 * _DAY}
+_PART = r"(\d{1,12}(?:\.\d{1,12})?)([smhdw])"
+_DURATION = re.compile(f"(?:{_PART})+", re.ASCII | re.IGNORECASE)
+_EXACT_DOLLARS = 1
+_LEAST_DOLLARS = 0.0001
 
 
 def format_bytes(count: int) -> str:
@@ -33,6 +40,40 @@ def format_duration(seconds: float) -> str:
     if whole < _DAY:
         return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
     return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
+
+
+def format_short_duration(seconds: int) -> str:
+    """Format a duration as `parse_duration` reads it: `1h30m`."""
+    parts, rest = "", seconds
+    for unit, size in _UNITS.items():
+        count, rest = divmod(rest, size)
+        parts += f"{count}{unit}" if count else ""
+    return parts or "0s"
+
+
+def parse_duration(text: str) -> float | None:
+    """Return the seconds of `90m`, `1h30m` or `2d`; None if the text is not such a duration."""
+    if not _DURATION.fullmatch(text):
+        return None
+    return sum(float(count) * _TYPED_UNITS[unit] for count, unit in re.findall(_PART, text.lower(), re.ASCII))
+
+
+def format_dollars(amount: float) -> str:
+    """Format an amount of US dollars; small ones with four decimals, so that a short job does not seem free."""
+    if 0 < amount < _LEAST_DOLLARS:
+        return f"<${_LEAST_DOLLARS}"
+    return f"${amount:,.2f}" if amount >= _EXACT_DOLLARS or amount == 0 else f"${amount:.4f}"
+
+
+def format_price(amount: float) -> str:
+    """Format a price in US dollars with two decimals, or up to four if needed."""
+    whole, _, rest = f"{amount:,.4f}".partition(".")
+    return f"${whole}.{rest[:2]}{rest[2:].rstrip('0')}"
+
+
+def format_moment(moment: datetime) -> str:
+    """Format a time in UTC for a sentence."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def iso_time(at: datetime) -> str:

@@ -3,7 +3,6 @@
 import difflib
 import math
 import operator
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,6 +14,7 @@ from core.catalogue.machine_types import Catalogue
 from core.db.models.jobs import Job, Project
 from core.db.models.metrics import LastMetric
 from core.errors import SpecInvalid
+from core.formatting import parse_duration
 from core.jobs.queries import has_any_tag, id_condition, machine_condition
 from core.jobs.states import JobState
 from core.search.computed_columns import METRIC_PREFIX, cost, duration
@@ -32,8 +32,6 @@ STATES = {
 """States by the words for them; `stopped` is the API's word for success."""
 _FEW = 2000
 _EXIT_CODE = {"failed": True, "error": False}
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_AGE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)([smhdw])", re.IGNORECASE)
 
 _COMPARISONS: dict[str, Callable[..., Any]] = {
     "<": operator.lt,
@@ -141,9 +139,9 @@ class _Builder:
     def _time(self, term: Term, value: str) -> ColumnElement[bool]:
         column = Job.created_at if term.field == "created" else Job.finished_at
         try:
-            if age := _AGE.fullmatch(value):
+            if (age := parse_duration(value)) is not None:
                 # `created<2d`: its age is below two days, so its time is after that moment.
-                moment = datetime.now(UTC) - timedelta(seconds=float(age[1]) * _UNITS[age[2].lower()])
+                moment = datetime.now(UTC) - timedelta(seconds=age)
                 return _compare(column, term.operator.translate(str.maketrans("<>", "><")), moment)
             moment = datetime.fromisoformat(value)
             moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -154,8 +152,8 @@ class _Builder:
 
 
 def _seconds(term: Term, value: str) -> float:
-    age = _AGE.fullmatch(value)
-    return float(age[1]) * _UNITS[age[2].lower()] if age else _number(term, value)
+    seconds = parse_duration(value)
+    return _number(term, value) if seconds is None else seconds
 
 
 def _number(term: Term, value: str) -> float:

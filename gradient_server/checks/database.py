@@ -11,9 +11,10 @@ from sqlalchemy.orm import Session
 
 from core.db import schema_check
 from core.db.database import Database, now
+from core.formatting import format_duration
 from core.jobs import queries
 from core.settings import Settings
-from gradient_server.checks.finding import Finding, format_duration, ok, problem, warning
+from gradient_server.checks.finding import Finding, ok, problem, warning
 
 _MIN_POSTGRES = 14
 _MAX_SKEW_SECONDS = 2.0

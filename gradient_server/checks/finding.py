@@ -43,11 +43,3 @@ def warning(check: str, message: str, fix: str) -> Finding:
 def problem(check: str, message: str, fix: str) -> Finding:
     """Build a finding of something that does not work."""
     return Finding(check, Status.PROBLEM, message, fix)
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration in a suitable unit."""
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} seconds"

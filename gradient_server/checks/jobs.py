@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy.orm import Session
 
 from core.errors import Unauthorized
-from core.formatting import GIB
+from core.formatting import GIB, format_duration
 from core.jobs import queries
 from core.jobs.queries import WORKER_STALE_SECONDS
 from core.monitoring import snapshot
@@ -18,7 +18,7 @@ from core.security import api_keys as keys
 from core.settings import Settings
 from gradient_server.checks import secrets
 from gradient_server.checks import workers as fleet
-from gradient_server.checks.finding import Finding, format_duration, ok, problem, warning
+from gradient_server.checks.finding import Finding, ok, problem, warning
 from gradient_server.checks.host import job_sandbox
 from worker.attempt.scratch import list_scratch_folders
 

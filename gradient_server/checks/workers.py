@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
+from core.formatting import format_duration
 from core.monitoring.snapshot import WORKER_FORGOTTEN_SECONDS, ServiceSnapshot, WorkerStatus
-from gradient_server.checks.finding import Finding, format_duration, ok, warning
+from gradient_server.checks.finding import Finding, ok, warning
 
 _MAX_SHOWN = 5
 _RECENT_SECONDS = 24 * 3600

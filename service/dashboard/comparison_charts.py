@@ -8,9 +8,8 @@ from sqlalchemy.orm import Session
 from core.comparison import comparisons
 from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Job
-from core.formatting import format_duration
+from core.formatting import format_dollars, format_duration
 from service.dashboard.line_chart import Dot, Line, LineChart, draw_lines
-from service.dashboard.rendering import format_dollars
 from service.schemas.comparisons import ComparisonView, MachineRow, SpreadView
 
 _COLOURS = 8

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from core.formatting import format_bytes, format_duration, iso_time
+from core.formatting import format_bytes, format_dollars, format_duration, format_moment, format_price, iso_time
 from core.search.query_text import quote as quote_term
 from service.dashboard.assets import MODULES, asset_url
 
@@ -28,8 +28,6 @@ NO_VALUE = "\N{EN DASH}"
 _REORDERING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _STATE_WORDS = {"Stopped": "Succeeded", "Cancelled": "Stopped"}
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
-_EXACT_DOLLARS = 1
-_LEAST_DOLLARS = 0.0001
 
 
 def render_page(template: str, status: int = 200, **values: Any) -> HTMLResponse:  # noqa: ANN401 - what the template shows
@@ -54,28 +52,14 @@ def format_future_time(at: datetime) -> Markup:
 
 
 def _time_element(at: datetime, mark: str) -> Markup:
-    at = at.astimezone(UTC)
-    return Markup('<time datetime="{}"{} title="{:%Y-%m-%d %H:%M:%S} UTC">{:%Y-%m-%d %H:%M} UTC</time>').format(
-        iso_time(at), mark, at, at
+    return Markup('<time datetime="{}"{} title="{}">{:%Y-%m-%d %H:%M} UTC</time>').format(
+        iso_time(at), mark, format_moment(at), at.astimezone(UTC)
     )
 
 
 def format_optional_duration(seconds: float | None) -> str:
     """Format a duration; a missing one as a dash."""
     return NO_VALUE if seconds is None else format_duration(seconds)
-
-
-def format_dollars(amount: float) -> str:
-    """Format an amount of US dollars; small ones with four decimals, so that a short job does not seem free."""
-    if 0 < amount < _LEAST_DOLLARS:
-        return f"<${_LEAST_DOLLARS}"
-    return f"${amount:,.2f}" if amount >= _EXACT_DOLLARS or amount == 0 else f"${amount:.4f}"
-
-
-def format_price(amount: float) -> str:
-    """Format a price in US dollars with two decimals, or up to four if needed."""
-    whole, _, rest = f"{amount:,.4f}".partition(".")
-    return f"${whole}.{rest[:2]}{rest[2:].rstrip('0')}"
 
 
 def format_sentence(text: str) -> Markup:

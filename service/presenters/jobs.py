@@ -12,6 +12,7 @@ from core.comparison import comparisons
 from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Attempt, Event, Job, PortAllocation, Project
 from core.errors import SpecInvalid
+from core.formatting import format_moment
 from core.jobs import cloud_resources, job_notes, queries, storage_quota
 from core.jobs.projects import ActiveCounts
 from core.jobs.queries import JobFilter
@@ -19,7 +20,7 @@ from core.jobs.reasons import REASONS, reason_message
 from core.jobs.relations import relations_of
 from core.jobs.scheduling.capacity import LiveWorkers
 from core.jobs.scheduling.port_allocations import ports_of_jobs
-from core.jobs.scheduling.wait_status import WaitStatus, format_moment, wait_statuses
+from core.jobs.scheduling.wait_status import WaitStatus, wait_statuses
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import OWNED, JobState
 from core.security import api_keys

@@ -28,6 +28,7 @@ from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, Job, Worker
+from core.formatting import format_moment
 from core.jobs.scheduling import start_estimate
 from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, job_capacity, live_workers
 from core.jobs.scheduling.port_allocations import allocated_ports_by_host
@@ -85,11 +86,6 @@ def prospective_waits(session: Session, jobs: Sequence[Job]) -> dict[str, WaitSt
     """
     snapshot = _load_snapshot(session, jobs, prospective_positions(session, jobs))
     return {job.id: snapshot.wait_status(job) for job in jobs}
-
-
-def format_moment(moment: datetime) -> str:
-    """Format a time for a sentence."""
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _load_snapshot(session: Session, queued: Sequence[Job], positions: dict[str, QueuePosition]) -> "_QueueSnapshot":

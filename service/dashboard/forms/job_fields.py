@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from core.formatting import format_short_duration, parse_duration
 from core.jobs.spec.job_spec import CODE_OPTIONS, REDACTED, SECRET_PREFIX, JobSpec
 from service.schemas.jobs import SubmitJob
 
@@ -16,8 +17,6 @@ SHOWN_FIRST = ("name", "project", "tags", "container", "envVars", "outputs", "ti
 """Options with a field of the usual kind that are always shown, in this order; the others can be unfolded."""
 
 _DRAWN_APART = frozenset({"machineType", "command", "workspace", "workspaceSha256", "projectId"}) | CODE_OPTIONS
-_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
 _LABELS = {"envVars": "Environment variables", "container": "Image", "cpus": "CPUs", "memoryMb": "Memory (MiB)"}
 _HINTS = {
     "variables": "NAME=VALUE on each line; NAME=secret:SECRET passes a stored secret; a value of several lines as JSON "
@@ -108,15 +107,6 @@ def _quote_lines(text: str) -> str:
     return text if plain else json.dumps(text, ensure_ascii=False)
 
 
-def format_short_duration(seconds: int) -> str:
-    """Format a duration as it can be typed: `1h30m`."""
-    parts, rest = "", seconds
-    for unit, size in _UNITS.items():
-        count, rest = divmod(rest, size)
-        parts += f"{count}{unit}" if count else ""
-    return parts or "0s"
-
-
 def parse_fields(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Convert what was typed into the fields of a request.
 
@@ -155,9 +145,10 @@ def _parse_duration(text: str) -> int:
     given = text.replace(" ", "")
     if re.fullmatch(r"\d+", given, re.ASCII):
         return int(given)
-    if not _DURATION.fullmatch(given):
+    seconds = parse_duration(given)
+    if seconds is None:
         raise ValueError(f"{text[:80]!r} is not a duration. Write 90m, 1h30m, 2d, or seconds.")
-    return round(sum(float(count) * _UNITS[unit] for count, unit in re.findall(r"([\d.]+)([dhms])", given)))
+    return round(seconds)
 
 
 def _parse_variables(text: str) -> dict[str, str]:

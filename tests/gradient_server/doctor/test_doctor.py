@@ -30,7 +30,7 @@ from core.settings.database import DatabaseSettings
 from core.settings.worker import MachineSettings, ProcessSettings, WorkerSettings
 from gradient_server.checks import database as database_checks
 from gradient_server.checks import host
-from gradient_server.checks.finding import Status, format_duration
+from gradient_server.checks.finding import Status
 from gradient_server.commands import doctor
 from gradient_server.local_key import ensure_local_key
 from gradient_server.main import main
@@ -335,14 +335,14 @@ def test_a_clock_that_was_set_back(settings, database, submit):
     assert found(settings, "clock").status is OK
     change(database, Event, at=now(10_800))
     finding = found(settings, "clock")
-    assert (finding.status, "3 hours in the future" in finding.message) == (PROBLEM, True)
+    assert (finding.status, "is 2 h 59 min in the future" in finding.message) == (PROBLEM, True)
 
 
 def test_clocks_that_differ(settings, monkeypatch):
     there = database_checks.time.time
     monkeypatch.setattr(database_checks.time, "time", lambda: there() + 300)
     finding = found(settings, "clock")
-    assert (finding.status, "5 minutes apart" in finding.message) == (WARNING, True)
+    assert (finding.status, bool(re.search(r"are (4 min 5|5 min 0)\d s apart", finding.message))) == (WARNING, True)
 
 
 def test_a_broker_that_is_away_and_one_that_answers(embedded):
@@ -370,7 +370,7 @@ def test_jobs_that_no_worker_takes(settings, database, submit):
     register(database, ["docker"])
     finding = found(settings, "queue")
     assert finding.status is PROBLEM
-    assert "1 for CPU (backend process); the oldest for 2 hours" in finding.message
+    assert "1 for CPU (backend process); the oldest for 2 h 00 min" in finding.message
     register(database)
     assert found(settings, "queue").status is OK
 
@@ -440,11 +440,3 @@ def test_scratch_that_is_left_over(settings, database, submit):
     assert (finding.status, "1 folder (jgone-3)" in finding.message) == (WARNING, True)
     kept = settings.model_copy(update={"worker": WorkerSettings(keep_scratch=True)})
     assert found(kept, "scratch").status is OK
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(1, "1 seconds"), (60, "60 seconds"), (900, "15 minutes"), (7300, "2 hours"), (3e5, "3 days")],
-)
-def test_times_in_words(seconds, words):
-    assert format_duration(seconds) == words

@@ -2,11 +2,10 @@
 
 import pytest
 
+from core.formatting import format_dollars, format_price
 from service.dashboard.rendering import (
     artifact_url,
-    format_dollars,
     format_optional_duration,
-    format_price,
     format_sentence,
     job_url,
     jobs_url,
