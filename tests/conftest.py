@@ -30,9 +30,10 @@ from core.catalogue.machine_types import Catalogue
 from core.db import migrations
 from core.db.database import Database
 from core.db.models.jobs import Job
-from core.jobs import projects, submission
+from core.jobs import projects
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.submission import NewJob
+from tests.support.job_insertion import insert_job
 from worker.backends.control_groups import control_group_support
 
 pytest_plugins = ["support.google.fixtures"]
@@ -404,7 +405,7 @@ class JobSubmitter:
     ) -> Job:
         with self._database.write() as session:
             project, _ = projects.get_or_create(session, project)
-            job, _ = submission.submit(
+            job, _ = insert_job(
                 session,
                 NewJob(
                     spec=JobSpec(machine_type=machine, command=command, **spec),

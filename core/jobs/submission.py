@@ -109,21 +109,6 @@ def _stored_job(new_job: NewJob, values: dict[str, Any], stored: _Stored) -> Job
     return job
 
 
-def submit(session: Session, new_job: NewJob) -> tuple[Job, bool]:
-    """Create a job: its row, its first event and its outbox message, in one transaction.
-
-    Returns:
-        The job, and whether it was created now: the same Idempotency-Key gives the same job.
-
-    Raises:
-        IdempotencyMismatch: The key was used with another request.
-    """
-    [job] = insert_queued(session, [new_job])
-    if job is not None:
-        return job, True
-    return check_same_request(find_submitted(session, [new_job])[idempotency_of(new_job)], new_job), False
-
-
 def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job | None]:
     """Insert jobs with their first events and outbox messages, to be claimed in this order.
 

@@ -7,11 +7,12 @@ from sqlalchemy import update
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database, now
 from core.db.models.jobs import Job, Project
-from core.jobs import projects, queries, submission
+from core.jobs import projects, queries
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
 from core.jobs.submission import NewJob
 from core.storage.retention import DAY_SECONDS
+from tests.support.job_insertion import insert_job
 
 
 class RetentionJobs:
@@ -32,7 +33,7 @@ class RetentionJobs:
         """A job of one attempt that ended so many days ago; one in another state has not ended."""
         with self.database.write() as session:
             owner, _ = projects.get_or_create(session, project)
-            job, _ = submission.submit(
+            job, _ = insert_job(
                 session,
                 NewJob(
                     spec=JobSpec(machine_type="CPU", command="true", **spec),

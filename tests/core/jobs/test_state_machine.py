@@ -21,6 +21,7 @@ from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import OWNED, TERMINAL, TRANSITIONS, JobState
+from tests.support.job_insertion import insert_job
 
 EXAMPLES = int(os.environ.get("GRADIENT_TEST_EXAMPLES", "25"))
 WORKERS = st.sampled_from(["w1", "w2"])
@@ -89,7 +90,7 @@ class JobRecord(RuleBasedStateMachine):
             new_job = submission.NewJob(
                 spec=spec, machine=self.catalogue.get(machine), backend="process", project=made, submitted_by="t"
             )
-            return submission.submit(session, new_job)
+            return insert_job(session, new_job)
 
         job, _ = self.write(insert)
         self.known[job.id] = Known(

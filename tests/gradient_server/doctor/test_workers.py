@@ -99,7 +99,7 @@ def test_what_the_sweeps_repaired(database, found, change):
     assert found("repairs").message == "The sweeps had nothing to repair so far."
     repaired("scratch", 7300)
     finding = found("repairs")
-    assert (finding.status, finding.message) == (OK, "The sweeps repaired so far: scratch 3 (last 2 h 00 min ago).")
+    assert (finding.status, finding.message) == (OK, "The sweeps repaired so far: scratch 3 (last 2 h 01 min ago).")
     repaired("lost_jobs", 600)
     finding = found("repairs")
     assert (finding.status, "lost_jobs, last 10 min 0" in finding.message) == (WARNING, True)

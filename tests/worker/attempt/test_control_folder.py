@@ -11,7 +11,7 @@ from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
-from core.jobs import lifecycle, projects, queries, submission
+from core.jobs import lifecycle, projects, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
@@ -19,6 +19,7 @@ from core.jobs.states import JobState
 from core.jobs.submission import NewJob
 from core.settings import Settings
 from core.settings.worker import MachineSettings
+from tests.support.job_insertion import insert_job
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import AttemptRun, run_attempt
 from worker.backends.base import CONTROL, RESERVED_FILES
@@ -73,9 +74,7 @@ class World:
         container = SHELL_IMAGE if self.backend == "docker" else None
         spec = JobSpec(machine_type="CPU", command=command, container=container, stop_grace=5)
         machine = Catalogue.load().get("CPU")
-        submission.submit(
-            session, NewJob(spec=spec, machine=machine, backend=self.backend, project=project, submitted_by="t")
-        )
+        insert_job(session, NewJob(spec=spec, machine=machine, backend=self.backend, project=project, submitted_by="t"))
 
     def adopt(self):
         return self.host.write(

@@ -7,7 +7,7 @@ from support.servers.private_docker_engine import build_layer, list_busybox_comm
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
-from core.jobs import projects, queries, submission
+from core.jobs import projects, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
@@ -15,6 +15,7 @@ from core.jobs.submission import NewJob
 from core.settings import Settings
 from core.settings.disk import DiskSettings
 from core.settings.worker import MachineSettings, WorkerSettings
+from tests.support.job_insertion import insert_job
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
 from worker.context import WorkerContext
@@ -78,9 +79,7 @@ def test_a_job_that_fills_its_containers_own_disk_is_ended(
         fill = FILL.replace("/tmp", folder)
         spec = JobSpec(machine_type="CPU", command=fill, container=volume_image, stop_grace=5)
         machine = Catalogue.load().get("CPU")
-        submission.submit(
-            session, NewJob(spec=spec, machine=machine, backend="docker", project=project, submitted_by="t")
-        )
+        insert_job(session, NewJob(spec=spec, machine=machine, backend="docker", project=project, submitted_by="t"))
 
     host.write(submit)
     job = host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("docker",))))

@@ -12,13 +12,14 @@ from support.servers.private_docker_engine import SHELL_IMAGE, build_layer, list
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
-from core.jobs import projects, queries, submission
+from core.jobs import projects, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.submission import NewJob
 from core.settings import Settings
 from core.settings.worker import MachineSettings
+from tests.support.job_insertion import insert_job
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
 from worker.backends.docker.container.container_exec import run_in_container
@@ -161,9 +162,7 @@ def test_a_job_that_attacks_its_stop_ends_at_its_time_limit(
         project, _ = projects.get_or_create(session, "default")
         spec = JobSpec(machine_type="CPU", command=command, container=image, stop_grace=1, time_limit=3)
         machine = Catalogue.load().get("CPU")
-        submission.submit(
-            session, NewJob(spec=spec, machine=machine, backend="docker", project=project, submitted_by="t")
-        )
+        insert_job(session, NewJob(spec=spec, machine=machine, backend="docker", project=project, submitted_by="t"))
 
     host.write(submit)
     job = host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("docker",))))
