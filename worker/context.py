@@ -44,6 +44,7 @@ from worker.exec.job_sessions import JobSessions
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_AFFINITY_SECONDS = 5.0  # to a host that has a job's image and room; pulling most images takes longer
 
 
 @dataclass(kw_only=True)
@@ -127,7 +128,7 @@ class WorkerContext(Stores):
             backends=tuple(ready),
             machine_types=None if configured.machine_types is None else tuple(one.name for one in self.machine_types()),
             gpus=self._gpus(ready) if configured.gpus is None else tuple(configured.gpus),
-            image_wait_seconds=self.settings.images.affinity_seconds if self.image_backends() else 0.0,
+            image_wait_seconds=_AFFINITY_SECONDS if self.image_backends() else 0.0,
             cpus=configured.cpus or os.cpu_count() or 1,
             memory_mb=configured.memory_mb or memory_mb,
             ports=self._ports(),

@@ -32,6 +32,8 @@ _DETACH_SECONDS = 20.0
 _FENCE_CHECK_SECONDS = 5.0
 _REPORT_SECONDS = 10.0
 _LEASES_SECONDS = 0.1
+MAX_WAITING = 16
+"""Jobs that may wait for a TPU without a slot: each has a thread here, and asks Google."""
 """Shortest time between two reads of all leases: each submission on this host notifies its workers, too."""
 
 
@@ -160,7 +162,7 @@ class Supervisor:
     def _has_free_slot(self) -> bool:
         """Return whether another job may be claimed; of the jobs that only wait, a limited number uses no slot."""
         waiting = sum(one.control.waiting for one in self._running.values())
-        return len(self._running) - min(waiting, self._worker_settings.max_waiting) < self._slots
+        return len(self._running) - min(waiting, MAX_WAITING) < self._slots
 
     def _refresh_offer(self) -> None:
         """Update the offer: a backend's engine may have stopped or returned. Its jobs are still watched."""

@@ -8,7 +8,6 @@ from pydantic import Field, StringConstraints, field_validator
 
 from core.formatting import GIB
 from core.settings.group import SettingsGroup
-from core.settings.retention import MAX_DAYS
 
 _DISK_PLACE = r"^[a-z0-9-]+/[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
 _BUCKET_NAME = r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$"
@@ -164,7 +163,6 @@ class GcsSettings(SettingsGroup):
         description="Google Cloud project in which buckets are created; default: GRADIENT_TPU__PROJECT, else that of "
         "the credentials",
     )
-    concurrency: int = Field(default=8, ge=1, le=64, description="files uploaded or downloaded at once")
     endpoint: str | None = Field(
         default=None, description="URL of a Cloud Storage simulator, used instead of Google's API", pattern="^https?://"
     )
@@ -181,9 +179,6 @@ class ArtifactSettings(SettingsGroup):
     signed_urls: bool = Field(
         default=False,
         description="redirect browsers to signed URLs of the bucket instead of sending files through the service",
-    )
-    signed_url_ttl_seconds: float = Field(
-        default=300.0, ge=1, le=7 * 86_400, description="seconds that a signed URL is valid"
     )
 
     @field_validator("url")
@@ -204,12 +199,6 @@ class BucketSettings(SettingsGroup):
         pattern=_BUCKET_NAME,
     )
     keep: bool = Field(default=False, description="keep a job's prefix in the bucket after its outputs are stored")
-    keep_days: int = Field(
-        default=30,
-        ge=1,
-        le=MAX_DAYS,
-        description="days after which a bucket that this service created deletes what was left in it",
-    )
     token_seconds: int = Field(
         default=3600,
         ge=60,

@@ -50,6 +50,3 @@ class LogSettings(SettingsGroup):
     max_bytes: int = Field(
         default=GIB, description="bytes of output kept per job; the middle of longer output is left out"
     )
-    tail_bytes: int = Field(
-        default=16 * 1024**2, description="bytes kept from the end of output that exceeds GRADIENT_LOGS__MAX_BYTES"
-    )

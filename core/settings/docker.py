@@ -107,9 +107,6 @@ class ImageSettings(SettingsGroup):
         description="seconds since their last use after which images built for jobs are removed, however much disk "
         "is free",
     )
-    affinity_seconds: float = Field(
-        default=5.0, ge=0, description="seconds that a job is left to a host that has its image and free capacity"
-    )
     builds: bool = Field(
         default=False,
         description="let jobs build an image from their workspace's Dockerfile; the steps run as root in their "

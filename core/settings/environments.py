@@ -15,9 +15,6 @@ class EnvironmentSettings(SettingsGroup):
         description="packages of jobs whose folder names none: a JSON list of requirements, [] for Python alone, or "
         "trainer (numpy, pandas, scikit-learn, matplotlib, tqdm, TensorFlow and gradient_trainer, in fixed versions)",
     )
-    install_seconds: float = Field(
-        default=1800.0, gt=0, description="seconds that installing the requirements of a job may take"
-    )
     unused_days: int = Field(
         default=30, ge=0, description="days since its last use after which an environment is removed; 0: never"
     )

@@ -17,6 +17,3 @@ class ExecSettings(SettingsGroup):
         default=3600.0, gt=0, description="seconds without input and output after which an exec session ends"
     )
     max_seconds: float = Field(default=43_200.0, gt=0, description="seconds after which an exec session ends")
-    ping_seconds: float = Field(
-        default=20.0, gt=0, description="seconds between checks that the client of an exec session is still there"
-    )

@@ -64,8 +64,6 @@ class LimitSettings(SettingsGroup):
     wait_seconds: float = Field(
         default=20.0, ge=0, description="seconds that a request waits for its turn before it is rejected"
     )
-    patterns: int = Field(default=100, ge=1, description="most file name patterns in one request of an original client")
-    ids: int = Field(default=1000, ge=1, description="most ids or tags in one request of an original client")
 
 
 class MetricSettings(SettingsGroup):
@@ -78,9 +76,4 @@ class MetricSettings(SettingsGroup):
         default=1_000_000,
         ge=1000,
         description="metric values stored per job; the more a job has sent, the fewer of its lines are stored",
-    )
-    read_values: int = Field(
-        default=200_000,
-        ge=1000,
-        description="metric values that one request reads; longer series are sampled at even intervals",
     )

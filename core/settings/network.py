@@ -54,7 +54,6 @@ class TensorBoardSettings(SettingsGroup):
         ge=1,
         description="most TensorBoards at once; at the limit, a new one replaces the one that has been idle longest",
     )
-    memory_mb: int = Field(default=2048, ge=256, description="MiB of memory that one TensorBoard may use")
     sandbox: Literal["auto", "require", "off"] = Field(
         default="auto",
         description="sandbox (bubblewrap) of TensorBoard: auto: where it works; require: refuse to start without one; "

@@ -22,11 +22,6 @@ class WorkerSettings(SettingsGroup):
     slots: int | None = Field(
         default=None, description="jobs that run at once on this host; default: one per 2 CPUs, at least 2"
     )
-    max_waiting: int = Field(
-        default=16,
-        ge=0,
-        description="jobs that may wait for a TPU on this worker without a slot; more of them each use one",
-    )
     machine_types: list[str] | None = Field(
         default=None,
         description="machine types that this host runs, as a JSON list; default: all that its backends support",
@@ -65,16 +60,7 @@ class WorkerSettings(SettingsGroup):
         description="seconds without a heartbeat after which a host counts as lost, and its jobs are failed or retried",
     )
     sync_seconds: float = Field(default=10.0, description="seconds between copies of a running job's artifacts")
-    sample_seconds: float = Field(default=2.0, description="seconds between samples of a job's CPU and memory")
-    collect_seconds: float = Field(
-        default=900.0, description="seconds allowed for storing the remaining artifacts at a job's end"
-    )
     sweep_seconds: float = Field(default=30.0, description="seconds between sweeps for lost jobs and orphans")
-    renotify_seconds: float = Field(
-        default=30.0,
-        description="seconds after which workers are notified again of a job that is due, in case the first message "
-        "was lost",
-    )
     fetch_seconds: float = Field(default=900.0, gt=0, description="seconds that fetching a workspace from git may take")
     fetch_silent_seconds: int = Field(
         default=60, gt=0, description="seconds without data after which a fetch from git is aborted"

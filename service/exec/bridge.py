@@ -21,6 +21,8 @@ from core.settings.exec import ExecSettings
 
 _CONNECT_SECONDS = 10.0
 _START_SECONDS = 60.0
+PING_SECONDS = 20.0
+"""Seconds between checks of the client, and of its key; proxies close what is silent for a minute."""
 _NORMAL, _POLICY = 1000, 1008
 
 
@@ -170,7 +172,7 @@ class Bridge:
                 setting = "IDLE_SECONDS" if idle else "MAX_SECONDS"
                 text = f"{'Nothing was sent' if idle else 'The session lasted'} for {seconds:g} seconds, the limit"
                 return await self._end(f"{text} (GRADIENT_EXEC__{setting}).")
-            await asyncio.sleep(min(self._settings.ping_seconds, ends_at - now, idle_at - now))
+            await asyncio.sleep(min(PING_SECONDS, ends_at - now, idle_at - now))
             try:
                 with suppress(StoreUnavailable):  # the next check may succeed
                     await self._check_key()

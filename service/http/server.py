@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from core.jobs.exec.channel import MAX_PAYLOAD
 from service.deps import AppState
+from service.exec.bridge import PING_SECONDS
 from service.http.connections import BACKLOG, Connection, Connections
 from service.http.websocket_connections import WebSocketConnection
 
@@ -37,7 +38,7 @@ class Server(uvicorn.Server):
             http=cast("type[asyncio.Protocol]", partial(Connection, connections=self._connections)),
             ws=WebSocketConnection,
             ws_max_size=MAX_PAYLOAD,
-            ws_ping_interval=self._app_state.settings.exec.ping_seconds,
+            ws_ping_interval=PING_SECONDS,
             # A client that reads nothing answers no ping either.
             ws_ping_timeout=api.send_seconds,
             ws_per_message_deflate=False,

@@ -18,6 +18,8 @@ from service.deps import AppStateDep
 from service.http.body_limit import allow_json
 from service.http.errors import problem
 
+MAX_PATTERNS, MAX_IDS = 100, 1000
+"""File name patterns, and ids or tags, that one request may name; the original clients send fewer."""
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.0+)?\Z")
@@ -157,7 +159,7 @@ def parse_object(text: bytes, name: str) -> dict[str, Any]:
     return found or {}
 
 
-def check_count(given: Sequence[str], limit: int, setting: str, field: str) -> None:
+def check_count(given: Sequence[str], limit: int, kind: str, field: str) -> None:
     """Refuse a request that names too many things.
 
     Raises:
@@ -165,8 +167,8 @@ def check_count(given: Sequence[str], limit: int, setting: str, field: str) -> N
     """
     if len(given) > limit:
         raise SpecInvalid(
-            f"{field}: {len(given):,} {setting} are more than the {limit:,} that one request may name "
-            f"(GRADIENT_LIMITS__{setting.upper()}). Send them in several requests.",
+            f"{field}: {len(given):,} {kind} are more than the {limit:,} that one request may name. "
+            "Send them in several requests.",
             field=field,
         )
 

@@ -18,6 +18,8 @@ from service.schemas.metrics import Metrics, SeriesView
 
 MAX_POINTS = 100_000
 """Largest number of points in one response, of all series together."""
+READ_VALUES = 200_000
+"""Values that one request reads of each source: about a second of work. Longer series are sampled."""
 _MIN_POINTS = 3
 _MAX_BYTES = 64 * 1024**2
 _LARGE_ROWS = 5000
@@ -102,7 +104,7 @@ class JobMetricsCache:
             session,
             job_id,
             extents,
-            most_values=self._settings.read_values,
+            most_values=READ_VALUES,
             name=name,
             within=within,
             attempt=attempt,
@@ -120,8 +122,8 @@ class JobMetricsCache:
             )
         if columns.sampled:
             notices.append(
-                f"Rows were left out at even intervals: a request reads about {self._settings.read_values:,} values "
-                "of each source (GRADIENT_METRICS__READ_VALUES). Request a range of steps or times."
+                f"Rows were left out at even intervals: a request reads about {READ_VALUES:,} values "
+                "of each source. Request a range of steps or times."
             )
         if columns.full:
             notices.append(f"A response has at most {MAX_SERIES:,} series: request one by name.")

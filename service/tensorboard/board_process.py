@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from core.errors import TensorBoardUnavailable
-from core.formatting import MIB
+from core.formatting import GIB
 from core.settings.network import TensorBoardSettings
 from core.system.bubblewrap_command import PATH, START_SECONDS, begin_command, bind_system, run_check
 from core.system.filesystem import OPEN_FOLDER
@@ -24,6 +24,7 @@ _ENVIRONMENT = {"PATH": PATH, "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "OPEN
 _HIDDEN = ("/etc/ssl", "/etc/pki")
 """Folders that other sandboxes need, and that have private keys which root may read."""
 _MAX_PROBLEM = 300
+_MEMORY_BYTES = 2 * GIB  # it ends itself above that
 
 
 @cache
@@ -66,7 +67,7 @@ class BoardProcess:
                         logdir += f"{',' if logdir else ''}{name}:/proc/self/fd/{passed[-1]}"
                 words = [*before, sys.executable, "-I", program, str(theirs.fileno()), flag, logdir, prefix]
                 self._process = subprocess.Popen(  # noqa: S603 - words of ours
-                    [*words, str(settings.memory_mb * MIB)],
+                    [*words, str(_MEMORY_BYTES)],
                     cwd="/",
                     env=_ENVIRONMENT,
                     stdin=subprocess.DEVNULL,

@@ -248,8 +248,9 @@ def test_a_connection_that_dies_at_the_end_of_a_read_is_a_database_that_is_away(
 
 
 @pytest.fixture
-def one_slot(host):
-    host.settings.worker.slots = host.settings.worker.max_waiting = 1
+def one_slot(host, monkeypatch):
+    host.settings.worker.slots = 1
+    monkeypatch.setattr(module, "MAX_WAITING", 1)
 
 
 @pytest.mark.usefixtures("one_slot")

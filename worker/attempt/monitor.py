@@ -43,7 +43,9 @@ LONG_BATCH_SECONDS = 0.025
 _BUSY_POLLS = 40
 _SYNC_PAUSE_FACTOR = 10
 _KILL_AGAIN_SECONDS = 5.0
-_MIN_SAMPLE_SECONDS = 1.0
+SAMPLE_SECONDS = 2.0
+"""Seconds between samples of CPU and memory; one costs about a millisecond for each process of the job."""
+_LOG_TAIL_BYTES = 16 * 1024**2  # the end of a log, where a traceback is, is kept whatever its limit
 _LONG_SECONDS = 60.0
 """Running time after which the database is asked in any case: its own clock may have been set."""
 _SHORT_GRACE = frozenset({"lost_contact", "disk_quota", "disk_full"})
@@ -62,7 +64,7 @@ def open_log_shipper(context: WorkerContext, job: Job, scratch: Scratch) -> Iter
         stack.callback(writer.close, sync=False)  # finish syncs once what must be durable
         output = SourceFile(scratch.control / "log")
         stack.callback(output.close)
-        yield LogShipper(output, writer, context.settings.logs.tail_bytes)
+        yield LogShipper(output, writer, _LOG_TAIL_BYTES)
 
 
 class OutputRecorder:
@@ -229,7 +231,7 @@ class JobMonitor:
         self._ending = self._requested_end() if stopping else None
         self._signalled = self._ending is not None and read_control(self._control, SIGNALLED_FILE) is not None
         self._kill_at = time.monotonic() + self._grace
-        self._interval = max(_MIN_SAMPLE_SECONDS, context.settings.worker.sample_seconds)
+        self._interval = SAMPLE_SECONDS
         self._sample_at = time.monotonic() + self._interval / 4  # not during its start
         self._usage_sampler = UsageSampler(totals, self._interval, ran)
         if not fresh:

@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 _DATABASE_PAUSE_SECONDS = 2.0
 _TEARDOWN_PAUSE_SECONDS = 5.0
+_COLLECT_SECONDS = 900.0  # an outage of the bucket is waited for, but a machine is not held for hours
 _STOPPED_COLLECT_SECONDS = 60.0
 """Longest collection after a user stopped it; enough for a disk that is full only for a moment to lose no output."""
 _FAILURE_PAUSE_SECONDS = 5.0
@@ -261,7 +262,7 @@ class AttemptRun:
     def _collect(self) -> _CollectedOutputs:
         """Collect output, metrics and artifacts. A failure here does not change the reason that the job ended for."""
         limits = CollectionLimits(self._context, self.job)
-        until = time.monotonic() + self._context.settings.worker.collect_seconds
+        until = time.monotonic() + _COLLECT_SECONDS
         while True:
             try:
                 return self._store(limits)

@@ -24,6 +24,7 @@ from worker.environments import compile_environment, finish_environment
 from worker.environments.wanted import Wanted
 
 _FIND_SECONDS = 60.0
+_INSTALL_SECONDS = 1800.0  # frameworks of gigabytes over a slow line; more is a server that hangs
 _MAX_DETAIL = 600
 _PASSED_NAMES = re.compile(rf"(?:{CONFIGURED.pattern}|(PATH|HOME|USER|LANG|LC_\w+|TMPDIR|XDG_\w+)\Z)", re.IGNORECASE)
 
@@ -74,7 +75,7 @@ class Installer:
             LaunchError: There is none, or it cannot be downloaded.
         """
         try:
-            self._run("python", "install", "--no-bin", wanted, seconds=self._settings.environments.install_seconds)
+            self._run("python", "install", "--no-bin", wanted, seconds=_INSTALL_SECONDS)
         except UvError as error:
             problem = _summarize(error.output) or str(error)
             raise LaunchError(
@@ -120,7 +121,7 @@ class Installer:
             readable=[uv, *map(str, (python.parent.parent, finish_environment.__file__, *copied)), *index_folders()],
             env=self._environment() | _inside(environment),
             given=wanted.given.encode(),
-            seconds=self._settings.environments.install_seconds,
+            seconds=_INSTALL_SECONDS,
             reaches=[address for address, own in configured_addresses().items() if own],
         )
         self._run_isolated(program, check, on_line)

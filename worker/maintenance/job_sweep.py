@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _LEASE_NAME = "sweep"
 _LEASE_SWEEPS = 3
+_RENOTIFY_SECONDS = 30.0  # workers also poll; this is for those that were disconnected from the broker
 UPLOAD_LEFTOVER_SECONDS = 24 * 3600
 HOST_LOST_SECONDS = 24 * 3600
 """A host silent for this long is not expected to return and clean up its attempts."""
@@ -54,7 +55,6 @@ class Sweep:
         self._image_sweep = ImageSweep(context)
         self._environment_sweep = EnvironmentSweep(context)
         self._lost_after = context.settings.worker.lost_after_seconds
-        self._renotify_seconds = context.settings.worker.renotify_seconds
         self._lost_detection_at = time.monotonic() + self._lost_after
         self._silent_since: dict[tuple[str, int, datetime | None], float] = {}
         self._refused_at: dict[str, float] = {}
@@ -90,9 +90,7 @@ class Sweep:
             repaired |= {
                 "lost_jobs": self._fail_lost_attempts(),
                 "deleted_jobs": self._remove_deleted_outputs(),
-                "rung_again": self._context.write(
-                    partial(repair_queries.renotify_overdue, seconds=self._renotify_seconds)
-                ),
+                "rung_again": self._context.write(partial(repair_queries.renotify_overdue, seconds=_RENOTIFY_SECONDS)),
                 "gpus": self._context.write(repair_queries.release_orphaned_gpus),
                 "ports": self._context.write(port_allocations.release_orphaned_ports),
                 "retention": self._prune(),

@@ -27,8 +27,10 @@ from core.storage.artifacts.store import ArtifactPage, DirectoryStore, Manifest,
 from core.storage.gcs.client import open_client, translate_errors
 from core.storage.gcs.manifest_cache import ManifestCache
 from core.storage.gcs.signed_urls import signed_url
-from core.storage.gcs.transfer import RemoteFile
+from core.storage.gcs.transfer import PARALLEL_FILES, RemoteFile
 from core.storage.gcs.uploader import Uploader, object_name, remove_all
+
+_SIGNED_URL_SECONDS = 300.0  # a browser follows the redirect at once
 
 
 class BucketStore:
@@ -76,8 +78,8 @@ class BucketStore:
             f"{prefix.strip('/')}/" if prefix.strip("/") else "",
             staging=staging,
             cache=settings.root / "cache" / "artifacts",
-            parallel=settings.gcs.concurrency,
-            direct_seconds=settings.artifacts.signed_url_ttl_seconds if settings.artifacts.signed_urls else None,
+            parallel=PARALLEL_FILES,
+            direct_seconds=_SIGNED_URL_SECONDS if settings.artifacts.signed_urls else None,
         )
 
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:

@@ -13,6 +13,8 @@ from core.storage.gcs.client import translate_errors
 
 CHUNK = 16 * 1024**2
 """Size of one part of a resumable upload, in bytes; held in memory."""
+PARALLEL_FILES = 8
+"""Files that are uploaded or downloaded at once; each may hold a part of an upload in memory."""
 _FIRST_READ = 256 * 1024
 _LARGEST_READ = 8 * 1024**2
 

@@ -18,9 +18,9 @@ from core.storage.artifacts.store import ArtifactFile
 from core.storage.retention import OutputKind
 from service.auth.authentication import Caller, SearchSlot
 from service.auth.ownership import OwnerCheck
-from service.deps import AppState, AppStateDep, ReadSession
+from service.deps import AppStateDep, ReadSession
 from service.original.error_messages import OriginalRoute
-from service.original.params import OriginalParams, Params, check_count, openapi_params
+from service.original.params import MAX_PATTERNS, OriginalParams, Params, check_count, openapi_params
 from service.original.routes import s3_read
 from service.original.routes.signed_links import signed_link
 from service.presenters.removed import REMOVED_RESPONSE, check_not_removed
@@ -48,7 +48,7 @@ def list_artifacts(
     """List all files, by path."""
     job = _get_job(session, given)
     link = partial(signed_link, request, app_state, caller, job.id)
-    return _file_shapes(app_state, given, app_state.artifacts.walk(job.id, job.attempt), link)
+    return _file_shapes(given, app_state.artifacts.walk(job.id, job.attempt), link)
 
 
 @router.get(
@@ -66,7 +66,7 @@ def list_artifacts_by_page(
     page = app_state.artifacts.list(job.id, job.attempt, after=given.text("startAfter"), limit=_PAGE_FILES)
     following = {} if page.next is None else {"startAfter": page.next}
     link = partial(signed_link, request, app_state, caller, job.id)
-    return {"data": _file_shapes(app_state, given, page.files, link)} | following
+    return {"data": _file_shapes(given, page.files, link)} | following
 
 
 @router.get(
@@ -105,10 +105,10 @@ def destroy_artifacts(given: OriginalParams, session: ReadSession, app_state: Ap
             "files: empty. Name files or patterns, or leave `files` out to delete all artifacts.", field="files"
         )
     wanted = given.text("files")
-    prune.remove_artifacts(app_state, job, None if wanted is None else path_matcher(app_state, wanted))
+    prune.remove_artifacts(app_state, job, None if wanted is None else path_matcher(wanted))
 
 
-def path_matcher(app_state: AppState, wanted: str | None) -> Callable[[str], bool]:
+def path_matcher(wanted: str | None) -> Callable[[str], bool]:
     """Build a function that returns whether a path matches `wanted`: names and patterns, separated by commas.
 
     Raises:
@@ -119,7 +119,7 @@ def path_matcher(app_state: AppState, wanted: str | None) -> Callable[[str], boo
     parts = [part.strip() for part in wanted.split(",") if part.strip()]
     named = {wanted, *parts}
     globs = sorted({part for part in parts if "*" in part or "?" in part})
-    check_count(globs, app_state.settings.limits.patterns, "patterns", "files")
+    check_count(globs, MAX_PATTERNS, "patterns", "files")
     longest = max(map(len, globs), default=0)
     if longest > _MAX_PATTERN_LENGTH:
         raise SpecInvalid(
@@ -149,10 +149,8 @@ def _get_job(session: ReadSession, given: Params) -> Job:
     return job
 
 
-def _file_shapes(
-    app_state: AppState, given: Params, files: Iterable[ArtifactFile], link: Callable[[str], str]
-) -> list[dict[str, Any]]:
-    selected, sized, linked = path_matcher(app_state, given.text("files")), given.flag("size"), given.flag("links")
+def _file_shapes(given: Params, files: Iterable[ArtifactFile], link: Callable[[str], str]) -> list[dict[str, Any]]:
+    selected, sized, linked = path_matcher(given.text("files")), given.flag("size"), given.flag("links")
     return [
         {"file": one.path} | ({"size": one.size} if sized else {}) | ({"url": link(one.path)} if linked else {})
         for one in files

@@ -15,7 +15,7 @@ from service.auth.authentication import SearchSlot
 from service.deps import AppState, AppStateDep, ReadSession
 from service.http.errors import problem
 from service.original.error_messages import OriginalRoute
-from service.original.params import OriginalParams, Params, check_count, openapi_params
+from service.original.params import MAX_IDS, OriginalParams, Params, check_count, openapi_params
 from service.original.presenters import PREEMPTED, job_shapes
 from service.presenters.jobs import job_filter
 from service.schemas.job_list import ListJobs
@@ -61,7 +61,7 @@ def get_job_list(app_state: AppStateDep, given: OriginalParams, session: ReadSes
     if where.get("experimentId"):
         return {"jobList": []}
     tags = given.text_list("tagFilter")
-    check_count(tags, app_state.settings.limits.ids, "ids", "tagFilter")
+    check_count(tags, MAX_IDS, "ids", "tagFilter")
     wanted = JobFilter(project=where.get("project"), project_id=where.get("projectId"), tags=tags)
     return {"jobList": _list_all(session, app_state, wanted)}
 

@@ -10,7 +10,7 @@ from service.auth.ownership import require_owner, require_project_owner
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.errors import problem
 from service.original.error_messages import OriginalRoute
-from service.original.params import OriginalParams, Params, check_count, openapi_params
+from service.original.params import MAX_IDS, OriginalParams, Params, check_count, openapi_params
 
 router = APIRouter(route_class=OriginalRoute)
 
@@ -18,11 +18,11 @@ _JOB, _PROJECT = "job", "project"
 
 
 @router.get("/entityTags/getTags", name="original_get_tags", openapi_extra=openapi_params("entity", "entityIds"))
-def get_tags(app_state: AppStateDep, given: OriginalParams, session: ReadSession) -> dict[str, list[dict[str, Any]]]:
+def get_tags(given: OriginalParams, session: ReadSession) -> dict[str, list[dict[str, Any]]]:
     """Return the tags of some jobs or projects, by id; those without tags are left out."""
     entity = _entity(given)
     ids = [part for value in given.text_list("entityIds") for part in value.split(",") if part]
-    check_count(ids, app_state.settings.limits.ids, "ids", "entityIds")
+    check_count(ids, MAX_IDS, "ids", "entityIds")
     found = queries.job_tags(session, ids) if entity == _JOB else queries.project_tags(session, ids)
     return {one: [{"tag": {"name": tag}} for tag in found[one]] for one in ids if found.get(one)}
 

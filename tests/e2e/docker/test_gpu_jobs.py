@@ -47,7 +47,6 @@ def service(gpu_server, driver, programs, tmp_path):
         GRADIENT_DOCKER__PULL="never",
         GRADIENT_DOCKER__FIREWALL="off",
         GRADIENT_WORKER__SLOTS="4",
-        GRADIENT_WORKER__SAMPLE_SECONDS="1",
     )
     deployment.start_up()
     yield deployment

@@ -15,6 +15,7 @@ from websockets.sync.client import connect
 from core.jobs import queries
 from core.jobs.exec import audit, channel
 from core.security import api_keys
+from service.exec import bridge
 
 TRUE = json.dumps({"command": ["true"]})
 
@@ -248,8 +249,8 @@ def test_a_key_has_so_many_sessions(open_session, stores):
 
 
 @pytest.mark.usefixtures("worker")
-def test_a_revoked_key_ends_its_sessions(open_session, settings, stores, database, api_key):
-    settings.exec.ping_seconds = 0.05
+def test_a_revoked_key_ends_its_sessions(open_session, stores, database, api_key, monkeypatch):
+    monkeypatch.setattr(bridge, "PING_SECONDS", 0.05)
     with open_session() as session:
         session.send(TRUE)
         session.recv(60)

@@ -222,7 +222,7 @@ def test_no_periodic_task_goes_on_after_one_could_not_be_started(host, claim, mo
 
     monkeypatch.setattr(Schedule, "add", fail_at_first)
     monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
-    host.settings.worker.sample_seconds = 600.0  # a sample would add a task of the worker's
+    monkeypatch.setattr(monitor, "SAMPLE_SECONDS", 600.0)  # a sample would add a task of the worker's
     host.settings.disk.min_free_mb = 0  # the same
     job = claim("true")
     run_attempt(host, job, AttemptControl())
@@ -357,7 +357,7 @@ def test_shared_memory_that_this_computer_has_not_is_refused(host, claim):
 
 
 def test_the_most_that_an_attempt_used_is_kept(host, claim, tmp_path, monkeypatch):
-    host.settings.worker.sample_seconds = 1.0
+    monkeypatch.setattr(monitor, "SAMPLE_SECONDS", 1.0)
     sample, sampled = ProcessBackend.sample, tmp_path / "sampled"
 
     def sample_and_tell(backend, handle):

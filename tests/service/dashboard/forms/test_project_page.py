@@ -7,6 +7,7 @@ from sqlalchemy import update
 from support.live_service import make_job_body
 
 from core.db.models.jobs import Job
+from service.presenters import metrics_cache
 
 
 def words(page):
@@ -70,8 +71,8 @@ def test_the_best_jobs_by_a_metric_come_first(signed_in_browser, client, train):
     assert re.findall(r"/ui/jobs/j\w+\">(\w+)<", re.search(best, page, re.DOTALL)[1]) == ["worse", "better"]
 
 
-def test_no_value_is_missed_among_very_many(signed_in_browser, client, stores, train):
-    stores.settings.metrics.read_values = 1000
+def test_no_value_is_missed_among_very_many(signed_in_browser, client, train, monkeypatch):
+    monkeypatch.setattr(metrics_cache, "READ_VALUES", 1000)
     for name, best in (("worse", 0.6), ("better", 0.9)):
         client.post("/jobs", json=make_job_body(project="p", name=name))
         train(0.01, [{"val": best} if n == 1500 else {"a": 1.0, "b": 2.0} for n in range(1, 3001)])

@@ -9,6 +9,7 @@ from support.live_service import make_job_body
 from core.db.models.jobs import Job
 from core.jobs import metrics, queries
 from core.storage.joblogs.reader import LogReader
+from service.presenters import metrics_cache
 from service.presenters.metrics_cache import JobMetricsCache
 from service.routes import artifacts
 
@@ -75,8 +76,8 @@ def test_running_time_is_counted_from_the_first_attempt(signed_in_browser, datab
     assert f'data-began="{first}"' in signed_in_browser.get(f"/ui/jobs/{job_id}{rest}").text
 
 
-def test_the_last_value_of_a_rare_metric_is_shown_among_very_many(signed_in_browser, client, stores, train):
-    stores.settings.metrics.read_values = 1000
+def test_the_last_value_of_a_rare_metric_is_shown_among_very_many(signed_in_browser, client, train, monkeypatch):
+    monkeypatch.setattr(metrics_cache, "READ_VALUES", 1000)
     client.post("/jobs", json=make_job_body())
     made = train(0.01, [{"val": n / 4000} if n in {1000, 1500} else {"loss": 1.0} for n in range(1, 3001)])
     page = signed_in_browser.get(f"/ui/jobs/{made}").text

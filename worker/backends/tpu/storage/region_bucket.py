@@ -22,6 +22,7 @@ from core.settings import Settings
 from core.storage.artifacts.paths import opened_folder
 from core.storage.gcs.client import open_client, open_credentials, open_session
 from core.storage.gcs.signed_urls import signed_url
+from core.storage.gcs.transfer import PARALLEL_FILES
 from core.storage.gcs.uploader import remove_all
 from worker.backends.base import no_check
 from worker.backends.tpu.cancellation import Check
@@ -41,6 +42,7 @@ _CONTINENTS = {"US": "US-", "EU": "EUROPE-", "ASIA": "ASIA-"}
 """Multi-region locations, and the prefixes of their regions' names."""
 _POLICY_SECONDS = 120.0
 _MAX_PASSES = 3
+_KEEP_DAYS = 30  # what is left of a lost job can be fetched by hand for a month
 _BUCKET_NAME = r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
 _TOKEN_URL_SECONDS = 7 * 86_400.0
 """The longest validity that Google allows for a signed URL."""
@@ -93,7 +95,7 @@ class RegionBucket:
         self._bucket = bucket
         self._region = region
         self._credentials = credentials
-        self._parallel = settings.gcs.concurrency
+        self._parallel = PARALLEL_FILES
 
     @property
     def name(self) -> str:
@@ -215,7 +217,7 @@ class RegionBucket:
         # Google's default keeps, and bills, each overwritten or deleted object for a week more.
         bucket.soft_delete_policy.retention_duration_seconds = 0
         # Objects that a crash leaves behind cost money: let the bucket delete them, even if no record of them is left.
-        bucket.add_lifecycle_delete_rule(age=self._settings.bucket.keep_days, matches_prefix=[JOBS])
+        bucket.add_lifecycle_delete_rule(age=_KEEP_DAYS, matches_prefix=[JOBS])
         try:
             bucket.create(location=self._region)
         except Conflict:
