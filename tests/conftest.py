@@ -17,6 +17,7 @@ from support.browser import Chromium, find_chromium
 from support.deployment import PLAIN_JOBS, Deployment
 from support.faults import fault_report
 from support.faults.proxy import Proxy
+from support.job_insertion import insert_job
 from support.job_packages import EXAMPLES, has_default_packages, has_packages_of
 from support.light_database import use_light_databases
 from support.servers.otlp_collector import OtlpCollector
@@ -33,7 +34,6 @@ from core.db.models.jobs import Job
 from core.jobs import projects
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.submission import NewJob
-from tests.support.job_insertion import insert_job
 from worker.backends.control_groups import control_group_support
 
 pytest_plugins = ["support.google.fixtures"]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from sqlalchemy import update
+from support.job_insertion import insert_job
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database, now
@@ -12,7 +13,6 @@ from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
 from core.jobs.submission import NewJob
 from core.storage.retention import DAY_SECONDS
-from tests.support.job_insertion import insert_job
 
 
 class RetentionJobs:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
 from sqlalchemy import delete, select, update
+from support.job_insertion import insert_job
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database, now
@@ -21,7 +22,6 @@ from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import OWNED, TERMINAL, TRANSITIONS, JobState
-from tests.support.job_insertion import insert_job
 
 EXAMPLES = int(os.environ.get("GRADIENT_TEST_EXAMPLES", "25"))
 WORKERS = st.sampled_from(["w1", "w2"])

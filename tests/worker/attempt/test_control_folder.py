@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from support.deployment import TIMEOUT_SECONDS, wait_until
+from support.job_insertion import insert_job
 from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.catalogue.machine_types import Catalogue
@@ -19,7 +20,6 @@ from core.jobs.states import JobState
 from core.jobs.submission import NewJob
 from core.settings import Settings
 from core.settings.worker import MachineSettings
-from tests.support.job_insertion import insert_job
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import AttemptRun, run_attempt
 from worker.backends.base import CONTROL, RESERVED_FILES

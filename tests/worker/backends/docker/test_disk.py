@@ -3,6 +3,7 @@
 import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
+from support.job_insertion import insert_job
 from support.servers.private_docker_engine import build_layer, list_busybox_commands, read_busybox
 
 from core.catalogue.machine_types import Catalogue
@@ -15,7 +16,6 @@ from core.jobs.submission import NewJob
 from core.settings import Settings
 from core.settings.disk import DiskSettings
 from core.settings.worker import MachineSettings, WorkerSettings
-from tests.support.job_insertion import insert_job
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
 from worker.context import WorkerContext

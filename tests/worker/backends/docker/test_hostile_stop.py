@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 from support.deployment import wait_until
+from support.job_insertion import insert_job
 from support.servers.private_docker_engine import SHELL_IMAGE, build_layer, list_busybox_commands, read_busybox
 
 from core.catalogue.machine_types import Catalogue
@@ -19,7 +20,6 @@ from core.jobs.spec.job_spec import JobSpec
 from core.jobs.submission import NewJob
 from core.settings import Settings
 from core.settings.worker import MachineSettings
-from tests.support.job_insertion import insert_job
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
 from worker.backends.docker.container.container_exec import run_in_container
