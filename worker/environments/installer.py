@@ -141,7 +141,7 @@ class Installer:
             temporary=place / "building" / f"compiling-{environment.name}",
             project_id=wanted.project_id,
             readable=[str(python.parent.parent), compile_environment.__file__],
-            seconds=self._settings.environments.install_seconds,
+            seconds=_INSTALL_SECONDS,
         )
         self._run_isolated(program, lambda: None, lambda _: None)
 
