@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,15 +65,8 @@ class ClientProgram:
 
 
 @pytest.fixture(scope="session")
-def statsd_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-@pytest.fixture(scope="session")
-def service(tmp_path_factory, statsd_port) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path_factory.mktemp("original") / "home", GRADIENT_STATSD__PORT=str(statsd_port))
+def service(tmp_path_factory) -> Iterator[Deployment]:
+    deployment = Deployment(tmp_path_factory.mktemp("original") / "home")
     deployment.start_up()
     yield deployment
     deployment.stop()

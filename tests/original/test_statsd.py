@@ -3,9 +3,9 @@
 import time
 
 MAIN = """
-import os, sys, time
+import os, time
 from gradient_statsd import Client
-client = Client(host="127.0.0.1", port=int(sys.argv[1]))
+client = Client(host="127.0.0.1", port=int(os.environ["GRADIENT_STATSD_PORT"]))
 for step in range(5):
     client.gauge("loss", 1 / (step + 1))
     client.increment("steps", 2)
@@ -18,11 +18,11 @@ while not os.path.exists(file) or '"steps": 9' not in open(file).read():
 """
 
 
-def test_its_metrics_become_the_job_s(original_clients, service, statsd_port, tmp_path):
+def test_its_metrics_become_the_job_s(original_clients, service, tmp_path):
     (tmp_path / "main.py").write_text(MAIN)
     python = original_clients / "python" / "bin" / "python"
     began = time.time()
-    job = service.submit(f"{python} {tmp_path}/main.py {statsd_port}")
+    job = service.submit(f"{python} {tmp_path}/main.py")
     assert service.wait_ended(job)["exitCode"] == 0, service.raw_log(job)
     found = service.request("GET", f"/jobs/{job}/metrics").json()["series"]
     values = {one["name"]: [point["value"] for point in one["points"]] for one in found if one["source"] == "job"}

@@ -284,7 +284,7 @@ class Backend(Protocol):
         return 0
 
     def metric_sockets(self) -> "MetricSockets | None":
-        """Return the sockets that jobs in networks of their own send metrics to; None: there are no such jobs."""
+        """Return the sockets that jobs send metrics to, each its own; None: there are no such jobs."""
         return None
 
     def release(self, handle: Handle) -> None:

@@ -1,4 +1,4 @@
-"""Connections from this host into the networks of jobs: to their ports, and for metrics that they send."""
+"""Connections from this host to jobs: to their ports, and for metrics that they send."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ _DATAGRAM_BYTES = 65_535
 
 
 class JobConnections:
-    """Connections to jobs that have a network of their own; usable from any thread.
+    """Connections to jobs, most of which have a network of their own; usable from any thread.
 
     Args:
         settings: The service's.
@@ -37,25 +37,48 @@ class JobConnections:
         self._find_sandbox = find_sandbox
         self._forwarder = PortForwarder(settings.ports.bind, self.connect)
         self.metrics = MetricSockets()
+        self.ports_on_host: dict[str, int] = {}
         self._indexes: dict[str, list[Forward]] = {}
 
     def check_ports(self, name: str, ports: tuple[PortForward, ...]) -> None:
         """See `PortForwarder.check`."""
         self._forwarder.check(name, ports)
 
+    def metrics_environment(self, name: str, *, own_network: bool) -> dict[str, str]:
+        """Return the variable with the port of 127.0.0.1 to which an attempt may send metrics.
+
+        In the host's network it is a port of its own, which is opened here.
+        """
+        port = self._metrics_port if own_network else self._open_on_host(name)
+        return {"GRADIENT_STATSD_PORT": str(port)} if port else {}
+
+    def _open_on_host(self, name: str) -> int | None:
+        try:
+            opened = _bind_on_host(0) if self._metrics_port else None
+        except OSError as error:
+            logger.warning("statsd_not_bound", extra={"attempt": name, "why": str(error)})
+            opened = None
+        if opened is None:
+            return None
+        self.ports_on_host[name] = opened.getsockname()[1]
+        self.metrics.remove(name)  # of an earlier start of the same attempt
+        self.metrics.add(name, opened)
+        return self.ports_on_host[name]
+
     def serve(self, handle: Handle, first: int | None = None) -> None:
-        """Open what leads into a job's network, unless it is open; called as long as the job runs.
+        """Open what leads to a job, unless it is open; called as long as the job runs.
 
         Args:
             handle: The job.
             first: The first process of its sandbox, if it is known.
         """
-        self._forwarder.serve(handle)
+        on_host = handle.get("metrics_port")
+        if on_host is None:
+            self._forwarder.serve(handle)
         if self._metrics_port and handle["name"] not in self.metrics:
-            first = first or self._find_sandbox(handle)
             try:
-                opened = open_socket(first, "udp", LOOPBACK, self._metrics_port) if first else None
-            except OSError as error:  # the job listens there itself, or has ended
+                opened = self._open(handle, first) if on_host is None else _bind_on_host(on_host)
+            except OSError as error:  # somebody has the port, or the job has ended
                 logger.info("statsd_not_bound", extra={"attempt": handle["name"], "why": str(error)})
                 opened = None
             self.metrics.add(handle["name"], opened)
@@ -75,6 +98,11 @@ class JobConnections:
         for one in self._indexes[handle["name"]]:
             one.wanted_at = time.monotonic()
 
+    def _open(self, handle: Handle, first: int | None) -> socket.socket | None:
+        """Open the port for metrics in the network of a job; None: it has ended."""
+        first = first or self._find_sandbox(handle)
+        return open_socket(first, "udp", LOOPBACK, self._metrics_port) if first else None
+
     def connect(self, handle: Handle, port: int) -> socket.socket:
         """Connect to a port of a job.
 
@@ -88,15 +116,16 @@ class JobConnections:
         return open_socket(first, "tcp", address, port)
 
     def close(self, handle: Handle) -> None:
-        """Close what leads into the network of a job that has ended."""
+        """Close what leads to a job that has ended."""
         self._forwarder.close(handle["name"])
         self.metrics.remove(handle["name"])
+        self.ports_on_host.pop(handle["name"], None)
         for one in self._indexes.pop(handle["name"], ()):
             one.close()
 
 
 class MetricSockets:
-    """The sockets that jobs send metrics to, each in the network of one job; a thread waits for all of them at once."""
+    """The sockets that jobs send metrics to, each for one job; a thread waits for all of them at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -138,6 +167,17 @@ class MetricSockets:
         """Close the sockets, once no thread uses them any more."""
         for descriptor in self._names:
             os.close(descriptor)
+
+
+def _bind_on_host(port: int) -> socket.socket:
+    """Return a socket at a port of this host, for datagrams from this host; 0: any free port."""
+    opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        opened.bind((LOOPBACK, port))
+    except OSError:
+        opened.close()
+        raise
+    return opened
 
 
 def _listening_address(first: int, port: int) -> str | None:

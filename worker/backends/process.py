@@ -112,8 +112,7 @@ class ProcessBackend(Backend):
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """Start the wrapper in a session of its own; see `Backend.launch`."""
         del progress  # the start takes no time
-        missing = self.unavailable_reason()
-        if missing is not None:
+        if (missing := self.unavailable_reason()) is not None:
             raise LaunchError("launch_failed", missing)
         if "SIMULATE_START_FAILURE" in spec.env:
             raise LaunchError("launch_failed", spec.env["SIMULATE_START_FAILURE"] or "as SIMULATE_START_FAILURE asks")
@@ -127,8 +126,9 @@ class ProcessBackend(Backend):
             self._connections.check_ports(spec.name, spec.ports)
             if not launched:
                 write_command(spec)
-            self._start(spec)
             sandboxed, own_network = self._sandbox is not None, self._network_of(spec) is not HOST_NETWORK
+            own = self._connections.metrics_environment(spec.name, own_network=own_network)
+            self._start(replace(spec, env=spec.env | own))
         else:  # by another worker, perhaps with other settings
             sandboxed, own_network = first is not None, first is not None and is_own_network(first)
         return self._make_handle(spec, sandboxed=sandboxed, own_network=own_network)
@@ -145,6 +145,7 @@ class ProcessBackend(Backend):
             "stop_grace": spec.job_spec.stop_grace,
             "sandboxed": sandboxed,
             "own_network": own_network,
+            "metrics_port": self._connections.ports_on_host.get(spec.name),
             "reaches_indexes": own_network and spec.job_spec.network is None,
             "ports": [(port.external, port.internal) for port in spec.ports],
             "control_group": group.to_handle() if group is not None else None,
@@ -160,7 +161,7 @@ class ProcessBackend(Backend):
             runs = began and handle["sandboxed"] and self._wrapper_runs(handle["name"])
             if runs or self._processes(handle).leader_alive():
                 self._watch_limits(handle, control)
-                if handle.get("own_network"):
+                if handle.get("own_network") or handle.get("metrics_port"):
                     self._connections.serve(handle)
                 return None
             code = read_exit_code(control)  # the job may have ended since the first read
@@ -279,10 +280,9 @@ class ProcessBackend(Backend):
         """List attempts with a folder here and living processes; see `Backend.list_owned`."""
         names = sorted(folder.name for folder in self._attempts.iterdir()) if self._attempts.is_dir() else []
         alive = find_attempts() if names else set()
-        attempts = [(job_id, attempt) for job_id, _, attempt in (name.rpartition("-") for name in names)]
         return [
             base_handle(job_id, int(attempt), self._attempts / f"{job_id}-{attempt}" / "control")
-            for job_id, attempt in attempts
+            for job_id, _, attempt in (name.rpartition("-") for name in names)
             if (job_id, attempt) in alive
         ]
 

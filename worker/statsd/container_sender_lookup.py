@@ -14,8 +14,11 @@ from core.settings import Settings
 from worker.backends.docker.container.config import container_name
 from worker.backends.docker.engine.client import Engine, EngineError
 from worker.statsd.metrics_writer import Sender
-from worker.statsd.sender_lookup import CLOSED_SECONDS, Address
 
+Address = tuple[str, int]
+
+CLOSED_SECONDS = 2.0
+"""Time for which a container that is gone is still known by its address."""
 _CACHE_SECONDS = 0.2
 """Shorter than any container's start, so that a reused address is not taken for its previous owner's."""
 _CONTAINER = re.compile(re.escape(container_name("")) + r"(.+)-(\d+)\Z")
@@ -31,7 +34,7 @@ class ContainerSenderLookup:
         self._trusted_until = 0.0
 
     def listen_address(self) -> str | None:
-        """See `SenderLookup.listen_address`: the gateway of the jobs' network, which is created with the first job."""
+        """Return the gateway of the jobs' network; None until it is created with the first job."""
         try:
             network = self._inspect()
         except EngineError:
@@ -41,17 +44,10 @@ class ContainerSenderLookup:
         return gateway
 
     def find_senders(self, addresses: Collection[Address]) -> dict[Address, Sender]:
-        """See `SenderLookup.find_senders`; the port is ignored, since the address is the container's own."""
+        """Map addresses to the jobs that have them now; the port is ignored, since an address is one container's."""
         if time.monotonic() >= self._trusted_until or not self._seen.keys() >= {one for one, _ in addresses}:
             self._refresh()
         return {address: self._seen[address[0]][1] for address in addresses if address[0] in self._seen}
-
-    def is_sending_to(self, target: Address) -> bool:  # noqa: ARG002 - containers have sockets of their own
-        """See `SenderLookup.is_sending_to`: whether there are containers, as their sockets cannot be seen from here."""
-        try:
-            return bool(self._inspect()["Containers"])
-        except EngineError:
-            return False
 
     def _refresh(self) -> None:
         try:

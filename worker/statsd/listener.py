@@ -9,13 +9,19 @@ import select
 import socket
 import threading
 import time
+from importlib import import_module
+from typing import TYPE_CHECKING
 
+from core.catalogue.backends import capabilities_of
+from core.settings import Settings
 from core.settings.worker import PROCESS_BACKEND
 from worker.backends.job_connections import MetricSockets
 from worker.context import WorkerContext
 from worker.statsd.metrics_writer import Aggregator, Sender
 from worker.statsd.protocol import parse
-from worker.statsd.sender_lookup import SenderLookup, make_sender_lookup
+
+if TYPE_CHECKING:
+    from worker.statsd.container_sender_lookup import ContainerSenderLookup
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +33,15 @@ _FLUSH_SECONDS = 0.5
 _BIND_SECONDS = 5.0
 
 
-class _BoundSocket:
-    """A socket for one backend's jobs, bound as soon as its address exists."""
+class _ContainerSocket:
+    """The socket for the jobs in containers, bound as soon as their network exists."""
 
-    def __init__(self, lookup: SenderLookup, port: int) -> None:
-        self.lookup = lookup
+    def __init__(self, settings: Settings) -> None:
+        # The engine's SDK takes memory and time, and a worker without containers does not need it.
+        module = import_module("worker.statsd.container_sender_lookup")
+        self.lookup: ContainerSenderLookup = module.ContainerSenderLookup(settings)
         self.socket: socket.socket | None = None
-        self._port = port
+        self._port = settings.statsd.port
         self._address: str | None = None
         self._warned = False
 
@@ -48,11 +56,10 @@ class _BoundSocket:
             opened.bind((address, self._port))
         except OSError as error:
             opened.close()
-            # Another server's worker often has the port; without a job that sends, nothing is lost.
-            if not self._warned and self.lookup.is_sending_to((address, self._port)):
+            if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "statsd_not_bound: another program has the port, so jobs' gradient-statsd metrics are lost",
+                    "statsd_not_bound: another program has the port, so containers' gradient-statsd metrics are lost",
                     extra={"address": address, "port": self._port, "why": str(error)},
                 )
             return
@@ -82,11 +89,11 @@ class Listener:
     """
 
     def __init__(self, context: WorkerContext) -> None:
-        port = context.settings.statsd.port
-        found = (make_sender_lookup(name, context.settings) for name in context.enabled_backends) if port else ()
-        self._context = context
+        self._context, port = context, context.settings.statsd.port
+        sending = [can for can in map(capabilities_of, context.enabled_backends) if can.sends_metrics and port]
         self._metrics: MetricSockets | None = None
-        self._sockets = [_BoundSocket(lookup, port) for lookup in found if lookup is not None]
+        self._enabled = bool(sending)
+        self._containers = _ContainerSocket(context.settings) if any(can.containers for can in sending) else None
         self._aggregator = Aggregator(context.scratch_root)
         self._stopping = threading.Event()
         self._bind_at = self._flush_at = 0.0
@@ -94,7 +101,7 @@ class Listener:
 
     def start(self) -> None:
         """Start the thread, unless there is nothing to receive."""
-        if self._sockets:
+        if self._enabled:
             self._thread.start()
 
     def stop(self) -> None:
@@ -113,37 +120,38 @@ class Listener:
                     self._stopping.wait(1.0)
         finally:
             self._aggregator.flush()
-            for bound in self._sockets:
-                bound.close()
+            if self._containers is not None:
+                self._containers.close()
 
     def _tick(self) -> None:
         now = time.monotonic()
         if now >= self._bind_at:
-            for bound in self._sockets:
-                bound.bind()
+            if self._containers is not None:
+                self._containers.bind()
             if PROCESS_BACKEND in self._context.enabled_backends:
                 self._metrics = self._context.backend(PROCESS_BACKEND).metric_sockets()
             self._bind_at = now + _BIND_SECONDS
         if now >= self._flush_at:
             self._aggregator.flush()
             self._flush_at = now + _FLUSH_SECONDS
-        by_descriptor = {bound.socket.fileno(): bound for bound in self._sockets if bound.socket is not None}
-        if not by_descriptor and self._metrics is None:
+        on_gateway = self._containers.socket if self._containers is not None else None
+        sources = [one for one in (on_gateway, self._metrics) if one is not None]
+        if not sources:
             self._stopping.wait(_FLUSH_SECONDS)
             return
         readable = select.poll()  # not select(): it refuses descriptors above 1023
-        for descriptor in (*by_descriptor, *([self._metrics.fileno()] if self._metrics is not None else [])):
-            readable.register(descriptor, select.POLLIN)
-        ready = [descriptor for descriptor, _ in readable.poll(1000 * _FLUSH_SECONDS)]
-        taken = sum(self._receive(by_descriptor[one]) for one in ready if one in by_descriptor)
-        if self._metrics is not None:
-            taken += self._receive_own(self._metrics)
+        for source in sources:
+            readable.register(source, select.POLLIN)
+        readable.poll(1000 * _FLUSH_SECONDS)
+        taken = self._receive_own(self._metrics) if self._metrics is not None else 0
+        if self._containers is not None:
+            taken += self._receive(self._containers)
         if taken:
             self._aggregator.flush()  # at once: the job may end in its next step
         if taken >= _BATCH:
             self._stopping.wait(_PAUSE_SECONDS)
 
-    def _receive(self, bound: _BoundSocket) -> int:
+    def _receive(self, bound: _ContainerSocket) -> int:
         received = bound.receive()
         # At once, for all of them together: a sender may have ended a moment later.
         senders = bound.lookup.find_senders({address for _, address in received})
@@ -156,7 +164,7 @@ class Listener:
         return len(received)
 
     def _receive_own(self, metrics: MetricSockets) -> int:
-        """Receive what jobs have sent in their own networks: nobody else can."""
+        """Receive what jobs have sent to their own sockets."""
         received = metrics.receive(_BATCH)
         for data, name in received:
             job_id, _, attempt = name.rpartition("-")

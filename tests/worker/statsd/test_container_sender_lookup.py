@@ -79,12 +79,3 @@ def test_an_engine_that_does_not_answer_makes_nobody_unknown(network, asked):
 def test_a_container_that_is_no_job_is_nobody(network, asked):
     network |= {ADDRESS[0]: "registry"}
     assert asked() is None
-
-
-def test_containers_may_send_while_there_are_any(network, tmp_path):
-    lookup = ContainerSenderLookup(Settings(home=tmp_path))
-    assert not lookup.is_sending_to(("172.18.0.1", 8125))
-    network |= {ADDRESS[0]: "gradient-jone-1"}
-    assert lookup.is_sending_to(("172.18.0.1", 8125))
-    network |= {"away": "yes"}
-    assert not lookup.is_sending_to(("172.18.0.1", 8125))

@@ -1,7 +1,8 @@
 """Jobs of the process backend that send metrics, and a job that sends what it should not."""
 
+import shlex
+import signal
 import socket
-import sys
 from types import SimpleNamespace
 
 import psutil
@@ -9,6 +10,7 @@ import pytest
 from support.deployment import Deployment, wait_until
 
 from core.settings import Settings
+from worker.backends.job_connections import JobConnections
 from worker.statsd.listener import Listener
 
 pytestmark = pytest.mark.integration
@@ -16,8 +18,8 @@ pytestmark = pytest.mark.integration
 SEND = """
 import os, socket, sys, time
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-link.connect(("127.0.0.1", int(sys.argv[1])))
-job = sys.argv[2] if len(sys.argv) > 2 else os.environ["PS_JOB_ID"]
+link.connect(("127.0.0.1", int(os.environ["GRADIENT_STATSD_PORT"])))
+job = sys.argv[1] if len(sys.argv) > 1 else os.environ["PS_JOB_ID"]
 for value in range(5):
     link.send(f"loss:{value}|g|#container_name:{job}".encode())
     time.sleep(0.05)
@@ -34,7 +36,7 @@ FORGE_AND_SEE = SEND + SEE.format('"statsd_dropped": 5')
 FLOOD = """
 import os, socket, sys, time
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-link.connect(("127.0.0.1", int(sys.argv[1])))
+link.connect(("127.0.0.1", int(os.environ["GRADIENT_STATSD_PORT"])))
 until = time.monotonic() + 3
 while time.monotonic() < until:
     for junk in (b"\\xff" * 60000, b"a:b:c|d", b"x:1|g", b"y" * 5000 + b":1|c"):
@@ -43,25 +45,18 @@ while time.monotonic() < until:
 """
 
 
-@pytest.fixture
-def port():
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-@pytest.fixture
-def service(tmp_path, port):
-    deployment = Deployment(tmp_path / "home", GRADIENT_STATSD__PORT=str(port))
+@pytest.fixture(params=["sandbox", "host"])
+def service(tmp_path, request):
+    """A service whose jobs have networks of their own, or that of the host."""
+    own = {"GRADIENT_PROCESS__SANDBOX": "auto"} if request.param == "sandbox" else {}
+    deployment = Deployment(tmp_path / "home", **own)
     deployment.start_up()
     yield deployment
     deployment.stop()
 
 
-def python(program, tmp_path, *arguments):
-    file = tmp_path / f"{len(program)}.py"
-    file.write_text(program)
-    return " ".join([sys.executable, str(file), *map(str, arguments)])
+def python(program, *arguments):
+    return shlex.join(["python", "-c", program, *arguments])
 
 
 def series(service, job):
@@ -69,84 +64,92 @@ def series(service, job):
     return {one["name"]: [point["value"] for point in one["points"]] for one in found if one["source"] == "job"}
 
 
-def test_what_a_job_sends_becomes_its_metrics(service, port, tmp_path):
-    job = service.submit(python(SEND_AND_SEE, tmp_path, port))
+def test_what_a_job_sends_becomes_its_metrics(service):
+    job = service.submit(python(SEND_AND_SEE))
     assert service.wait_ended(job)["exitCode"] == 0
     assert series(service, job) == {"loss": [0.0, 1.0, 2.0, 3.0, 4.0]}
 
 
-def test_a_job_cannot_write_into_another_s_metrics(service, port, tmp_path):
+def test_a_job_cannot_write_into_another_s_metrics(service):
     victim = service.submit("sleep 300")
     wait_until(lambda: service.job(victim)["state"] == "Running", "the victim to run")
-    forger = service.submit(python(FORGE_AND_SEE, tmp_path, port, victim))
+    forger = service.submit(python(FORGE_AND_SEE, victim))
     assert service.wait_ended(forger)["exitCode"] == 0
     assert series(service, forger)["statsd_dropped"][-1] == 5
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:  # no job of anybody's
-        stranger.sendto(f"loss:1|g|#container_name:{victim}".encode(), ("127.0.0.1", port))
-        assert series(service, victim) == {}
     service.request("POST", f"/jobs/{victim}/stop")
     service.wait_ended(victim)
     assert series(service, victim) == {}
 
 
-def test_a_flood_harms_nobody(service, port, tmp_path):
+def test_a_flood_harms_nobody(service):
     [api] = service._processes
     before = psutil.Process(api.pid).memory_info().rss
-    flooding = service.submit(python(FLOOD, tmp_path, port))
-    other = service.submit(python(SEND, tmp_path, port))
+    flooding = service.submit(python(FLOOD))
+    other = service.submit(python(SEND))
     assert service.wait_ended(other)["exitCode"] == 0
     assert service.wait_ended(flooding)["exitCode"] == 0
     found = series(service, flooding)
     assert (len(found) <= 201, found["statsd_dropped"][-1] > 0) == (True, True)
     assert psutil.Process(api.pid).memory_info().rss - before < 200 * 1024**2
-    last = service.submit(python(SEND_AND_SEE, tmp_path, port))
+    last = service.submit(python(SEND_AND_SEE))
     service.wait_ended(last)
     assert series(service, last)["loss"][-1] == 4.0
 
 
-CONNECT_AND_WAIT = """
-import pathlib, socket, sys, time
-folder, port = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
-    client.connect(("127.0.0.1", port))
-    while not (folder / "go").exists():
-        client.send(b"loss:1|g")
+SEND_UNTIL_SEEN_AGAIN = """
+import os, socket, time
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+link.connect(("127.0.0.1", int(os.environ["GRADIENT_STATSD_PORT"])))
+def rows():
+    file = os.environ["GRADIENT_METRICS_FILE"]
+    return len(open(file).readlines()) if os.path.exists(file) else 0
+def send(value):
+    try:
+        link.send(f"loss:{value}|g|#container_name:{os.environ['PS_JOB_ID']}".encode())
+    except ConnectionRefusedError:  # no worker runs
         time.sleep(0.05)
+while rows() < 3:
+    send(1)
+    time.sleep(0.05)
+print("seen", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.05)
+before = rows()
+while rows() < before + 3:
+    send(2)
+    time.sleep(0.05)
 """
 
 
-def test_a_port_that_is_taken_is_no_obstacle(tmp_path, port):
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        other.bind(("127.0.0.1", port))
-        deployment = Deployment(tmp_path / "home", GRADIENT_STATSD__PORT=str(port))
-        try:
-            process = deployment.start_up()
-            assert deployment.wait_ended(deployment.submit("true"))["exitCode"] == 0
-            assert "statsd_not_bound" not in process.read_log(), "no job has lost a metric"
-            sender = deployment.submit(python(CONNECT_AND_WAIT, tmp_path, tmp_path, port))
-            wait_until(lambda: "statsd_not_bound" in process.read_log(), "the warning")
-            (tmp_path / "go").touch()
-            assert deployment.wait_ended(sender)["exitCode"] == 0
-        finally:
-            deployment.stop()
+def test_a_job_s_port_is_open_again_after_a_restart_of_the_worker(service):
+    job = service.submit(f"touch $GRADIENT_ARTIFACTS_DIR/x; {python(SEND_UNTIL_SEEN_AGAIN)}")
+    wait_until(lambda: b"seen" in service.raw_log(job), "the first values")
+    [process] = service._processes
+    process.signal(signal.SIGTERM)
+    process.wait()
+    service.start_up()
+    [folder] = (service.home / "attempts").glob(f"{job}-*/workspace")
+    (folder / "go").touch()
+    assert service.wait_ended(job)["exitCode"] == 0
+    assert series(service, job)["loss"][-1] == 2.0
 
 
 @pytest.mark.usefixtures("many_open_files")
 def test_a_worker_with_many_open_files_listens(tmp_path):
-    def listen():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        settings = Settings(home=tmp_path, statsd={"port": port})
-        backend = SimpleNamespace(metric_sockets=lambda: None)
-        context = SimpleNamespace(
-            settings=settings, enabled_backends=["process"], scratch_root=tmp_path, backend=lambda _: backend
-        )
-        listener = Listener(context)
-        listener._tick()
-        (bound,) = listener._sockets
-        return bound.socket and bound  # another process may have taken the port meanwhile
-
-    bound = wait_until(listen, "a free port")
-    assert bound.socket.fileno() > 1023
-    bound.close()
+    connections = JobConnections(Settings(home=tmp_path), lambda _: None)
+    control = tmp_path / "attempts" / "jone-1" / "control"
+    control.mkdir(parents=True)
+    backend = SimpleNamespace(metric_sockets=lambda: connections.metrics)
+    context = SimpleNamespace(
+        settings=Settings(home=tmp_path),
+        enabled_backends=["process"],
+        scratch_root=tmp_path / "attempts",
+        backend=lambda _: backend,
+    )
+    port = int(connections.metrics_environment("jone-1", own_network=False)["GRADIENT_STATSD_PORT"])
+    assert connections.metrics.fileno() > 1023
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as job:
+        job.sendto(b"loss:1|g|#container_name:jone", ("127.0.0.1", port))
+    Listener(context)._tick()
+    assert '"loss": 1' in (control / "metrics.jsonl").read_text()
+    connections.metrics.remove("jone-1")
