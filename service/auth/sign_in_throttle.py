@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from core.errors import Unauthorized
 
 _MAX_NAMES = 10_000
+_MAX_WAITING = 1000
 _LOWEST_PRIORITY = 19
 
 T = TypeVar("T")
@@ -52,6 +53,10 @@ class FailureBackoff:
         delay = min(self._first * 2.0 ** min(excess, 30), self._longest) * self._processes
         return max(0.0, at + delay - time.monotonic())
 
+    def failures(self, name: str) -> int:
+        """Return the number of recent failures of this name."""
+        return self._recent(name)[0]
+
     def record_failure(self, name: str) -> None:
         """Count a failure."""
         with self._lock:
@@ -73,8 +78,9 @@ class SignInLimiter:
     """Checks passwords, in threads of low priority: a check takes a tenth of a second of a CPU and 16 MiB.
 
     Wrong passwords delay the same client's next attempt for the same address, so nobody can block a user at another
-    client. Many wrong ones delay the client for all addresses. If others were refused during the check of one, the
-    next check waits for as long again: a storm of sign-ins takes half of the time of these threads.
+    client. Many wrong ones delay the client for all addresses. Sign-ins wait for a thread, one of each client, and
+    those of clients with the fewest wrong passwords are first: a storm of sign-ins keeps nobody else waiting for
+    longer than the first attempt of each of its clients takes.
 
     Args:
         at_once: Number of concurrent checks; default: one for two CPUs, at least one in each process.
@@ -82,10 +88,9 @@ class SignInLimiter:
     """
 
     def __init__(self, at_once: int | None = None, *, processes: int = 1) -> None:
-        self._at_once = at_once or max(1, (os.cpu_count() or 1) // (2 * processes))
-        self._running = 0
-        self._refused = 0
-        self._threads = ThreadPoolExecutor(self._at_once, "sign-in", initializer=_lower_priority)
+        self._free = at_once or max(1, (os.cpu_count() or 1) // (2 * processes))
+        self._threads = ThreadPoolExecutor(self._free, "sign-in", initializer=_lower_priority)
+        self._waiting: dict[str, tuple[int, asyncio.Future[None]]] = {}
         self._clients = FailureBackoff(free=20, longest=60.0, forgotten=900.0, processes=processes)
         self._pairs = FailureBackoff(free=5, longest=60.0, forgotten=900.0, processes=processes)
 
@@ -98,34 +103,58 @@ class SignInLimiter:
             check: Checks the password; runs in a thread.
 
         Raises:
-            HTTPException: 429: too many wrong passwords, or too many concurrent checks.
+            HTTPException: 429: too many wrong passwords, or another sign-in of this client waits already.
         """
         pair = f"{client} {address.strip().casefold()}"
         wait = max(self._clients.wait_seconds(client), self._pairs.wait_seconds(pair))
         if wait > 0:
             seconds = math.ceil(wait)
             raise _too_many_requests(f"Too many wrong passwords. Try again in {seconds} seconds.", seconds)
-        if self._running >= self._at_once:
-            self._refused += 1
-            raise _too_many_requests(f"Too many logins at once; the limit is {self._at_once}. Try again.", 1)
-        self._running += 1
-        loop, refused, began = asyncio.get_running_loop(), self._refused, time.monotonic()
+        await self._acquire(client)
         try:
-            found = await loop.run_in_executor(self._threads, check)
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, check)
         except Unauthorized:
             self._clients.record_failure(client)
             self._pairs.record_failure(pair)
-            if self._refused > refused:
-                self._running += 1
-                loop.call_later(time.monotonic() - began, self._release)
             raise
         finally:
             self._release()
         self._pairs.reset(pair)
         return found
 
+    async def _acquire(self, client: str) -> None:
+        """Wait for a thread."""
+        if self._free > 0:
+            self._free -= 1
+            return
+        if client in self._waiting:
+            raise _too_many_requests("Another login from your network waits already. Try again.", 1)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[client] = self._clients.failures(client), turn
+        if len(self._waiting) > _MAX_WAITING:
+            self._refuse_last()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._release()
+            raise
+        finally:
+            if (waiting := self._waiting.get(client)) and waiting[1] is turn:
+                del self._waiting[client]
+
+    def _refuse_last(self) -> None:
+        """Refuse whoever would wait longest."""
+        last = max(reversed(self._waiting), key=lambda client: self._waiting[client][0])
+        self._waiting.pop(last)[1].set_exception(_too_many_requests("Too many logins at once. Try again.", 1))
+
     def _release(self) -> None:
-        self._running -= 1
+        """Let the next one have the thread: of those with the fewest wrong passwords, the first."""
+        if not self._waiting:
+            self._free += 1
+            return
+        first = min(self._waiting, key=lambda client: self._waiting[client][0])
+        self._waiting.pop(first)[1].set_result(None)
 
 
 def _lower_priority() -> None:
