@@ -152,6 +152,10 @@ def migrate(settings: Settings) -> int:
 
     database = _open_database(settings)
     migrations.upgrade(database)
+    if settings.database.worker_url is not None:
+        from core.db import worker_role
+
+        announce(f"Workers connect as {worker_role.create(database, settings.database.worker_url)!r}.")
     database.close()
     announce("The database is up to date.")
     return 0

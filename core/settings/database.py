@@ -24,6 +24,11 @@ class DatabaseSettings(SettingsGroup):
     url: str | None = Field(
         default=None, description="SQLAlchemy URL of the database; default: SQLite under GRADIENT_HOME"
     )
+    worker_url: str | None = Field(
+        default=None,
+        description="PostgreSQL URL with which workers connect; `gradient-server migrate` makes its user, who can run "
+        "jobs but not touch keys, sessions and users",
+    )
     pool_size: int = Field(
         default=5,
         description="threads of an API process for reads, for files and for logs, each; "
@@ -39,7 +44,7 @@ class DatabaseSettings(SettingsGroup):
         description="whether PgBouncer or another pooler of transactions is between the service and PostgreSQL",
     )
 
-    @field_validator("url")
+    @field_validator("url", "worker_url")
     @classmethod
     def _known(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(_DATABASES):

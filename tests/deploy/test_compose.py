@@ -13,7 +13,11 @@ import yaml
 ROOT = Path(__file__).parent.parent.parent
 COMPOSE = ROOT / "docker-compose.yml"
 DOCKERFILES = [ROOT / "images" / name / "Dockerfile" for name in ("service", "worker")]
-SECRETS = {"POSTGRES_PASSWORD": "canary-one", "REDIS_PASSWORD": "canary-two"}
+SECRETS = {
+    "POSTGRES_PASSWORD": "canary-one",
+    "REDIS_PASSWORD": "canary-two",
+    "WORKER_POSTGRES_PASSWORD": "canary-three",
+}
 ONE_SHOT = {"migrate"}
 OURS = {"migrate", "service", "worker"}
 
@@ -124,7 +128,8 @@ def test_compose_itself_accepts_the_file(compose_program, tmp_path):
     assert done.returncode == 0, done.stderr
     shown = yaml.safe_load(done.stdout)
     environment = shown["services"]["worker"]["environment"]
-    assert environment["GRADIENT_DATABASE__URL"] == "postgresql://gradient:canary-one@database/gradient"
+    assert environment["GRADIENT_DATABASE__URL"] == "postgresql://gradient_worker:canary-three@database/gradient"
+    assert "canary-one" not in json.dumps(environment), "a worker has no password of the service's own user"
     assert environment["GRADIENT_QUEUE__BROKER_URL"] == "redis://:canary-two@broker:6379/0"
     assert environment["GRADIENT_PROCESS__SANDBOX"] == "require"
     assert "canary" not in json.dumps(shown["services"]["broker"]["command"])

@@ -22,9 +22,9 @@ def test_secrets_are_made_for_the_owner_alone_and_said_to_nobody(tmp_path):
     file = tmp_path / ".env"
     done = init(file)
     values = dict(line.split("=", 1) for line in file.read_text().splitlines())
-    assert set(values) == {"POSTGRES_PASSWORD", "REDIS_PASSWORD"}
+    assert set(values) == {"POSTGRES_PASSWORD", "WORKER_POSTGRES_PASSWORD", "REDIS_PASSWORD"}
     assert all(re.fullmatch(r"[0-9a-f]{64}", value) for value in values.values())
-    assert len(set(values.values())) == 2
+    assert len(set(values.values())) == 3
     assert mode(file) == 0o600
     assert not any(value in done.stdout + done.stderr for value in values.values())
     assert list(tmp_path.iterdir()) == [file], "nothing is left beside it"
@@ -46,8 +46,8 @@ def test_what_is_set_already_stays(tmp_path):
     init(file)
     lines = file.read_text().splitlines()
     assert lines[:4] == ["GRADIENT_LOG_LEVEL=debug", "POSTGRES_PASSWORD=mine", "REDIS_PASSWORD=", "#end"]
-    assert len(lines) == 5
-    assert re.fullmatch(r"REDIS_PASSWORD=[0-9a-f]{64}", lines[4]), "an empty one is none; the last line counts"
+    assert len(lines) == 6
+    assert re.fullmatch(r"REDIS_PASSWORD=[0-9a-f]{64}", lines[5]), "an empty one is none; the last line counts"
 
 
 def test_two_servers_have_different_secrets(tmp_path):

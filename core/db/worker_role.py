@@ -1,0 +1,72 @@
+"""The PostgreSQL role of workers: it runs jobs, and cannot touch keys, sessions, users and the record of changes."""
+
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import psycopg
+from psycopg import sql
+
+from core.db.database import Database
+from core.errors import SpecInvalid
+
+_READ, _ADD = "SELECT", "SELECT, INSERT"
+_ALL = "SELECT, INSERT, UPDATE, DELETE"
+PRIVILEGES = {
+    **dict.fromkeys(("alembic_version", "comparisons", "comparison_jobs"), _READ),
+    **dict.fromkeys(("secrets", "registries", "project_registries", "git_logins"), _READ),
+    **dict.fromkeys(("api_keys", "changes", "one_time_tokens", "sessions", "user_keys", "users"), ""),
+    **dict.fromkeys(("attempts", "gpu_allocations", "host_images", "last_metrics", "leader_leases", "metrics"), _ALL),
+    **dict.fromkeys(("outbox", "pending_deletions", "port_allocations", "port_requests", "repair_counts"), _ALL),
+    **dict.fromkeys(("installation", "resources", "workers"), _ALL),
+    "events": _ADD,
+    "job_logins": "SELECT, DELETE",
+    "jobs": "SELECT, UPDATE",
+    "projects": "SELECT, UPDATE (last_claimed_at)",
+}
+"""What the role may do with each table. It reads secrets and logins: a worker gives them to its jobs."""
+
+
+def create(database: Database, url: str) -> str:
+    """Make the role of a database URL, or give an existing one this password and these rights; return its name.
+
+    Raises:
+        SpecInvalid: The URL names no role, or that of the service itself, or the service may not make roles.
+    """
+    parts = urlsplit(url)
+    name = unquote(parts.username or "")
+    password = unquote(parts.password or "") or parse_qs(parts.query).get("password", [""])[0]
+    if database.is_sqlite or not name or name == database.engine.url.username:
+        raise SpecInvalid(
+            "Give the PostgreSQL URL that workers connect with, with a user of its own, such as "
+            "postgresql://gradient_worker:PASSWORD@HOST/DATABASE.",
+            field="database.worker_url",
+        )
+    try:
+        with database.engine.execution_options(gradient_write=True).begin() as connection:
+            driver: psycopg.Connection = connection.connection.driver_connection  # type: ignore[assignment] # of psycopg
+            known = driver.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (name,)).fetchone()
+            for statement in _statements(sql.Identifier(name), password, exists=known is not None):
+                driver.execute(statement)
+    except psycopg.Error as error:
+        raise SpecInvalid(
+            f"The role {name!r} of workers cannot be made: {error}. Let an administrator of the database make it, "
+            "or give the service's own user CREATEROLE.",
+            field="database.worker_url",
+        ) from error
+    return name
+
+
+def _statements(role: sql.Identifier, password: str, *, exists: bool) -> list[sql.Composed]:
+    verb = sql.SQL("ALTER" if exists else "CREATE")
+    own = sql.SQL(" PASSWORD {}").format(sql.Literal(password)) if password else sql.SQL("")
+    made = sql.SQL("{} ROLE {} LOGIN NOSUPERUSER NOCREATEROLE NOCREATEDB").format(verb, role)
+    statements = [
+        made + own,
+        sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {}").format(role),
+        sql.SQL("GRANT USAGE ON SCHEMA public TO {}").format(role),
+        sql.SQL("GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {}").format(role),
+    ]
+    for table, rights in PRIVILEGES.items():
+        if rights:
+            grant = sql.SQL("GRANT {} ON {} TO {}")
+            statements.append(grant.format(sql.SQL(rights), sql.Identifier(table), role))
+    return statements
