@@ -47,10 +47,14 @@ _HEADERS = {
     b"x-frame-options": b"DENY",
     b"referrer-policy": b"same-origin",
     b"cross-origin-resource-policy": b"same-origin",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"permissions-policy": b"camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
     b"cache-control": b"no-store",
 }
 """Default security headers; an endpoint may set its own."""
+_HTTPS_HEADERS = _HEADERS | {b"strict-transport-security": b"max-age=31536000"}
+"""Those of a service whose public URL is https."""
 
 
 class Application(FastAPI):
@@ -83,6 +87,8 @@ class _Layers:
         self._websockets = websockets
         self._metrics = app_state.service_metrics
         self._origins = _Origins(app_state.settings.api)
+        is_https = app_state.settings.public_url.lower().startswith("https://")
+        self._headers = _HTTPS_HEADERS if is_https else _HEADERS
         self._traced = TracingMiddleware(self._serve, app_state.keys, app_state.lanes)
         self._limited = BodyLimitMiddleware(self._answer)
         self._paged = app.error_pages(self._trace_or_serve)
@@ -112,7 +118,7 @@ class _Layers:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         bind(request_id=scope.setdefault("state", {}).setdefault("request_id", new_id("r")))
         act_as(None)
-        sent = _Sent(scope, send, self._metrics)
+        sent = _Sent(scope, send, self._metrics, self._headers)
         app = self._limited if has_body(Headers(scope=scope)) else self._answer
         try:
             await app(scope, receive, sent)
@@ -128,7 +134,8 @@ class _Layers:
             started = True
             await send(message)
 
-        refusal = self._origins.refusal(scope["method"], Headers(scope=scope))
+        headers = Headers(scope=scope)
+        refusal = _ambiguous_length(headers) or self._origins.refusal(scope["method"], headers)
         if refusal is not None:
             await http_error_response(refusal)(scope, receive, send)
             return
@@ -157,12 +164,13 @@ class _Sent:
         scope: The request's.
         send: Sends to the client.
         metrics: Count requests and bytes.
+        headers: Headers for responses that do not set them.
     """
 
-    __slots__ = ("_began", "_content", "_metrics", "_scope", "_send", "_status", "_took")
+    __slots__ = ("_began", "_content", "_headers", "_metrics", "_scope", "_send", "_status", "_took")
 
-    def __init__(self, scope: Scope, send: Send, metrics: ServiceMetrics) -> None:
-        self._scope, self._send, self._metrics = scope, send, metrics
+    def __init__(self, scope: Scope, send: Send, metrics: ServiceMetrics, headers: Mapping[bytes, bytes]) -> None:
+        self._scope, self._send, self._metrics, self._headers = scope, send, metrics, headers
         self._began = time.perf_counter()
         self._took: float | None = None
         self._status = 0
@@ -176,7 +184,7 @@ class _Sent:
             headers = message["headers"] = [*message["headers"]]
             given = {name for name, _ in headers}
             headers += [(b"x-request-id", self._scope["state"]["request_id"].encode())]
-            headers += [one for one in _HEADERS.items() if one[0] not in given]
+            headers += [one for one in self._headers.items() if one[0] not in given]
         await self._send(message)
         if self._content is not None and message["type"] == "http.response.body":
             self._metrics.count_sent_bytes(self._content, len(message.get("body", b"")))
@@ -194,6 +202,13 @@ class _Sent:
         fields = {"method": self._scope["method"], "path": self._scope["path"], "route": route_pattern(self._scope)}
         fields |= {"status": self._status, "ms": round(seconds * 1000, 1)} | _job_fields(self._scope)
         logger.log(level, "request", extra=fields)
+
+
+def _ambiguous_length(headers: Headers) -> HTTPException | None:
+    """Return why a request is refused whose end a proxy may see elsewhere, and so another request after it."""
+    if "transfer-encoding" not in headers or "content-length" not in headers:
+        return None
+    return HTTPException(400, "Send Content-Length or Transfer-Encoding, not both.", {"Connection": "close"})
 
 
 def _job_fields(scope: Scope) -> dict[str, Any]:

@@ -51,7 +51,9 @@ def create_key(args: argparse.Namespace) -> int:
         print_json(created)
         return OK
     sys.stdout.write(f"{created['apiKey']}\n")
-    terminal.print_message(f"created key {created['id']}; it is shown only once, for `gradient-cli login`")
+    expires = created.get("expiresAt")
+    until = f"it expires at {expires}" if expires else "it never expires (--days N makes one that does)"
+    terminal.print_message(f"created key {created['id']}; it is shown only once, for `gradient-cli login`; {until}")
     return OK
 
 

@@ -97,6 +97,16 @@ def test_a_head_that_drips_ends_all_the_same(serve, sockets):
     pytest.fail("a byte now and then kept the connection open")
 
 
+@pytest.mark.parametrize("path", ["/jobs", "/health", "/ui/login"])
+def test_a_request_with_two_lengths_is_refused_and_its_connection_ends(serve, sockets, path):
+    live = serve()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    smuggled = f"GET /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.api_key}\r\n\r\n"
+    answer = all_of(connect(live, sockets, f"{head}0\r\n\r\n{smuggled}".encode()))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
 @pytest.mark.parametrize("body", [b"", b'{"machineType"'])
 def test_a_body_that_does_not_come_ends_the_connection(serve, sockets, body):
     live = serve(body_seconds=0.3)

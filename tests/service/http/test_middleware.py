@@ -38,7 +38,20 @@ def test_answers_carry_safe_headers(client):
         assert headers["x-frame-options"] == "DENY"
         assert "default-src 'none'" in headers["content-security-policy"]
         assert headers["cache-control"] == "no-store"
+        assert headers["cross-origin-opener-policy"] == "same-origin"
+        assert "camera=()" in headers["permissions-policy"]
         assert "server" not in headers
+        assert "strict-transport-security" not in headers
+
+
+def test_a_service_with_https_tells_browsers_to_stay_with_it(settings, database, api_key):
+    api = settings.api.model_copy(update={"public_url": "https://jobs.example.org"})
+    app = create_app(settings.model_copy(update={"api": api}), database=database, wake=lambda: None)
+    live = LiveServer(app, api_key)
+    with live.client() as client:
+        answer = client.get("/health", headers={"Host": "jobs.example.org"})
+    live.stop()
+    assert answer.headers["strict-transport-security"] == "max-age=31536000"
 
 
 def test_names_that_are_not_ours_are_refused(client):
