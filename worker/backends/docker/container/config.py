@@ -27,7 +27,7 @@ _GPU_VARIABLES = (
     "NVIDIA_MIG_",
     "NVIDIA_IMEX_",
 )
-_USER_NAME = "gradient"
+HOME, USER_NAME = "/home/gradient", "gradient"
 _THREADS = "OMP_NUM_THREADS"
 _HOOK_VARIABLES = (
     "LD_AUDIT",
@@ -122,8 +122,8 @@ def _environment(spec: LaunchSpec, options: ContainerOptions) -> list[str]:
     # neighbours' GPUs. With a device request the engine sets the right one itself.
     env = {name: value for name, value in spec.env.items() if not name.startswith(_GPU_VARIABLES)}
     if options.user.partition(":")[0] != "0":
-        # A user that the image does not know has no writable home, and no name for programs to find.
-        env = {"HOME": base.WORKSPACE, "LOGNAME": _USER_NAME, "USER": _USER_NAME} | env
+        # A user that the image does not know has no writable home.
+        env = {"HOME": HOME, "LOGNAME": USER_NAME, "USER": USER_NAME} | env
     # A limit of CPUs does not change their number, by which programs choose that of their threads.
     if spec.job_spec.cpus is not None and _THREADS not in options.image_variables:
         env = {_THREADS: str(math.ceil(spec.job_spec.cpus))} | env
@@ -178,11 +178,17 @@ def _mounts(spec: LaunchSpec, options: ContainerOptions) -> list[dict[str, Any]]
         _mount(spec.storage, base.STORAGE),
         _datasets_mount(spec.datasets, writable=options.datasets_writable),
         _mount(spec.control, base.CONTROL),
+        _mount(home_folder(spec), HOME),
         _mount(WRAPPER, WRAPPER_PATH, read_only=True),
         # The first of its folder: what the image's own profiles add to PATH stays.
         _mount(LOGIN_PATH, "/etc/profile.d/00-gradient.sh", read_only=True),
         *(_host_folder_mount(source, target) for source, target in options.folders),
     ]
+
+
+def home_folder(spec: LaunchSpec) -> Path:
+    """Return the folder behind the job's home: not its workspace, whose files are looked through at the end."""
+    return spec.control.with_name("home")
 
 
 def _port_bindings(spec: LaunchSpec, address: str) -> dict[str, list[dict[str, str]]]:

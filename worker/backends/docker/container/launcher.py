@@ -20,7 +20,7 @@ from worker.backends.base import (
 )
 from worker.backends.docker.container.config import ContainerOptions, container_config, container_name
 from worker.backends.docker.container.granted_privileges import PolicyByMachineType
-from worker.backends.docker.container.users import chown_folders, resolve_user
+from worker.backends.docker.container.users import chown_folders, passwd_with, resolve_user
 from worker.backends.docker.engine.client import (
     NOT_FOUND,
     ContainerState,
@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 _UNAVAILABLE_PAUSE_SECONDS = 1.0
 _START_PAUSES = (1.0, 2.0, 4.0)
+_LIST_OF_USERS = "/etc/passwd"
 _NO_SPACE = "no space left on device"
 _NO_QUOTA_SUPPORT = "storage-opt"
 _MAX_MEMORY_SHARE = 0.9
@@ -140,6 +141,7 @@ class Launcher:
                 self._check_shell(state, spec)
                 self._check_working_dir(state, spec)
                 self._require_free_gpus(spec)
+                self._name_user(state, spec)
             # Another worker may have created it meanwhile, from an older or newer image of that name.
             known = image.digest if image is not None and image.id == state.image else None
             digest = known or self.images.digest(state.image, spec.container)
@@ -261,6 +263,19 @@ class Launcher:
                 built = f"built from {spec.build.dockerfile}" if spec.build else None
                 raise LaunchError("no_shell", built or spec.container or self._settings.default_image)
             self._with_shell.add(state.image)
+
+    def _name_user(self, state: ContainerState, spec: LaunchSpec) -> None:
+        """Add the job's user to the users that the container knows."""
+        user = resolve_user(spec, self._policies.for_type(spec.machine_type), self._settings)
+        if user.uid == 0 or state.status != "created":
+            return
+        try:
+            known = self._engine.read_file(state.id, _LIST_OF_USERS)
+            named = None if known is None else passwd_with(user, known)
+            if named is not None:
+                self._engine.write_file(state.id, _LIST_OF_USERS, named)
+        except EngineRefused:  # it cannot be changed: the job runs without a name
+            logger.info("user_not_named", exc_info=True)
 
     def _start(self, state: ContainerState, spec: LaunchSpec) -> None:
         try:

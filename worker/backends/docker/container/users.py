@@ -11,6 +11,7 @@ from core.catalogue.container_privileges import ContainerPolicy
 from core.jobs.spec.container_options import uid_gid
 from core.settings.docker import DockerSettings
 from worker.backends.base import LaunchError, LaunchSpec
+from worker.backends.docker.container.config import HOME, USER_NAME, home_folder
 
 _STORAGE_MODE = 0o2770  # access for the project's group, which new files belong to
 
@@ -87,14 +88,30 @@ def resolve_user(spec: LaunchSpec, policy: ContainerPolicy, settings: DockerSett
 
 def chown_folders(spec: LaunchSpec, user: ContainerUser) -> None:
     """If run as root, give the attempt's folders to the job's user, and the storage to the project's."""
+    home = home_folder(spec)
+    home.mkdir(mode=0o700, exist_ok=True)
     if os.getuid() != 0:
         return
     own = [spec.python.folder] if spec.python else []
-    chown_trees((user.uid, user.gid), spec.workspace, spec.artifacts, spec.control, *own)
+    chown_trees((user.uid, user.gid), spec.workspace, spec.artifacts, spec.control, home, *own)
     # Only the folder itself: its content belongs to the jobs.
     if _owner(spec.storage) != user.project:
         os.chown(spec.storage, *user.project)
         spec.storage.chmod(_STORAGE_MODE)
+
+
+def passwd_with(user: ContainerUser, known: bytes) -> bytes | None:
+    """Return an image's list of users with the job's; None if it has it already.
+
+    Programs ask for the name and the home of their user, and some do not start without an answer.
+    """
+    lines = known.splitlines()
+    if any(line.split(b":")[2:3] == [str(user.uid).encode()] for line in lines):
+        return None
+    taken = any(line.startswith(f"{USER_NAME}:".encode()) for line in lines)
+    name = f"{USER_NAME}-{user.uid}" if taken else USER_NAME
+    end = b"" if not known or known.endswith(b"\n") else b"\n"
+    return known + end + f"{name}:x:{user.uid}:{user.gid}::{HOME}:/bin/sh\n".encode()
 
 
 def chown_trees(user: tuple[int, int], *folders: Path) -> None:

@@ -4,8 +4,10 @@ They replace the SDK's many exceptions. An unavailable engine does not mean that
 keep running without it.
 """
 
+import io
 import logging
 import math
+import tarfile
 import threading
 import time
 import weakref
@@ -215,6 +217,29 @@ class Engine:
             return answer.status_code
 
         return self.call(head) != NOT_FOUND
+
+    def read_file(self, container: str, path: str) -> bytes | None:
+        """Return a file of a container, empty if there is none; None if it is a link or no file."""
+        try:
+            packed = self.call(lambda api: b"".join(api.get_archive(container, path)[0]))
+        except EngineRefused as error:
+            if error.status == NOT_FOUND:
+                return b""
+            raise
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            entry = archive.next()
+            content = archive.extractfile(entry) if entry is not None and entry.isreg() else None
+            return None if content is None else content.read()
+
+    def write_file(self, container: str, path: str, content: bytes) -> None:
+        """Write a file of a container, which belongs to root and which all may read."""
+        folder, _, name = path.rpartition("/")
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            entry = tarfile.TarInfo(name)
+            entry.mode, entry.size = 0o644, len(content)
+            archive.addfile(entry, io.BytesIO(content))
+        self.call(lambda api: api.put_archive(container, folder or "/", packed.getvalue()))
 
     def ended_by_restart(self, name: str, ended: float) -> bool:
         """Return whether a restart of the engine ended a container.

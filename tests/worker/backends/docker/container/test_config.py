@@ -58,7 +58,7 @@ GOLDEN = {
     "Cmd": ["/.gradient/control", "alone"],
     "Env": [
         "GRADIENT_JOB_ID=jabc",
-        "HOME=/paperspace",
+        "HOME=/home/gradient",
         "LEARNING_RATE=0.1",
         "LOGNAME=gradient",
         "OMP_NUM_THREADS=2",
@@ -112,6 +112,7 @@ GOLDEN = {
             mount("/srv/s", "/storage"),
             alone("/srv/d", "/storage/datasets"),
             mount("/srv/c", "/.gradient/control"),
+            mount("/srv/home", "/home/gradient"),
             mount(str(WRAPPER), "/.gradient/run.sh", read_only=True),
             mount(str(LOGIN_PATH), "/etc/profile.d/00-gradient.sh", read_only=True),
         ],
@@ -160,14 +161,19 @@ def test_a_job_without_gpus_can_take_none_by_its_environment():
     forged = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "all", "NVIDIA_TF32_OVERRIDE": "1"}
     without = config({"gpus": (), "env": forged})
     assert without["HostConfig"]["DeviceRequests"] == []
-    named = {"LOGNAME=gradient", "USER=gradient", "HOME=/paperspace", "NVIDIA_TF32_OVERRIDE=1", "OMP_NUM_THREADS=2"}
+    named = {"LOGNAME=gradient", "USER=gradient", "HOME=/home/gradient", "NVIDIA_TF32_OVERRIDE=1", "OMP_NUM_THREADS=2"}
     assert set(without["Env"]) == named | {"NVIDIA_VISIBLE_DEVICES=void"}
     assert {item for item in config({"env": forged})["Env"] if "=" in item} == named
 
 
 @pytest.mark.parametrize(
     ("user", "env", "home"),
-    [("0:0", {}, None), ("7:7", {}, "/paperspace"), ("7:7", {"HOME": "/opt"}, "/opt"), ("0:0", {"HOME": "/x"}, "/x")],
+    [
+        ("0:0", {}, None),
+        ("7:7", {}, "/home/gradient"),
+        ("7:7", {"HOME": "/opt"}, "/opt"),
+        ("0:0", {"HOME": "/x"}, "/x"),
+    ],
 )
 def test_a_user_that_the_image_does_not_know_has_a_home(user, env, home):
     given = dict(item.split("=", 1) for item in config({"env": env}, {"user": user})["Env"] if "=" in item)

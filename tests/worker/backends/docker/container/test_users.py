@@ -10,7 +10,7 @@ from support.servers.private_docker_engine import SHELL_IMAGE
 
 from core.settings.docker import DockerSettings
 from core.storage.artifacts.store import DirectoryStore
-from worker.backends.docker.container.users import default_user
+from worker.backends.docker.container.users import ContainerUser, default_user, passwd_with
 
 
 @pytest.fixture
@@ -36,11 +36,36 @@ def run(place, command, **options):
 
 def test_a_worker_that_is_root_runs_no_job_as_root(make):
     assert os.getuid() == 0, "the worker here is root, as its firewall wants it"
-    code, said, spec = run(make(), "id -u; id -g; cat /proc/self/uid_map; echo $HOME $USER; touch $HOME/mine")
+    code, said, spec = run(make(), "id -u; id -g; cat /proc/self/uid_map; echo $HOME $USER; touch $HOME mine")
     uid, gid, *_ = said.split()
     assert (code, int(uid) >= 1_879_048_192, gid) == (0, True, uid)
-    assert said.endswith("/paperspace gradient\n")
+    assert said.endswith("/home/gradient gradient\n")
     assert (spec.workspace / "mine").stat().st_uid == int(uid)
+
+
+def test_a_job_s_user_has_a_name_and_a_home_apart_from_the_workspace(make):
+    tell = (
+        "whoami; grep :$(id -u): /etc/passwd; ls -ld ~ | cut -c1-10; mkdir -p ~/.cache/x; echo x >~/.cache/x/y; ls -A"
+    )
+    code, said, spec = run(make(), tell)
+    name, entry, mode = said.splitlines()
+    assert (code, name, mode) == (0, "gradient", "drwx------")
+    assert entry.split(":")[5:] == ["/home/gradient", "/bin/sh"]
+    assert not list(spec.workspace.iterdir()), "nothing of its home is in the workspace"
+
+
+@pytest.mark.parametrize(
+    ("known", "line"),
+    [
+        (b"root:x:0:0::/root:/bin/sh", b"gradient:x:7:8::/home/gradient:/bin/sh\n"),
+        (b"gradient:x:1:1::/:/bin/sh\n", b"gradient-7:x:7:8::/home/gradient:/bin/sh\n"),
+        (b"app:x:7:7::/app:/bin/sh\n", None),
+        (b"", b"gradient:x:7:8::/home/gradient:/bin/sh\n"),
+    ],
+)
+def test_the_list_of_users_of_an_image_is_completed(known, line):
+    completed = passwd_with(ContainerUser(7, 8, (7, 8)), known)
+    assert completed == (None if line is None else (known.rstrip(b"\n") + b"\n" if known else b"") + line)
 
 
 def test_projects_have_users_of_their_own_and_jobs_of_one_the_same(make):
