@@ -265,8 +265,6 @@ def _serve(process: ApiProcess, port: ApiPort, database: Database, machines: str
 
 
 def _issue_ticket(settings: Settings, database: Database, key_id: str) -> str:
-    """Return a ticket to sign in with."""
-
     def issue() -> str:
         with database.write() as session:
             return one_time_tokens.issue(session, Purpose.TICKET, key_id)

@@ -20,7 +20,6 @@ def _addresses(name: str) -> set[str]:
 
 
 def _is_local(address: str) -> bool:
-    """Return whether an address belongs to this machine."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))

@@ -74,7 +74,6 @@ class WorkerContext(Stores):
 
     @classmethod
     def open(cls, settings: Settings, database: Database, *, worker_name: str, hostname: str) -> "WorkerContext":
-        """Open the stores that the settings name."""
         return cls(
             settings=settings,
             database=database,
@@ -85,7 +84,6 @@ class WorkerContext(Stores):
 
     @property
     def scratch_root(self) -> Path:
-        """The folder of the scratch directories."""
         return self.settings.root / "attempts"
 
     @cached_property
@@ -95,7 +93,6 @@ class WorkerContext(Stores):
 
     @cached_property
     def fetcher(self) -> GitFetcher:
-        """The fetcher of git workspaces."""
         return GitFetcher(self.settings, self._is_shared)
 
     @cached_property
@@ -223,7 +220,6 @@ class WorkerContext(Stores):
             return True
 
     def scratch(self, job_id: str, attempt: int) -> Scratch:
-        """Return the scratch directory of one attempt."""
         return Scratch(self.scratch_root, job_id, attempt)
 
     def is_held_afresh(self, job: Job) -> bool:

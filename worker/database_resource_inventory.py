@@ -45,7 +45,6 @@ class DatabaseResourceInventory:
     def record_intent(
         self, kind: str, name: str, *, job_id: str, attempt: int, price: float | None = None
     ) -> ResourceEntry | None:
-        """See `ResourceInventory.record_intent`."""
         with self._database.write() as session:
             if session.scalar(select(Job.id).where(Job.id == job_id)) is None:
                 return None
@@ -72,7 +71,6 @@ class DatabaseResourceInventory:
         detail: str | None = None,
         operation: str | None = None,
     ) -> None:
-        """See `ResourceInventory.update`."""
         with self._database.write() as session:
             _update(
                 session,
@@ -93,7 +91,6 @@ class DatabaseResourceInventory:
         until: float | None = None,
         price: float | None = None,
     ) -> None:
-        """See `ResourceInventory.record_billing`."""
         with self._database.write() as session:
             if since is not None:
                 _update(session, entry, CloudResource.billed_at.is_(None), billed_at=_utc(since), price_per_hour=price)
@@ -102,7 +99,6 @@ class DatabaseResourceInventory:
                 _update(session, entry, is_billed, CloudResource.billed_until.is_(None), billed_until=_utc(until))
 
     def record_deletion(self, entry: ResourceEntry, *, gone: bool, detail: str | None = None) -> None:
-        """See `ResourceInventory.record_deletion`."""
         with self._database.write() as session:
             if gone:
                 _update(session, entry, _NOT_DELETED, gone_at=now(), state="gone", detail=detail)
@@ -117,15 +113,12 @@ class DatabaseResourceInventory:
                 )
 
     def list_of_attempt(self, job_id: str, attempt: int) -> list[ResourceEntry]:
-        """See `ResourceInventory.list_of_attempt`."""
         return self._list(CloudResource.job_id == job_id, CloudResource.attempt == attempt)
 
     def list_on_host(self) -> list[ResourceEntry]:
-        """See `ResourceInventory.list_on_host`."""
         return self._list(CloudResource.host == self._host, _NOT_DELETING)
 
     def list_orphaned(self) -> list[ResourceEntry]:
-        """See `ResourceInventory.list_orphaned`."""
         owned = exists().where(
             Job.id == CloudResource.job_id, Job.attempt == CloudResource.attempt, Job.state.in_(OWNED)
         )

@@ -274,7 +274,6 @@ class Supervisor:
                 del self._running[job_id]
 
     def _send_heartbeat(self) -> None:
-        """Send one heartbeat for all jobs."""
         requested_at = time.monotonic()
         hearts = self._context.write(
             lambda session: workers.heartbeat(session, self._context.worker_name, self._context.hostname)

@@ -87,12 +87,10 @@ def add_positional(parser: argparse.ArgumentParser, name: str, *, needed: bool =
 
 
 def add_json(parser: argparse.ArgumentParser, text: str = "print one JSON object and nothing else") -> None:
-    """Add `--json`."""
     parser.add_argument("--json", action="store_true", help=text)
 
 
 def add_job_id(parser: argparse.ArgumentParser) -> None:
-    """Add the optional id of a job."""
     add_positional(parser, "id", nargs="?", metavar="ID", help=_ID_HELP)
 
 

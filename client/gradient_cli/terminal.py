@@ -29,7 +29,6 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def is_tty(stream: TextIO) -> bool:
-    """Return whether this stream is a terminal."""
     try:
         return stream.isatty()
     except ValueError:  # closed

@@ -19,7 +19,6 @@ _WHEEL = b"Wheel-Version: 1.0\nGenerator: gradient-jobs\nRoot-Is-Purelib: true\n
 
 
 def file_name() -> str:
-    """Return the name of the wheel's file."""
     return f"{_name()}-py3-none-any.whl"
 
 

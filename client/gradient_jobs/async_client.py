@@ -76,13 +76,11 @@ class AsyncJobs:
         self._settings = settings
 
     async def create(self, **options: Unpack[JobOptions]) -> AsyncJob:
-        """Submit a job as `Client.jobs.create` does."""
         return self._job(await _call(self._settings, lambda api: Jobs(api).create(**options)))
 
     async def create_batch(
         self, jobs: Iterable[JobOptions], *, idempotency_keys: Sequence[str] | None = None
     ) -> AsyncBatchResults:
-        """Submit many jobs as `Client.jobs.create_batch` does."""
         listed = list(jobs)
         results = await _call(
             self._settings, lambda api: Jobs(api).create_batch(listed, idempotency_keys=idempotency_keys)
@@ -90,7 +88,6 @@ class AsyncJobs:
         return [self._job(each) if isinstance(each, Job) else each for each in results]
 
     async def get(self, job_id: str) -> AsyncJob:
-        """Return a job."""
         return self._job(await _call(self._settings, lambda api: Jobs(api).get(job_id)))
 
     def _job(self, job: Job) -> AsyncJob:
@@ -184,7 +181,6 @@ class AsyncArtifacts:
         return await self._job.call(lambda job: job.artifacts.download(*patterns, to=to, force=force))
 
     async def read(self, path: str) -> bytes:
-        """Return the contents of one artifact."""
         return await self._job.call(lambda job: job.artifacts.read(path))
 
     async def list(self) -> ArtifactList:

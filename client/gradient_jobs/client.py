@@ -124,7 +124,6 @@ class Jobs:
         return [each if isinstance(each, ServerError) else Job(self._api, each) for each in found]
 
     def get(self, job_id: str) -> Job:
-        """Return a job."""
         return Job(self._api, self._api.job(job_id))
 
     def list(self, *, limit: int | None = 50, **filters: Unpack[JobFilters]) -> JobList:
@@ -254,7 +253,6 @@ class Artifacts:
         return [Path(root, *map(to_local_name, file["path"].split("/"))) for file in files]
 
     def read(self, path: str) -> bytes:
-        """Return the contents of one artifact."""
         return b"".join(self._api.chunks(self._api.artifact(self._job_id, path)))
 
     def list(self) -> ArtifactList:

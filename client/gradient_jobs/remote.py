@@ -103,7 +103,6 @@ class RemoteFunction(Generic[R]):
         return call.result()
 
     def local(self, *args: Any, **kwargs: Any) -> R:  # noqa: ANN401  those of the function
-        """Run the function here."""
         return self._function(*args, **kwargs)
 
     def submit(self, *args: Any, **kwargs: Any) -> RemoteCall[R]:  # noqa: ANN401  those of the function

@@ -75,8 +75,6 @@ def _repository(reference: str) -> str:
 
 
 class ShortName(CatalogueEntry):
-    """One short name."""
-
     image: str = Field(min_length=1, description="what it stands for")
     gpu_image: str | None = Field(None, description="the same for machine types with NVIDIA GPUs, if it differs")
     summary: str = Field(min_length=1, description="what is in it, in a line")

@@ -13,8 +13,6 @@ _MAX_HOST = 255
 
 @dataclass(frozen=True, slots=True)
 class RegistryCredentials:
-    """Credentials for a registry."""
-
     host: str
     username: str
     password: str = field(repr=False)

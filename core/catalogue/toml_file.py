@@ -21,7 +21,6 @@ class CatalogueEntry(BaseModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its name and its aliases."""
         return (self.name, *self.aliases)
 
 

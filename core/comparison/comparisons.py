@@ -66,8 +66,6 @@ class NewComparison:
 
 @dataclass(frozen=True, slots=True)
 class _MetricFigures:
-    """The figures of a job that are read from its metrics."""
-
     pace: Pace | None
     final: float | None
     arrival: Arrival | None

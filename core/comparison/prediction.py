@@ -54,7 +54,6 @@ class Estimate:
         return cls(value, value / factor, value * factor)
 
     def scaled(self, factor: float, offset: float = 0.0) -> "Estimate":
-        """Return offset + factor x estimate."""
         return Estimate(*(offset + factor * each for each in (self.value, self.low, self.high)))
 
 

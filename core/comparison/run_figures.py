@@ -81,7 +81,6 @@ _LARGEST = 1e30
 
 
 def middle_figures(runs: Sequence[RunFigures]) -> RunFigures:
-    """Return the median of each figure over the runs that have it."""
     values = {each.name: [getattr(run, each.name) for run in runs] for each in fields(RunFigures)}
     known = {name: [value for value in found if value is not None] for name, found in values.items()}
     return RunFigures(**{name: median(found) for name, found in known.items() if found})

@@ -28,7 +28,6 @@ class LightRows(Generic[T]):
         return [cast("Column[Any]", one.columns[0]) for one in inspect(self._model).column_attrs]
 
     def make(self, values: Sequence[Any]) -> T:
-        """Make the object of a row."""
         row: Any = object.__new__(self._class)
         row.__dict__.update(zip(self._names, values, strict=True))
         return cast("T", row)

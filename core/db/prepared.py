@@ -48,7 +48,6 @@ class _Compiled(NamedTuple):
     converts: list[tuple[str, _Convert]]
 
     def driver_parameters(self, parameters: Mapping[str, Any]) -> Any:  # noqa: ANN401 - by position or by name
-        """Return the values of all parameters as the driver takes them."""
         values = {**self.own, **parameters}
         for name, convert in self.converts:
             values[name] = convert(values[name])

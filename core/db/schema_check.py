@@ -44,7 +44,6 @@ class SchemaState:
 
     @property
     def message(self) -> str:
-        """The state as a sentence."""
         return {
             SchemaStatus.CURRENT: "The schema matches this version.",
             SchemaStatus.EMPTY: f"The database's schema is empty, this version needs {self.needed}.",

@@ -210,7 +210,6 @@ def add_event(  # noqa: PLR0913 - the columns of one event
 
 
 def add_submitted_events(session: Session, jobs: Sequence[Job]) -> None:
-    """Add the first event of each of these new jobs."""
     _ADD_SUBMITTED_EVENT.execute(session, *({"job_id": job.id, "actor": job.submitted_by} for job in jobs))
 
 

@@ -218,7 +218,6 @@ class SeriesColumns:
             yield Series(name, source, [self._point(*one) for one in zip(places, values, strict=True)])
 
     def add(self, source: str, step: float | None, time: float, values: dict[str, float | None]) -> None:
-        """Add a row."""
         place = len(self._steps)
         self._steps.append(step)
         self._times.append(time)

@@ -272,7 +272,6 @@ def attempts(session: Session, job_id: str) -> list[Attempt]:
 
 
 def attempt(session: Session, job_id: str, number: int) -> Attempt | None:
-    """Return one of a job's attempts."""
     return session.get(Attempt, (job_id, number))
 
 
@@ -336,7 +335,6 @@ def project_tags(session: Session, ids: Sequence[str]) -> dict[str, list[str]]:
 
 
 def job_count(session: Session, project_id: str) -> int:
-    """Count the jobs of a project."""
     visible = (Job.project_id == project_id) & Job.deleted_at.is_(None)
     return session.scalar(select(func.count(Job.seq)).where(visible)) or 0
 

@@ -89,7 +89,6 @@ class EventCounter:
             return _total(found)
 
     def _start_at_newest(self, session: Session) -> None:
-        """Start counting from the newest event."""
         newest = session.scalar(_NEWEST_EVENT) or 0
         self._settled = session.scalar(_SETTLED, {"first": 0, "last": newest}) or 0
         id_range = {"first": self._settled + 1, "last": newest}

@@ -101,8 +101,6 @@ class _FailureFilter(logging.Filter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object for each record."""
-
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's line."""
         line = {
@@ -138,7 +136,6 @@ def _timestamp(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """Return the bound fields and those of the record itself."""
     extra = {name: value for name, value in vars(record).items() if name not in _RECORD_ATTRIBUTES}
     return {**_bound.get({}), **extra}
 

@@ -136,7 +136,6 @@ class ServiceSnapshot:
         return sorted(named | {(backend, machine_type) for _, backend, machine_type in self.jobs})
 
     def count_waiting(self, pool: Pool) -> int:
-        """Count the jobs that wait in a pool."""
         return self.jobs[(JobState.QUEUED, *pool)]
 
     def count_workers(self, pool: Pool) -> int:

@@ -120,7 +120,6 @@ def set_attributes(attributes: Mapping[str, str | int]) -> None:
 
 
 def mark_error(failed: Span, code: str) -> None:
-    """Mark a span as failed."""
     failed.set_attribute("error.type", code)
     failed.set_status(Status(StatusCode.ERROR, code))
 

@@ -29,7 +29,6 @@ def machine_type_queue(machine_type: str) -> str:
 
 
 def worker_queue(worker: str) -> str:
-    """Return the queue of one worker."""
     return f"gradient.host.{_queue_slug(worker)}"
 
 

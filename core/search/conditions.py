@@ -61,8 +61,6 @@ def _is_one_state(term: Term) -> bool:
 
 
 class _Builder:
-    """Builds the conditions of terms."""
-
     def __init__(self, session: Session, catalogue: Catalogue, *, in_one_state: bool) -> None:
         self._session = session
         self._in_one_state = in_one_state

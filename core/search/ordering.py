@@ -20,7 +20,6 @@ class Ordering:
     descending: bool
 
     def columns(self, *, backwards: bool) -> list[UnaryExpression[Any]]:
-        """Return the columns of ORDER BY."""
         keys = [(self._missing, False), (self.expression, self.descending), (Job.seq, True)]
         return [key.desc() if descending != backwards else key.asc() for key, descending in keys]
 

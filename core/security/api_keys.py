@@ -98,7 +98,6 @@ def are_several(session: Session) -> bool:
 
 
 def names(session: Session, key_ids: Collection[str]) -> dict[str, str]:
-    """Return the names of keys by id."""
     return {key.id: key.name for key in session.execute(select(ApiKey.id, ApiKey.name).where(ApiKey.id.in_(key_ids)))}
 
 
@@ -180,7 +179,6 @@ class ApiKeyCache:
         return key
 
     def clear(self) -> None:
-        """Clear the cache."""
         self._cache.clear()
 
     def flush(self) -> None:

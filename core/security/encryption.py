@@ -135,7 +135,6 @@ class Vault:
 
 
 def key_id(key: str) -> str:
-    """Return the public id of a key."""
     return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 

@@ -19,8 +19,6 @@ _TOKEN_BYTES = 32
 
 
 class Purpose(StrEnum):
-    """Purposes of tokens."""
-
     TICKET = "ticket"
     """Opens a browser session for an API key."""
     LOGIN = "login"

@@ -40,7 +40,6 @@ class RowCache(Generic[K, V]):
             self._used.add(row_id)
 
     def drop(self, key: K) -> None:
-        """Drop an entry."""
         with self._lock:
             self._entries.pop(key, None)
 

@@ -38,7 +38,6 @@ class RemovalCount:
     oldest: datetime | None = None
 
     def add(self, size: int, at: datetime) -> None:
-        """Count one more."""
         self.count += 1
         self.bytes += size
         self.oldest = at if self.oldest is None else min(self.oldest, at)
@@ -138,8 +137,6 @@ def remove_artifacts(stores: Stores, job: Job, selected: Callable[[str], bool] |
 
 
 class _Run:
-    """One pass over everything."""
-
     def __init__(
         self, stores: Stores, *, dry_run: bool, until: float | None, progress: Callable[[PruneReport], None]
     ) -> None:

@@ -57,7 +57,6 @@ class Policy:
 
     @property
     def describe(self) -> str:
-        """The policy in words."""
         whose = "its project's policy" if self.own else "the service's settings"
         length = "for good" if self.days is None else f"{self.days} day{'s' * (self.days != 1)} after the job's end"
         return f"kept {length} by {whose}"

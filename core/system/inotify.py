@@ -51,7 +51,6 @@ class FileWatcher:
         return bool(ready)
 
     def close(self) -> None:
-        """Close the descriptors."""
         with self._lock:
             if self._wake is not None:
                 os.close(self._wake)
@@ -130,7 +129,6 @@ class FolderWatcher:
             callback()
 
     def close(self) -> None:
-        """Close the descriptor."""
         self._inotify.close()
 
     def _unwatch(self, descriptor: int, callback: Callable[[], None]) -> None:

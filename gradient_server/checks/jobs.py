@@ -43,7 +43,6 @@ def check(settings: Settings, session: Session) -> Iterator[Finding]:
 
 
 def live_workers(snapshot: ServiceSnapshot) -> Finding:
-    """Check that at least one worker is live."""
     if not snapshot.workers:
         return warning(
             "worker",
@@ -91,7 +90,6 @@ def silent_jobs(settings: Settings, session: Session) -> Finding:
 
 
 def api_keys(session: Session) -> Finding:
-    """Check that there is a valid API key."""
     valid = sum(keys.state(key) == "valid" for key in keys.list_keys(session))
     if not valid:
         return problem("keys", "No API key is valid.", "Run `gradient-server keys create NAME`.")

@@ -37,7 +37,6 @@ def silent_workers(snapshot: ServiceSnapshot) -> Finding:
 
 
 def drained(snapshot: ServiceSnapshot) -> Finding:
-    """Report the drained workers."""
     resting = [one for one in (*snapshot.workers, *snapshot.lost_workers) if one.drained_age is not None]
     if resting:
         names = _list_workers(
@@ -52,7 +51,6 @@ def drained(snapshot: ServiceSnapshot) -> Finding:
 
 
 def without_broker_messages(snapshot: ServiceSnapshot) -> Finding:
-    """Check that the workers with a broker receive its messages."""
     silent = [one for one in snapshot.workers if one.broker_silent]
     if silent:
         names = _list_workers(silent, lambda one: f"no message for {format_duration(one.message_age or 0.0)}")

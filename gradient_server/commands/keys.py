@@ -78,5 +78,4 @@ def _describe_times(key: ApiKey, *names: str) -> dict[str, str | None]:
 
 
 def format_time(at: datetime | None) -> str:
-    """Format a time for a table."""
     return at.strftime("%Y-%m-%d %H:%M:%S") if at else "never"

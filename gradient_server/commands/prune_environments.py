@@ -39,7 +39,6 @@ def folder_bytes(folder: Path) -> int:
 
 
 def environment_fields(one: StoredEnvironment, size: int) -> dict[str, object]:
-    """Return an environment for JSON."""
     used = iso_time(datetime.fromtimestamp(one.used_at, UTC))
     return {"id": one.digest, "bytes": size, "usedAt": used, "inUse": one.in_use, "requirements": list(one.lines)}
 

@@ -120,7 +120,6 @@ SearchSlot = Depends(_acquire_search_slot, scope="function")
 
 
 def is_administrator(app_state: AppState, key_id: str) -> bool:
-    """Return whether this key is that of an administrator."""
     return key_id in app_state.settings.sign_in.administrators
 
 

@@ -185,7 +185,6 @@ class QueueLimit:
         return QueueAdmission(self, session)
 
     def scopes(self, submitted_by: str, project_id: str) -> list["_QueueScope"]:
-        """Return the limits of a job of this key and project."""
         scopes = (
             _QueueScope("one key", submitted_by, self._settings.queued_per_key),
             _QueueScope("one project", project_id, self._settings.queued_per_project),

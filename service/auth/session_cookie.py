@@ -30,7 +30,6 @@ def set_session_cookie(answer: Response, token: str, settings: Settings) -> None
 
 
 def clear_session_cookie(answer: Response, settings: Settings) -> None:
-    """Delete the session cookie."""
     answer.delete_cookie(cookie_name(settings), httponly=True, samesite="strict", secure=_is_secure(settings))
 
 

@@ -58,7 +58,6 @@ class FailureBackoff:
         return self._recent(name)[0]
 
     def record_failure(self, name: str) -> None:
-        """Count a failure."""
         with self._lock:
             self._failed[name] = (self._recent(name)[0] + 1, time.monotonic())
             self._failed.move_to_end(name)
@@ -66,7 +65,6 @@ class FailureBackoff:
                 self._failed.popitem(last=False)
 
     def reset(self, name: str) -> None:
-        """Forget the failures of this name."""
         self._failed.pop(name, None)
 
     def _recent(self, name: str) -> tuple[int, float]:
@@ -123,7 +121,6 @@ class SignInLimiter:
         return found
 
     async def _acquire(self, client: str) -> None:
-        """Wait for a thread."""
         if self._free > 0:
             self._free -= 1
             return

@@ -165,7 +165,6 @@ def _marks(low: float, high: float) -> list[float]:
 
 
 def _place(x_marks: Sequence[float], y_marks: Sequence[float], x: float, y: float) -> tuple[float, float]:
-    """Return the place of a point in the drawing."""
     return (
         _interpolate(x, x_marks[0], x_marks[-1], LEFT, WIDTH - RIGHT),
         _interpolate(y, y_marks[0], y_marks[-1], HEIGHT - BOTTOM, TOP),

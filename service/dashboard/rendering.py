@@ -123,7 +123,6 @@ def jobs_url(**query: str | None) -> str:
 
 
 def settings_url(page: str, **query: str | None) -> str:
-    """Return the address of a page of the settings."""
     return _with_query(f"/ui/settings/{page}", query)
 
 

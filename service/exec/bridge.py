@@ -142,7 +142,6 @@ class Bridge:
             raise
 
     async def _send(self) -> str:
-        """Pass on what the worker sends."""
         try:
             while (frame := await self._worker.receive()) is not None:
                 kind, payload = frame

@@ -142,6 +142,5 @@ class _RequestBody:
 
 
 def has_body(headers: Headers) -> bool:
-    """Return whether a request has a body."""
     length = headers.get("content-length", "0")
     return "transfer-encoding" in headers or (length.isdecimal() and int(length) > 0)

@@ -170,7 +170,6 @@ class Connection(H11Protocol):
         self._start_timeout(h11.IDLE)
 
     def data_received(self, data: bytes) -> None:
-        """Process received data."""
         self._received += len(data)
         super().data_received(data)
         if self._is_websocket():
@@ -198,7 +197,6 @@ class Connection(H11Protocol):
             self._write_deadline = self.loop.call_later(self._limits.send_seconds, self.end)
 
     def resume_writing(self) -> None:
-        """Resume sending."""
         super().resume_writing()
         if self._write_deadline is not None:
             self._write_deadline.cancel()
@@ -236,7 +234,6 @@ class Connection(H11Protocol):
         self._connections.closed(self)
 
     def end(self) -> None:
-        """Abort the connection."""
         self.transport.abort()
 
     def _is_websocket(self) -> bool:

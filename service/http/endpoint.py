@@ -62,7 +62,6 @@ class _Call:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function that is called."""
         function = self.dependant.call
         assert function is not None  # noqa: S101 - for mypy
         return function

@@ -110,7 +110,6 @@ def install_error_handlers(app: FastAPI) -> None:
 def error_response(
     status: int, name: str, message: str, *, field: str | None = None, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """Build an error response."""
     body: dict[str, Any] = {"name": name, "status": status, "message": message}
     if field is not None:
         body["field"] = field
@@ -144,7 +143,6 @@ def _detail_response(detail: ErrorDetail, headers: Mapping[str, str] | None = No
 
 
 def http_error_response(error: HTTPException) -> JSONResponse:
-    """Build the response of an HTTPException."""
     return _detail_response(error_detail(error), error.headers)
 
 

@@ -56,7 +56,6 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start serving."""
         asyncio.get_running_loop().set_exception_handler(self._connections.loop_failed)
         if self._app_state.siblings.count > 1:
             self.config.backlog = 1  # accept one connection at a time, so that each process gets some of many

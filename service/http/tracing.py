@@ -18,7 +18,6 @@ _TRACE_PARENT = TRACE_PARENT.encode()
 
 
 def continues_trace(scope: Scope) -> bool:
-    """Return whether the client has a trace."""
     return any(name == _TRACE_PARENT for name, _ in scope["headers"])
 
 

@@ -114,7 +114,6 @@ class WebSocketConnection(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self.data_received(bytes(self._block[:nbytes]))
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send a message of the application."""
         await super().send(message)
         if message["type"] == "websocket.accept" and self.upgraded_from is not None:
             self.upgraded_from.websocket_accepted()
@@ -142,7 +141,6 @@ class WebSocketConnection(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
             self._write_deadline = self.loop.call_later(self.send_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Resume sending."""
         super().resume_writing()
         self._stop_write_deadline()
         pongs, self._pongs = self._pongs, []

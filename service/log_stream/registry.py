@@ -80,7 +80,6 @@ class StreamRegistry:
         return self._by_key.total()
 
     def is_key_at_capacity(self, key: str) -> bool:
-        """Return whether a key follows as many logs as it may."""
         return 0 < self._per_key <= self._by_key[key]
 
     @contextmanager
@@ -141,7 +140,6 @@ class StreamRegistry:
                 self._loop.call_soon_threadsafe(self._stop_all)
 
     def close(self) -> None:
-        """Close the watch."""
         if self._folder_watcher is not None:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.remove_reader(self._folder_watcher.fileno())

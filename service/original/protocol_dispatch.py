@@ -31,7 +31,6 @@ class PathRewriter:
         self._shared = _any_path(original[path] for path in shared)
 
     def __call__(self, scope: Scope) -> None:
-        """Rewrite the path of one request."""
         path: str = scope["path"]
         bare = path.rstrip("/")
         if path.startswith(f"{PREFIX}/"):

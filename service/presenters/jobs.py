@@ -52,7 +52,6 @@ PUBLIC_STATES = (*dict.fromkeys(_PUBLIC_STATES.values()), *_PUBLIC_FAILED_STATES
 
 
 def public_state(state: JobState, exit_code: int | None) -> str:
-    """Return the public name of a state."""
     return _PUBLIC_STATES.get(state) or _PUBLIC_FAILED_STATES[exit_code is not None]
 
 

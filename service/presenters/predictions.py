@@ -30,7 +30,6 @@ from service.schemas.comparisons import (
 
 
 def bottleneck_view(app_state: AppState, run: RunFigures, machine_type: str, *, simulated: bool) -> BottleneckView:
-    """Judge a run on a machine type."""
     run, peaks = _with_peaks(app_state, run, machine_type, simulated=simulated)
     found = judge(run, peaks)
     return BottleneckView(

@@ -263,7 +263,6 @@ def file_response(request: Request, opened: OpenArtifact, path: str, *, inline: 
 def open_lines(
     session: Session, app_state: AppState, job_id: str, path: str, attempt: int | None
 ) -> Iterator[TextLines]:
-    """Open the lines of a job's text artifact."""
     job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.ARTIFACTS)
     number = attempt or job.attempt
@@ -273,7 +272,6 @@ def open_lines(
 
 
 def read_text_page(text: TextLines, after: int, limit: int) -> TextPage:
-    """Read the lines after line `after`."""
     rows = [TextLine(line=line, message=message) for line, message in text.read(after, limit)]
     last = rows[-1].line if rows else after
     return TextPage(lines=rows, total=text.total, complete=last >= text.total)

@@ -52,7 +52,6 @@ def revoke_key(session: WriteSession, app_state: AppStateDep, caller: Caller, ke
 
 
 def make_key(session: Session, wanted: CreateKey) -> CreatedKey:
-    """Create an API key."""
     key, secret = api_keys.create(session, wanted.name, days=wanted.days)
     return CreatedKey(**_key_view(key).model_dump(), api_key=secret)
 

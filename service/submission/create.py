@@ -265,7 +265,6 @@ def _validate_clone(
 
 
 def archive_limits(app_state: AppState) -> ArchiveLimits:
-    """Return the limits of workspaces."""
     api = app_state.settings.api
     return ArchiveLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_unpacked_bytes)
 

@@ -64,7 +64,6 @@ class PreparedJob:
 
     @property
     def notes(self) -> list[str]:
-        """The notes on the job."""
         return [*self.withheld, *self.valid.image.notes]
 
 

@@ -103,7 +103,6 @@ class BoardProcess:
         return ours
 
     def has_ended(self) -> bool:
-        """Return whether it has ended by itself."""
         return self._process.poll() is not None
 
     def problem(self) -> str:

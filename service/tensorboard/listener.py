@@ -64,7 +64,6 @@ class Listener:
         self._serving = asyncio.create_task(self._server.serve([listening]))
 
     async def close(self) -> None:
-        """Stop listening."""
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await self._serving

@@ -134,7 +134,6 @@ class DiskReserve(PeriodicTask):
         )
 
     def _measure(self, quotas: "list[DiskQuota]", disk: int) -> "dict[DiskQuota, _Use]":
-        """Return the use of each attempt that can be measured in time."""
         enough = threading.Event()
         timer = threading.Timer(_MEASURE_SECONDS, enough.set)
         timer.start()

@@ -91,7 +91,6 @@ class JobGroup:
 
     @classmethod
     def from_handle(cls, stored: dict[str, Any]) -> "JobGroup":
-        """Return the group that `to_handle` stored."""
         paths = {name: None if path is None else Path(path) for name, path in stored.items() if name != "version"}
         return cls(version=stored["version"], **paths)  # type: ignore[arg-type] # only `kill` may be None
 
@@ -101,7 +100,6 @@ class JobGroup:
         return {"version": self.version} | {name: folder and str(folder) for name, folder in folders.items()}
 
     def exists(self) -> bool:
-        """Return whether the attempt has this group."""
         return self.memory.is_dir()
 
     def create(self, memory_bytes: int | None, cpus: float | None) -> None:
@@ -159,7 +157,6 @@ class JobGroup:
         return max(0, _read_number(self.memory / current) - cache)
 
     def pids(self) -> set[int]:
-        """Return the pids of its processes."""
         try:
             return set(map(int, (self.memory / _PROCESSES).read_text().split()))
         except OSError:  # removed meanwhile

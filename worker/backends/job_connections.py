@@ -41,7 +41,6 @@ class JobConnections:
         self._indexes: dict[str, list[Forward]] = {}
 
     def check_ports(self, name: str, ports: tuple[PortForward, ...]) -> None:
-        """See `PortForwarder.check`."""
         self._forwarder.check(name, ports)
 
     def metrics_environment(self, name: str, *, own_network: bool) -> dict[str, str]:

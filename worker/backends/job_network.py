@@ -59,7 +59,6 @@ class _NoNetworks:
         return []
 
     def start(self, start: Callable[[], T]) -> T:
-        """See `JobNetwork.start`."""
         return start()
 
     def attach(self, first: int) -> None:

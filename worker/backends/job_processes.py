@@ -248,7 +248,6 @@ def _descriptors(processes: Iterable[psutil.Process]) -> Iterator[str]:
 
 
 def has_job_environment(pid: int, job_id: str, attempt: int) -> bool:
-    """Return whether a process lives and has the environment of this attempt."""
     return find_attempt(pid) == (job_id, str(attempt))
 
 

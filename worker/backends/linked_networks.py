@@ -67,11 +67,9 @@ class LinkedNetworks:
         self._checked_at = -math.inf
 
     def resolvers(self) -> list[str]:
-        """See `JobNetwork.resolvers`."""
         return [one for one in resolvers() if ":" not in one]
 
     def start(self, start: Callable[[], T]) -> T:
-        """See `JobNetwork.start`."""
         with self._lock:
             if time.monotonic() - self._checked_at > _CHECK_SECONDS:
                 set_firewall(self.resolvers())

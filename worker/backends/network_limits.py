@@ -83,7 +83,6 @@ def inner_bridges() -> list[str]:
 
 
 def has_default_route(pid: int) -> bool:
-    """Return whether the network of a process has a default route."""
     return bool(_default_interfaces(str(pid)))
 
 

@@ -82,7 +82,6 @@ def resolve(host: str, port: int) -> list[Address]:
 
 
 def is_own(address: Address) -> bool:
-    """Return whether it is an address of this host."""
     own = {one.address for found in psutil.net_if_addrs().values() for one in found}
     return ip_address(address.host).is_loopback or address.host in own
 

@@ -26,7 +26,6 @@ def join_words(group: JobGroup | None) -> list[str]:
 
 
 def start_plain(spec: LaunchSpec, join: list[str], inherited: dict[str, str]) -> "subprocess.Popen[bytes]":
-    """Start the wrapper."""
     mark_launched(spec.control)
     return subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
         [*join, str(WRAPPER), str(spec.control)],

@@ -113,7 +113,6 @@ class Forward:
         self.close()
 
     def close(self) -> None:
-        """Close the port and its connections."""
         self.closed = True
         self._listener.close()
         with self._lock:

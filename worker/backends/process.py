@@ -97,7 +97,6 @@ class ProcessBackend(Backend):
         self._next_cpu = 0
 
     def unavailable_reason(self) -> str | None:
-        """See `Backend.unavailable_reason`."""
         mode = self._settings.process.sandbox
         if self._sandbox is None and (mode == "require" or (mode == "auto" and self.shared())):
             rule = "GRADIENT_PROCESS__SANDBOX=require" if mode == "require" else "more than one API key is valid"
@@ -152,7 +151,6 @@ class ProcessBackend(Backend):
         }
 
     def poll(self, handle: Handle) -> Exit | None:
-        """See `Backend.poll`."""
         control = Path(handle["control"])
         began = read_control(control, "started") is not None  # first: the wrapper may start while it is looked for
         returned = self._wrapper_exit_code(handle["name"])
@@ -205,7 +203,6 @@ class ProcessBackend(Backend):
             members.kill(spare_leader=True)
 
     def sample(self, handle: Handle) -> dict[str, float]:
-        """See `Backend.sample`."""
         members = self._processes(handle)
         if (group := self._group(handle)) is not None:
             cpu_seconds, memory = group.cpu_seconds(), group.memory_bytes()
@@ -225,7 +222,6 @@ class ProcessBackend(Backend):
         return self._processes(handle).unlinked_bytes(Path(handle["control"]), self._settings.root / "storage")
 
     def written_bytes(self, handle: Handle) -> int:
-        """See `Backend.written_bytes`."""
         return self._processes(handle).written_bytes()
 
     def destroy(self, handle: Handle) -> None:
@@ -257,12 +253,10 @@ class ProcessBackend(Backend):
             self._processes(handle).kill(spare_leader=False)
 
     def run_in_job(self, handle: Handle, request: ExecRequest) -> ProcessStream:
-        """See `ExecBackend.run_in_job`."""
         group = self._group(handle)
         return run_in_processes(self._processes(handle), request, join_words(group))
 
     def connect_to_job(self, handle: Handle, port: int, session_id: str) -> SocketStream:
-        """See `ExecBackend.connect_to_job`."""
         del session_id  # the connection needs no name
         if not handle.get("own_network"):
             on_host = {internal: external for external, internal in handle.get("ports", ())}
@@ -273,7 +267,6 @@ class ProcessBackend(Backend):
             raise ExecRefused(f"Port {port} of the job: {error.strerror}" if error.strerror else str(error)) from error
 
     def metric_sockets(self) -> MetricSockets:
-        """See `Backend.metric_sockets`."""
         return self._connections.metrics
 
     def list_owned(self) -> list[Handle]:

@@ -180,7 +180,6 @@ class ProcessStream:
                     del sources[source]
 
     def write(self, data: bytes) -> None:
-        """See `JobStream.write`."""
         rest, writable = memoryview(data), select.poll()
         while rest and self._input is not None and not self._closed.is_set() and self._child.poll() is None:
             try:
@@ -201,24 +200,20 @@ class ProcessStream:
             self._child.stdin.close()
 
     def resize(self, rows: int, columns: int) -> None:
-        """See `JobStream.resize`."""
         if self._terminal is not None:
             with suppress(OSError):
                 fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def send_signal(self, name: str) -> None:
-        """See `JobStream.send_signal`."""
         with self._lock, suppress(OSError):
             if self._child.poll() is None:
                 os.killpg(self._pid, getattr(signal, f"SIG{name}"))
 
     def exit_code(self) -> int:
-        """See `JobStream.exit_code`."""
         code = self._child.wait()
         return code if code >= 0 else _SIGNALLED - code
 
     def close(self) -> None:
-        """See `JobStream.close`."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -264,18 +259,15 @@ class SocketStream:
         self._socket = connection
 
     def outputs(self) -> Iterator[tuple[int, bytes]]:
-        """See `JobStream.outputs`."""
         with suppress(OSError):
             while data := self._socket.recv(CHUNK_BYTES):
                 yield STDOUT, data
 
     def write(self, data: bytes) -> None:
-        """See `JobStream.write`."""
         with suppress(OSError):
             self._socket.sendall(data)
 
     def end_input(self) -> None:
-        """See `JobStream.end_input`."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
@@ -286,10 +278,8 @@ class SocketStream:
         """Do nothing: there is no command."""
 
     def exit_code(self) -> int:
-        """Return 0."""
         return 0
 
     def close(self) -> None:
-        """See `JobStream.close`."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -49,7 +49,6 @@ class RelayedNetworks:
         return start()
 
     def attach(self, first: int) -> None:
-        """See `JobNetwork.attach`."""
         if shutil.which("pasta", path=PATH) is None:
             raise NetworkUnavailable("pasta is not installed (apt-get install passt)")
         with network_of(first) as network, owner_of(network) as owner, _open_messages() as messages:

@@ -42,7 +42,6 @@ class BrokerWatchdog:
         self._thread = threading.Thread(target=self._run, name="probe", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

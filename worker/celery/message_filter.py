@@ -41,7 +41,6 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery ships no type
             time.sleep(_REFUSED_SECONDS)  # it answers with an error at once: kombu waits only for one that does not
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:  # noqa: ANN401 - celery's hook
-        """Return the callback for each message."""
         handle = super().create_task_handler(*args, **kwargs)
 
         def handle_ours(message: Any) -> None:  # noqa: ANN401 - celery's hook

@@ -63,7 +63,6 @@ class StoredEnvironment:
 
     @property
     def digest(self) -> str:
-        """Its name."""
         return self.folder.name
 
     @property
@@ -227,7 +226,6 @@ class EnvironmentCache:
             return False
 
     def _used(self) -> set[Path]:
-        """Return the environments that attempts use."""
         found = set()
         for link in self._attempts.glob(f"*/{LINK}"):
             with contextlib.suppress(OSError):  # the attempt's folder was removed meanwhile
@@ -281,7 +279,6 @@ def _time_of_renewal(lock: Path) -> float:
 
 
 def _path_to_make(folder: Path, lock: int) -> Path:
-    """Return the path at which the holder of a lock makes an environment."""
     return folder.parent / _BUILDING / f"{folder.name}.{os.fstat(lock).st_ino}.new"
 
 
@@ -304,7 +301,6 @@ def _description(lock: Path) -> dict[str, Any]:
 
 
 def interpreter_of(folder: Path) -> Path:
-    """Return the interpreter of an environment."""
     return Path(_description(_lock_of(folder))["python"])
 
 

@@ -182,7 +182,6 @@ def _read_script(path: Path, text: str) -> Declared | None:
 
 
 def _requirement(name: str, wanted: object) -> str:
-    """Return a package of a Pipfile as a requirement."""
     if not isinstance(wanted, dict):
         return name if wanted == "*" else f"{name}{wanted}"
     extras = f"[{','.join(map(str, wanted['extras']))}]" if wanted.get("extras") else ""

@@ -69,7 +69,6 @@ class DefaultEnvironment:
                 self._thread.start()
 
     def stop(self) -> None:
-        """End an installation."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()

@@ -18,7 +18,6 @@ _HEADER = b"#!/bin/sh\n'''exec' \"$VIRTUAL_ENV/bin/python\" \"$0\" \"$@\"\n' '''
 
 
 def main() -> None:
-    """See the module."""
     environment, *copied = map(Path, sys.argv[1:])
     packages = next((environment / "lib").glob("python*/site-packages"))
     for folder in copied:

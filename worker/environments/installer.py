@@ -57,7 +57,6 @@ class Installer:
 
     @cached_property
     def isolation(self) -> Isolation:
-        """The isolation in which environments are made."""
         return Isolation(self._settings, self._shared)
 
     def find_python(self, wanted: str) -> Path | None:

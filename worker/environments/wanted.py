@@ -47,7 +47,6 @@ class Wanted:
 
     @property
     def digest(self) -> str:
-        """Its own name."""
         machine = [platform.machine(), *platform.libc_ver()]
         copied = [_digest_of_folder(folder) for folder in self.copied]
         contents = [_FORMAT, str(self.python), machine, self.commands, self.contents, self.given, self.attempt, copied]

@@ -39,7 +39,6 @@ class Session:
     ending: threading.Event = field(default_factory=threading.Event)
 
     def end(self, text: str) -> None:
-        """End it."""
         self.ended = self.ended or text
         self.ending.set()
         if self.stream is not None:

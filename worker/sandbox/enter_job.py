@@ -77,7 +77,6 @@ def _set_namespace(descriptor: int) -> None:
 
 
 def _wait(child: int) -> None:
-    """End as the child does."""
     for descriptor in (0, 1, 2):  # the client sees the end of its pipes when the command closes them
         os.close(descriptor)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):

@@ -21,7 +21,6 @@ _CONNECT_SECONDS = 10.0
 
 
 def main() -> None:
-    """See the module."""
     network, channel, protocol, address, port = sys.argv[1:]
     with socket.socket(fileno=int(channel)) as out:
         try:

@@ -23,7 +23,6 @@ def add_pair(here: str, there: str, network: int) -> bytes:
 
 
 def set_up(index: int) -> bytes:
-    """Set an interface up."""
     return _message(_NEW_LINK, _link(index, up=True), create=False)
 
 
@@ -34,7 +33,6 @@ def add_address(index: int, address: IPv4Address, prefix: int) -> bytes:
 
 
 def add_default_route(gateway: IPv4Address) -> bytes:
-    """Add the default route."""
     head = struct.pack("8BI", socket.AF_INET, 0, 0, 0, _MAIN_TABLE, _BOOT, 0, _UNICAST, 0)
     return _message(_NEW_ROUTE, head + _attribute(5, gateway.packed))
 

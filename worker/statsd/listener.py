@@ -75,7 +75,6 @@ class _ContainerSocket:
         return found
 
     def close(self) -> None:
-        """Close the socket."""
         if self.socket is not None:
             self.socket.close()
             self.socket = None
@@ -164,7 +163,6 @@ class Listener:
         return len(received)
 
     def _receive_own(self, metrics: MetricSockets) -> int:
-        """Receive what jobs have sent to their own sockets."""
         received = metrics.receive(_BATCH)
         for data, name in received:
             job_id, _, attempt = name.rpartition("-")

@@ -33,8 +33,6 @@ class Sender(NamedTuple):
 
 @dataclass(slots=True)
 class _AttemptBuffer:
-    """Pending metrics of one attempt."""
-
     totals: dict[str, float] = field(default_factory=dict)
     rows: list[dict[str, float]] = field(default_factory=list)
     written: int = 0

@@ -87,7 +87,6 @@ class Api(SubmissionApi):
         return self._transport.websocket(f"{job_path(job_id)}/forward", {"port": port})
 
     def connect_to_port(self, job_id: str, session_id: str) -> AbstractContextManager[ClientConnection]:
-        """Make a connection of a port session."""
         return self._transport.websocket(f"{job_path(job_id)}/forward/{session_id}")
 
     def now(self) -> datetime:
@@ -98,7 +97,6 @@ class Api(SubmissionApi):
         return server_clock.now()
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """Return one job."""
         return self._transport.json("GET", job_path(job_id), needs="id")
 
     def poll_job(self, job_id: str, seconds: float) -> dict[str, Any]:
@@ -260,7 +258,6 @@ class Api(SubmissionApi):
         return self._transport.json("GET", COMPARISONS, query=query, needs="comparisons")
 
     def comparison(self, comparison_id: str) -> dict[str, Any]:
-        """Return a comparison with its table."""
         return self._transport.json("GET", comparison_path(comparison_id), needs="rows")
 
     def delete_comparison(self, comparison_id: str) -> None:
@@ -268,11 +265,9 @@ class Api(SubmissionApi):
         self._transport.json("DELETE", comparison_path(comparison_id))
 
     def machine_types(self) -> dict[str, Any]:
-        """List the machine types."""
         return self._transport.json("GET", "/machine-types", needs="machineTypes")
 
     def workers(self) -> dict[str, Any]:
-        """List the workers."""
         return self._transport.json("GET", "/workers", needs="workers")
 
     def set_drained(self, worker: str, *, drained: bool) -> dict[str, Any]:
@@ -291,7 +286,6 @@ class Api(SubmissionApi):
         return self._transport.json("GET", "/tpus", needs="tpus")
 
     def projects(self) -> dict[str, Any]:
-        """List the projects."""
         return self._transport.json("GET", "/projects", needs="projects")
 
     def create_project(self, name: str) -> dict[str, Any]:
@@ -299,7 +293,6 @@ class Api(SubmissionApi):
         return self._transport.json("POST", "/projects", body={"name": name}, needs="id")
 
     def update_project(self, project_id: str, changes: dict[str, Any]) -> dict[str, Any]:
-        """Change a project and return it."""
         from urllib.parse import quote
 
         path = f"/projects/{quote(project_id, safe='')}"
@@ -367,11 +360,9 @@ class Api(SubmissionApi):
         return self._transport.json("GET", "/keys", needs="keys")
 
     def create_key(self, name: str, days: int | None) -> dict[str, Any]:
-        """Create an API key."""
         return self._transport.json("POST", "/keys", body={"name": name, "days": days}, needs="apiKey")
 
     def revoke_key(self, key_id: str) -> None:
-        """Revoke an API key."""
         from urllib.parse import quote
 
         self._transport.json("DELETE", f"/keys/{quote(key_id, safe='')}")
@@ -381,11 +372,9 @@ class Api(SubmissionApi):
         return self._transport.json("GET", secrets_path(project_id), needs="secrets")
 
     def set_secret(self, name: str, value: str, project_id: str | None) -> dict[str, Any]:
-        """Store a secret."""
         return self._transport.json("PUT", secrets_path(project_id, name), body={"value": value}, needs="name")
 
     def delete_secret(self, name: str, project_id: str | None) -> None:
-        """Delete a secret."""
         self._transport.json("DELETE", secrets_path(project_id, name))
 
     def registries(self, project_id: str | None) -> dict[str, Any]:
@@ -400,7 +389,6 @@ class Api(SubmissionApi):
         return self._transport.json("PUT", registries_path(project_id, host), body=body, needs="host")
 
     def delete_registry(self, host: str, project_id: str | None) -> None:
-        """Delete the login for a registry."""
         self._transport.json("DELETE", registries_path(project_id, host))
 
     def health(self) -> dict[str, Any]:

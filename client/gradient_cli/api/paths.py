@@ -7,7 +7,6 @@ COMPARISONS = "/comparisons"
 
 
 def job_path(job_id: str) -> str:
-    """Return the path of a job."""
     from urllib.parse import quote
 
     return f"/jobs/{quote(job_id, safe='')}"
@@ -28,7 +27,6 @@ def range_headers(offset: int, etag: str) -> dict[str, str]:
 
 
 def comparison_path(comparison_id: str) -> str:
-    """Return the path of a comparison."""
     from urllib.parse import quote
 
     return f"{COMPARISONS}/{quote(comparison_id, safe='')}"

@@ -45,7 +45,6 @@ class Proxy:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers for the proxy itself."""
         if self._user is None:
             return {}
         from base64 import b64encode

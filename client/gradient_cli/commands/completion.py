@@ -28,14 +28,12 @@ Load it whenever a shell starts:
 
 
 def add_completion(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `completion`."""
     add_positional(parser, "shell", needed=True, choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     parser.epilog = _USE
     parser.set_defaults(run=print_script)
 
 
 def print_script(args: argparse.Namespace) -> int:
-    """Print the script."""
     import shtab
 
     from gradient_cli.main import build_parser

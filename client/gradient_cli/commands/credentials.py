@@ -19,7 +19,6 @@ _STDIN = "-"
 
 
 def add_set_secret(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `secrets set`."""
     add_positional(
         parser,
         "name",
@@ -35,20 +34,17 @@ def add_set_secret(parser: argparse.ArgumentParser) -> None:
 
 
 def add_list_secrets(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `secrets list`."""
     _add_project(parser)
     parser.set_defaults(run=list_secrets)
 
 
 def add_delete_secret(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `secrets delete`."""
     add_positional(parser, "name", needed=True, metavar="NAME", help="name of the secret")
     _add_project(parser)
     parser.set_defaults(run=delete_secret)
 
 
 def add_set_registry(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `registries set`."""
     _add_host(parser)
     parser.add_argument("--username", metavar="NAME", help="username to log in with (required)")
     parser.add_argument(
@@ -59,13 +55,11 @@ def add_set_registry(parser: argparse.ArgumentParser) -> None:
 
 
 def add_list_registries(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `registries list`."""
     _add_project(parser)
     parser.set_defaults(run=list_registries)
 
 
 def add_delete_registry(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `registries delete`."""
     _add_host(parser)
     _add_project(parser)
     parser.set_defaults(run=delete_registry)
@@ -89,7 +83,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def set_secret(args: argparse.Namespace) -> int:
-    """Store a secret."""
     from gradient_cli.api.client import connect
 
     api = connect(args)
@@ -121,7 +114,6 @@ def list_secrets(args: argparse.Namespace) -> int:
 
 
 def delete_secret(args: argparse.Namespace) -> int:
-    """Delete a secret."""
     from gradient_cli.api.client import connect
 
     api = connect(args)
@@ -167,7 +159,6 @@ def list_registries(args: argparse.Namespace) -> int:
 
 
 def delete_registry(args: argparse.Namespace) -> int:
-    """Delete the login for a registry."""
     from gradient_cli.api.client import connect
 
     api = connect(args)

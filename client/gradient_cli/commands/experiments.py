@@ -20,20 +20,17 @@ if TYPE_CHECKING:
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `experiments list`."""
     add_json(parser)
     parser.set_defaults(run=list_experiments)
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `experiments show`."""
     _add_name(parser)
     add_json(parser)
     parser.set_defaults(run=show)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `experiments run`."""
     _add_name(parser)
     add_option(
         parser,
@@ -70,7 +67,6 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 
 
 def list_experiments(args: argparse.Namespace) -> int:
-    """Print the experiments."""
     from gradient_cli.experiments import recipe as recipes
 
     found = [recipes.load(name) for name in recipes.names()]

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `images list`."""
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=list_images)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def add_create(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `keys create`."""
     add_positional(parser, "name", needed=True, metavar="NAME", help="name of the key: its owner or use")
     parser.add_argument("--days", metavar="N", help="days until the key expires (default: never)")
     _add_common(parser)
@@ -23,13 +22,11 @@ def add_create(parser: argparse.ArgumentParser) -> None:
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `keys list`."""
     _add_common(parser)
     parser.set_defaults(run=list_keys)
 
 
 def add_revoke(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `keys revoke`."""
     add_positional(parser, "id", needed=True, metavar="ID", help="id of the key, as `gradient-cli keys list` shows it")
     _add_common(parser)
     parser.set_defaults(run=revoke_key)
@@ -81,7 +78,6 @@ def list_keys(args: argparse.Namespace) -> int:
 
 
 def revoke_key(args: argparse.Namespace) -> int:
-    """Revoke a key."""
     from gradient_cli.api.client import connect
 
     connect(args).revoke_key(args.id)

@@ -18,7 +18,6 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 def add_login(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `login`."""
     add_json(parser)
     add_connection(
         parser,

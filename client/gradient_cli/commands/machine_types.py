@@ -14,14 +14,12 @@ if TYPE_CHECKING:
 
 
 def add_machine_types(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `machine-types`."""
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=list_machine_types)
 
 
 def list_machine_types(args: argparse.Namespace) -> int:
-    """Print the machine types."""
     from gradient_cli.api.client import connect
 
     found = connect(args).machine_types()

@@ -37,7 +37,6 @@ exec python3 -m jupyterlab --no-browser --allow-root --ip=127.0.0.1 --port="$GRA
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `notebooks run`."""
     create.add_create(parser)
     specs.describe(parser, "command", "TEXT", argparse.SUPPRESS)  # `run` makes the command
     add_option(

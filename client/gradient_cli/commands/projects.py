@@ -35,7 +35,6 @@ _HELPS = {
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `projects init`."""
     for name, metavar in _PREFILLED.items():
         add_option(parser, f"--{name}", metavar=metavar, help=f"write this {name} into the file")
     add_json(parser)
@@ -43,7 +42,6 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 
 def add_create(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `projects create`."""
     add_positional(parser, "name", needed=True, metavar="NAME", nargs="?", help="name of the project")
     parser.add_argument("--name", dest="named", metavar="NAME", help="name of the project, as an option")
     add_json(parser)
@@ -52,14 +50,12 @@ def add_create(parser: argparse.ArgumentParser) -> None:
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `projects list`."""
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=list_projects)
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `projects show`."""
     _add_project(parser)
     add_json(parser)
     add_connection(parser)
@@ -67,7 +63,6 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 
 
 def add_update(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `projects update`."""
     _add_project(parser)
     for name, (metavar, text) in _HELPS.items():
         add_option(parser, f"--{name}", metavar=metavar, help=text)
@@ -77,7 +72,6 @@ def add_update(parser: argparse.ArgumentParser) -> None:
 
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `projects delete`."""
     _add_project(parser)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask; needed without a terminal")
     add_json(parser)
@@ -125,7 +119,6 @@ def create(args: argparse.Namespace) -> int:
 
 
 def list_projects(args: argparse.Namespace) -> int:
-    """Print the projects."""
     from gradient_cli.api.client import connect
 
     found = connect(args).projects()
@@ -157,7 +150,6 @@ def _format_running(project: dict[str, Any]) -> str:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print one project."""
     from gradient_cli.api.client import connect
 
     _print_project(args, find_project(connect(args), args.project))

@@ -20,7 +20,6 @@ _PATH_HELP = "path in the storage: data/train.npz, or as jobs write it, /storage
 
 
 def add_ls(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `storage ls`."""
     add_positional(parser, "path", nargs="?", metavar="PATH", help=f"{_PATH_HELP} (default: all of it)")
     parser.add_argument("-r", "--recursive", action="store_true", help="list the contents of folders, too")
     _add_common(parser)
@@ -28,7 +27,6 @@ def add_ls(parser: argparse.ArgumentParser) -> None:
 
 
 def add_put(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `storage put`."""
     add_positional(parser, "paths", needed=True, nargs="*", metavar="LOCAL", help="files and folders to upload")
     parser.usage = f"{parser.usage} [DEST]"
     parser.epilog = (
@@ -41,7 +39,6 @@ def add_put(parser: argparse.ArgumentParser) -> None:
 
 
 def add_get(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `storage get`."""
     add_positional(parser, "path", needed=True, metavar="REMOTE", help=_PATH_HELP)
     add_positional(parser, "to", nargs="?", metavar="LOCAL", help="file or folder to write (default: the same name)")
     parser.add_argument("--force", action="store_true", help="overwrite files that have other contents")
@@ -50,7 +47,6 @@ def add_get(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rm(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `storage rm`."""
     add_positional(parser, "path", needed=True, metavar="PATH", help=_PATH_HELP)
     parser.add_argument("-r", "--recursive", action="store_true", help="delete a folder with its contents")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask; needed without a terminal")

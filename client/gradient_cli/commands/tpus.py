@@ -14,14 +14,12 @@ if TYPE_CHECKING:
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `tpus list`."""
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=list_tpus)
 
 
 def list_tpus(args: argparse.Namespace) -> int:
-    """Print the TPUs."""
     from gradient_cli.api.client import connect
 
     found = connect(args).tpus()

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def client_version() -> str:
-    """Return the version of the installed client."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -22,7 +21,6 @@ def client_version() -> str:
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `version`."""
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=show_version)

@@ -14,19 +14,16 @@ if TYPE_CHECKING:
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `workers list`."""
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=list_workers)
 
 
 def add_drain(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `workers drain`."""
     _add_change(parser, drained=True)
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `workers resume`."""
     _add_change(parser, drained=False)
 
 
@@ -38,7 +35,6 @@ def _add_change(parser: argparse.ArgumentParser, *, drained: bool) -> None:
 
 
 def list_workers(args: argparse.Namespace) -> int:
-    """Print the workers."""
     from gradient_cli.api.client import connect
 
     found = connect(args).workers()

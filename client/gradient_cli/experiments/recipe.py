@@ -108,7 +108,6 @@ class Recipe:
         return command.format_map(_DataSets(data))
 
     def data_sets(self) -> set[str]:
-        """Return the names of its data sets."""
         used = _DataSets({})
         for member in self.members:
             f"{self.command} {member.scaled} {member.full}".format_map(used)
@@ -128,7 +127,6 @@ class _DataSets(dict):  # type: ignore[type-arg]  # subscripted base classes wou
 
 
 def names() -> list[str]:
-    """Return the names of all recipes."""
     return sorted(name[:-5] for name in os.listdir(_RECIPES) if name.endswith(".toml"))
 
 

@@ -115,7 +115,6 @@ def build(recipe: Recipe, cells: Sequence[Cell], scale: str, links: Sequence[str
 
 
 def _first_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """Return one cell of each member."""
     return list({cell.member.name: cell for cell in reversed(cells)}.values())[::-1]
 
 

@@ -96,7 +96,6 @@ class WorkspaceFolder:
 
     @property
     def files(self) -> list[WorkspaceEntry]:
-        """The regular files."""
         return [entry for entry in self.entries if entry.kind == "file"]
 
     @property

@@ -48,7 +48,6 @@ class JobFiles:
         self._job_id = job_id
 
     def open(self, path: str, offset: int, etag: str) -> HTTPResponse:
-        """Open one file from this offset."""
         return self.api.artifact(self._job_id, path, offset=offset, etag=etag)
 
     def etag(self, file: dict[str, Any]) -> str | None:
@@ -60,7 +59,6 @@ class JobFiles:
         return self.api.artifact_contents(self._job_id, [file["path"] for file in files])
 
     def is_same(self, path: str, file: dict[str, Any]) -> bool:
-        """Return whether this file is at a local path."""
         digest = file.get("sha256")
         return bool(digest) and os.path.isfile(path) and not os.path.islink(path) and _digest(path) == digest
 
@@ -250,8 +248,6 @@ class DownloadFolder:
 
 
 class _Download:
-    """The download of one file into its part file."""
-
     def __init__(self, source: JobFiles | StoredFiles, file: dict[str, Any], part: str) -> None:
         self._source = source
         self._path = str(file["path"])

@@ -19,7 +19,6 @@ _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a job."""
     for name, (_, metavar, text) in _FIELDS.items():
         add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=text)
     for name, text in _FLAGS.items():

@@ -174,7 +174,6 @@ def _unreadable(path: str, error: OSError) -> ClientError:
 
 
 def _find_stored(api: Api, project_id: str, files: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Return what is stored in the folders of these files."""
     from gradient_cli.errors import ServerError
 
     top = os.path.commonpath([os.path.dirname(f"/{place}") for place in files]).lstrip("/") if files else ""
@@ -226,7 +225,6 @@ class StoredFiles:
         self._project_id = project_id
 
     def open(self, path: str, offset: int, etag: str) -> HTTPResponse:
-        """Open one file from this offset."""
         return self.api.stored_file(self._project_id, path, offset=offset, etag=etag)
 
     def etag(self, file: dict[str, Any]) -> str | None:
@@ -234,7 +232,6 @@ class StoredFiles:
         return str(file["etag"])
 
     def is_same(self, path: str, file: dict[str, Any]) -> bool:
-        """Return whether this file is at a local path."""
         try:
             status = os.lstat(path)
         except OSError:

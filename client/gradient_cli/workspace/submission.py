@@ -105,7 +105,6 @@ def _submit_files(
     to: str,
     planned: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Submit with those files of a folder that the server lacks."""
     spec = {**git.describe_commit(folder.root), **spec}
     manifest = _read_manifest(api, folder)
     stored = Archive("", manifest.sha256, folder.size, temporary=False)

@@ -72,5 +72,4 @@ def _default_workspace(folder: str) -> str:
 
 
 def is_url(text: str) -> bool:
-    """Return whether a workspace is a git URL."""
     return "://" in text or text.startswith("git@")

@@ -40,8 +40,6 @@ class Comparison(Base):
 
 
 class ComparisonJob(Base):
-    """A job of a comparison."""
-
     __tablename__ = "comparison_jobs"
 
     comparison_id: Mapped[str] = mapped_column(ForeignKey("comparisons.id"), primary_key=True)

@@ -35,7 +35,6 @@ class ExecSession:
     action: str
 
     def describe(self) -> str:
-        """Return the session as text."""
         return f"{self.id}: {self.action}, by API key {self.key_name!r} ({self.key_id})"
 
 
@@ -68,6 +67,5 @@ def record_opened(session: Session, job: Job, one: ExecSession) -> None:
 
 
 def record_closed(session: Session, job: Job, one: ExecSession, *, result: str, seconds: float) -> None:
-    """Record the end of a session."""
     detail = f"{one.describe()}: {result}, after {seconds:.1f} s"
     add_event(session, job, CLOSED, detail=detail, actor=one.key_id)

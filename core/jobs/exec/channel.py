@@ -30,7 +30,6 @@ class ChannelBroken(Exception):
 
 
 def encode(kind: int, payload: bytes) -> bytes:
-    """Return a frame."""
     return HEAD.pack(kind, len(payload)) + payload
 
 

@@ -44,7 +44,6 @@ class LiveWorkers:
 
 
 def live_workers(session: Session) -> LiveWorkers:
-    """Read the live workers."""
     return LiveWorkers(tuple(session.scalars(_LIVE_WORKERS)))
 
 

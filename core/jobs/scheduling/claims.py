@@ -178,7 +178,6 @@ def _free_capacity(session: Session, offer: WorkerOffer) -> _FreeCapacity:
 
 
 def _next_job_seq(session: Session, offer: WorkerOffer, free: _FreeCapacity) -> int | None:
-    """Return the `Job.seq` of the next job for this offer."""
     params: dict[str, Any] = {
         "worker": offer.worker,
         "free_gpus": _UNLIMITED if free.gpus is None else len(free.gpus),

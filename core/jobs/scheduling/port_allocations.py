@@ -60,7 +60,6 @@ def count_dynamic_ports(spec: JobSpec) -> int:
 
 
 def allocated_ports(session: Session, host: str) -> frozenset[int]:
-    """Return the ports of a host that are allocated to jobs."""
     return frozenset(port for (port,) in _ALLOCATED_PORTS.rows(session, {"on_host": host}))
 
 

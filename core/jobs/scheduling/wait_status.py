@@ -63,7 +63,6 @@ class WaitStatus:
 
 
 def wait_status(session: Session, job: Job) -> WaitStatus:
-    """Return the wait status of a queued job."""
     return wait_statuses(session, [job])[job.id]
 
 
@@ -140,7 +139,6 @@ class _QueueSnapshot:
     ports: Mapping[str, Mapping[int, str]]
 
     def wait_status(self, job: Job) -> WaitStatus:
-        """Return the wait status of one of the jobs."""
         # A job without a place was claimed meanwhile, so it was next.
         position = self.positions.get(job.id, QueuePosition(1, 0, ProjectUsage()))
         offering = self.live_workers.for_machine_type(job.machine_type, job.backend)

@@ -193,7 +193,6 @@ class JobSpec:
         return {variable: name for variable, name in found.items() if SECRET_NAME.match(name)}
 
     def parsed_ports(self) -> tuple[PortMapping, ...]:
-        """Return the parsed ports."""
         return tuple(PortMapping.parse(port) for port in self.ports)
 
     def redacted_workspace(self) -> str | None:

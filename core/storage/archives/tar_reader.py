@@ -66,7 +66,6 @@ class GzipStream(io.RawIOBase):
         self._unpacked = 0
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: "WriteableBuffer") -> int:

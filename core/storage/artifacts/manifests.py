@@ -120,7 +120,6 @@ class ManifestReader:
         return found[:limit], found[limit - 1].path if limit > 0 else after
 
     def get(self, path: str) -> ArtifactFile | None:
-        """Return the file with this path."""
         found = next(self.files(path), None)
         return found if found and found.path == path else None
 

@@ -29,7 +29,6 @@ class LineIndex(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Number of lines."""
         return (self.newlines[-1] if self.newlines else 0) + self.open_line
 
 

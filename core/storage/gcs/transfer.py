@@ -100,11 +100,9 @@ class RemoteFile(io.RawIOBase):
         self._next_read = _FIRST_READ
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def tell(self) -> int:

@@ -175,8 +175,6 @@ class LogReader:
 
 
 class _Snapshot:
-    """A snapshot of a log."""
-
     def __init__(self, raw: int, view: IndexView) -> None:
         self._raw = raw
         self.view = view

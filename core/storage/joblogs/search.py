@@ -90,7 +90,6 @@ def _matches(data: bytes, needles: Iterable[bytes], number: int) -> Iterator[int
 
 
 def _offsets(data: bytes, needle: bytes) -> Iterator[int]:
-    """Yield the offset of the needle in each line that has it."""
     at = 0
     while (found := data.find(needle, at)) >= 0:
         yield found

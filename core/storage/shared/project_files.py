@@ -66,7 +66,6 @@ class StoredEntry:
 
     @classmethod
     def from_stat(cls, path: str, status: os.stat_result, sha256: str | None = None) -> "StoredEntry":
-        """Create it from the status of a path."""
         kind = {stat.S_IFREG: "file", stat.S_IFDIR: "folder"}.get(stat.S_IFMT(status.st_mode), "other")
         return cls(path, kind, status.st_size if kind == "file" else None, status.st_mtime_ns // _MS, sha256)
 
@@ -294,7 +293,6 @@ def _entry(folder: int, name: str, path: str) -> StoredEntry:
 
 
 def _version(status: os.stat_result) -> str:
-    """Return what a change of a file changes."""
     return f"{status.st_size:x}-{status.st_mtime_ns:x}"
 
 

@@ -46,7 +46,6 @@ def check_sha256(sha256: str) -> None:
 
 
 def metadata_path(file: Path) -> Path:
-    """Return the path of a stored file's metadata."""
     return file.with_name(f"{file.name}.json")
 
 

@@ -107,7 +107,6 @@ class Tokens:
         }
 
     def issue(self, caller: Caller) -> str:
-        """Issue an access token."""
         token = f"ya29.{secrets.token_urlsafe(24)}"
         with self._lock:
             self._issued[token] = caller
@@ -129,7 +128,6 @@ def check_access(caller: Caller, bucket: Bucket, access: Access) -> None:
 
 
 def has_access(caller: Caller, bucket: Bucket, access: Access) -> bool:
-    """Return whether a caller may do something."""
     allowed = caller.account == OPERATOR or _policy_allows(caller.account, bucket, access)
     if caller.boundary is not None:
         allowed = allowed and any(_rule_allows(rule, bucket.name, access) for rule in caller.boundary)

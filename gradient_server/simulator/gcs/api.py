@@ -77,7 +77,6 @@ Hosts = Mapping[str, Callable[[StorageRequest], StorageResponse]]
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> StorageResponse:
-    """Build a JSON response."""
     return StorageResponse(status, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
 
 

@@ -27,7 +27,6 @@ class StorageFaults:
         self.clear_faults()
 
     def clear_faults(self) -> None:
-        """Remove all faults."""
         with self._lock:
             self._failures: list[_Failure] = []
             self._broken: list[_Failure] = []

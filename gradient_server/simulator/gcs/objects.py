@@ -253,7 +253,6 @@ class BucketStore:
             del self.bucket(bucket).objects[name]
 
     def begin(self, bucket: str, name: str, fields: dict[str, Any], conditions: Mapping[str, str]) -> ResumableUpload:
-        """Begin a resumable upload."""
         _check_name(name)
         with self._lock:
             _check(self.bucket(bucket).objects.get(name), conditions)
@@ -279,7 +278,6 @@ class BucketStore:
             return self.put(upload.bucket, upload.name, bytes(upload.content), upload.fields, upload.conditions)
 
     def cancel(self, upload_id: str) -> None:
-        """Cancel an upload."""
         with self._lock:
             self._uploads.pop(upload_id, None)
 

@@ -66,7 +66,6 @@ class GcsSimulator:
         return f"http://{host!s}:{port}"
 
     def start(self) -> "GcsSimulator":
-        """Start serving."""
         self._thread.start()
         return self
 

@@ -69,7 +69,6 @@ class TpuSimulator:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start serving."""
         self._server.start()
 
     def stop(self) -> None:

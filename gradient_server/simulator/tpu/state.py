@@ -118,7 +118,6 @@ class TpuProject:
     # ---- Methods of the API
 
     def node(self, name: str) -> tpu_v2.Node:
-        """Return the node of this full name."""
         self._advance()
         return _get_existing(self._nodes, name)
 
@@ -128,7 +127,6 @@ class TpuProject:
         return [node for name, node in sorted(self._nodes.items()) if _is_in_zone(name, parent)]
 
     def create_node(self, parent: str, node_id: str, node: tpu_v2.Node) -> operations_pb2.Operation:
-        """Create a node and return the operation."""
         self._advance()
         if self.deny_tpu_node:
             raise TpuApiError(grpc.StatusCode.FAILED_PRECONDITION, DENIED)
@@ -141,14 +139,12 @@ class TpuProject:
         return self._add_operation(name, self._ready_at[name], self._nodes[name])
 
     def delete_node(self, name: str) -> operations_pb2.Operation:
-        """Delete a node and return the operation."""
         self._advance()
         _get_existing(self._nodes, name)
         self._begin_deletion(name)
         return self._add_operation(name, 0.0, empty_pb2.Empty())
 
     def queued_resource(self, name: str) -> tpu_v2.QueuedResource:
-        """Return the queued resource of this full name."""
         self._advance()
         return _get_existing(self._queued, name).message
 
@@ -187,7 +183,6 @@ class TpuProject:
         return self._add_operation(name, 0.0, empty_pb2.Empty())
 
     def operation(self, name: str) -> operations_pb2.Operation:
-        """Return an operation in its current state."""
         self._advance()
         return _get_existing(self._operations, name).message
 
@@ -198,7 +193,6 @@ class TpuProject:
         self.set_state(node_id, NodeState.PREEMPTED)
 
     def set_state(self, node_id: str, state: tpu_v2.Node.State) -> None:
-        """Set the state of a node."""
         with self.lock:
             node = self._node_by_id(node_id)
             node.state = state
@@ -208,7 +202,6 @@ class TpuProject:
                     self.machines.end(node.name)
 
     def set_health(self, node_id: str, health: tpu_v2.Node.Health, why: str = "") -> None:
-        """Set the health of a node."""
         with self.lock:
             self._node_by_id(node_id).health = health
             self._node_by_id(node_id).health_description = why

@@ -46,7 +46,6 @@ class Recipe:
 
     @property
     def augmentations(self) -> tuple[str, ...]:
-        """The augmentations in the order of AUGMENTATIONS."""
         chosen = self.augment.split(",")
         return tuple(name for name in AUGMENTATIONS if name in chosen)
 

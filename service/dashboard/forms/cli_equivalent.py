@@ -49,7 +49,6 @@ def _quote(flag: str, value: str | None) -> str:
 
 
 def as_project_file(fields: Mapping[str, Any]) -> str:
-    """Return the project file with these fields of a request."""
     lines, variables = [], fields.get("envVars", {})
     for name, value in fields.items():
         if name not in _NOT_GIVEN and name != "envVars":

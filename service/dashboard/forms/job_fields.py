@@ -201,7 +201,6 @@ def reveal_values(fields: dict[str, Any], original: JobSpec) -> None:
 
 
 def find_changes(texts: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """Return the former texts of the fields that differ."""
     return {
         name: before.get(name, "") for name in FIELDS if texts.get(name, "").strip() != before.get(name, "").strip()
     }

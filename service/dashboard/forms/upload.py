@@ -160,15 +160,12 @@ class _FormFile(io.RawIOBase):
         self._start = self._size = self._at = 0
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def write(self, data: Any) -> int:  # noqa: ANN401 - any buffer
-        """Append data."""
         end = self._shared.seek(0, os.SEEK_END)
         if not self._size:
             self._start = end

@@ -65,7 +65,6 @@ class JobListQuery(BaseModel):
     query: str = Field("", max_length=200)
 
     def text(self) -> str:
-        """Return the whole query."""
         given = self.model_dump(by_alias=True)
         filters = [
             f"{field}:{','.join(quote(value.strip()) for value in given[name].split(','))}"

@@ -29,7 +29,6 @@ async def read_prometheus(app_state: AppStateDep) -> Response:
 
 
 async def collect_metrics(app_state: AppState) -> Counted:
-    """Return what this process has counted."""
     return await app_state.lanes.reading.run(_collect, app_state)
 
 

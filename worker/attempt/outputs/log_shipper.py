@@ -109,7 +109,6 @@ class SourceFile:
             self._released = end
 
     def close(self) -> None:
-        """Close the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

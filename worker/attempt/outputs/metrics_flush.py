@@ -70,7 +70,6 @@ class MetricsQueue:
         return not self._rows and not self._totals and len(self._left_out) == len(self._reported)
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Queue rows of metrics."""
         with self._lock:
             self._rows += rows
             self._values += sum(len(row["values"]) for row in rows)
@@ -82,7 +81,6 @@ class MetricsQueue:
                 self._totals, self._totals_at = totals, time.monotonic()
 
     def take(self) -> _Batch:
-        """Remove and return one batch."""
         with self._lock:
             rows: list[dict[str, Any]] = []
             values = 0
@@ -172,7 +170,6 @@ class MetricsFlush(PeriodicTask):
             logger.exception("metrics_not_stored", extra={"jobs": [queue.job.id]})
 
     def _store(self, queues: Sequence[MetricsQueue]) -> None:
-        """Store one batch of each queue."""
         batches = [(queue, queue.take()) for queue in queues]
         try:
             with self._database.write() as session:

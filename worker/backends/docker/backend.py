@@ -89,7 +89,6 @@ class DockerBackend(Backend):
         self._warned = False
 
     def unavailable_reason(self) -> str | None:
-        """See `Backend.unavailable_reason`."""
         try:
             info, version = self._polling_engine.info(), self._polling_engine.call(lambda api: api.api_version)
         except EngineUnavailable as error:
@@ -102,15 +101,12 @@ class DockerBackend(Backend):
         return None
 
     def gpus(self) -> tuple[str, ...] | None:
-        """See `Backend.gpus`."""
         return self._gpus.indices()
 
     def taken_gpus(self, gpus: Collection[str]) -> dict[str, str]:
-        """See `Backend.taken_gpus`."""
         return self._gpus.taken(gpus)
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
-        """See `Backend.launch`."""
         started = self._launcher.launch(spec, confirm, progress)
         failpoint("launched")
         with self._lock:
@@ -126,11 +122,9 @@ class DockerBackend(Backend):
         }
 
     def build(self, spec: LaunchSpec, progress: Progress) -> str:
-        """See `ImageBackend.build`."""
         return self._launcher.build(spec, progress).digest
 
     def images(self) -> tuple[str, ...] | None:
-        """See `ImageBackend.images`."""
         try:
             return self._image_cache.references()
         except EngineError as error:
@@ -138,14 +132,12 @@ class DockerBackend(Backend):
             return None
 
     def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[UnusedImage]:
-        """See `ImageBackend.prune_images`."""
         try:
             return self._image_cache.prune(everything=everything, dry_run=dry_run)
         except EngineError as error:
             raise LaunchError("engine_unavailable", str(error)) from error
 
     def poll(self, handle: Handle) -> Exit | None:
-        """See `Backend.poll`."""
         control = Path(handle["control"])
         code = read_exit_code(control)
         stopping = read_control(control, STOPPING_FILE) is not None
@@ -182,12 +174,10 @@ class DockerBackend(Backend):
             self._inspections.pop(handle["name"], None)
 
     def sample(self, handle: Handle) -> dict[str, float]:
-        """See `Backend.sample`."""
         gpus = tuple(one["index"] for one in handle.get("gpus", ()))
         return self._sampler.sample(container_name(handle["name"]), gpus)
 
     def host_address(self) -> str | None:
-        """See `Backend.host_address`."""
         try:
             return self._launcher.network.gateway()
         except (EngineError, LaunchError) as error:
@@ -209,15 +199,12 @@ class DockerBackend(Backend):
             raise LaunchError("launch_failed", f"the container's volumes were not measured: {error}") from error
 
     def run_in_job(self, handle: Handle, request: ExecRequest) -> ContainerStream:
-        """See `ExecBackend.run_in_job`."""
         return run_in_container(self._engine, handle, request)
 
     def connect_to_job(self, handle: Handle, port: int, session_id: str) -> ContainerStream:
-        """See `ExecBackend.connect_to_job`."""
         return connect_to_container(self._engine, handle, port, session_id)
 
     def data_folder(self) -> Path | None:
-        """See `ImageBackend.data_folder`."""
         try:
             folder = Path(self._polling_engine.cached_info().get("DockerRootDir") or "")
         except EngineError:
@@ -225,7 +212,6 @@ class DockerBackend(Backend):
         return folder if folder.is_absolute() and folder.is_dir() else None
 
     def destroy(self, handle: Handle) -> None:
-        """See `Backend.destroy`."""
         name = container_name(handle["name"])
         try:
             state = self._engine.find(name)

@@ -92,8 +92,6 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedResource:
-    """A queued resource."""
-
     zone: str
     id: str
     state: str
@@ -166,7 +164,6 @@ class TpuApi:
         return None if found is None else _node(found)
 
     def nodes(self, zone: str) -> list[Node]:
-        """Return all nodes of a zone."""
         listed = self._call(lambda: list(self._v2.list_nodes(parent=self._zone(zone), timeout=self._timeout)))
         return [_node(one) for one in listed]
 
@@ -189,7 +186,6 @@ class TpuApi:
         return None if found is None else _queued(found)
 
     def queued_resources(self, zone: str) -> list[QueuedResource]:
-        """Return all queued resources of a zone."""
         parent = self._zone(zone)
         listed = self._call(lambda: list(self._v2.list_queued_resources(parent=parent, timeout=self._timeout)))
         return [_queued(one) for one in listed]
@@ -238,7 +234,6 @@ class TpuApi:
         return bool(found.done)
 
     def accelerator_types(self, zone: str) -> set[str]:
-        """Return the TPU types that a zone offers."""
         parent = self._zone(zone)
         listed = self._call(lambda: list(self._v2.list_accelerator_types(parent=parent, timeout=self._timeout)))
         return {one.type_ for one in listed}
@@ -257,7 +252,6 @@ class TpuApi:
         return not offered or accelerator_type in offered
 
     def runtime_versions(self, zone: str) -> set[str]:
-        """Return the runtime versions that a zone offers."""
         parent = self._zone(zone)
         listed = self._call(lambda: list(self._v2.list_runtime_versions(parent=parent, timeout=self._timeout)))
         return {one.version for one in listed}

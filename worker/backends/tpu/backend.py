@@ -102,7 +102,6 @@ class TpuBackend(CloudBackend):
         )
 
     def unavailable_reason(self) -> str | None:
-        """See `Backend.unavailable_reason`."""
         if not self._settings.zones and not self._settings.pool:
             return "No TPU can be sought: set GRADIENT_TPU__ZONES, or name nodes in GRADIENT_TPU__POOL."
         try:
@@ -219,7 +218,6 @@ class TpuBackend(CloudBackend):
         return Exit(ended.code, failure.reason, failure.detail) if failed else ended
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
-        """See `Backend.stop`."""
         if self._vm_client is not None and "vm" in handle:
             self._vm_client.stop(_vm_handle(handle), grace=grace)
         elif "runner" in handle:  # else there is a device only
@@ -232,7 +230,6 @@ class TpuBackend(CloudBackend):
         return self._runner.sample(handle["runner"]) if "runner" in handle else {}
 
     def layer_bytes(self, handle: Handle) -> int:
-        """See `Backend.layer_bytes`."""
         return self._runner.layer_bytes(handle["runner"]) if "runner" in handle else 0
 
     def release(self, handle: Handle) -> None:
@@ -294,7 +291,6 @@ class TpuBackend(CloudBackend):
         return list(found.values())
 
     def remove_orphans(self, is_owned: IsOwned, is_finished: Callable[[str], bool]) -> int:
-        """See `CloudBackend.remove_orphans`."""
         return self._orphan_sweep.remove(is_owned) + self._output_collector.remove_orphans(
             self._settings.zones, is_finished
         )

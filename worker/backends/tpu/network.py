@@ -48,7 +48,6 @@ class FirewallRule:
         return self.has_port(port) and any(other.subnet_of(one) for one in self.ranges)
 
     def has_port(self, port: int) -> bool:
-        """Return whether it is about this port."""
         return any(first <= port <= last for first, last in self.ports)
 
 
@@ -86,11 +85,9 @@ class NodeNetwork:
 
     @property
     def name(self) -> str:
-        """Name of the network."""
         return self.path.rpartition("/")[2]
 
     def exists(self) -> bool:
-        """Return whether there is such a network."""
         return self._get(self.path) is not None
 
     def ingress(self) -> list[FirewallRule]:

@@ -17,8 +17,6 @@ IsOwned = Callable[[str, int], bool]
 
 
 class OrphanSweep:
-    """See the module."""
-
     def __init__(
         self, api: TpuApi, resource_inventory: ResourceInventory, settings: TpuSettings, deleter: NodeDeleter
     ) -> None:

@@ -33,7 +33,6 @@ class ResourceEntry:
 
     @property
     def zone(self) -> str:
-        """The resource's zone."""
         return self.name.partition("/")[0]
 
     @property

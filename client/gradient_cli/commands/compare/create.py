@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def add_create(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `compare create`."""
     specs.add_options(parser)
     specs.describe(parser, "machineType", "NAME,NAME,...", "machine types to run on (required)")
     parser.add_argument(
@@ -37,7 +36,6 @@ def add_create(parser: argparse.ArgumentParser) -> None:
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `compare jobs`."""
     add_job_ids(parser)
     parser.add_argument("--name", metavar="NAME", help="name of the comparison")
     _add_judgement(parser)

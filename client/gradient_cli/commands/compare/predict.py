@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def add_predict(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `predict`."""
     add_job_id(parser)
     add_option(parser, "--machineType", "-m", metavar="NAME,NAME,...", help="machine types (default: all)")
     add_option(

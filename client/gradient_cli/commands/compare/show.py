@@ -25,7 +25,6 @@ _FRONT = "PARETO FRONT OF"
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `compare list`."""
     add_option(parser, "--limit", metavar="N", type=int, default=20, help="number of comparisons (default: 20)")
     add_json(parser)
     add_connection(parser)
@@ -33,7 +32,6 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `compare show`."""
     _add_id(parser)
     parser.add_argument(
         "--wait",
@@ -46,7 +44,6 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `compare export`."""
     _add_id(parser)
     add_option(
         parser,
@@ -60,7 +57,6 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `compare delete`."""
     _add_id(parser)
     add_connection(parser)
     parser.set_defaults(run=delete)
@@ -124,7 +120,6 @@ def list_comparisons(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print the table of a comparison."""
     from gradient_cli.api.client import connect
 
     api = connect(args)
@@ -190,7 +185,6 @@ def export(args: argparse.Namespace) -> int:
 
 
 def delete(args: argparse.Namespace) -> int:
-    """Delete a comparison."""
     from gradient_cli.api.client import connect
 
     if not args.id:
@@ -237,7 +231,6 @@ def _row(row: Mapping[str, Any], metric: str, target: float | None) -> list[str]
 
 
 def _front_names(metric: str) -> dict[str, str]:
-    """Return the names of the Pareto fronts by their name in a row."""
     of_metric = {"onMetricTimeFront": f"{metric} and time", "onMetricCostFront": f"{metric} and cost"}
     return {**(of_metric if metric else {}), "onTimeCostFront": "time and cost"}
 

@@ -16,7 +16,6 @@ _SHOWN_DIGITS = 12
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs artifacts list`."""
     add_job_id(parser)
     add_json(parser)
     add_connection(parser)
@@ -24,7 +23,6 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def add_get(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs artifacts get`."""
     add_job_id(parser)
     add_positional(
         parser,

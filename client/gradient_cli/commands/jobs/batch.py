@@ -29,7 +29,6 @@ _PROGRESS_JOBS = 1000
 
 
 def add_create_batch(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs create-batch`."""
     specs.add_options(parser)
     add_positional(
         parser,

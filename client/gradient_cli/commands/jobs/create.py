@@ -26,7 +26,6 @@ _MEGA = 1_000_000
 
 
 def add_create(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs create`."""
     specs.add_options(parser)
     add_carry_options(parser)
     _add_follow_options(parser)
@@ -37,7 +36,6 @@ def add_create(parser: argparse.ArgumentParser) -> None:
 
 
 def add_clone(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs clone`."""
     add_job_id(parser)
     specs.add_change_options(parser)
     add_carry_options(parser)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs diff`."""
     for name in ("first", "second"):
         add_positional(
             parser, name, needed=True, metavar=name[0].upper(), help=f"id of the {name} job, its beginning, or @last"

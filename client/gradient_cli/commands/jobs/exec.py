@@ -24,7 +24,6 @@ _SHELL = ["/bin/sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash; 
 
 
 def add_exec(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs exec`."""
     add_job_id(parser)
     parser.usage = f"{parser.usage} -- PROGRAM [ARGUMENTS]"
     parser.add_argument("-t", "--tty", action="store_true", help="run it in a terminal, for programs that need one")
@@ -33,7 +32,6 @@ def add_exec(parser: argparse.ArgumentParser) -> None:
 
 
 def add_ssh(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs ssh`."""
     add_job_id(parser)
     add_connection(parser)
     parser.set_defaults(run=open_shell)

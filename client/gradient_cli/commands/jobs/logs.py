@@ -23,7 +23,6 @@ _NEAR = 500
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs logs`."""
     add_job_id(parser)
     parser.add_argument(
         "-f",

@@ -61,7 +61,6 @@ _SHORT = {"state": "-s", "project": "-p", "machineType": "-m", "query": "-q", "t
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs list`."""
     for name, (metavar, text) in _FILTERS.items():
         add_option(parser, f"--{name}", _SHORT.get(name, ""), metavar=metavar, help=text)
     parser.add_argument(
@@ -77,13 +76,11 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs show`."""
     _add_job_id(parser)
     parser.set_defaults(run=show)
 
 
 def add_stop(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs stop`."""
     add_job_ids(parser)
     parser.add_argument(
         "--now", action="store_true", help="kill them at once, without their grace period, even if they are stopping"
@@ -94,7 +91,6 @@ def add_stop(parser: argparse.ArgumentParser) -> None:
 
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs delete`."""
     add_positional(parser, "ids", needed=True, nargs="*", metavar="ID", help="ids of the jobs (required)")
     add_json(parser)
     add_connection(parser)
@@ -102,7 +98,6 @@ def add_delete(parser: argparse.ArgumentParser) -> None:
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs wait`."""
     add_job_ids(parser)
     parser.add_argument(
         "--timeout", metavar="TIME", help="give up after this time: 90m, 2h, or seconds (default: no limit)"
@@ -191,7 +186,6 @@ def _row(job: dict[str, Any], waits: list[str]) -> list[str]:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print all details of a job."""
     from gradient_cli.api.client import connect
 
     api = connect(args)
@@ -306,7 +300,6 @@ def _format_moment(moment: str | None) -> str:
 
 
 def stop(args: argparse.Namespace) -> int:
-    """Ask jobs to stop."""
     from gradient_cli.api.client import connect
     from gradient_cli.follow import describe_state
 

@@ -29,7 +29,6 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def add_metrics(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs metrics`."""
     add_job_id(parser)
     parser.add_argument("-n", "--name", metavar="NAME", help="show only this metric")
     parser.add_argument(
@@ -47,7 +46,6 @@ def add_metrics(parser: argparse.ArgumentParser) -> None:
 
 
 def show_metrics(args: argparse.Namespace) -> int:
-    """Print a job's metrics."""
     from gradient_cli.api.client import connect
 
     if args.csv and args.json:

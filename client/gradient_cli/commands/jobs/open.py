@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add_open(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs open`."""
     add_job_id(parser)
     add_json(parser, "print the link as one JSON object, and open no browser")
     add_connection(parser)

@@ -33,7 +33,6 @@ _BACKLOG = 64
 
 
 def add_port_forward(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs port-forward`."""
     add_positional(parser, "id", needed=True, metavar="ID", help="id of the job, or its beginning")
     add_positional(
         parser,

@@ -27,7 +27,6 @@ _OF_MOST_PROGRAMS = {"-h", "--help"}
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs run`."""
     create.add_create(parser)
     specs.describe(parser, "command", "TEXT", argparse.SUPPRESS)  # `run` makes the command
     parser.add_argument(

@@ -13,12 +13,10 @@ if TYPE_CHECKING:
 
 
 def add_add(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs tags add`."""
     _add_arguments(parser, "add")
 
 
 def add_remove(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs tags remove`."""
     _add_arguments(parser, "remove")
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def add_tensorboard(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs tensorboard`."""
     add_job_ids(parser)
     add_json(parser, "print the link and the runs as one JSON object, and open no browser")
     add_connection(parser)

@@ -24,7 +24,6 @@ _SECONDS = 3.0
 
 
 def add_top(parser: argparse.ArgumentParser) -> None:
-    """Set up the parser of `jobs top`."""
     add_option(parser, "--project", "-p", metavar="NAME", help="only jobs of this project")
     parser.add_argument("--once", action="store_true", help="print the table once (default if not on a terminal)")
     parser.add_argument(

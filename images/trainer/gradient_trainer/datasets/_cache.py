@@ -41,7 +41,6 @@ class ImageCache:
         self.path = folder / key
 
     def exists(self) -> bool:
-        """Return whether a complete cache is there."""
         return (self.path / _FACTS).is_file()
 
     def read(self, part: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:

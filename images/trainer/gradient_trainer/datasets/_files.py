@@ -149,8 +149,6 @@ class _File:
 
 @dataclass(frozen=True)
 class _Record:
-    """An image in a TFRecord file."""
-
     content: bytes
     name: str
 

@@ -43,14 +43,12 @@ class Pace:
         return self._all_steps < WARM_UP_STEPS
 
     def begin(self) -> None:
-        """Start a period."""
         self._period_steps = 0
         self._warming_since = self._clock()
         self._began = None if self.warming_up else self._warming_since
         self._cpu_began = self._cpu_clock()
 
     def step(self, count: int = 1) -> None:
-        """Count finished steps."""
         warming_up = self.warming_up
         self._all_steps += count
         if not warming_up:
@@ -94,7 +92,6 @@ class Pace:
 
 
 def format_pace(steps_per_second: float | None, examples_per_second: float | None) -> str:
-    """Format a pace for the user."""
     if steps_per_second is None or examples_per_second is None:
         return "(warming up)"
     return f"{steps_per_second:.1f} steps/s  {examples_per_second:,.0f} examples/s"

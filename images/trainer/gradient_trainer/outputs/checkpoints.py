@@ -98,7 +98,6 @@ class CheckpointFolder:
         return None
 
     def clear(self) -> None:
-        """Remove every checkpoint."""
         for path in self._paths():
             path.unlink()
 

@@ -52,7 +52,6 @@ class Batches:
 
     @property
     def per_epoch(self) -> int:
-        """Steps in one epoch."""
         return len(self.examples) // self.batch_size
 
     def at(self, step: int) -> Indices:

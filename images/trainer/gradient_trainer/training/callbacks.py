@@ -30,7 +30,6 @@ class Hooks(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no
         self._after_steps(batch + 1, logs or {})
 
     def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Call the function."""
         self._after_test_steps()
 
 

@@ -40,7 +40,6 @@ class WarmUp(Rate):  # type: ignore[misc]  # Keras has no types
         return ops.where(number < self.steps, self.start + (self.peak - self.start) * share, after)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
         return dict(vars(self))
 
 
@@ -74,7 +73,6 @@ def make_schedule(recipe: Recipe, per_epoch: int, total: int) -> WarmUp:
 
 
 def _falling(recipe: Recipe, peak: float, warm_up: int, per_epoch: int, total: int) -> Rate:
-    """Return the schedule after the warm-up."""
     schedules, falling = keras.optimizers.schedules, max(1, total - warm_up)
     if recipe.schedule == "piecewise":
         steps = [span_steps(span, per_epoch, total) for span in recipe.milestones.split(",")]

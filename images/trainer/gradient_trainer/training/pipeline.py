@@ -51,7 +51,6 @@ class Examples:
 def training_batches(
     examples: Examples, batches: Batches, first: int, last: int, augmentations: Sequence[str]
 ) -> tf.data.Dataset:
-    """Return the batches of the steps from `first` to before `last`."""
     numbers = np.stack([batches.at(step) for step in range(first, last)])
     steps = np.arange(first, last, dtype=np.int64)
 

@@ -163,7 +163,6 @@ class ContainerStream:
         self._closed = threading.Event()
 
     def outputs(self) -> Iterator[tuple[int, bytes]]:
-        """See `JobStream.outputs`."""
         with contextlib.suppress(OSError):
             if not self._framed:
                 while data := self._reader.read1(CHUNK_BYTES):
@@ -176,7 +175,6 @@ class ContainerStream:
                     yield stream, data
 
     def write(self, data: bytes) -> None:
-        """See `JobStream.write`."""
         with contextlib.suppress(OSError):
             self._socket.sendall(data)
 
@@ -189,13 +187,11 @@ class ContainerStream:
             self._socket.shutdown(socket.SHUT_WR)
 
     def resize(self, rows: int, columns: int) -> None:
-        """See `JobStream.resize`."""
         if not self._framed:
             with contextlib.suppress(EngineError):
                 self._engine.call(lambda api: api.exec_resize(self._exec_id, rows, columns))
 
     def send_signal(self, name: str) -> None:
-        """See `JobStream.send_signal`."""
         pid = read_control(self._pid_file.parent, self._pid_file.name)
         if pid is None or not pid.isdecimal() or int(pid) <= 1 or not self._status().get("Running"):
             return
@@ -204,7 +200,6 @@ class ContainerStream:
             _run_detached(self._engine, container_name(self._handle["name"]), command)
 
     def exit_code(self) -> int:
-        """See `JobStream.exit_code`."""
         until = time.monotonic() + _STATUS_SECONDS
         while time.monotonic() < until:
             status = self._status()
@@ -215,7 +210,6 @@ class ContainerStream:
         return _UNKNOWN_CODE
 
     def close(self) -> None:
-        """See `JobStream.close`."""
         if self._closed.is_set():
             return
         self._closed.set()

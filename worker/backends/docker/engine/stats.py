@@ -106,7 +106,6 @@ class ContainerSampler:
         return reading.since(earlier)
 
     def forget(self, container: str) -> None:
-        """Forget a container."""
         with self._lock:
             self._queried.pop(container, None)
             self._last.pop(container, None)

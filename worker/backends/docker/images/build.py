@@ -49,7 +49,6 @@ _READABLE, _SEARCHABLE = 0o444, 0o555
 
 
 def built_name(spec: LaunchSpec) -> str:
-    """Return the name of the image that an attempt builds."""
     return f"{BUILT_REPOSITORY}/{spec.job_id}:{spec.attempt}"
 
 
@@ -226,7 +225,6 @@ class _BuildOutput:
         """True if it ran a step; else the last image is the base image."""
 
     def update(self, message: Message) -> None:
-        """Process one message."""
         text = message.get("stream") or (f"{message['error']}\n" if "error" in message else "")
         if text:
             self._log.write(text.encode())
@@ -241,7 +239,6 @@ class _BuildOutput:
             self.downloaded.append(fetched[1])
 
     def close(self) -> None:
-        """Close the log."""
         self._log.close()
 
 

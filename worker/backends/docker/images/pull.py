@@ -64,7 +64,6 @@ class PullProgress:
         self._retry_message = ""
 
     def update(self, message: dict[str, Any]) -> None:
-        """Process one message."""
         layer, status = message.get("id"), message.get("status", "")
         if layer is None or status.startswith("Pulling from"):
             return

@@ -133,7 +133,6 @@ def _run_seconds(spec: LaunchSpec, machine: MachineType, settings: TpuSettings) 
 
 
 def runtime_for(machine: MachineType, settings: TpuSettings) -> str:
-    """Return the runtime version of nodes of this machine type."""
     generation = (machine.tpu_type or "").partition("-")[0]
     return settings.runtimes.get(machine.name) or _RUNTIMES.get(generation, _DEFAULT_RUNTIME)
 

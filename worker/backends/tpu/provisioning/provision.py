@@ -162,13 +162,10 @@ def _describe_zones(tried: list[tuple[str, _NextZone]]) -> str:
 
 
 def _with_history(report: Report, tried: list[tuple[str, _NextZone]]) -> Report:
-    """Return a `Report` that appends what was tried before."""
     return lambda words: report(f"{words}; tried {_describe_zones(tried)}" if tried else words)
 
 
 class _ZoneSearch:
-    """Searches one zone."""
-
     def __init__(
         self,
         deleter: NodeDeleter,

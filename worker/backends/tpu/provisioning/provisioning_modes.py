@@ -65,7 +65,6 @@ class DirectNodeMode:
         return NodeStatus(exists=True, state="CREATING")
 
     def create(self, zone: str, request: NodeRequest, seconds: float) -> str | None:
-        """See `ProvisioningMode.create`."""
         del seconds  # it does not wait for capacity
         return self._api.create_node(zone, request)
 
@@ -80,7 +79,6 @@ class QueuedResourceMode:
         self._api = api
 
     def status(self, entry: ResourceEntry) -> NodeStatus:
-        """See `ProvisioningMode.status`."""
         queued = self._api.queued(entry.zone, entry.cloud_id)
         if queued is None:
             return NodeStatus(exists=False, state="absent")
@@ -97,5 +95,4 @@ class QueuedResourceMode:
         return NodeStatus(exists=True, state=node.state, node=node, failure=node_state.permanent_failure(node))
 
     def create(self, zone: str, request: NodeRequest, seconds: float) -> str | None:
-        """See `ProvisioningMode.create`."""
         return self._api.create_queued(zone, request, seconds)

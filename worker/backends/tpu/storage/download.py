@@ -162,7 +162,6 @@ class _FilePlacer:
         self._placed: dict[int, str] = {}
 
     def has_file(self, path: str, generation: int | None, blob: storage.Blob) -> bool:
-        """Return whether a file is the downloaded copy of this object."""
         status = self._status(path)
         if generation != blob.generation or status is None or status.st_size != blob.size:
             return False

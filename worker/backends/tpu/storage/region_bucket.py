@@ -99,7 +99,6 @@ class RegionBucket:
 
     @property
     def name(self) -> str:
-        """The bucket's name."""
         name: str = self._bucket.name
         return name
 

@@ -178,7 +178,6 @@ class _TokenRequest(MetadataRequest):
             self.answer(*self.of_account(account, url.query))
 
     def token(self) -> tuple[str, float]:
-        """See `MetadataRequest.token`."""
         return self._read() or ("", 0.0)
 
     def _read(self) -> tuple[str, float] | None:

@@ -85,7 +85,6 @@ def make_model() -> keras.Model:
 
 
 def fit(model: keras.Model, batches: tf.data.Dataset, reporter: Reporter, epoch: int) -> None:
-    """Train one epoch."""
     model.fit(batches, epochs=epoch + 1, initial_epoch=epoch, verbose=0, callbacks=[reporter])
 
 

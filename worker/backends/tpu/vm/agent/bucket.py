@@ -90,7 +90,6 @@ class Bucket:
             raise
 
     def open(self, name: str) -> Any:  # noqa: ANN401 - a response of urllib's, whose type it keeps to itself
-        """Open an object for reading."""
         return self._request("GET", f"{self._objects}/{urllib.parse.quote(name, safe='')}?alt=media")
 
     def put(self, name: str, content: Any, size: int, *, new: bool = False) -> bool:  # noqa: ANN401 - bytes or a file

@@ -77,7 +77,6 @@ def _values(response: bytes) -> Iterator[tuple[int, float]]:
 
 
 def _integer(attribute: bytes) -> int:
-    """Return the integer of an attribute's value."""
     return next((value for field, value in _fields(attribute) if field == 3 and isinstance(value, int)), 0)  # noqa: PLR2004 - its number
 
 

@@ -36,7 +36,6 @@ class MetadataRequest(BaseHTTPRequestHandler):
     server: Any
 
     def do_GET(self) -> None:
-        """Answer one request."""
         url = urllib.parse.urlsplit(self.path)
         account = url.path.partition("/instance/service-accounts/")[2]
         if account:
