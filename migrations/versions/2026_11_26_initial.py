@@ -264,7 +264,8 @@ def upgrade() -> None:
         ["machine_type", "backend", "run_after", "created_at"],
         **_where("state || '' = 'queued'"),
     )
-    for column in ("machine_type", "name", "project_id", "state", "submitted_by"):
+    # SQLite prefers what was created last, where it cannot tell: a machine type, not a state.
+    for column in ("project_id", "state", "submitted_by", "name", "machine_type"):
         op.create_index(f"ix_jobs_{column}_seq", "jobs", [column, "seq"])
     op.create_index("uq_jobs_idempotency", "jobs", ["submitted_by", "idempotency_key"], unique=True)
     op.create_table(

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -45,6 +46,7 @@ def environments():
 
 
 packages = os.path.join(service, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+works(lambda path: open(path, "a").write("canary"), f"{service}/bin/pip")
 print("FOUND" + json.dumps({
     "service": readable(f"{home}/*"),
     "attempts": [path for path in glob.glob(f"{home}/attempts/*") if os.environ["GRADIENT_JOB_ID"] not in path],
@@ -55,7 +57,7 @@ print("FOUND" + json.dumps({
     "signalled": [pid for pid in pids if works(os.kill, pid, 0)],
     "written": [path for path in (f"{packages}/canary.py", "/usr/canary", "/etc/canary", "/canary",
                                   "/storage/datasets/canary", "/.gradient/run.sh", "/proc/sys/kernel/core_pattern",
-                                  "/sys/devices/system/cpu/canary", f"{service}/bin/pip")
+                                  "/sys/devices/system/cpu/canary")
                 if service != "-" and works(open, path, "a")],
     "root": os.geteuid() == 0 or works(os.setuid, 0),
     "folders": sorted(path for path in ("/paperspace/w", "/artifacts/a", "/storage/s", "/tmp/t", "/dev/shm/m",
@@ -104,6 +106,7 @@ def test_a_job_reaches_nothing_but_its_own(deployment, inside):
     job, found = probe(deployment, [worker.pid, os.getpid(), *theirs])
     assert found.pop("folders") == FOLDERS
     assert {name: value for name, value in found.items() if value} == {}
+    assert "canary" not in (Path(sys.prefix) / "bin" / "pip").read_text()
     assert [file["path"] for file in deployment.artifacts(job)["files"]] == ["a"]
     assert deployment.job(neighbour)["sandboxed"] is True
     assert deployment.job(neighbour)["state"] == "Running"

@@ -69,6 +69,10 @@ class BrowserError(Exception):
     """The browser could not do what it was told: the page has no such thing, or is just being left."""
 
 
+_NETWORK_CHANGED = "net::ERR_NETWORK_CHANGED"
+"""Of a request that Chromium gave up, and makes again, because jobs of other tests got their networks meanwhile."""
+
+
 class Chromium:
     """A running Chromium without windows; it ends with the process that started it, however that ends.
 
@@ -130,7 +134,7 @@ class Chromium:
             messages.append(json.dumps(parameters["exceptionDetails"]))
         elif event.get("method") == "Runtime.consoleAPICalled":
             messages.append(json.dumps(parameters["args"]))
-        elif event.get("method") == "Log.entryAdded":
+        elif event.get("method") == "Log.entryAdded" and _NETWORK_CHANGED not in parameters["entry"]["text"]:
             messages.append(parameters["entry"]["text"])
 
     def _receive(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import json
 import logging
 
 import pytest
+from support.deployment import wait_until
 from support.live_service import make_job_body
 
 from core.monitoring.logging import _JsonFormatter
@@ -39,6 +40,7 @@ def test_every_line_of_the_request_log_has_the_key(client, anonymous_client, sto
     session = {"Cookie": cookie, "Origin": str(client.base_url)}
     anonymous_client.post("/ui/settings/secrets", headers=session, data={"name": "X", "value": "y"})
     anonymous_client.post(f"/jobs/{job}/stop")
+    wait_until(lambda: len(request_log()) == 6, "the line of the last request, which follows its answer")
     found = [(line["method"], line["status"], line.get("key_id")) for line in request_log()]
     own, bobs = key_id(client), bob[0]
     assert found == [

@@ -140,7 +140,7 @@ def test_nothing_waits_for_a_vm_that_is_gone(echo):
 
 
 def test_a_host_without_free_descriptors_is_not_kept_busy(monkeypatch):
-    forward = port_forwarder._Forward(socket.create_server((HERE, 0)), socket.socket)
+    forward = port_forwarder.Forward(socket.create_server((HERE, 0)), socket.socket)
     pauses = []
 
     class Full:
