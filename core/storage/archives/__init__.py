@@ -1,7 +1,7 @@
 """Reads workspace archives, which are untrusted input.
 
 Both formats are read here by hand, because the standard library accepts truncated and ambiguous archives and reads
-some headers without a limit (`docs/decisions/0019-our-own-archive-readers.md`). Names are made safe, every byte is
+some headers without a limit (`docs/decisions/0019-our-own-readers-of-archives.md`). Names are made safe, every byte is
 counted as it is unpacked, checksums are verified, and links may only point inside.
 """
 
