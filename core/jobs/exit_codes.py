@@ -16,6 +16,7 @@ _REFUSED = re.compile(
     r"Permission denied|annot execute|Is a directory|Exec format error|bad interpreter|not executable"
 )
 _NO_INPUT = "EOFError: EOF when reading a line"
+_NO_MODULE = re.compile(r"(?:\AModuleNotFoundError|.*python[\d.]*): No module named '?(?P<name>[\w.]{1,100})'?")
 _HINTS = {
     "python|python2|pip|pip3": "Call python3, or use an image that has it where others than root may read it: a job is "
     "not root, and cannot enter /root.",
@@ -55,12 +56,23 @@ def reason_of_exit(code: int, log_end: str = "") -> tuple[str, str | None]:
         return "command_not_executable", None
     number = code - _SIGNALLED
     if number not in set(signal.Signals):
-        hint = " after it asked for input, of which a job has none" if lines[-1:] == [_NO_INPUT] else ""
-        return "exit_nonzero", f"exit code {code}{hint}"
+        return "exit_nonzero", f"exit code {code}{_describe_cause(lines[-1] if lines else '')}"
     name, text = signal.Signals(number).name, signal.strsignal(number) or ""
     if not any(text in line for line in lines):
         return "exit_nonzero", f"exit code {code}, its own or that of {name}"
     return ("killed", None) if number == signal.SIGKILL else ("signalled", f"{name} (exit code {code})")
+
+
+def _describe_cause(line: str) -> str:
+    """Return what the last line of a log tells of the command's end, to follow its exit code."""
+    if line == _NO_INPUT:
+        return " after it asked for input, of which a job has none"
+    if module := _NO_MODULE.match(line):
+        return (
+            f", because Python has no module {module['name']}: list its package in requirements.txt, or use a "
+            "--container that has it"
+        )
+    return ""
 
 
 def _describe_missing(program: str) -> str:
