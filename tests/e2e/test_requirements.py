@@ -130,6 +130,12 @@ def test_requirements_in_any_encoding_that_pip_reads(service, index, encoding):
     assert (job["state"], log) == ("Stopped", "1.0\n")
 
 
+def test_a_line_that_conda_wrote_is_explained(service):
+    job, _ = run(service, {"requirements.txt": "numpy @ file:///croot/numpy_1/work\n"})
+    assert job["reason"] == "requirements_install"
+    assert "as `pip freeze` does under conda: `pip list --format=freeze` writes versions" in job["message"]
+
+
 def test_a_line_of_git_is_installed(service, git, tmp_path):
     commit_files(tmp_path / "served" / "tool.git", source_files("tool"))
     line = f"tool @ git+http://{git.address}/tool.git\n"

@@ -27,6 +27,7 @@ _FIND_SECONDS = 60.0
 _INSTALL_SECONDS = 1800.0  # frameworks of gigabytes over a slow line; more is a server that hangs
 _MAX_DETAIL = 600
 _PASSED_NAMES = re.compile(rf"(?:{CONFIGURED.pattern}|(PATH|HOME|USER|LANG|LC_\w+|TMPDIR|XDG_\w+)\Z)", re.IGNORECASE)
+_ELSEWHERE = re.compile(rf"not found at: file://(?!{WORKSPACE}/)")
 
 
 class UvError(Exception):
@@ -219,7 +220,13 @@ def _folders_of_pip() -> tuple[Path, ...]:
 def explain(error: UvError) -> str:
     """Say for the user what uv's output means."""
     text = _summarize(error.output) or str(error)
-    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
+    text = text if text.endswith((".", "!", "?", "…")) else f"{text}."
+    if _ELSEWHERE.search(text):
+        text += (
+            " It is a path of the machine that wrote the line, as `pip freeze` does under conda: "
+            "`pip list --format=freeze` writes versions instead."
+        )
+    return text
 
 
 def _summarize(output: str) -> str:
