@@ -29,9 +29,14 @@ def main() -> None:
         folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o200)
     compileall.compile_dir(packages, quiet=2, rx=_PIP)
     _keep(packages, downloads)
+    for inner, _, _ in os.walk(packages):
+        _seal(Path(inner))
     (environment / "compiled").touch()
-    for folder in (environment, *(Path(inner) for inner, _, _ in os.walk(packages))):
-        folder.chmod(stat.S_IMODE(folder.stat().st_mode) & ~0o222)
+    _seal(environment)
+
+
+def _seal(folder: Path) -> None:
+    folder.chmod(stat.S_IMODE(folder.stat().st_mode) & ~0o222)
 
 
 def _keep(packages: Path, downloads: Path) -> None:
