@@ -153,38 +153,16 @@ def write_json(path: str, value: dict[str, Any], *, indent: int | None = 2) -> N
         raise
 
 
-_LAST_JOBS, _LAST_COMPARISONS = "last-jobs.json", "last-comparisons.json"
+LAST_JOBS, LAST_COMPARISONS = "last-jobs.json", "last-comparisons.json"
+"""Files of the last job and the last comparison of each folder, in the client's own folder."""
 
 
-def remember_job(folder: str, url: str, job_id: str) -> None:
-    """Store the last job of a folder, in the client's own folder.
-
-    Raises:
-        OSError: The client's own folder cannot be written.
-    """
-    _remember(_LAST_JOBS, folder, url, job_id)
-
-
-def last_job(folder: str, url: str) -> str | None:
-    """Return the id of the last job submitted from a folder to this server, if one is stored."""
-    return _last(_LAST_JOBS, folder, url)
-
-
-def remember_comparison(folder: str, url: str, comparison_id: str) -> None:
-    """Store the last comparison of a folder, as `remember_job` does.
+def remember(name: str, folder: str, url: str, made: str) -> None:
+    """Store the id of what was made last in a folder, in one of the files above.
 
     Raises:
         OSError: The client's own folder cannot be written.
     """
-    _remember(_LAST_COMPARISONS, folder, url, comparison_id)
-
-
-def last_comparison(folder: str, url: str) -> str | None:
-    """Return the id of the last comparison made in a folder on this server, if one is stored."""
-    return _last(_LAST_COMPARISONS, folder, url)
-
-
-def _remember(name: str, folder: str, url: str, made: str) -> None:
     path = os.path.join(config_dir(), name)
     try:
         known = read_json(path)
@@ -195,7 +173,8 @@ def _remember(name: str, folder: str, url: str, made: str) -> None:
     write_json(path, dict(list(known.items())[-_MAX_FOLDERS:]))
 
 
-def _last(name: str, folder: str, url: str) -> str | None:
+def last(name: str, folder: str, url: str) -> str | None:
+    """Return the id of what was made last in a folder on this server, if one is stored."""
     entry = read_json(os.path.join(config_dir(), name)).get(folder)
     if not isinstance(entry, dict) or entry.get("url") != url:
         return None

@@ -152,7 +152,7 @@ def resolve_job_id(given: str | None, api: Api) -> str:
         return _complete_id(given, api) if _ID_PREFIX.fullmatch(given) else given
     from gradient_cli import config
 
-    remembered = config.last_job(current_folder(), api.url)
+    remembered = config.last(config.LAST_JOBS, current_folder(), api.url)
     if not remembered:
         raise UsageError(
             "id: required, because no job was submitted from this folder yet",

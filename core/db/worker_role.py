@@ -22,7 +22,7 @@ PRIVILEGES = {
     "jobs": "SELECT, UPDATE",
     "projects": "SELECT, UPDATE (last_claimed_at)",
 }
-"""What the role may do with each table. It reads secrets and logins: a worker gives them to its jobs."""
+"""The rights of the role by table. It reads secrets and logins: a worker gives them to its jobs."""
 
 
 def create(database: Database, url: str) -> str:

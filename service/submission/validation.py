@@ -30,7 +30,7 @@ class ValidatedJob:
     image: ChosenImage
     git_login: str | None
     answer_notes: tuple[str, ...] = ()
-    """What only the answer to the request tells."""
+    """Notes for the answer to the request alone."""
 
 
 def check_idempotency_key(key: str | None) -> None:

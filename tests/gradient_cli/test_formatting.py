@@ -107,10 +107,10 @@ def test_tables_fit_a_terminal_and_are_whole_in_a_pipe(monkeypatch):
 def test_the_memory_of_folders_stays_small(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for number in range(205):
-        config.remember_job(f"/folder/{number}", "http://x", f"j{number}")
-    assert config.last_job("/folder/204", "http://x") == "j204"
-    assert config.last_job("/folder/204", "http://y") is None
-    assert config.last_job("/folder/4", "http://x") is None
+        config.remember(config.LAST_JOBS, f"/folder/{number}", "http://x", f"j{number}")
+    assert config.last(config.LAST_JOBS, "/folder/204", "http://x") == "j204"
+    assert config.last(config.LAST_JOBS, "/folder/204", "http://y") is None
+    assert config.last(config.LAST_JOBS, "/folder/4", "http://x") is None
 
 
 def test_progress_in_a_pipe_is_lines_now_and_then(monkeypatch, capsys):

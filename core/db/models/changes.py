@@ -21,4 +21,4 @@ class Change(Base):
     kind: Mapped[str] = mapped_column(String(32))
     """secret_set, worker_drained, project_changed, …"""
     target: Mapped[str] = mapped_column(Text)
-    """What was changed, without its value."""
+    """Name of the changed thing, without its value."""

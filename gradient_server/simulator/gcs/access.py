@@ -65,7 +65,7 @@ class Tokens:
         self._lock = threading.Lock()
         self._issued: dict[str, Caller] = {}
         self.required = False
-        """Whether a request without a token that was issued here is refused."""
+        """True: a request without a token that was issued here is refused."""
 
     def caller(self, authorization: str | None) -> Caller:
         """Return the caller that an `Authorization` header identifies.

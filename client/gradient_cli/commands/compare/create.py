@@ -111,7 +111,7 @@ def _report(args: argparse.Namespace, api: Api, made: dict[str, Any]) -> int:
     from gradient_cli import config
 
     with suppress(OSError):  # it only saves typing
-        config.remember_comparison(current_folder(), api.url, str(made["id"]))
+        config.remember(config.LAST_COMPARISONS, current_folder(), api.url, str(made["id"]))
     if args.json:
         print_json(made)
         return OK

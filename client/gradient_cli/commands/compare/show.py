@@ -81,7 +81,7 @@ def _resolve_id(given: str | None, api: Api) -> str:
     from gradient_cli import config
 
     if not given or given == LAST:
-        remembered = config.last_comparison(current_folder(), api.url)
+        remembered = config.last(config.LAST_COMPARISONS, current_folder(), api.url)
         if not remembered:
             raise UsageError(
                 "comparison: required, because none was made in this folder yet",
