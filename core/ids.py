@@ -24,11 +24,7 @@ def new_id(prefix: str) -> str:
 
 
 def checked_job_id(job_id: str) -> str:
-    """Return the id of a job if it is safe as the name of a folder or a part of an object's name.
-
-    Raises:
-        JobNotFound: It is not, so no job has it.
-    """
+    """Return the id of a job if it is safe as the name of a folder or a part of an object's name."""
     if not _JOB_ID.fullmatch(job_id):
         raise JobNotFound(job_id)
     return job_id

@@ -36,10 +36,6 @@ def bind_port(settings: Settings) -> ApiPort:
     """Return the bound socket of the API.
 
     It is bound before anything else is started: a port in use must not leave a half-started service.
-
-    Raises:
-        PortTaken: The port is in use.
-        InsecureHttp: Others could listen to what is sent.
     """
     api = settings.api
     listener = passed = _take_passed_socket()
@@ -57,11 +53,7 @@ def bind_port(settings: Settings) -> ApiPort:
 
 
 def listen(listener: socket.socket) -> None:
-    """Let clients connect: their connections wait until the API serves them.
-
-    Raises:
-        PortTaken: The port is in use.
-    """
+    """Let clients connect: their connections wait until the API serves them."""
     with garbage_collection.paused():
         from service.http.connections import BACKLOG
 

@@ -165,9 +165,6 @@ def require_separate_ports_host(settings: Settings) -> None:
     """Require that links to jobs' ports lead to another host name than the dashboard's.
 
     Browsers send a cookie to every port of a host name, so a job there would receive its visitors' sessions.
-
-    Raises:
-        SpecInvalid: Both have the same host name, or, without https, the same address.
     """
     if canonical_host(settings.ports_host) == settings.dashboard_host:
         raise SpecInvalid(

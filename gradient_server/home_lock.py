@@ -28,9 +28,6 @@ def locked_home(settings: Settings, *, shared: bool) -> Iterator[None]:
     Args:
         settings: Name it.
         shared: Others that share it may lock it, too: several APIs, but no `up`.
-
-    Raises:
-        ServerRuns: A server of another kind has locked it.
     """
     path = _path(settings)
     descriptor = wait_until_ready(settings.root, lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

@@ -13,7 +13,6 @@ def prepare_schema(database: Database, *, migrate: bool = False) -> None:
         migrate: Migrate its schema; that of SQLite, which only one machine uses, is always migrated.
 
     Raises:
-        SchemaMismatch: The schema must be migrated first, or is none that this version knows.
         StoreUnavailable: Another connection kept a table locked during the migration.
     """
     state = schema_check.get_state(database)

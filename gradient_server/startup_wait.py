@@ -54,7 +54,6 @@ def wait_until_ready(root: Path, prepare: Callable[[], T]) -> T:
         prepare: The steps that need the database; repeated as a whole.
 
     Raises:
-        DatabaseRefused: A permanent error of the database.
         OSError: A permanent error of the disk.
     """
     reported_at: float | None = None

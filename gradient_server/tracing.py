@@ -29,9 +29,6 @@ def export_spans(settings: TracingSettings) -> Iterator[None]:
 
     OpenTelemetry's own variables configure the export (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS,
     OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, …).
-
-    Raises:
-        TracingMissing: The extra `otel` is not installed.
     """
     if not settings.enabled:
         yield

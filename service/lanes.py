@@ -35,11 +35,7 @@ class Lane:
         self._waiting = 0
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function in one of the threads, and return its result.
-
-        Raises:
-            HTTPException: 503: too many calls wait already.
-        """
+        """Call a function in one of the threads, and return its result."""
         if self._waiting >= _MOST_WAITING:
             raise HTTPException(
                 503, "Too many requests wait for this service. Try again in a moment.",

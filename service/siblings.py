@@ -69,7 +69,6 @@ class Siblings:
 
         Raises:
             OSError: It gave none in time: it has ended, and starts again.
-            GradientError: Its answer is this error.
         """
         if number == self.number:
             return await self.answers[name](*arguments)

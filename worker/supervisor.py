@@ -56,9 +56,6 @@ class Supervisor:
     Args:
         context: The stores and backends.
         notifier: Notifies of possible work.
-
-    Raises:
-        WorkerNameTaken: The name is in use on this host.
     """
 
     def __init__(self, context: WorkerContext, notifier: WakeupFile) -> None:

@@ -47,9 +47,6 @@ def resolve(url: str | None, key: str | None) -> Settings:
 
     GRADIENT_HOME names a server on this machine, and so is part of the environment. A key saved with one address is
     never sent to another.
-
-    Raises:
-        ClientError: No address is configured anywhere, or a file that should hold it cannot be read.
     """
     url = url or os.environ.get("GRADIENT_URL") or ""
     key = key or os.environ.get("GRADIENT_API_KEY") or ""
@@ -97,11 +94,7 @@ def explain_missing_key(url: str) -> str:
 
 
 def strip_key(key: str) -> str:
-    """Strip the white space that copying adds to a key.
-
-    Raises:
-        ClientError: The key has characters that cannot be sent.
-    """
+    """Strip the white space that copying adds to a key."""
     key = key.strip()
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise ClientError(
@@ -113,11 +106,7 @@ def strip_key(key: str) -> str:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """Read a JSON object from a file; a missing file reads as an empty object.
-
-    Raises:
-        ClientError: The file cannot be read, or does not hold a JSON object.
-    """
+    """Read a JSON object from a file; a missing file reads as an empty object."""
     try:
         with open(path, "rb") as file:
             value = json.loads(decode(file.read()))

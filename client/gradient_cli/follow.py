@@ -231,11 +231,7 @@ def detach(*job_ids: str) -> int:
 
 
 def wait(api: Api, job_ids: Sequence[str], timeout: float | None) -> Iterator[dict[str, Any]]:
-    """Wait until all jobs have ended, and yield each in the given order.
-
-    Raises:
-        ClientError: A job does not exist, or has not ended within `timeout` seconds.
-    """
+    """Wait until all jobs have ended, and yield each in the given order."""
     until = None if timeout is None else time.monotonic() + timeout
     found = [api.job(job_id) for job_id in job_ids]  # all before the first wait: one may not exist
     for job in found:

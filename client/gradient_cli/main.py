@@ -220,11 +220,7 @@ def _parse(argv: list[str]) -> Namespace:
 
 
 def _command_path(argv: Sequence[str]) -> str:
-    """Return the command or group that the command line names, as in the table of commands.
-
-    Raises:
-        UsageError: There is no such command.
-    """
+    """Return the command or group that the command line names, as in the table of commands."""
     path, words = "", iter(argv)
     for word in words:
         if word in _ROOT_OPTIONS:

@@ -110,9 +110,6 @@ def parse_moment(name: str, text: str, api: Api) -> datetime:
     """Parse a time: a duration before now, such as `10m`, or a date and time in ISO 8601, without a zone in UTC.
 
     Now is what the server's clock shows, which made the times that it is compared with.
-
-    Raises:
-        UsageError: It is neither.
     """
     from datetime import timedelta, timezone
 
@@ -142,12 +139,7 @@ def current_folder() -> str:
 
 
 def resolve_job_id(given: str | None, api: Api) -> str:
-    """Return the whole id of the given job, else that of this folder's last job, which is printed to stderr.
-
-    Raises:
-        UsageError: No job was given, and none is stored; or the beginning of an id fits several jobs.
-        ClientError: No job's id begins like this.
-    """
+    """Return the whole id of the given job, else that of this folder's last job, which is printed to stderr."""
     if given and given != LAST:
         return _complete_id(given, api) if _ID_PREFIX.fullmatch(given) else given
     from gradient_cli import config

@@ -105,9 +105,6 @@ class ImageCatalogue:
     Args:
         names: The short names; names and aliases must all differ.
         packages: Versions of the packages that jobs without a container have by default.
-
-    Raises:
-        SpecInvalid: Two of them share a name, or one stands for something that is not an image reference.
     """
 
     def __init__(self, names: list[ShortName], packages: Mapping[str, str]) -> None:
@@ -134,9 +131,6 @@ class ImageCatalogue:
             path: The full list.
             override_path: Tables that change single values of a name, or add names.
             default_packages: Whether jobs without a container have the default packages.
-
-        Raises:
-            SpecInvalid: A file is missing, is not TOML or has an invalid value; the message names the place.
         """
         return cls(_LIST.read(path, override_path), locked_versions() if default_packages else {})
 

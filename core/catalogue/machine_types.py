@@ -95,9 +95,6 @@ class Catalogue:
 
     Args:
         types: The types; names and aliases must all differ, ignoring case.
-
-    Raises:
-        SpecInvalid: Two types share a name or alias.
     """
 
     def __init__(self, types: list[MachineType]) -> None:
@@ -116,9 +113,6 @@ class Catalogue:
 
         Args:
             override_path: Tables that change single values of a type of the same name, or add types.
-
-        Raises:
-            SpecInvalid: A file is missing, is not TOML or has an invalid value; the message names the place.
         """
         return cls.packaged() if override_path is None else cls(_LIST.read(PACKAGED, override_path))
 

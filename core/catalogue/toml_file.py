@@ -53,9 +53,6 @@ class TomlCatalogue(Generic[E]):
         Args:
             path: The full list.
             changes: Tables that change single values of an entry of the same name, or add entries.
-
-        Raises:
-            SpecInvalid: A file is missing, is not TOML or has an invalid value; the message names the place.
         """
         tables = self._read_tables(path)
         for name, table in self._read_tables(changes).items() if changes else ():
@@ -65,11 +62,7 @@ class TomlCatalogue(Generic[E]):
         return [self._parse_entry(name, table, where) for name, table in tables.items()]
 
     def by_name(self, entries: Iterable[E]) -> dict[str, E]:
-        """Index the entries by all their names and aliases, normalized by `key`.
-
-        Raises:
-            SpecInvalid: Two of them share a name.
-        """
+        """Index the entries by all their names and aliases, normalized by `key`."""
         found: dict[str, E] = {}
         for entry in entries:
             for name in entry.names:

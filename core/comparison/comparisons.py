@@ -77,11 +77,7 @@ _curves: MeasurementCache[list[tuple[float, float]]] = MeasurementCache()
 
 
 def find_repeated(session: Session, new: NewComparison) -> Comparison | None:
-    """Return the comparison that an earlier request with the same Idempotency-Key created.
-
-    Raises:
-        IdempotencyMismatch: That was another request.
-    """
+    """Return the comparison that an earlier request with the same Idempotency-Key created."""
     if new.idempotency_key is None:
         return None
     query = select(Comparison).where(
@@ -99,7 +95,6 @@ def create(session: Session, new: NewComparison, jobs: Sequence[Job]) -> Compari
     """Store a comparison of jobs of one project.
 
     Raises:
-        SpecInvalid: There are fewer than two jobs or too many, they are of several projects, or of several workspaces.
         StoreUnavailable: Another request with its Idempotency-Key was faster.
     """
     _check_jobs(jobs)
@@ -142,11 +137,7 @@ def _check_jobs(jobs: Sequence[Job]) -> None:
 
 
 def get(session: Session, comparison_id: str) -> Comparison:
-    """Return a comparison.
-
-    Raises:
-        ComparisonNotFound: There is none of this id.
-    """
+    """Return a comparison."""
     found = session.scalar(select(Comparison).where(Comparison.id == comparison_id))
     if found is None:
         raise ComparisonNotFound(comparison_id)
@@ -154,11 +145,7 @@ def get(session: Session, comparison_id: str) -> Comparison:
 
 
 def page(session: Session, *, limit: int, after: str | None = None) -> list[Comparison]:
-    """Return comparisons, newest first, that were created before the one of the id `after`.
-
-    Raises:
-        CursorInvalid: There is no comparison of that id.
-    """
+    """Return comparisons, newest first, that were created before the one of the id `after`."""
     query = select(Comparison).join(Project).where(Project.deleted_at.is_(None)).order_by(Comparison.seq.desc())
     if after is not None:
         try:
@@ -169,11 +156,7 @@ def page(session: Session, *, limit: int, after: str | None = None) -> list[Comp
 
 
 def delete(session: Session, comparison_id: str) -> None:
-    """Delete a comparison; its jobs stay.
-
-    Raises:
-        ComparisonNotFound: There is none of this id.
-    """
+    """Delete a comparison; its jobs stay."""
     found = get(session, comparison_id)
     for member in session.scalars(select(ComparisonJob).where(ComparisonJob.comparison_id == found.id)):
         session.delete(member)

@@ -151,12 +151,7 @@ def _with_text(file: ChangedFile, old: bytes, new: bytes, deadline: float) -> Ch
 
 
 def _unified_diff(path: str, first: list[str], second: list[str], seconds: float) -> str:
-    """Return the difference of texts, by a program of its own: users choose the lines, and some take long.
-
-    Raises:
-        TimeoutExpired: It took longer.
-        OSError: There is no such program.
-    """
+    """Return the difference of texts, by a program of its own: users choose the lines, and some take long."""
     with tempfile.TemporaryDirectory() as folder:
         sides = Path(folder, "a"), Path(folder, "b")
         for side, lines in zip(sides, (first, second), strict=True):

@@ -44,7 +44,6 @@ def upgrade(database: Database, revision: str = "head") -> None:
     Concurrent calls take turns: the first one migrates, the others find nothing to do.
 
     Raises:
-        SchemaMismatch: The schema is none that this version knows.
         StoreUnavailable: Another session kept a table locked.
     """
     transaction = _on_sqlite if database.is_sqlite else _on_postgres

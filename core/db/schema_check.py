@@ -76,11 +76,7 @@ def revisions() -> list[str]:
 
 
 def check(database: Database) -> None:
-    """Check that the database has this version's schema.
-
-    Raises:
-        SchemaMismatch: It has another one.
-    """
+    """Check that the database has this version's schema."""
     require_current(get_state(database))
 
 

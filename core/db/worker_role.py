@@ -26,11 +26,7 @@ PRIVILEGES = {
 
 
 def create(database: Database, url: str) -> str:
-    """Make the role of a database URL, or give an existing one this password and these rights; return its name.
-
-    Raises:
-        SpecInvalid: The URL names no role, or that of the service itself, or the service may not make roles.
-    """
+    """Make the role of a database URL, or give an existing one this password and these rights; return its name."""
     parts = urlsplit(url)
     name = unquote(parts.username or "")
     password = unquote(parts.password or "") or parse_qs(parts.query).get("password", [""])[0]

@@ -74,11 +74,7 @@ def adopt(
 
 
 def confirm(session: Session, job: Job) -> Job:
-    """Check the lease once more, renew the heartbeat, and return the current row with any stop request.
-
-    Raises:
-        LeaseLost: The caller no longer holds the job.
-    """
+    """Check the lease once more, renew the heartbeat, and return the current row with any stop request."""
     return update_job(session, job, frozenset({JobState.STARTING}), heartbeat_at=NOW)
 
 
@@ -94,11 +90,7 @@ def _select_held(seconds: float) -> Prepared:
 
 
 def set_phase(session: Session, job: Job, phase: str, detail: str | None = None) -> Job:
-    """Record the job's current phase.
-
-    Raises:
-        LeaseLost: The caller no longer holds the job.
-    """
+    """Record the job's current phase."""
     moved = update_job(session, job, OWNED, phase=phase, phase_detail=detail)
     # A phase that reports progress gets one event at its start, not one for each update.
     counts = phase == job.phase and phase in _PHASES_WITH_PROGRESS
@@ -112,9 +104,6 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
 
     The image, GPUs and TPU in the handle (`image`, `gpus`, `tpu`) are stored with the attempt, and the event reports a
     job that runs without a sandbox, or in one without a network of its own (`sandboxed` or `own_network` is False).
-
-    Raises:
-        LeaseLost: The caller no longer holds the job.
     """
     source = job.state
     moved = transition(
@@ -145,22 +134,14 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
 
 
 def set_image_digest(session: Session, job: Job, digest: str | None) -> Job:
-    """Record the image digest of an attempt that only builds an image.
-
-    Raises:
-        LeaseLost: The caller no longer holds the job.
-    """
+    """Record the image digest of an attempt that only builds an image."""
     updated = update_job(session, job, OWNED, image_digest=digest)
     update_attempt(session, updated, image_digest=digest)
     return updated
 
 
 def correct_start(session: Session, job: Job, ran: float) -> Job:
-    """Set the start of a running job to this many seconds ago: its worker's clock, which nobody sets, measured them.
-
-    Raises:
-        LeaseLost: The caller no longer holds the job.
-    """
+    """Set the start of a running job to this many seconds ago: its worker's clock, which nobody sets, measured them."""
     moved = update_job(session, job, frozenset({JobState.RUNNING}), started_at=now(-ran))
     update_attempt(session, moved, started_at=moved.started_at)
     return moved
@@ -169,11 +150,7 @@ def correct_start(session: Session, job: Job, ran: float) -> Job:
 def mark_finishing(
     session: Session, job: Job, reason: str, *, detail: str | None = None, exit_code: int | None = None
 ) -> Job:
-    """Record that the command ended or could not be started: `→ finishing`, with the reason.
-
-    Raises:
-        LeaseLost: The caller no longer holds the job.
-    """
+    """Record that the command ended or could not be started: `→ finishing`, with the reason."""
     source = job.state
     moved = transition(
         session,
@@ -192,11 +169,7 @@ def mark_finishing(
 
 
 def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
-    """Close the attempt: `finishing → succeeded | failed | cancelled`, or back to the queue for a retry.
-
-    Raises:
-        LeaseLost: The caller no longer holds the job.
-    """
+    """Close the attempt: `finishing → succeeded | failed | cancelled`, or back to the queue for a retry."""
     source = job.state
     reason = REASONS[job.reason or "internal_error"]
     target = reason.final or JobState.FAILED
@@ -249,9 +222,6 @@ def fail_lost(
         detail: Details of the reason.
         ended_at: Time of the attempt's end; None: now.
         again: Requeue it although it may not be retried, unless a stop was requested.
-
-    Raises:
-        LeaseLost: Another process moved the job meanwhile.
     """
     source, end = job.state, {"reason": reason, "reason_detail": detail}
     marked = update_job(session, job, frozenset({job.state}), ended_at=ended_at or NOW, **end)
@@ -323,9 +293,6 @@ def request_stop(session: Session, job_id: str, *, at_once: bool = False) -> Job
 
     Once its command has ended, the request stops the collection of outputs; what is stored by then is kept. With
     `at_once` the job has no grace period, also if it is stopping already.
-
-    Raises:
-        JobNotFound: No such job.
     """
     # Locked: a job that is requeued between the read and the update must not miss the request.
     job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
@@ -369,11 +336,7 @@ def _cancel_queued(session: Session, job: Job) -> Job:
 
 
 def delete(session: Session, job_id: str) -> Job:
-    """Hide the job and stop it if it runs; its outputs are removed once it has ended, its row stays.
-
-    Raises:
-        JobNotFound: No such job.
-    """
+    """Hide the job and stop it if it runs; its outputs are removed once it has ended, its row stays."""
     job = request_stop(session, job_id)
     session.execute(update(Job).where(Job.id == job_id).values(deleted_at=now()))
     session.execute(delete_rows(GitLogin).where(GitLogin.job_id == job_id))
@@ -394,12 +357,7 @@ def delete_of_project(session: Session, project_id: str) -> None:
 
 
 def set_tags(session: Session, job_id: str, tags: Sequence[str]) -> Job:
-    """Replace the tags of a job.
-
-    Raises:
-        JobNotFound: No such job.
-        SpecInvalid: There are too many tags, or one is not valid.
-    """
+    """Replace the tags of a job."""
     check_tags(tags)
     job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
     if job is None:

@@ -80,10 +80,6 @@ def update_limits(
         requested: Any of `max_running` (None: no limit), `max_stored_mb` (None: no limit), `keep_logs_days` and
             `keep_artifacts_days` (None: forever; of these three "default": as in the service's settings). Others
             stay as they are.
-
-    Raises:
-        ProjectNotFound: There is no such project.
-        SpecInvalid: A number is out of range.
     """
     project = queries.project(session, project_id)
     for column, value in requested.items():
@@ -111,12 +107,7 @@ def find_id(session: Session, name: str) -> str | None:
 
 
 def set_repository(session: Session, project_id: str, *, repo_name: str | None, repo_url: str | None) -> Project:
-    """Set the repository of a project's code; None leaves a value as it is.
-
-    Raises:
-        ProjectNotFound: There is no such project.
-        SpecInvalid: The name or URL is not valid.
-    """
+    """Set the repository of a project's code; None leaves a value as it is."""
     project = queries.project(session, project_id)
     for column, name, value, longest in (
         ("repo_name", "repoName", repo_name, MAX_NAME),
@@ -131,12 +122,7 @@ def set_repository(session: Session, project_id: str, *, repo_name: str | None, 
 
 
 def set_tags(session: Session, project_id: str, tags: Sequence[str]) -> Project:
-    """Replace the tags of a project.
-
-    Raises:
-        ProjectNotFound: There is no such project.
-        SpecInvalid: There are too many tags, or one is not valid.
-    """
+    """Replace the tags of a project."""
     check_tags(tags)
     project = queries.project(session, project_id)
     project.tags = list(tags)
@@ -149,10 +135,6 @@ def delete(session: Session, project_id: str) -> None:
     """Hide a project and its ended jobs, whose outputs are then removed like those of deleted jobs.
 
     Its name is free again at once: its row gets a name that no user can choose.
-
-    Raises:
-        ProjectNotFound: There is no such project.
-        SpecInvalid: Some of its jobs are not over.
     """
     project = queries.project(session, project_id)
     session.refresh(project, with_for_update=True)

@@ -69,11 +69,7 @@ class JobPage:
 
 
 def get(session: Session, job_id: str) -> Job:
-    """Return the job of this id.
-
-    Raises:
-        JobNotFound: There is none, or it was deleted.
-    """
+    """Return the job of this id."""
     found = _job().rows(session, {"job_id": job_id})
     if not found:
         raise JobNotFound(job_id)
@@ -147,9 +143,6 @@ def page(
     """Return one page of jobs, newest first unless `ordering` says otherwise.
 
     With an ordering, only the newest SORTED_JOBS that match are sorted, so that the cost does not grow with the table.
-
-    Raises:
-        CursorInvalid: `after` or `before` is not a cursor that another page gave.
     """
     matching = _matching(session, wanted)
     cursor, backwards = (after, False) if before is None else (before, True)
@@ -309,11 +302,7 @@ def _last_seq() -> Prepared:
 
 
 def project(session: Session, project_id: str) -> Project:
-    """Return the project of this id.
-
-    Raises:
-        ProjectNotFound: There is none.
-    """
+    """Return the project of this id."""
     found = session.get(Project, project_id)
     if found is None or found.deleted_at is not None:
         raise ProjectNotFound(

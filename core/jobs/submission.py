@@ -167,11 +167,7 @@ def find_submitted(session: Session, new_jobs: Sequence[NewJob]) -> dict[tuple[s
 
 
 def check_same_request(job: Job, new_job: NewJob) -> Job:
-    """Return the job of an Idempotency-Key.
-
-    Raises:
-        IdempotencyMismatch: It was submitted with another request.
-    """
+    """Return the job of an Idempotency-Key."""
     if job.request_sha256 != new_job.request_sha256:
         raise IdempotencyMismatch(
             f"This Idempotency-Key was already used for job {job.id}, with a different request. Use a new key for a "

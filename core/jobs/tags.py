@@ -11,12 +11,7 @@ from core.jobs import lifecycle
 
 
 def change(session: Session, job_id: str, *, add: Sequence[str], remove: Sequence[str]) -> Job:
-    """Add and remove tags of a job; of changes at the same time, none is lost.
-
-    Raises:
-        JobNotFound: No such job.
-        SpecInvalid: There would be too many tags, or one is not valid.
-    """
+    """Add and remove tags of a job; of changes at the same time, none is lost."""
     job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
     if job is None:
         raise JobNotFound(job_id)

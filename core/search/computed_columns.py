@@ -45,11 +45,7 @@ def cost_since(dialect: str, since: datetime) -> ColumnElement[float]:
 
 
 def parse_order(session: Session, text: str) -> Ordering | None:
-    """Return the order that `sort` names: a column or a metric, with `-` before it in descending order.
-
-    Raises:
-        SpecInvalid: No name is given, or one that is neither a column nor a metric of any job.
-    """
+    """Return the order that `sort` names: a column or a metric, with `-` before it in descending order."""
     name = text.removeprefix("-")
     descending = text.startswith("-")
     if name == "created":

@@ -41,11 +41,7 @@ def query_error(term: Term, problem: str) -> SpecInvalid:
 
 
 def parse_terms(text: str) -> list[Term]:
-    """Split a query into its terms.
-
-    Raises:
-        SpecInvalid: A quotation mark is not closed, a value is missing, or there are too many terms.
-    """
+    """Split a query into its terms."""
     terms = list(_terms(text))
     if len(terms) > MAX_TERMS:
         raise query_error(terms[MAX_TERMS], f"A query has at most {MAX_TERMS} terms.")

@@ -47,9 +47,6 @@ def create(session: Session, name: str, *, days: float | None = None) -> tuple[A
 
     Returns:
         Its row, and the key itself, which is stored nowhere and cannot be shown again.
-
-    Raises:
-        SpecInvalid: The name is empty, too long or not printable, or the days are out of range.
     """
     if days is not None and not 0 < days <= MAX_DAYS:
         raise SpecInvalid(

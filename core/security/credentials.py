@@ -43,7 +43,6 @@ def put_secret(session: Session, vault: Vault, project_id: str, name: str, value
         Its row, and whether it is new.
 
     Raises:
-        SpecInvalid: The name or the value is not valid.
         SecretUnreadable: There is no key to encrypt it with.
     """
     if not SECRET_NAME.match(name):
@@ -64,11 +63,7 @@ def secrets_of(session: Session, project_id: str) -> list[Secret]:
 
 
 def delete_secret(session: Session, project_id: str, name: str) -> None:
-    """Delete a secret.
-
-    Raises:
-        CredentialNotFound: There is no such secret.
-    """
+    """Delete a secret."""
     gone = delete(Secret).where(Secret.project_id == project_id, Secret.name == name).returning(Secret.name)
     if session.scalar(gone) is None:
         raise CredentialNotFound(f"No such secret: {name[:100]!r}. `gradient-cli secrets list` shows them.")
@@ -76,11 +71,7 @@ def delete_secret(session: Session, project_id: str, name: str) -> None:
 
 
 def check_secrets_exist(session: Session, spec: JobSpec, project_id: str | None) -> None:
-    """Refuse a job that names a secret which does not exist.
-
-    Raises:
-        SpecInvalid: A secret does not exist; the field is the variable.
-    """
+    """Refuse a job that names a secret which does not exist."""
     named = spec.secrets()
     if not named:
         return
@@ -99,7 +90,6 @@ def resolve_env(session: Session, vault: Vault, job: Job) -> dict[str, str]:
     """Return the job's environment with the values of the secrets that it names.
 
     Raises:
-        CredentialNotFound: A secret no longer exists.
         SecretUnreadable: A secret cannot be decrypted; the message names it.
     """
     env, named = job.spec.env_vars, job.spec.secrets()
@@ -137,7 +127,6 @@ def put_registry(
         Its row, and whether it is new.
 
     Raises:
-        SpecInvalid: The host, the username or the password is not valid.
         SecretUnreadable: There is no key to encrypt the password with.
     """
     known = parse_host(host)
@@ -156,12 +145,7 @@ def registries(session: Session, project_id: str) -> list[AnyRegistry]:
 
 
 def delete_registry(session: Session, project_id: str, host: str) -> None:
-    """Delete the login for a registry.
-
-    Raises:
-        CredentialNotFound: There is no such login.
-        SpecInvalid: The host is not valid.
-    """
+    """Delete the login for a registry."""
     table, key = _registry_key(project_id, parse_host(host))
     gone = delete(table).filter_by(**key).returning(table.host)
     if session.scalar(gone) is None:
@@ -242,11 +226,7 @@ def git_login(session: Session, vault: Vault, job: Job) -> str | None:
 
 
 def check_login(username: str, password: str, name_field: str, password_field: str) -> None:
-    """Refuse an invalid username or password.
-
-    Raises:
-        SpecInvalid: One of them is not valid; its field is named.
-    """
+    """Refuse an invalid username or password."""
     check_label(username, name_field, MAX_USERNAME)
     _check_value(password, password_field, MAX_PASSWORD_BYTES)
 

@@ -30,11 +30,7 @@ _DUMMY_HASH = f"$argon2id$v=19$m=16384,t=8,p=1${'A' * 22}${'A' * 43}"
 
 
 def create(session: Session, email: str, password: str) -> User:
-    """Create a user.
-
-    Raises:
-        SpecInvalid: The address is invalid or in use, or the password is too short or too long.
-    """
+    """Create a user."""
     address = _normalize_email(email)
     if not (_EMAIL.match(address) and address.isprintable() and len(address) <= _MAX_EMAIL):
         raise SpecInvalid("Not an e-mail address; one looks like name@host.", field="email")
@@ -114,7 +110,6 @@ def create_key_for(session: Session, user_id: str, name: str, *, days: float | N
 
     Raises:
         Unauthorized: The user was deleted meanwhile.
-        SpecInvalid: The name or the days are not valid.
     """
     user = session.get(User, user_id)
     if user is None:

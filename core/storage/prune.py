@@ -117,7 +117,6 @@ def remove_artifacts(stores: Stores, job: Job, selected: Callable[[str], bool] |
         selected: Returns by public path whether to delete a file of the latest attempt; None: all of every attempt.
 
     Raises:
-        SpecInvalid: The job has not ended and would write them again.
         OSError: The store cannot be written.
     """
     if not job.ended:

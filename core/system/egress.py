@@ -58,9 +58,6 @@ class Egress:
 
         Returns:
             Host and port.
-
-        Raises:
-            EgressRefused: It may not be connected to.
         """
         if not url.isprintable() or " " in url or "\\" in url:
             # urlsplit passes over some of these, and programs that connect read them in other ways.
@@ -81,11 +78,7 @@ class Egress:
         return host, port or _PORTS[parts.scheme]
 
     def check_host(self, host: str, field: str) -> None:
-        """Refuse a host that is a non-public address, in any spelling, or a name of this machine.
-
-        Raises:
-            EgressRefused: It is one, or not a valid host.
-        """
+        """Refuse a host that is a non-public address, in any spelling, or a name of this machine."""
         plain = _normalize_host(host)
         if plain in self._names:
             return
@@ -98,11 +91,7 @@ class Egress:
             raise EgressRefused(f"{host[:80]!r} is not the name or address of a host.", field=field)
 
     def resolve(self, host: str, port: int, field: str) -> list[tuple[str, int]]:
-        """Return all addresses of a host, each of them checked.
-
-        Raises:
-            EgressRefused: The host has no address, or one that may not be connected to.
-        """
+        """Return all addresses of a host, each of them checked."""
         self.check_host(host, field)
         plain = _normalize_host(host)
         try:
@@ -116,21 +105,13 @@ class Egress:
         return [(one, port) for one in addresses]
 
     def check_image(self, reference: str, field: str) -> None:
-        """Refuse an image whose registry's host `check_host` refuses.
-
-        Raises:
-            EgressRefused: The host is refused.
-        """
+        """Refuse an image whose registry's host `check_host` refuses."""
         registry = registry_host(reference)
         if registry != DOCKER_HUB:
             self.check_host(strip_port(registry), field)
 
     def resolve_image(self, reference: str, field: str) -> None:
-        """Refuse an image whose registry has an address that may not be connected to.
-
-        Raises:
-            EgressRefused: It has one, or no address. Allowed names are not resolved: the engine may have a proxy.
-        """
+        """Refuse an image whose registry has an address that may not be connected to."""
         host = strip_port(registry_host(reference))
         if host != DOCKER_HUB and _normalize_host(host) not in self._names:
             self.resolve(host, _PORTS["https"], field)

@@ -10,11 +10,7 @@ if TYPE_CHECKING:
 
 
 def load_simulated_cloud() -> "type[SimulatedCloud]":
-    """Import the simulator, which needs Google's libraries.
-
-    Raises:
-        ExtraMissing: They are not installed.
-    """
+    """Import the simulator, which needs Google's libraries."""
     try:
         cloud: type[SimulatedCloud] = import_module("gradient_server.simulator.cloud").SimulatedCloud
     except ModuleNotFoundError as error:

@@ -69,9 +69,6 @@ class SimulatedCloud:
         device_port: Port of the device.
         create_seconds: Time until a new node is READY.
         room: Number of nodes that can exist at once.
-
-    Raises:
-        PortTaken: One of the ports is in use.
     """
 
     def __init__(

@@ -48,7 +48,6 @@ async def require_key(
 
     Raises:
         Unauthorized: The key is missing or not valid.
-        LimitReached: The key sent too many requests.
     """
     secret = (header or (bearer.credentials if bearer else "")).strip()
     if not secret:
@@ -77,7 +76,6 @@ async def require_key_or_session(
 
     Raises:
         Unauthorized: Both are missing, or the one given is not valid.
-        LimitReached: The key sent too many requests.
     """
     token = session_token(connection, app_state.settings)
     if header or bearer or not token:
@@ -124,11 +122,7 @@ def is_administrator(app_state: AppState, key_id: str) -> bool:
 
 
 def require_key_again(app_state: AppState, caller: Principal, given: str) -> None:
-    """Require the key of a browser's session, too, for what would outlive the session: it may have been copied.
-
-    Raises:
-        KeyNeeded: Another key was given, or none.
-    """
+    """Require the key of a browser's session, too, for what would outlive the session: it may have been copied."""
     if caller.session_token is None:
         return
     with suppress(Unauthorized):
@@ -138,11 +132,7 @@ def require_key_again(app_state: AppState, caller: Principal, given: str) -> Non
 
 
 def require_administrator(app_state: AppState, caller: Principal) -> None:
-    """Refuse everybody but administrators.
-
-    Raises:
-        AdministratorOnly: The caller's key is not that of an administrator.
-    """
+    """Refuse everybody but administrators."""
     if not is_administrator(app_state, caller.id):
         raise AdministratorOnly(
             f"Only administrators may do this, and your key {caller.id} ({caller.name}) is not one of theirs. Ask one, "

@@ -36,11 +36,7 @@ _OF_ALL = ("/secrets/", "/registries/", "/workers/", "/ui/machines/")
 def require_owner(
     session: Session, app_state: AppState, caller: Principal, owned_id: str, table: type[Job] | type[Comparison] = Job
 ) -> None:
-    """Refuse everybody but the owner and administrators; what does not exist is left for the endpoint to report.
-
-    Raises:
-        OwnerOnly: The caller may not change it.
-    """
+    """Refuse everybody but the owner and administrators; what does not exist is left for the endpoint to report."""
     owner_id = session.scalar(select(table.submitted_by).where(table.id == owned_id))
     if owner_id is not None and not changeable_owners(session, app_state, caller.id, [owner_id]):
         raise _refusal(
@@ -49,12 +45,7 @@ def require_owner(
 
 
 def require_project_owner(session: Session, app_state: AppState, caller: Principal, project_id: str) -> None:
-    """Refuse everybody but the owner of a project and administrators; of ALL_PROJECTS everybody but administrators.
-
-    Raises:
-        OwnerOnly: The caller may not change the project.
-        AdministratorOnly: The caller is no administrator, and what is changed belongs to all projects.
-    """
+    """Refuse everybody but the owner of a project and administrators; of ALL_PROJECTS everybody but administrators."""
     if project_id == ALL_PROJECTS:
         _require_administrator(session, app_state, caller)
         return
@@ -70,11 +61,7 @@ def require_project_owner(session: Session, app_state: AppState, caller: Princip
 
 
 def require_owner_of_all(session: Session, app_state: AppState, caller: Principal, project_id: str) -> None:
-    """Refuse to delete a project with jobs of others.
-
-    Raises:
-        OwnerOnly: The caller may not change one of the project's jobs.
-    """
+    """Refuse to delete a project with jobs of others."""
     if _may_change_all(app_state, caller.id):
         return
     own = users.keys_of_same_user(session, caller.id)

@@ -77,11 +77,7 @@ class RateLimit:
         self._full_at: dict[str, float] = {}
 
     def acquire(self, key: str) -> None:
-        """Take one token of a key.
-
-        Raises:
-            LimitReached: The key's bucket is empty.
-        """
+        """Take one token of a key."""
         _, refusal = self.acquire_some(key, 1)
         if refusal is not None:
             raise refusal
@@ -132,11 +128,7 @@ class ConcurrencyLimit:
 
     @asynccontextmanager
     async def slot(self, key: str) -> AsyncIterator[None]:
-        """Hold a slot of a key during the block.
-
-        Raises:
-            LimitReached: No slot became free in time.
-        """
+        """Hold a slot of a key during the block."""
         if self._per_key == 0:
             yield
             return
@@ -238,11 +230,7 @@ class QueueAdmission:
         self._admitted: Counter[_QueueScope] = Counter()
 
     def admit(self, submitted_by: str, project_id: str) -> None:
-        """Refuse a job of this key and project if it exceeds a limit.
-
-        Raises:
-            LimitReached: Its key or its project has too many queued jobs.
-        """
+        """Refuse a job of this key and project if it exceeds a limit."""
         scopes = self._limit.scopes(submitted_by, project_id)
         self._count([one for one in scopes if one not in self._queued and not self._limit.use_grant(one)])
         for one in scopes:

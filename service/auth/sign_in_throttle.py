@@ -99,9 +99,6 @@ class SignInLimiter:
             address: The e-mail address of the sign-in.
             client: The client's name, as in `service.http.asgi_scope.client_network`.
             check: Checks the password; runs in a thread.
-
-        Raises:
-            HTTPException: 429: too many wrong passwords, or another sign-in of this client waits already.
         """
         pair = f"{client} {address.strip().casefold()}"
         wait = max(self._clients.wait_seconds(client), self._pairs.wait_seconds(pair))

@@ -13,12 +13,7 @@ from service.deps import AppStateDep
 
 
 async def require_dashboard_host(request: Request, app_state: AppStateDep) -> None:
-    """Refuse a request that does not use the dashboard's own host name.
-
-    Raises:
-        HTTPException: 307: redirect to the same page under that name. 421: that name is not known, the request is not
-            a read, or the public URL is configured: behind a proxy that changes the Host header, a redirect would loop.
-    """
+    """Refuse a request that does not use the dashboard's own host name."""
     own, settings = app_state.settings.dashboard_host, app_state.settings
     if own is None:
         raise HTTPException(

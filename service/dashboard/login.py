@@ -48,9 +48,6 @@ async def require_same_origin_form(request: Request, app_state: AppStateDep) -> 
 
     A browser states the origin in Sec-Fetch-Site, or in Origin over untrusted connections. A request with neither is
     refused: a cookie alone proves nothing.
-
-    Raises:
-        HTTPException: 403: the form is of another origin, or of an unknown one.
     """
     site = request.headers.get("sec-fetch-site")
     if site is None:

@@ -28,11 +28,7 @@ _NORMAL, _POLICY = 1000, 1008
 
 @asynccontextmanager
 async def connect_worker(settings: Settings, worker: str) -> AsyncIterator["WorkerChannel"]:
-    """Connect to a worker.
-
-    Raises:
-        JobNotEnterable: It does not listen here.
-    """
+    """Connect to a worker."""
     try:
         with channel.socket_address(settings.root, worker) as address:
             async with asyncio.timeout(_CONNECT_SECONDS):
@@ -58,11 +54,7 @@ class WorkerChannel:
         self._writer = writer
 
     async def start(self, request: dict[str, Any]) -> None:
-        """Send the request, and wait for the start.
-
-        Raises:
-            JobNotEnterable: The worker refuses it, or is lost.
-        """
+        """Send the request, and wait for the start."""
         await self.send(channel.encode_control(request))
         try:
             async with asyncio.timeout(_START_SECONDS):

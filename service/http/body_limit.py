@@ -110,11 +110,7 @@ class _RequestBody:
         return not self._complete and not (self._awaits_leave and not self._size)
 
     async def receive(self) -> Message:
-        """Return the next message.
-
-        Raises:
-            HTTPException: 413: the body is too large.
-        """
+        """Return the next message."""
         if max(self._declared, self._size) <= self.limit:
             message = await self._next()
             if self._size <= self.limit:

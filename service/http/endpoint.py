@@ -115,11 +115,7 @@ class Endpoint:
         return place
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request.
-
-        Raises:
-            RequestValidationError: A parameter is missing or wrong.
-        """
+        """Serve one request."""
         request = Request(scope, receive, send)
         if not self._has_generators:
             response = await self._respond(request, None, None)

@@ -117,11 +117,7 @@ def error_response(
 
 
 def error_detail(error: Exception) -> ErrorDetail:
-    """Return what is wrong, of an error that a client causes.
-
-    Raises:
-        Exception: The error itself, if it is of another kind.
-    """
+    """Return what is wrong, of an error that a client causes."""
     if isinstance(error, errors.GradientError):
         status = STATUS_BY_ERROR[type(error)]
         return ErrorDetail(name=type(error).__name__, status=status, message=error.message, field=error.field)

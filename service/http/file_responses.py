@@ -92,9 +92,6 @@ def parse_range(request: Request, size: int, etag: str | None) -> ByteRange:
 
     A header that is not a single byte range is ignored, as RFC 9110 (14.2) allows; so is one whose If-Range names
     another version.
-
-    Raises:
-        HTTPException: 416: the range begins past the end.
     """
     whole = ByteRange(0, size, size)
     found = _RANGE.match(request.headers.get("range", ""))

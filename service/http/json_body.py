@@ -70,9 +70,6 @@ async def run_with_json(app_state: AppState, key: str, body: bytes, action: Call
         key: Id of the client's API key.
         body: The JSON text.
         action: Parses it.
-
-    Raises:
-        LimitReached: Too many large bodies and uploads of the key are being checked.
     """
     if len(body) <= LARGE_BYTES:
         return await app_state.lanes.changing.run(action)

@@ -59,12 +59,7 @@ class LogStream(Response):
         self._max_behind = max_behind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the job or the authorization ends, the client disconnects or the service stops.
-
-        Raises:
-            LimitReached: The key follows too many logs.
-            HTTPException: 503: too many logs are followed in all.
-        """
+        """Send events until the job or the authorization ends, the client disconnects or the service stops."""
         del scope
         streams = self._app_state.streams
         # Checked and counted in one step of the event loop, so that concurrent requests cannot exceed a limit.

@@ -42,11 +42,7 @@ class Params:
         return bool(self._value(name) == "")
 
     def text(self, name: str) -> str | None:
-        """Return a parameter as text.
-
-        Raises:
-            RequestValidationError: The value is a list or an object, or not valid Unicode.
-        """
+        """Return a parameter as text."""
         value = self._value(name)
         if value is None or value == "":
             return None
@@ -57,33 +53,21 @@ class Params:
         return _check_unicode(str(value), name)
 
     def required(self, name: str) -> str:
-        """Return a required parameter as text.
-
-        Raises:
-            RequestValidationError: The parameter is missing, or not text.
-        """
+        """Return a required parameter as text."""
         value = self.text(name)
         if value is None:
             raise problem(("query", name), "required, but missing")
         return value
 
     def flag(self, name: str) -> bool:
-        """Return a parameter as a bool; False if it is not given.
-
-        Raises:
-            RequestValidationError: The value is neither true nor false.
-        """
+        """Return a parameter as a bool; False if it is not given."""
         value = (self.text(name) or "false").casefold()
         if value not in _TRUE | _FALSE:
             raise problem(("query", name), "must be true or false")
         return value in _TRUE
 
     def number(self, name: str, default: int, low: int, high: int) -> int:
-        """Return a parameter as a whole number, clamped to its range.
-
-        Raises:
-            RequestValidationError: The value is not a whole number.
-        """
+        """Return a parameter as a whole number, clamped to its range."""
         value = self.text(name)
         if value is None:
             return default
@@ -92,19 +76,11 @@ class Params:
         return max(low, min(high, int(value.partition(".")[0])))
 
     def text_list(self, name: str) -> list[str]:
-        """Return all values of a repeated parameter: as `name`, as `name[0]` and so on, or as a list.
-
-        Raises:
-            RequestValidationError: A value is not text.
-        """
+        """Return all values of a repeated parameter: as `name`, as `name[0]` and so on, or as a list."""
         return [_check_unicode(value, name) for value in self._iter_texts(name) if value]
 
     def object(self, name: str) -> dict[str, Any]:
-        """Return a parameter that is an object, written as JSON in the query.
-
-        Raises:
-            SpecInvalid: The value is not an object.
-        """
+        """Return a parameter that is an object, written as JSON in the query."""
         value = self._body.get(name)
         if isinstance(value, dict):
             return value
@@ -125,11 +101,7 @@ class Params:
 
 
 async def read_params(request: Request) -> Params:
-    """Read the parameters of a request whose body was not read yet.
-
-    Raises:
-        SpecInvalid: The body is not a JSON object.
-    """
+    """Read the parameters of a request whose body was not read yet."""
     body = await request.body()
     return Params(request.query_params, parse_object(body, "body") if body.strip() else {})
 
@@ -145,11 +117,7 @@ OriginalParams = Annotated[Params, Depends(_authenticated_params)]
 
 
 def parse_object(text: bytes, name: str) -> dict[str, Any]:
-    """Parse a JSON object; empty text is an empty object.
-
-    Raises:
-        SpecInvalid: The text is not a JSON object.
-    """
+    """Parse a JSON object; empty text is an empty object."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -160,11 +128,7 @@ def parse_object(text: bytes, name: str) -> dict[str, Any]:
 
 
 def check_count(given: Sequence[str], limit: int, kind: str, field: str) -> None:
-    """Refuse a request that names too many things.
-
-    Raises:
-        SpecInvalid: There are more than `limit` of them.
-    """
+    """Refuse a request that names too many things."""
     if len(given) > limit:
         raise SpecInvalid(
             f"{field}: {len(given):,} {kind} are more than the {limit:,} that one request may name. "

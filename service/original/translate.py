@@ -86,11 +86,6 @@ def to_submit_job(given: Params, client: str | None, *, uploaded: bool) -> Submi
         given: The parameters.
         client: The client's name, from its header.
         uploaded: Whether a workspace was uploaded.
-
-    Raises:
-        HTTPException: 422: both a project and a projectId.
-        RequestValidationError: A parameter does not fit the main API.
-        SpecInvalid: A parameter that this service does not support.
     """
     if given.text("project") and given.text("projectId"):
         raise HTTPException(422, "Incompatible parameters: project and projectId cannot both be specified")

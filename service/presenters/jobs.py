@@ -59,7 +59,6 @@ def job_filter(query: ListJobs, catalogue: Catalogue) -> JobFilter:
     """Build the filter of a list of jobs, except for `mine`, which depends on the caller.
 
     Raises:
-        SpecInvalid: A state is unknown.
         MachineTypeUnknown: The machine type is unknown.
     """
     wanted = {part.strip().casefold(): part.strip() for part in (query.state or "").split(",") if part.strip()}

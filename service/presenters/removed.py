@@ -29,11 +29,7 @@ def find_removed(session: Session, job: Job, kind: OutputKind) -> RemovedView | 
 
 
 def check_not_removed(session: Session, job: Job, kind: OutputKind) -> None:
-    """Refuse to read deleted output.
-
-    Raises:
-        OutputRemoved: The output was deleted; the message has the time and the policy.
-    """
+    """Refuse to read deleted output."""
     removed = find_removed(session, job, kind)
     if removed is not None:
         raise OutputRemoved(f"{removed.message} That was at {removed.at:%Y-%m-%d %H:%M} UTC.")

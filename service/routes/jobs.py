@@ -215,11 +215,7 @@ async def acquire_list_slot(request: Request, app_state: AppStateDep, caller: Pa
 
 
 def read_filter(session: Session, app_state: AppState, caller_id: str, wanted: ListJobs) -> JobFilter:
-    """Return what a list of jobs is filtered by.
-
-    Raises:
-        SpecInvalid: A filter or a term of the query is wrong.
-    """
+    """Return what a list of jobs is filtered by."""
     return replace(
         job_filter(wanted, app_state.catalogue),
         submitted_by=users.keys_of_same_user(session, caller_id) if wanted.mine else (),

@@ -33,11 +33,7 @@ class MetricsQuery(BaseModel):
     attempt: int | None = Field(None, ge=1, le=MAX_ATTEMPT, description="only those of this attempt")
 
     def range(self) -> XRange | None:
-        """Return the requested range of the horizontal axis; None: everything.
-
-        Raises:
-            SpecInvalid: One end is missing, or a time is out of range.
-        """
+        """Return the requested range of the horizontal axis; None: everything."""
         if self.start is None and self.stop is None:
             return None
         if self.start is None or self.stop is None:

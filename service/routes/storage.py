@@ -145,11 +145,7 @@ def _begin(app_state: AppState, project_id: str, path: str, size: int) -> Upload
 
 
 async def _receive(request: Request, upload: Upload, size: int) -> None:
-    """Write the body to the upload, a megabyte at a time.
-
-    Raises:
-        HTTPException: 400: the body is shorter than its Content-Length.
-    """
+    """Write the body to the upload, a megabyte at a time."""
     pending = bytearray()
     async for chunk in request.stream():
         pending += chunk

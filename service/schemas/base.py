@@ -62,11 +62,7 @@ class QueryModel(BaseModel):
 
 
 def parse_request(model: type[R], raw: bytes | dict[str, object]) -> R:
-    """Validate a request, given as JSON text or as its fields.
-
-    Raises:
-        RequestValidationError: The JSON does not fit the model; for an unknown field, the error lists the known names.
-    """
+    """Validate a request, given as JSON text or as its fields."""
     if isinstance(raw, bytes) and len(raw) > LARGE_BYTES:
         _check_names(model, raw)
     try:

@@ -27,9 +27,6 @@ class CloneJob(RequestOptions, RequestModel):
         Args:
             spec: The specification of the job.
             machine_type: The name of the clone's machine type; the request may have an alias.
-
-        Raises:
-            SpecInvalid: A value is not valid, or an option cannot be changed.
         """
         given = self.model_dump(exclude_none=True)
         for name in _KEPT:

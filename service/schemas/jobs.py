@@ -62,9 +62,6 @@ class SubmitJob(RequestOptions, RequestModel):
 
         Args:
             machine_type: The machine type's name; the request may have an alias.
-
-        Raises:
-            SpecInvalid: A value is not valid; the error names the field and the remedy.
         """
         given = self.model_dump(exclude_none=True, exclude=_NOT_IN_SPEC)
         ports = given.get("ports", ())

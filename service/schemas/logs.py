@@ -45,11 +45,7 @@ class SearchLog(QueryModel):
     limit: int = Field(1000, ge=1, le=10_000)
 
     def text(self) -> str | None:
-        """Return the text to find; None: what looks like an error.
-
-        Raises:
-            SpecInvalid: Neither or both are given.
-        """
+        """Return the text to find; None: what looks like an error."""
         if self.errors == (self.query is not None):
             raise SpecInvalid("Give either `query` or `errors=true`.", field="query")
         return self.query

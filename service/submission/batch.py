@@ -40,7 +40,6 @@ def submit(app_state: AppState, key_id: str, request_id: str, raw: bytes) -> Bat
         A result for each job, in the order of the batch.
 
     Raises:
-        RequestValidationError: It is not a batch, has no job, or too many.
         StoreUnavailable: The database does not answer; no job was created.
     """
     requested = parse_request(RawBatch, raw).jobs

@@ -73,10 +73,7 @@ async def read_submission(
         file_part: Name of the form's part with the file.
 
     Raises:
-        RequestValidationError: The body is neither JSON nor a form with a part of JSON text.
-        WorkspaceInvalid: The upload is incomplete.
         StorageFull: The disk has too little room for the upload.
-        HTTPException: 413: a part is too large; 415: another content type.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind == _JSON:
@@ -105,10 +102,7 @@ async def read_upload(
         min_free_mb: MiB to keep free on the folder's disk; 0: not checked.
 
     Raises:
-        RequestValidationError: The form has other parts.
-        WorkspaceInvalid: The upload is incomplete.
         StorageFull: The disk has too little room for the upload.
-        HTTPException: 413: the file is too large.
     """
     _, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary")
@@ -128,9 +122,6 @@ async def run_submission(app_state: AppState, key: str, body: SubmissionBody, su
         key: Id of the client's API key.
         body: The submission's body.
         submit: Creates the job.
-
-    Raises:
-        LimitReached: Too many archives and large bodies of the key are being checked.
     """
     if body.workspace is None:
         return await run_with_json(app_state, key, body.spec, submit)
@@ -138,11 +129,7 @@ async def run_submission(app_state: AppState, key: str, body: SubmissionBody, su
 
 
 async def run_with_upload_slot(app_state: AppState, key: str, action: Callable[[], T]) -> T:
-    """Run `action`, which checks what a key uploaded, in a thread for that, and return its result.
-
-    Raises:
-        LimitReached: Too many uploads of the key are being checked.
-    """
+    """Run `action`, which checks what a key uploaded, in a thread for that, and return its result."""
     async with app_state.limits.uploads.slot(key):
         return await app_state.lanes.archives.run(action)
 
@@ -162,11 +149,7 @@ async def _read_form(request: Request, boundary: bytes, form: "_MultipartReader"
 
 
 async def read_json(stream: AsyncIterator[bytes], limit: int) -> bytes:
-    """Read a whole body of JSON text.
-
-    Raises:
-        HTTPException: 413: it is larger than `limit` bytes.
-    """
+    """Read a whole body of JSON text."""
     body = bytearray()
     async for chunk in stream:
         body += chunk

@@ -35,11 +35,6 @@ def submit(
 
     Returns:
         The comparison's id, and whether it was created now: the same Idempotency-Key gives the same comparison.
-
-    Raises:
-        SpecInvalid: A job cannot be run here, or there are fewer than two jobs or too many.
-        IdempotencyMismatch: The Idempotency-Key was used with another request before.
-        LimitReached: Its key or project has too many queued jobs.
     """
     check_idempotency_key(origin.idempotency_key)
     jobs = _split(request)
@@ -61,11 +56,6 @@ def compare_jobs(session: Session, origin: RequestOrigin, request: CompareJobs) 
 
     Returns:
         The comparison's id, and whether it was created now.
-
-    Raises:
-        JobNotFound: There is no job of an id.
-        SpecInvalid: The jobs cannot be compared.
-        IdempotencyMismatch: The Idempotency-Key was used with another request before.
     """
     check_idempotency_key(origin.idempotency_key)
     digest = submission.request_digest(b"comparison", request.model_dump_json().encode())

@@ -69,11 +69,6 @@ def submit(
         parent_id: Id of the job that it is a changed clone of; if both have the same git address and owner, it gets
             its login.
         withheld: What it does not get from that job, as sentences.
-
-    Raises:
-        SpecInvalid: The spec cannot be run here.
-        IdempotencyMismatch: The Idempotency-Key was used with another request before.
-        LimitReached: Its key or project has too many queued jobs.
     """
     with tracing.span("submit"):
         prepared = prepare(app_state, origin, request, upload, parent_id=parent_id, withheld=withheld)
@@ -83,11 +78,7 @@ def submit(
 
 
 async def submit_async(app_state: AppState, origin: RequestOrigin, body: SubmissionBody) -> Submitted:
-    """Create the job of a request, as `submit` does, for the event loop; needs a thread only to read files or rows.
-
-    Raises:
-        RequestValidationError: The JSON does not fit a submission.
-    """
+    """Create the job of a request, as `submit` does, for the event loop; needs a thread only to read files or rows."""
 
     def check() -> PreparedJob:
         return prepare(app_state, origin, parse_request(SubmitJob, body.spec), body.workspace)
@@ -160,11 +151,7 @@ def save_logins(
 
 
 def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> DryRun:
-    """Return the job that `submit` would create, storing nothing.
-
-    Raises:
-        SpecInvalid: The spec cannot be run here.
-    """
+    """Return the job that `submit` would create, storing nothing."""
     valid = validate(app_state, request, uploaded=uploaded)
     if not request.wait_anyway:
         _check_fits(app_state, valid)
@@ -206,12 +193,7 @@ def clone(
         pin_image: Use the exact image digest of the other job, even if its image's name has moved on.
 
     Raises:
-        JobNotFound: There is no job of this id.
-        SpecInvalid: A changed option is not valid, or the job cannot be run here.
-        WorkspaceNotFound: The upload it ran on is no longer stored.
         MachineTypeUnknown: Its machine type is no longer offered.
-        IdempotencyMismatch: The Idempotency-Key was used with another request before.
-        LimitReached: Its key or project has too many queued jobs.
     """
     check_idempotency_key(origin.idempotency_key)
     changes = changes or CloneJob()
@@ -278,8 +260,6 @@ def store_workspace(app_state: AppState, upload: BinaryIO | None, expected: str 
         expected: Digest of the archive, or of one that is stored; None: unknown, or no workspace.
 
     Raises:
-        WorkspaceInvalid: The archive is damaged, too large, or another than expected.
-        WorkspaceNotFound: No archive of this digest is stored.
         StoreUnavailable: The disk does not take it.
     """
     if upload is None:
@@ -342,11 +322,7 @@ def _prospective_job(valid: ValidatedJob, backend: str, project_id: str) -> Job:
 
 
 def _check_fits(app_state: AppState, valid: ValidatedJob) -> None:
-    """Refuse a job that is too large for every running worker of its machine type; without one, it may wait.
-
-    Raises:
-        SpecInvalid: It is; the error names what it asks for.
-    """
+    """Refuse a job that is too large for every running worker of its machine type; without one, it may wait."""
     spec, machine = valid.spec, valid.machine
     if not (spec.cpus or spec.memory_mb or machine.gpus):
         return

@@ -39,9 +39,6 @@ def choose_image(
         machine: Its machine type.
         uploaded: Whether it has an uploaded workspace.
         may_ignore_container: Record a container that this server cannot run, with a note, rather than refuse it.
-
-    Raises:
-        SpecInvalid: The container cannot be run here, or the image is to be built, and cannot be.
     """
     if spec.use_dockerfile:
         _check_build(app_state, spec, machine, uploaded=uploaded)
@@ -110,11 +107,7 @@ def _check_build(app_state: AppState, spec: JobSpec, machine: MachineType, *, up
 
 
 def with_pinned_image(job: Job) -> JobSpec:
-    """Return the job's spec with the digest of the image it ran in place of the image's name.
-
-    Raises:
-        SpecInvalid: The digest is not known, or the job built its image.
-    """
+    """Return the job's spec with the digest of the image it ran in place of the image's name."""
     spec = job.spec
     exact = None if spec.use_dockerfile else with_digest(job.image or "", job.image_digest)
     if exact is None:

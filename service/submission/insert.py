@@ -80,9 +80,6 @@ def insert(session: Session, app_state: AppState, prepared: PreparedJob) -> Inse
     """Insert a job, or return the one that was created before under its Idempotency-Key.
 
     Raises:
-        ProjectNotFound: The id of its project is unknown.
-        IdempotencyMismatch: The Idempotency-Key was used with another request before.
-        LimitReached: Its key or project has too many queued jobs.
         StorageFull: Its project is over its quota.
     """
     [outcome] = _Insertion(session, app_state).run([prepared])

@@ -34,11 +34,7 @@ class ValidatedJob:
 
 
 def check_idempotency_key(key: str | None) -> None:
-    """Validate an Idempotency-Key.
-
-    Raises:
-        SpecInvalid: The key is empty, too long, or not only visible ASCII.
-    """
+    """Validate an Idempotency-Key."""
     if key is not None and not (
         0 < len(key) <= _MAX_IDEMPOTENCY_KEY and key.isascii() and key.isprintable() and " " not in key
     ):
@@ -49,11 +45,7 @@ def check_idempotency_key(key: str | None) -> None:
 
 
 def check_project_name(name: str) -> str:
-    """Validate a project's name and return it.
-
-    Raises:
-        SpecInvalid: The name is not valid.
-    """
+    """Validate a project's name and return it."""
     check_label(name, "project", MAX_NAME)
     return name
 
@@ -68,9 +60,6 @@ def validate(
         request: The job.
         uploaded: True if a workspace comes with it.
         may_ignore_container: True if a container that nothing here stands for is recorded and not used.
-
-    Raises:
-        SpecInvalid: It cannot; the error names the field and the remedy.
     """
     machine = app_state.catalogue.get(request.machine_type)
     spec = request.spec(machine.name)
@@ -122,9 +111,6 @@ def _check_egress(app_state: AppState, spec: JobSpec, image: str | None) -> None
         app_state: The application's state.
         spec: The job.
         image: The image reference that its `container` resolves to.
-
-    Raises:
-        EgressRefused: The job names such a server or registry.
     """
     if spec.workspace is None and image is None and spec.registry_target is None:
         return

@@ -42,9 +42,6 @@ class BoardProcess:
         folders: The only folders that it reads, by the name of the run.
         prefix: The path at which it answers.
         settings: Its limits.
-
-    Raises:
-        TensorBoardUnavailable: It could not be started.
     """
 
     def __init__(self, folders: Mapping[str, Path], prefix: str, settings: TensorBoardSettings) -> None:

@@ -96,12 +96,7 @@ class Boards:
         return self._boards.get(board_id)
 
     async def open(self, folders: Mapping[str, Path], visitor: Visitor) -> str:
-        """Open a board for these folders, or the one that is open already; return a link that works once.
-
-        Raises:
-            TensorBoardUnavailable: It could not be started, or its address cannot be used.
-            LimitReached: All boards are in use.
-        """
+        """Open a board for these folders, or the one that is open already; return a link that works once."""
         async with self._opening:
             await asyncio.to_thread(sandbox_problem)  # its first call tries bubblewrap
             await self._listener.start()

@@ -52,11 +52,7 @@ def _encode_request(exchange: h11.Connection, request: Request, body: bytes) -> 
 
 
 async def _next_event(exchange: h11.Connection, reader: asyncio.StreamReader) -> object:
-    """Return the next part of the answer.
-
-    Raises:
-        ConnectionError: The other side answers with something else than HTTP, or ended in the middle.
-    """
+    """Return the next part of the answer."""
     while True:
         try:
             event = exchange.next_event()

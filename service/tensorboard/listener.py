@@ -38,11 +38,7 @@ class Listener:
         self.url = ""
 
     async def start(self) -> None:
-        """Listen, if it does not yet.
-
-        Raises:
-            TensorBoardUnavailable: The address or the port cannot be used.
-        """
+        """Listen, if it does not yet."""
         if self._serving is not None:
             return
         listening = self._bind()

@@ -60,9 +60,6 @@ async def open_board(
         job_ids: The jobs.
         key_id: The visitor's API key, or that of the browser's session.
         session_token: The browser's session, if it has one.
-
-    Raises:
-        GradientError: It cannot be opened; the message says why.
     """
     folders = await app_state.lanes.reading.run(_find_folders, app_state, job_ids)
     try:

@@ -22,8 +22,6 @@ def find_runs(session: Session, store: ArtifactStore, job_ids: Iterable[str]) ->
     """Return the folders of all attempts that stored event files, by the name of the run.
 
     Raises:
-        JobNotFound: There is no such job.
-        OutputRemoved: The artifacts of the only job were deleted by a policy.
         ArtifactNotFound: No attempt of these jobs has stored event files.
     """
     jobs = [queries.get(session, job_id) for job_id in dict.fromkeys(job_ids)]

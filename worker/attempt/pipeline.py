@@ -365,12 +365,7 @@ class AttemptRun:
         self.job = self._write_with_retry(action)
 
     def _write_with_retry(self, action: Callable[[Session], Job]) -> Job:
-        """Retry one write until the database answers; the job keeps running meanwhile.
-
-        Raises:
-            LeaseLost: Another worker holds the job now.
-            Detached: The worker must release the job.
-        """
+        """Retry one write until the database answers; the job keeps running meanwhile."""
         uncertain = False
         while True:
             try:

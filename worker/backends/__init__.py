@@ -22,7 +22,6 @@ def make_backend(name: str, settings: Settings, resource_inventory: ResourceInve
 
     Raises:
         KeyError: There is no such backend.
-        ExtraMissing: A library that it needs is not installed.
     """
     backend = BACKENDS[name]
     module, _, attribute = backend.path.partition(":")

@@ -110,11 +110,7 @@ def _open_sandbox(members: SandboxProcesses, stack: ExitStack) -> int:
 
 
 def _read_reports(reports: socket.socket) -> tuple[int, int | None]:
-    """Return the command's pid and its terminal.
-
-    Raises:
-        ExecRefused: The command could not be started.
-    """
+    """Return the command's pid and its terminal."""
     reports.settimeout(_START_SECONDS)
     pid, terminal = 0, None
     while True:

@@ -41,11 +41,7 @@ _ACTION_JOBS = 200
 
 
 def connect(args: argparse.Namespace) -> Api:
-    """Return the API of the server that flags, environment or files name. Sends nothing yet.
-
-    Raises:
-        ClientError: No server is configured, or its address is invalid.
-    """
+    """Return the API of the server that flags, environment or files name. Sends nothing yet."""
     settings = config.resolve(getattr(args, "url", None), getattr(args, "apiKey", None))
     return Api(Transport(settings.url, settings.key))
 

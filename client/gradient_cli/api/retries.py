@@ -23,11 +23,7 @@ _TRANSIENT_FOR_A_FOLLOWER = (TOO_MANY_REQUESTS, 500)
 
 
 def retry(action: Callable[[], T], delays: Sequence[float]) -> T:
-    """Call `action`; after a transient failure wait and call it again, once for each delay.
-
-    Raises:
-        ClientError: The last failure, or one that is not transient.
-    """
+    """Call `action`; after a transient failure wait and call it again, once for each delay."""
     for delay in delays:
         try:
             return action()
@@ -40,11 +36,7 @@ def retry(action: Callable[[], T], delays: Sequence[float]) -> T:
 
 
 def retry_delay(error: ClientError, delay: float) -> float:
-    """Return the seconds until a request about a submitted job is repeated: `delay`, or the Retry-After of a limit.
-
-    Raises:
-        ClientError: The error, if it is not transient.
-    """
+    """Return the seconds until a request about a submitted job is repeated: `delay`, or the Retry-After of a limit."""
     if not (error.transient or (isinstance(error, ServerError) and error.status in _TRANSIENT_FOR_A_FOLLOWER)):
         raise error
     return _delay_after(error, delay)
@@ -66,9 +58,6 @@ class Reconnection:
 
         Args:
             error: Why the attempt failed; None: the server ended the response too early.
-
-        Raises:
-            ClientError: The error, if it is not transient.
         """
         wait = jitter(self._delay) if error is None else retry_delay(error, self._delay)
         if not self.lost:
@@ -84,11 +73,7 @@ class Reconnection:
 
 
 def retry_until_connected(request: Callable[[], T]) -> T:
-    """Send a request, again and again while the server cannot answer: it may restart during a long wait.
-
-    Raises:
-        ClientError: A failure that is not transient.
-    """
+    """Send a request, again and again while the server cannot answer: it may restart during a long wait."""
     reconnection = Reconnection()
     while True:
         try:

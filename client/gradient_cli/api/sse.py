@@ -70,9 +70,6 @@ def follow(connect: Callable[[int], Iterable[bytes]], line: int) -> Iterator[Eve
     Args:
         connect: Opens the stream after a line number.
         line: The last line already seen; 0 for none.
-
-    Raises:
-        ClientError: A failure that is not transient.
     """
     reconnection = Reconnection()
     while True:

@@ -350,11 +350,7 @@ class Transport:
         )
 
     def _to_client_error(self, error: Exception) -> ConnectionFailed:
-        """Convert a connection failure to the error shown to the user.
-
-        Raises:
-            Exception: The error itself, if it is not a connection failure.
-        """
+        """Convert a connection failure to the error shown to the user."""
         if isinstance(error, ConnectionFailed):
             return error
         if self._proxy and isinstance(error, OSError) and not isinstance(error, ssl.SSLError):

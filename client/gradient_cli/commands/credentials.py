@@ -183,11 +183,7 @@ def _project_id(api: Api, name: str | None) -> str | None:
 
 
 def read_hidden(field: str, prompt: str) -> str:
-    """Read a value that is never shown: from a prompt on a terminal, else all of stdin without its final newline.
-
-    Raises:
-        UsageError: The value is empty.
-    """
+    """Read a value that is never shown: from a prompt on a terminal, else all of stdin without its final newline."""
     if terminal.is_tty(sys.stdin):
         import getpass
 

@@ -175,11 +175,7 @@ def _split_paths(paths: list[str], storage: str) -> tuple[list[str], str | None]
 
 
 def _project_id(api: Api, args: argparse.Namespace, *, create: bool = False) -> str:
-    """Return the id of the project: that of the options, else of the project file, else the default one.
-
-    Raises:
-        ClientError: There is no such project; with `create` only if its id was given.
-    """
+    """Return the id of the project: that of the options, else of the project file, else the default one."""
     from gradient_cli.commands.projects import find_project
     from gradient_cli.workspace import project_file
 

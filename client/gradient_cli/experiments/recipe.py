@@ -131,11 +131,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Recipe:
-    """Return a recipe.
-
-    Raises:
-        UsageError: There is none of this name.
-    """
+    """Return a recipe."""
     known = names()
     if name not in known:
         import difflib

@@ -88,11 +88,7 @@ class Cell:
 
 
 def choose_machine_types(api: Api, recipe: Recipe, given: str | None) -> list[str]:
-    """Return the machine types to run on: the given ones, else those of the publication that the server has.
-
-    Raises:
-        UsageError: None of them is available.
-    """
+    """Return the machine types to run on: the given ones, else those of the publication that the server has."""
     if given is not None:
         chosen = [name.strip() for name in given.split(",") if name.strip()]
         if not chosen or len(set(chosen)) < len(chosen):
@@ -112,11 +108,7 @@ def choose_machine_types(api: Api, recipe: Recipe, given: str | None) -> list[st
 
 
 def check_count(recipe: Recipe, machine_types: Sequence[str], repeats: int) -> None:
-    """Refuse more jobs than a comparison takes.
-
-    Raises:
-        UsageError: There are too many.
-    """
+    """Refuse more jobs than a comparison takes."""
     count = len(recipe.members) * len(machine_types) * repeats
     if count > MAX_JOBS:
         raise UsageError(

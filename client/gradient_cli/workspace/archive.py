@@ -71,10 +71,6 @@ class WorkspaceFolder:
         left_out: Paths that are excluded by default.
         ignored: Paths that git's ignore files exclude, those of folders with a slash, each with the pattern's place.
         scanned_at: Unix time in nanoseconds of the start of the scan.
-
-    Raises:
-        UsageError: A pattern is invalid, or matches nothing.
-        ClientError: A file cannot be read.
     """
 
     def __init__(self, root: str, include: Sequence[str] = ()) -> None:
@@ -207,11 +203,7 @@ class Archive:
 
 
 def open_archive(path: str) -> Archive:
-    """Open an archive that the user made.
-
-    Raises:
-        ClientError: The archive cannot be read, or is neither a zip nor a gzip file.
-    """
+    """Open an archive that the user made."""
     try:
         with open(path, "rb") as file:
             if file.read(2) not in {b"PK", b"\x1f\x8b"}:
@@ -225,11 +217,7 @@ def open_archive(path: str) -> Archive:
 
 
 def write_archive(write: Callable[[gzip.GzipFile], None]) -> Archive:
-    """Compress what `write` writes into a temporary file.
-
-    Raises:
-        ClientError: There is no room for the archive.
-    """
+    """Compress what `write` writes into a temporary file."""
     descriptor, path = tempfile.mkstemp(prefix="gradient-workspace-", suffix=".tar.gz")
     try:
         with open(descriptor, "wb") as raw:
@@ -245,11 +233,7 @@ def write_archive(write: Callable[[gzip.GzipFile], None]) -> Archive:
 
 
 def open_file(root: str, entry: WorkspaceEntry) -> BinaryIO:
-    """Open a file of a workspace; of one that has grown since the scan, only its first `entry.size` bytes count.
-
-    Raises:
-        ClientError: It cannot be read, or has shrunk since the scan.
-    """
+    """Open a file of a workspace; of one that has grown since the scan, only its first `entry.size` bytes count."""
     try:
         # Neither follow nor block: since the scan, the file may have become a link or a pipe.
         descriptor = os.open(os.path.join(root, entry.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

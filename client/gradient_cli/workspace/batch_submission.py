@@ -41,9 +41,6 @@ def submit(
 
     Yields:
         A job's place in `jobs`, and what became of it.
-
-    Raises:
-        UsageError: Nothing was submitted: a folder, a file of a pattern, or the default machine type is missing.
     """
     specs = _with_machine_types(api, [spec for spec, _, _ in jobs], report)
     ready: dict[int, dict[str, Any]] = {}

@@ -81,9 +81,6 @@ def download(
 
     Returns:
         The files that the patterns match, those of them that were not there already, and the folder.
-
-    Raises:
-        ClientError: They were deleted, none matches a pattern, or one cannot be written.
     """
     if found.get("removed"):
         clone = f"`gradient-cli jobs clone {terminal.sanitize(job_id)}` runs the job again."
@@ -112,11 +109,7 @@ class DownloadFolder:
         self._mark = mark and not os.path.lexists(root)
 
     def refuse_overwriting(self, files: Sequence[dict[str, Any]]) -> None:
-        """Refuse the download if one of these files is there with other contents.
-
-        Raises:
-            ClientError: One is, or its path leads out of the folder.
-        """
+        """Refuse the download if one of these files is there with other contents."""
         for file in files:
             path = self.local_path(str(file["path"]))
             if os.path.exists(path) and not os.path.islink(path) and not self._source.is_same(path, file):
@@ -131,9 +124,6 @@ class DownloadFolder:
         Args:
             file: The file, as the server lists it.
             name: Its path below this folder, of public names, if it is not the one on the server.
-
-        Raises:
-            ClientError: The path leads out of the folder, or the file cannot be written or arrives damaged.
         """
         path = self.local_path(name or str(file["path"]))
         etag = self._source.etag(file)
@@ -157,9 +147,6 @@ class DownloadFolder:
 
         Args:
             files: Files in the order of the server's list.
-
-        Raises:
-            ClientError: As for `fetch`; or the server cannot be reached.
         """
         source = self._source
         if not isinstance(source, JobFiles):
@@ -225,11 +212,7 @@ class DownloadFolder:
         )
 
     def local_path(self, path: str) -> str:
-        """Return where the file with this path is written: below the root, with the local names of its parts.
-
-        Raises:
-            ClientError: The path leads out of the folder.
-        """
+        """Return where the file with this path is written: below the root, with the local names of its parts."""
         parts = path.split("/")
         if not path or "\0" in path or "\\" in path or any(part in {"", ".", ".."} for part in parts):
             raise _outside_error(path)
@@ -324,11 +307,7 @@ def _write(path: str, data: bytes) -> None:
 
 
 def select(files: list[dict[str, Any]], patterns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the artifacts that match any of these patterns; a folder stands for all of it, and no pattern for all.
-
-    Raises:
-        ClientError: A pattern matches none.
-    """
+    """Return the artifacts that match any of these patterns; a folder stands for all of it, and no pattern for all."""
     if not patterns:
         return files
     chosen: dict[str, dict[str, Any]] = {}

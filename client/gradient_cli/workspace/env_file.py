@@ -22,9 +22,6 @@ def read(path: str) -> dict[str, str]:
 
     A line is `NAME=VALUE`, perhaps after `export`. A value may be in single quotes, as it is, or in double quotes, with
     backslash escapes; a `#` after white space begins a comment. Nothing is expanded.
-
-    Raises:
-        UsageError: The file cannot be read, or a line is not an assignment; the message does not contain the line.
     """
     try:
         with open(path, "rb") as file:

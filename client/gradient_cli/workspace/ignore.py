@@ -41,9 +41,6 @@ class Inclusion:
     Args:
         root: The workspace's absolute path, which the patterns are relative to.
         patterns: Patterns as in a `.gitignore`; `./x` is the same as `/x`.
-
-    Raises:
-        UsageError: A pattern is invalid.
     """
 
     def __init__(self, root: str, patterns: Sequence[str]) -> None:
@@ -74,11 +71,7 @@ class Inclusion:
         return False
 
     def refuse_unused(self, paths: Sequence[str]) -> None:
-        """Refuse a pattern that matches none of these paths to upload; those of folders end with a slash.
-
-        Raises:
-            UsageError: There is one.
-        """
+        """Refuse a pattern that matches none of these paths to upload; those of folders end with a slash."""
         for pattern, spec in self._each:
             if not pattern.startswith("!") and not any(map(spec.match_file, paths)):
                 raise UsageError(
@@ -117,9 +110,6 @@ class IgnoreRules:
         Args:
             root: The folder to pack.
             include: Patterns, relative to it, that bring back what is excluded.
-
-        Raises:
-            UsageError: A pattern is invalid.
         """
         folders = [root]
         while not os.path.exists(os.path.join(folders[-1], ".git")):

@@ -56,11 +56,7 @@ def add_change_options(parser: argparse.ArgumentParser) -> None:
 
 
 def changes(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the given options of a clone by their API names, without a project file's.
-
-    Raises:
-        UsageError: A value has the wrong form.
-    """
+    """Return the given options of a clone by their API names, without a project file's."""
     found: dict[str, Any] = {}
     for name, (convert, _, _) in _FIELDS.items():
         value = getattr(args, name, None)
@@ -100,9 +96,6 @@ def resolve(
     Returns:
         The fields by their API names, without the workspace; the workspace: a path, a URL or `none`; and the patterns
         of excluded files to upload.
-
-    Raises:
-        UsageError: A value has the wrong form, an option is unknown, or a required one is missing.
     """
     path = project_file.find() if filed else None
     options = project_file.read(path) if path else {}
@@ -149,11 +142,7 @@ def _override(options: dict[str, Any], line: dict[str, Any], path: str | None) -
 
 
 def resolve_workspace(args: argparse.Namespace) -> str:
-    """Return the workspace that `resolve` returns.
-
-    Raises:
-        UsageError: It has the wrong form, or the project file cannot be read.
-    """
+    """Return the workspace that `resolve` returns."""
     path = project_file.find()
     return workspace_path.choose(args, project_file.read(path).get("workspace") if path else None, path)
 
@@ -255,11 +244,7 @@ def _check_required(spec: dict[str, Any], path: str | None) -> None:
 
 
 def _filed_variables(given: object, path: str | None) -> dict[str, str]:
-    """Return the variables of a project file (`path`) or of a line of a batch.
-
-    Raises:
-        UsageError: They have the wrong form, or a project file takes one from the user's environment.
-    """
+    """Return the variables of a project file (`path`) or of a line of a batch."""
     if path and isinstance(given, list):
         for item in given:
             if isinstance(item, str) and "=" not in item:
@@ -316,11 +301,7 @@ def _float(name: str, value: object) -> float:
 
 
 def parse_duration(name: str, value: object) -> int:
-    """Parse a duration such as `90m`, `1h30m`, `2d` or plain seconds, and return its seconds.
-
-    Raises:
-        UsageError: The value is not a duration.
-    """
+    """Parse a duration such as `90m`, `1h30m`, `2d` or plain seconds, and return its seconds."""
     text = str(value).replace(" ", "")
     if text.isdecimal() and not isinstance(value, bool):
         return int(text)

@@ -41,9 +41,6 @@ class FolderManifest:
         contents: A file of each content, by digest.
         read: Contents of small files that were read, by digest; 32 MiB at most.
         base: Digest of the folder's manifest that was uploaded to this server last; None: none was.
-
-    Raises:
-        ClientError: A file cannot be read or has changed since the scan, or a name is not valid Unicode.
     """
 
     def __init__(self, folder: WorkspaceFolder, url: str, progress: Callable[[int], None]) -> None:

@@ -11,11 +11,7 @@ _MEBIBYTES = {"m": 1, "g": 1024, "t": 1024**2}
 
 
 def parse(name: str, value: object) -> int:
-    """Parse a number of MiB, or one with a unit such as `16GB` or `1.5GiB`, both with 1024 MiB in one.
-
-    Raises:
-        UsageError: The value is neither.
-    """
+    """Parse a number of MiB, or one with a unit such as `16GB` or `1.5GiB`, both with 1024 MiB in one."""
     found = _SIZE.fullmatch(str(value).strip())
     if not found:
         raise UsageError(f"{name}: {value!r} is no amount of memory", hint="Write MiB, such as 16384, or 16GB.")

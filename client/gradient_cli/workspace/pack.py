@@ -36,9 +36,6 @@ def create_pack(
         contents: The files, by digest.
         read: Contents that were read already, by digest.
         progress: Called with the number of bytes of the files packed so far.
-
-    Raises:
-        ClientError: A file cannot be read or has changed, or there is no room for the archive.
     """
 
     def write(packed: GzipFile) -> None:

@@ -34,11 +34,7 @@ def find() -> str | None:
 
 
 def read(path: str) -> dict[str, Any]:
-    """Read the options in a project file.
-
-    Raises:
-        UsageError: The file cannot be read, or is not TOML.
-    """
+    """Read the options in a project file."""
     if sys.version_info >= (3, 11):
         import tomllib  # novermin
     else:

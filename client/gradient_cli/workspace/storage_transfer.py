@@ -64,9 +64,6 @@ class UploadPlan:
             sources: Local files and folders.
             target: Remote path: that of the only source, or the folder of several if it ends with a slash or there
                 are several; None: the top folder.
-
-        Raises:
-            ClientError: A source does not exist or cannot be read.
         """
         plan = cls()
         into = target is None or target.endswith("/") or len(sources) > 1 or not remote_path(target)
@@ -112,11 +109,7 @@ class UploadPlan:
 
 
 def upload(api: Api, project_id: str, plan: UploadPlan) -> tuple[list[str], int]:
-    """Store the files that are missing or differ; return their remote paths, and their bytes.
-
-    Raises:
-        ClientError: A file cannot be read, or the server refuses it; files before it are stored.
-    """
+    """Store the files that are missing or differ; return their remote paths, and their bytes."""
     there = _find_stored(api, project_id, plan.files)
     due, total = {}, 0
     for place, path in plan.files.items():
@@ -151,11 +144,7 @@ def _store(api: Api, project_id: str, place: str, path: str, sent: Callable[[int
 
 
 def _is_same(path: str, status: os.stat_result, stored: dict[str, Any]) -> bool:
-    """Return whether a local file is the stored one: by its content if the server knows its digest, else by its time.
-
-    Raises:
-        ClientError: It cannot be read.
-    """
+    """Return whether a local file is the stored one: by content if the server knows its digest, else by time."""
     if status.st_size != stored["size"]:
         return False
     if not stored.get("sha256"):

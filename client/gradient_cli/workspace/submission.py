@@ -31,12 +31,7 @@ def choose_machine_type(api: Api, spec: dict[str, Any], report: Callable[[str], 
 
 
 def read_folder(path: str, include: list[str]) -> WorkspaceFolder | None:
-    """List the files of a workspace; None if it is an archive.
-
-    Raises:
-        UsageError: There is no such folder or file, or a pattern matches nothing.
-        ClientError: A file of it cannot be read.
-    """
+    """List the files of a workspace; None if it is an archive."""
     if os.path.isdir(path):
         return WorkspaceFolder(path, include)
     if not os.path.exists(path):
@@ -157,11 +152,7 @@ def _upload(api: Api, manifest: FolderManifest, missing: list[str], base: str | 
 
 
 def check_file_count(plan: dict[str, Any], folder: WorkspaceFolder | None) -> None:
-    """Refuse a folder with more files than the server accepts, by its answer to a dry run.
-
-    Raises:
-        UsageError: There are too many.
-    """
+    """Refuse a folder with more files than the server accepts, by its answer to a dry run."""
     most = plan.get("maxWorkspaceFiles")
     if folder and most and len(folder.entries) > most:
         raise UsageError(

@@ -11,11 +11,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def parse(given: object) -> dict[str, str]:
-    """Return the variables of an option: a mapping, or a list of assignments and of JSON objects.
-
-    Raises:
-        UsageError: The option has the wrong form.
-    """
+    """Return the variables of an option: a mapping, or a list of assignments and of JSON objects."""
     if given is None:
         return {}
     if isinstance(given, dict):

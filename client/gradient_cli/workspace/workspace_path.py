@@ -47,11 +47,7 @@ def _lies_in(path: str, folder: str) -> bool:
 
 
 def _allow_outside(workspace: str, path: str, *, may_prompt: bool) -> None:
-    """Ask whether a workspace may be uploaded that a project file names outside of its folder: it may be another's.
-
-    Raises:
-        UsageError: It may not, or there is no terminal to ask on.
-    """
+    """Ask whether a workspace may be uploaded that a project file names outside of its folder: it may be another's."""
     real = terminal.sanitize(os.path.realpath(workspace))
     question = f"{terminal.sanitize(path)} uploads {real}, which is outside of its folder. Allow it?"
     if may_prompt and terminal.is_tty(sys.stdin) and terminal.confirm(question):

@@ -46,12 +46,7 @@ def describe_command(command: Sequence[str], *, tty: bool) -> str:
 
 
 def enterable_job(session: Session, job_id: str) -> Job:
-    """Return a running job whose backend supports exec sessions.
-
-    Raises:
-        JobNotFound: There is no such job.
-        JobNotEnterable: It does not run, or its backend does not support them.
-    """
+    """Return a running job whose backend supports exec sessions."""
     job = queries.get(session, job_id)
     if not capabilities_of(job.backend).exec:
         raise JobNotEnterable(f"Job {job_id} runs on the backend {job.backend!r}, which has no exec sessions.")

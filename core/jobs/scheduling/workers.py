@@ -99,11 +99,7 @@ def _results_by_job(
 
 
 def set_drained(session: Session, name: str, *, drained: bool) -> None:
-    """Set or clear a worker's drained flag: a drained worker claims no jobs; those it runs continue.
-
-    Raises:
-        WorkerNotFound: No worker of this name ever registered.
-    """
+    """Set or clear a worker's drained flag: a drained worker claims no jobs; those it runs continue."""
     change = update(Worker).where(Worker.name == name)
     if drained:
         change = change.where(Worker.drained_at.is_(None)).values(drained_at=now())

@@ -14,11 +14,7 @@ _ROOT = "0:0"
 
 
 def check_working_dir(path: str) -> None:
-    """Refuse a working directory that is invalid on every machine.
-
-    Raises:
-        SpecInvalid: With the fix.
-    """
+    """Refuse a working directory that is invalid on every machine."""
     if not path.strip() or len(path) > MAX_PATH:
         raise _invalid_working_dir(f"The path has {len(path):,} characters; 1 to {MAX_PATH:,} are allowed.")
     if not path.isprintable():
@@ -40,11 +36,7 @@ def _invalid_working_dir(what: str) -> SpecInvalid:
 
 
 def check_user(user: str) -> None:
-    """Refuse a user whose UID would be known only inside the image.
-
-    Raises:
-        SpecInvalid: With the fix.
-    """
+    """Refuse a user whose UID would be known only inside the image."""
     if not _USER.match(user):
         raise SpecInvalid(
             f"Invalid user {user[:80]!r}. Write UID or UID:GID as numbers, such as 1000:1000, or root; other names are "
@@ -54,11 +46,7 @@ def check_user(user: str) -> None:
 
 
 def check_network(network: str | None) -> None:
-    """Refuse a network other than none: any other is the administrator's to choose.
-
-    Raises:
-        SpecInvalid: With the fix.
-    """
+    """Refuse a network other than none: any other is the administrator's to choose."""
     if network is not None and network != NO_NETWORK:
         raise SpecInvalid(
             f"{network[:80]!r} is not a network that a job can ask for. Write none for no network, or leave it out.",
@@ -75,11 +63,7 @@ def uid_gid(user: str) -> str:
 
 
 def check_shared_memory(shared_mem_mb: int | None, memory_mb: int | None) -> None:
-    """Refuse more shared memory than the job has memory, because shared memory counts against it.
-
-    Raises:
-        SpecInvalid: With the fix.
-    """
+    """Refuse more shared memory than the job has memory, because shared memory counts against it."""
     if shared_mem_mb is not None and memory_mb is not None and shared_mem_mb > memory_mb:
         raise SpecInvalid(
             f"{shared_mem_mb:,} MiB of shared memory exceed the job's {memory_mb:,} MiB of memory (memoryMb), which "

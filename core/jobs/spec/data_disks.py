@@ -25,11 +25,7 @@ class DataDisk:
 
 
 def parse_data_disks(given: Sequence[str]) -> tuple[DataDisk, ...]:
-    """Read disks, `NAME`, `NAME:ro` or `NAME:rw`.
-
-    Raises:
-        SpecInvalid: One is not valid, named twice, or there are too many.
-    """
+    """Read disks, `NAME`, `NAME:ro` or `NAME:rw`."""
     if len(given) > MAX_DATA_DISKS:
         raise SpecInvalid(f"{len(given)} disks; at most {MAX_DATA_DISKS} are allowed.", field="dataDisks")
     disks: list[DataDisk] = []
@@ -53,9 +49,6 @@ def zones_of_disks(disks: Sequence[DataDisk], known: Iterable[str], hosts: int) 
         disks: The disks of a job; at least one.
         known: The disks that jobs may use, ZONE/NAME.
         hosts: Number of virtual machines of its machine type.
-
-    Raises:
-        SpecInvalid: A disk is not known, would be written by several hosts, or no zone has all of them.
     """
     places = [one.partition("/")[::2] for one in known]
     by_name = {disk.name: {zone for zone, name in places if name == disk.name} for disk in disks}

@@ -13,11 +13,7 @@ _MAX_PATH = 500
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """Image options of a job; the fields are those of JobSpec.
-
-    Raises:
-        SpecInvalid: Raised by `check`, with the field and the fix.
-    """
+    """Image options of a job; the fields are those of JobSpec."""
 
     container: str | None
     image_pull_policy: str | None

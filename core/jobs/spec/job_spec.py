@@ -118,11 +118,7 @@ class JobSpec:
     )
 
     def __post_init__(self) -> None:
-        """Validate all fields.
-
-        Raises:
-            SpecInvalid: With the field and the fix.
-        """
+        """Validate all fields."""
         if self.command or not self.build_only:
             _check_command(self.command)
         _check_env(self.env_vars)
@@ -323,11 +319,7 @@ def _check_encodable(text: str, where: str) -> None:
 
 
 def check_label(text: str, where: str, longest: int) -> None:
-    """Refuse a name that cannot be shown on one line.
-
-    Raises:
-        SpecInvalid: It is empty, too long, or holds a line break or another control character.
-    """
+    """Refuse a name that cannot be shown on one line."""
     if not text.strip():
         raise SpecInvalid("Empty; leave it out or give it at least one visible character.", field=where)
     if len(text) > longest:
@@ -342,11 +334,7 @@ def check_label(text: str, where: str, longest: int) -> None:
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """Refuse invalid tags.
-
-    Raises:
-        SpecInvalid: There are too many, or one is not a valid label.
-    """
+    """Refuse invalid tags."""
     if len(tags) > MAX_TAGS:
         raise SpecInvalid(f"{len(tags)} tags; at most {MAX_TAGS} are allowed.", field="tags")
     for tag in tags:

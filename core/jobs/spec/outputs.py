@@ -11,11 +11,7 @@ _ANY_DEPTH = "**"
 
 
 def check_outputs(patterns: Sequence[str]) -> None:
-    """Refuse patterns that cannot match a file of the workspace.
-
-    Raises:
-        SpecInvalid: With the fix.
-    """
+    """Refuse patterns that cannot match a file of the workspace."""
     if len(patterns) > MAX_PATTERNS:
         raise _invalid(f"{len(patterns)} patterns; at most {MAX_PATTERNS} are allowed.")
     for pattern in patterns:

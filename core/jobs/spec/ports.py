@@ -31,11 +31,7 @@ class PortMapping:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the user's notation.
-
-        Raises:
-            SpecInvalid: It is not a valid port.
-        """
+        """Parse the user's notation."""
         found = _PORT_PATTERN.match(text.strip())
         if found is None:
             raise SpecInvalid(
@@ -57,11 +53,7 @@ class PortMapping:
 
 
 def parse_ports(written: tuple[str, ...]) -> tuple[PortMapping, ...]:
-    """Parse a job's ports; each item may hold several, separated by commas.
-
-    Raises:
-        SpecInvalid: One is not valid, two are the same, or there are too many.
-    """
+    """Parse a job's ports; each item may hold several, separated by commas."""
     ports = tuple(PortMapping.parse(one) for item in written for one in item.split(",") if one.strip())
     if len(ports) > MAX_PORTS:
         raise SpecInvalid(f"{len(ports)} ports; a job has at most {MAX_PORTS}.", field="ports")
@@ -81,9 +73,6 @@ def check_not_reserved(ports: tuple[PortMapping, ...], taken: Mapping[int, str])
     Args:
         ports: The job's ports.
         taken: The user of each port that is in use, by port.
-
-    Raises:
-        SpecInvalid: The job names one of them.
     """
     for port in ports:
         if port.external in taken:

@@ -40,9 +40,6 @@ def inspect(path: Path, limits: ArchiveLimits) -> ArchiveSummary:
     Args:
         path: A zip, tar.gz or tar file, recognized by content, not by name.
         limits: Bounds on its size.
-
-    Raises:
-        WorkspaceInvalid: The archive is damaged, hostile or too large; the message names the entry and the remedy.
     """
     return _unpack(path, limits, None)
 
@@ -60,7 +57,6 @@ def extract(path: Path, destination: Path, limits: ArchiveLimits) -> ArchiveSumm
         limits: Bounds on its size.
 
     Raises:
-        WorkspaceInvalid: As `inspect`.
         OSError: The destination is in use, or the disk is full.
     """
     with fill_folder(destination) as writer:
@@ -119,9 +115,6 @@ def read_entries(file: BinaryIO, limits: ArchiveLimits, budget: Budget) -> tuple
     """Return the format of an open archive and its entries, whose names are not checked.
 
     The format is detected by the first bytes: the content type and name that clients send are unreliable.
-
-    Raises:
-        WorkspaceInvalid: It is no archive; or, from the entries, as `inspect`.
     """
     start = file.read(_MAGIC_BYTES)
     file.seek(0)

@@ -80,11 +80,7 @@ def shortened(name: str) -> str:
 
 
 def read_exactly(file: BinaryIO, size: int) -> bytes:
-    """Read this number of bytes.
-
-    Raises:
-        WorkspaceInvalid: The file ends before.
-    """
+    """Read this number of bytes."""
     data = file.read(size)
     if len(data) != size:
         raise invalid(DAMAGED)
@@ -108,11 +104,7 @@ class Budget:
         self.bytes = 0
 
     def add(self, name: str, size: int) -> None:
-        """Count an entry's contents before they are read.
-
-        Raises:
-            WorkspaceInvalid: The archive holds more than `max_bytes`.
-        """
+        """Count an entry's contents before they are read."""
         self.bytes += size
         if self.bytes > self._limits.max_bytes:
             raise invalid(
@@ -121,21 +113,13 @@ class Budget:
             )
 
     def add_attribute(self) -> None:
-        """Count one extended attribute of an entry: attributes cost far more time to read than their bytes suggest.
-
-        Raises:
-            WorkspaceInvalid: There are more than any ordinary program writes.
-        """
+        """Count one extended attribute of an entry: attributes cost far more time to read than their bytes suggest."""
         self._attributes += 1
         if self._attributes > _ATTRIBUTES_PER_FILE * self._limits.max_files:
             raise invalid("its entries have too many extended attributes; pack without them (tar --no-xattrs)")
 
     def check_ratio(self, *, unpacked: int, packed: int) -> None:
-        """Refuse a decompression bomb.
-
-        Raises:
-            WorkspaceInvalid: `packed` bytes cannot legitimately unpack to `unpacked` bytes.
-        """
+        """Refuse a decompression bomb."""
         if unpacked > self._limits.ratio_after and unpacked > self._limits.max_ratio * packed:
             raise invalid(
                 f"it unpacks to more than {self._limits.max_ratio} times its size, which looks like a decompression "

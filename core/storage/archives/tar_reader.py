@@ -69,11 +69,7 @@ class GzipStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
-        """Fill `buffer`, at least in part; return 0 at the end of the last gzip member.
-
-        Raises:
-            WorkspaceInvalid: The file is damaged or cut short, or unpacks to too much.
-        """
+        """Fill `buffer`, at least in part; return 0 at the end of the last gzip member."""
         view = memoryview(buffer)
         while not self._inflater.eof or self._next_member():
             packed = self._pending or self._file.read(_READ_PACKED)
@@ -106,11 +102,7 @@ class GzipStream(io.RawIOBase):
 
 
 def read_tar(stream: BinaryIO, limits: ArchiveLimits, budget: Budget) -> Iterator[ArchiveEntry]:
-    """Yield the entries of a tar archive, in the archive's order.
-
-    Raises:
-        WorkspaceInvalid: The archive is damaged, hostile or too large.
-    """
+    """Yield the entries of a tar archive, in the archive's order."""
     extended: dict[str, str] = {}
     headers = 0
     while block := _next_header(stream, first=not headers):

@@ -91,11 +91,7 @@ def _split(text: str, what: str) -> list[str]:
 
 
 def split_name(name: str, limits: ArchiveLimits) -> Parts:
-    """Validate an entry's name; returns its path below the workspace in NFC, empty for the workspace itself.
-
-    Raises:
-        WorkspaceInvalid: The name leaves the folder, or is too long, too deep or unprintable.
-    """
+    """Validate an entry's name; returns its path below the workspace in NFC, empty for the workspace itself."""
     what = f"entry {shortened(name)}"
     parts = _split(name, what)
     if ".." in parts:
@@ -129,9 +125,6 @@ class EntryTree:
 
         Returns:
             Its path below the workspace.
-
-        Raises:
-            WorkspaceInvalid: The name is unsafe, or its path is taken, or there are too many entries.
         """
         parts = split_name(entry.name, self._limits)
         if not parts:
@@ -152,11 +145,7 @@ class EntryTree:
         return parts
 
     def hard_link_target(self, entry: ArchiveEntry) -> Parts:
-        """Return the path of the earlier regular file that a hard link names.
-
-        Raises:
-            WorkspaceInvalid: No earlier regular file has that path.
-        """
+        """Return the path of the earlier regular file that a hard link names."""
         parts = split_name(entry.target, self._limits)
         node: _Node | None = self._root
         for part in parts:
@@ -169,11 +158,7 @@ class EntryTree:
         return parts
 
     def symlinks(self) -> Iterator[tuple[Parts, str]]:
-        """Check that all symbolic links stay inside, and return each with its target.
-
-        Raises:
-            WorkspaceInvalid: A link leaves the folder or is circular.
-        """
+        """Check that all symbolic links stay inside, and return each with its target."""
         for link in self._links:
             self._follow(link)
         return ((link.parts, link.target) for link in self._links)

@@ -69,9 +69,6 @@ def read_zip(file: BinaryIO, limits: ArchiveLimits, budget: Budget) -> Iterator[
 
     The sizes that the archive declares are checked against the limits before anything is unpacked; unpacking stops
     where an entry is larger than declared.
-
-    Raises:
-        WorkspaceInvalid: The archive is damaged, hostile, encrypted or too large.
     """
     directory = _find_directory(file)
     if directory.entries > limits.max_files:

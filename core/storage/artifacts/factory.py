@@ -12,7 +12,6 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
     """Open the artifact store that the settings name: a folder on this machine, or a bucket.
 
     Raises:
-        ExtraMissing: Google's libraries are not installed.
         StoreUnavailable: Credentials are missing.
     """
     directory = DirectoryStore(

@@ -40,11 +40,7 @@ class LineIndexCache:
         self._indexes: OrderedDict[tuple[str, int, str, int, int], LineIndex] = OrderedDict()
 
     def open(self, opened: OpenArtifact, job_id: str, attempt: int, path: str) -> "TextLines":
-        """Return the lines of an artifact that was opened, which the caller closes.
-
-        Raises:
-            SpecInvalid: It is not text, or too large.
-        """
+        """Return the lines of an artifact that was opened, which the caller closes."""
         if opened.size > MAX_TEXT_BYTES:
             raise SpecInvalid(
                 f"{path!r} has {format_bytes(opened.size)}: lines are counted up to {format_bytes(MAX_TEXT_BYTES)}. "

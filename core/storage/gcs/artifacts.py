@@ -294,12 +294,7 @@ class BucketStore:
             )
 
     def _write_manifest(self, name: str, manifest: Manifest, files: Sequence[ArtifactFile], **condition: int) -> None:
-        """Write a whole list.
-
-        Raises:
-            PreconditionFailed: Another process wrote it meanwhile.
-            StoreUnavailable: The bucket does not answer.
-        """
+        """Write a whole list."""
         with tempfile.TemporaryDirectory(prefix="gradient-list-") as folder:
             path = Path(folder) / "list.jsonl"
             write_manifest(path, manifest, files, durable=False)

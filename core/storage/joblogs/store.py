@@ -26,11 +26,7 @@ class JobLogs:
         self._max_bytes = max_bytes
 
     def directory(self, job_id: str) -> Path:
-        """Return the folder of a job's log; it exists once a writer was opened.
-
-        Raises:
-            JobNotFound: The id is not valid, e.g. because it leads out of the directory.
-        """
+        """Return the folder of a job's log; it exists once a writer was opened."""
         return self._root / checked_job_id(job_id)[:3] / job_id
 
     def open_writer(self, job_id: str, attempt: int) -> LogWriter:

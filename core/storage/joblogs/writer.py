@@ -88,11 +88,7 @@ class LogWriter:
             self._commit(data, at_ms, self.position + moved, GROWING)
 
     def append_gap(self, skipped_bytes: int, resume_source_offset: int, at_ms: int) -> None:
-        """Write a line that describes what was left out, and continue at `resume_source_offset` of the source.
-
-        Raises:
-            GradientError: The offset is before the end of the stored output.
-        """
+        """Write a line that describes what was left out, and continue at `resume_source_offset` of the source."""
         if resume_source_offset < self.position:
             raise GradientError(
                 f"cannot resume at byte {resume_source_offset}: the log already holds up to {self.position}"

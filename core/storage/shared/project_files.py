@@ -97,10 +97,6 @@ class ProjectFiles:
             recursive: Include what is in its folders, except in the data sets of all projects.
             after: The last path of the previous page.
             limit: Most entries.
-
-        Raises:
-            StoredFileNotFound: There is nothing at this path.
-            SpecInvalid: The path, or the one in `after`, is not a valid public path.
         """
         parts = _parse(path) if path else []
         seen = after.split("/")[len(parts) :] if after and _parse(after) else []
@@ -109,11 +105,7 @@ class ProjectFiles:
         return EntryPage(found[:limit], found[limit - 1].path if len(found) > limit else None)
 
     def open(self, path: str) -> OpenArtifact:
-        """Open a file, which the caller closes.
-
-        Raises:
-            StoredFileNotFound: There is no regular file at this path.
-        """
+        """Open a file, which the caller closes."""
         root, below = self._locate(_parse(path))
         if not below:
             raise _not_a_file(path)
@@ -126,12 +118,7 @@ class ProjectFiles:
         return OpenArtifact(os.fdopen(descriptor, "rb"), status.st_size, None, status.st_mtime_ns // _MS)
 
     def receive(self, path: str) -> "Upload":
-        """Begin to store a file, which jobs see once it is complete.
-
-        Raises:
-            SpecInvalid: No file can be stored at this path.
-            StorageClosed: The service's user may not write there.
-        """
+        """Begin to store a file, which jobs see once it is complete."""
         parts = self._writable(path)
         if any(map(_CONTROL.search, parts)):
             raise SpecInvalid(f"path: {path[:200]!r} has a control character. Rename the file.", field="path")
@@ -142,13 +129,7 @@ class ProjectFiles:
                 return Upload(self._storage.incoming / new_id("upload-"), self._folder, path, parts)
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Delete a file or an empty folder; with `recursive` any folder. A job that reads a file keeps it.
-
-        Raises:
-            StoredFileNotFound: There is nothing at this path.
-            SpecInvalid: The folder is not empty, or it is that of the data sets of all projects.
-            StorageClosed: The service's user may not delete it.
-        """
+        """Delete a file or an empty folder; with `recursive` any folder. A job that reads a file keeps it."""
         *parents, name = self._writable(path)
         with _translated(path), opened_folder(self._folder) as folder, opened_beneath(folder, parents) as parent:
             if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -231,9 +212,6 @@ class Upload:
         Args:
             sha256: The digest that the sender computed, if it sent one.
             mtime_ms: Time of the file's last change in Unix milliseconds; None: now.
-
-        Raises:
-            SpecInvalid: The file was damaged in transit, or its path has meanwhile become that of a folder.
         """
         if sha256 not in (None, found := self._sha256.hexdigest()):
             raise SpecInvalid(
@@ -309,11 +287,7 @@ def _stored_digest(folder: int, name: str, status: os.stat_result) -> str | None
 
 @contextmanager
 def _opened_parent(root: int, parts: list[str], path: str) -> Iterator[int]:
-    """Open the folder of a file that is to be stored, created if missing; yields its descriptor.
-
-    Raises:
-        SpecInvalid: A part of the path is not a folder, or the file's path is one.
-    """
+    """Open the folder of a file that is to be stored, created if missing; yields its descriptor."""
     try:
         with opened_beneath(root, parts[:-1], create=True, mode=_FOLDER_MODE) as parent:
             _check_no_folder(parent, parts[-1], path)

@@ -19,11 +19,7 @@ class FileContent(NamedTuple):
 
 
 def list_archive(path: Path, limits: ArchiveLimits) -> dict[str, FileContent]:
-    """Return the files and links of an archive, by path, which reads all of it.
-
-    Raises:
-        WorkspaceInvalid: It is damaged, or larger than the limits.
-    """
+    """Return the files and links of an archive, by path, which reads all of it."""
     found: dict[str, FileContent] = {}
     for name, entry in _entries(path, limits):
         if entry.kind is EntryKind.FILE:

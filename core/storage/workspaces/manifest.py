@@ -53,11 +53,7 @@ class Manifest(BaseModel):
             yield ArchiveEntry(path, EntryKind.SYMLINK, target=target), ""
 
     def contents(self) -> dict[str, int]:
-        """Return the size of each content, by digest.
-
-        Raises:
-            WorkspaceInvalid: Two files have the same digest and different sizes.
-        """
+        """Return the size of each content, by digest."""
         sizes: dict[str, int] = {}
         for path, _, size, sha256 in self.files:
             if sizes.setdefault(sha256, size) != size:
@@ -65,11 +61,7 @@ class Manifest(BaseModel):
         return sizes
 
     def inspect(self, limits: ArchiveLimits) -> ArchiveSummary:
-        """Check the entries as those of an archive.
-
-        Raises:
-            WorkspaceInvalid: A path or link is unsafe, or there are too many entries or bytes.
-        """
+        """Check the entries as those of an archive."""
         tree, budget = EntryTree(limits), Budget(limits)
         for entry, _ in self.entries():
             tree.add(entry)
@@ -80,11 +72,7 @@ class Manifest(BaseModel):
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Parse the JSON text of a manifest; its paths are not checked.
-
-    Raises:
-        WorkspaceInvalid: It is not a manifest.
-    """
+    """Parse the JSON text of a manifest; its paths are not checked."""
     unknown = find_unknown_field(data, tuple(Manifest.model_fields))
     if unknown is not None:
         raise _invalid(f"{unknown[:80]}: Extra inputs are not permitted")

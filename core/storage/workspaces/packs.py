@@ -68,7 +68,6 @@ class PackStore:
             limits: Limits on the archive.
 
         Raises:
-            WorkspaceInvalid: It is not an acceptable archive, or an entry is not one of these contents.
             OSError: The disk is full; nothing is kept.
         """
         self._root.mkdir(parents=True, exist_ok=True)
@@ -140,7 +139,6 @@ def assemble(manifest: Manifest, packs: Iterable[Path], destination: Path, limit
     """Write the files of a manifest into a folder, all of them or nothing, as `core.storage.archives.extract`.
 
     Raises:
-        WorkspaceInvalid: The manifest or a pack is damaged, or a content is missing.
         OSError: The destination is in use, or the disk is full.
     """
     with fill_folder(destination) as writer:

@@ -82,7 +82,6 @@ class WorkspaceStore:
             expected_sha256: The digest the sender computed, if it sent one.
 
         Raises:
-            WorkspaceInvalid: The upload is too large, damaged in transit, or not an acceptable archive.
             OSError: The disk is full or the stream broke; nothing is kept.
         """
         if expected_sha256 is not None:
@@ -110,9 +109,6 @@ class WorkspaceStore:
             data: The manifest.
             base: Digest of a stored workspace with some of the contents; None, or one that is not stored: send all.
             limits: Limits on the workspace.
-
-        Raises:
-            WorkspaceInvalid: The manifest is not valid.
         """
         manifest = parse_manifest(data)
         manifest.inspect(limits)
@@ -133,8 +129,6 @@ class WorkspaceStore:
             base: As for `find_missing`.
 
         Raises:
-            WorkspaceInvalid: The manifest or a content is not valid, or damaged in transit.
-            WorkspaceNotFound: Contents are missing, perhaps because the base was deleted meanwhile.
             OSError: The disk is full; nothing is kept.
         """
         check_sha256(expected_sha256)
@@ -161,8 +155,6 @@ class WorkspaceStore:
         """Unpack a stored workspace into a folder, all of it or nothing, as `core.storage.archives.extract`.
 
         Raises:
-            WorkspaceNotFound: It is not stored.
-            WorkspaceInvalid: It is damaged, or larger than the limits.
             OSError: The destination is in use, or the disk is full.
         """
         stored = self.stat(sha256)
@@ -178,7 +170,6 @@ class WorkspaceStore:
         """Return the files and links of a workspace, by path; an archive is read to its end.
 
         Raises:
-            WorkspaceInvalid: It is damaged, or larger than the limits.
             FileNotFoundError: It was discarded meanwhile.
         """
         if stored.kind is ArchiveKind.MANIFEST:
@@ -189,7 +180,6 @@ class WorkspaceStore:
         """Return the contents of some files of a workspace, by path; the caller knows that they are small.
 
         Raises:
-            WorkspaceInvalid: It is damaged, or larger than the limits.
             FileNotFoundError: It was discarded meanwhile.
         """
         if stored.kind is not ArchiveKind.MANIFEST:
@@ -202,28 +192,16 @@ class WorkspaceStore:
         return {path: contents[digest] for path, digest in digests.items() if digest in contents}
 
     def has(self, sha256: str) -> bool:
-        """Return whether this workspace is stored.
-
-        Raises:
-            WorkspaceInvalid: `sha256` is not a valid digest.
-        """
+        """Return whether this workspace is stored."""
         return self.stat(sha256) is not None
 
     def path(self, sha256: str) -> Path:
-        """Return the path of this archive or manifest, stored or not.
-
-        Raises:
-            WorkspaceInvalid: `sha256` is not a valid digest.
-        """
+        """Return the path of this archive or manifest, stored or not."""
         check_sha256(sha256)
         return self._root / sha256[:2] / sha256
 
     def stat(self, sha256: str) -> StoredWorkspace | None:
-        """Return the metadata of a stored workspace; None if it is not stored.
-
-        Raises:
-            WorkspaceInvalid: `sha256` is not a valid digest.
-        """
+        """Return the metadata of a stored workspace; None if it is not stored."""
         path = self.path(sha256)
         try:
             size = path.stat().st_size
@@ -247,9 +225,6 @@ class WorkspaceStore:
 
         Returns:
             Whether it is stored.
-
-        Raises:
-            WorkspaceInvalid: `sha256` is not a valid digest.
         """
         return self._mark_stored(sha256) is not None
 
@@ -320,11 +295,7 @@ class WorkspaceStore:
         return stored if stored and all(map(self._packs.mark_used, stored.packs)) else None
 
     def _protect(self, packs: Collection[str], missing: Collection[str]) -> None:
-        """Mark packs as used, before metadata names them: from then on no collection discards them.
-
-        Raises:
-            WorkspaceNotFound: Contents are missing, or a pack is no longer stored.
-        """
+        """Mark packs as used, before metadata names them: from then on no collection discards them."""
         if missing or not all(self._packs.mark_used(pack) for pack in packs):
             raise WorkspaceNotFound(
                 f"{len(missing) or 'Some'} of the files' contents are not stored here. Ask which are missing "

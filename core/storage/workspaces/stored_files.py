@@ -33,11 +33,7 @@ class ReceivedFile(NamedTuple):
 
 
 def check_sha256(sha256: str) -> None:
-    """Check the form of a workspace's digest.
-
-    Raises:
-        WorkspaceInvalid: It is not a valid digest.
-    """
+    """Check the form of a workspace's digest."""
     if not _SHA256.fullmatch(sha256):
         raise WorkspaceInvalid(
             f"workspaceSha256: {sha256[:80]!r} is not a sha256; send 64 lower-case hexadecimal digits",
@@ -63,7 +59,6 @@ def receive(stream: BinaryIO, incoming: Path, max_bytes: int) -> Iterator[Receiv
     """Read a stream to its end into a temporary file, which is deleted at the end unless it was renamed.
 
     Raises:
-        WorkspaceInvalid: There are more bytes.
         OSError: The disk is full or the stream broke.
     """
     incoming.mkdir(parents=True, exist_ok=True)

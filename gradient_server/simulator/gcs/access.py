@@ -68,11 +68,7 @@ class Tokens:
         """True: a request without a token that was issued here is refused."""
 
     def caller(self, authorization: str | None) -> Caller:
-        """Return the caller that an `Authorization` header identifies.
-
-        Raises:
-            Refused: 401: the token has expired, or one is required and it was not issued here.
-        """
+        """Return the caller that an `Authorization` header identifies."""
         token = (authorization or "").removeprefix("Bearer ")
         with self._lock:
             caller = self._issued.get(token, None if self.required else Caller())
@@ -81,11 +77,7 @@ class Tokens:
         return caller
 
     def impersonate(self, asking: Caller, account: str, lifetime: float) -> dict[str, Any]:
-        """Issue a token for another account, like iamcredentials' generateAccessToken.
-
-        Raises:
-            Refused: 403: the caller may not impersonate this account.
-        """
+        """Issue a token for another account, like iamcredentials' generateAccessToken."""
         if asking.account != OPERATOR or account.endswith(_MANAGED_DOMAIN):
             raise StorageError(
                 403, "forbidden", f"Permission 'iam.serviceAccounts.getAccessToken' denied on resource {account}."
@@ -114,11 +106,7 @@ class Tokens:
 
 
 def check_access(caller: Caller, bucket: Bucket, access: Access) -> None:
-    """Require that a caller may do something.
-
-    Raises:
-        Refused: 403: the caller may not.
-    """
+    """Require that a caller may do something."""
     if not has_access(caller, bucket, access):
         raise StorageError(
             403,

@@ -61,11 +61,7 @@ class StorageFaults:
             self._delays.append(_Failure(0, 1, method, path, seconds))
 
     def apply_fault(self, method: str, path: str) -> None:
-        """Apply the delay and the pending fault for a request.
-
-        Raises:
-            Refused: With the status of the fault.
-        """
+        """Apply the delay and the pending fault for a request."""
         with self._lock:
             delay = sum(one.seconds for one in self._delays if one.matches(method, path))
         time.sleep(delay)
@@ -84,11 +80,7 @@ class StorageFaults:
             return found is not None
 
     def check(self, account: str) -> None:
-        """Refuse a denied account.
-
-        Raises:
-            Refused: 403.
-        """
+        """Refuse a denied account."""
         with self._lock:
             if account in self._denied:
                 raise StorageError(403, "forbidden", f"{account} does not have storage access to the bucket.")

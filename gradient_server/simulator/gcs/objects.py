@@ -134,11 +134,7 @@ class BucketStore:
         self._generation = 1_700_000_000_000_000
 
     def create(self, name: str, fields: dict[str, Any]) -> Bucket:
-        """Create a bucket.
-
-        Raises:
-            Refused: 409: a bucket of this name exists.
-        """
+        """Create a bucket."""
         with self._lock:
             if name in self._buckets:
                 raise StorageError(
@@ -148,11 +144,7 @@ class BucketStore:
             return self._buckets[name]
 
     def bucket(self, name: str) -> Bucket:
-        """Return the bucket of this name.
-
-        Raises:
-            Refused: 404: no such bucket.
-        """
+        """Return the bucket of this name."""
         with self._lock:
             if name not in self._buckets:
                 raise StorageError(404, "notFound", f"The specified bucket does not exist: {name}.")
@@ -164,22 +156,14 @@ class BucketStore:
             return [self._buckets[name] for name in sorted(self._buckets)]
 
     def drop(self, name: str, *, force: bool = False) -> None:
-        """Delete a bucket.
-
-        Raises:
-            Refused: 404: no such bucket; 409: the bucket is not empty.
-        """
+        """Delete a bucket."""
         with self._lock:
             if self.bucket(name).objects and not force:
                 raise StorageError(409, "conflict", "The bucket you tried to delete is not empty.")
             del self._buckets[name]
 
     def get(self, bucket: str, name: str, conditions: Mapping[str, str] | None = None) -> StoredObject:
-        """Return one object.
-
-        Raises:
-            Refused: 404: no such object; 304 or 412: the conditions do not hold.
-        """
+        """Return one object."""
         with self._lock:
             found = self.bucket(bucket).objects.get(name)
             wanted = (conditions or {}).get("generation")
@@ -196,11 +180,7 @@ class BucketStore:
     def put(
         self, bucket: str, name: str, content: bytes, fields: Mapping[str, Any], conditions: Mapping[str, str]
     ) -> StoredObject:
-        """Store an object.
-
-        Raises:
-            Refused: 400: invalid name, or the content does not match its checksum; 412: the conditions do not hold.
-        """
+        """Store an object."""
         _check_name(name)
         expected = fields.get("crc32c")
         if expected is not None and expected != crc32c(content):
@@ -242,11 +222,7 @@ class BucketStore:
         return changed
 
     def delete(self, bucket: str, name: str, conditions: Mapping[str, str]) -> None:
-        """Delete an object.
-
-        Raises:
-            Refused: 404: no such object; 412: the conditions do not hold.
-        """
+        """Delete an object."""
         with self._lock:
             found = self.get(bucket, name, {key: conditions[key] for key in conditions if key == "generation"})
             _check(found, conditions)
@@ -261,11 +237,7 @@ class BucketStore:
             return upload
 
     def upload(self, upload_id: str) -> ResumableUpload:
-        """Return an unfinished upload.
-
-        Raises:
-            Refused: 404: no such upload, or it is finished.
-        """
+        """Return an unfinished upload."""
         with self._lock:
             if upload_id not in self._uploads:
                 raise StorageError(404, "notFound", "No such upload.")

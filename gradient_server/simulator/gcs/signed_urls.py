@@ -9,11 +9,7 @@ _MAX_SECONDS = 7 * 24 * 3600
 
 
 def check_expiry(query: Mapping[str, str]) -> None:
-    """Check the dates of a signed URL like Google. The signature itself is not verified.
-
-    Raises:
-        Refused: 400: the URL is incomplete, or valid for longer than a week; 403: it has expired.
-    """
+    """Check the dates of a signed URL like Google. The signature itself is not verified."""
     try:
         signed_at = datetime.strptime(query["X-Goog-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
         seconds = int(query["X-Goog-Expires"])

@@ -28,9 +28,6 @@ class TrainOptions:
     """All options of a training; each field is a flag of the command line.
 
     A hyper-parameter that is None has the value of the model's recipe (`recipes.py`).
-
-    Raises:
-        OptionsError: A value is outside its range, or two cannot be combined.
     """
 
     model: str = field(
@@ -199,11 +196,7 @@ class TrainOptions:
             check_span("--milestones", span)
 
     def check_combinations(self, environ: Mapping[str, str] = os.environ) -> None:
-        """Refuse options that exclude each other or what this machine has, before any data is read.
-
-        Raises:
-            OptionsError: Two of the options cannot be combined, or a package is missing.
-        """
+        """Refuse options that exclude each other or what this machine has, before any data is read."""
         tpu = bool(environ.get("TPU_GRPC_URL")) or environ.get("TPU_NAME") == "local"
         recipe = self.recipe()
         piecewise = recipe.schedule == "piecewise"
@@ -243,11 +236,7 @@ class TrainOptions:
         return replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
     def scaled_recipe(self, replicas: int) -> Recipe:
-        """Return the recipe for this number of replicas.
-
-        Raises:
-            OptionsError: A batch size is not divisible by the number of replicas.
-        """
+        """Return the recipe for this number of replicas."""
         recipe = self.recipe()
         if self.scale_by_replicas:
             rate = recipe.learning_rate * replicas
@@ -266,11 +255,7 @@ class TrainOptions:
         return chosen if chosen.startswith("gs://") else None
 
     def output_folder(self, environ: Mapping[str, str] = os.environ, default: Path = Path("/artifacts")) -> Path:
-        """Create and return the folder for every output.
-
-        Raises:
-            OptionsError: The folder cannot be created or written to.
-        """
+        """Create and return the folder for every output."""
         chosen = self.output or environ.get("GRADIENT_ARTIFACTS_DIR")
         folder = Path(chosen) if chosen else default if default.is_dir() else Path("artifacts")
         try:

@@ -104,11 +104,7 @@ RECIPES = {
 
 
 def check_span(flag: str, span: str) -> None:
-    """Raise if a span is none of `500` (steps), `5e` (epochs) and `10%` (of the training).
-
-    Raises:
-        OptionsError: The flag's value is not a span.
-    """
+    """Raise if a span is none of `500` (steps), `5e` (epochs) and `10%` (of the training)."""
     if not _SPAN.fullmatch(span):
         raise OptionsError(f"{flag} must be steps (500), epochs (5e) or a share of the training (10%); it is {span!r}")
 

@@ -41,11 +41,7 @@ class Registry:
         return {path.stem.replace("_", "-"): _first_docstring_line(path) for path in files}
 
     def check(self, name: str) -> None:
-        """Raise if `get` would not find a name; imports nothing.
-
-        Raises:
-            UnknownNameError: There is no entry of that name, and no such file.
-        """
+        """Raise if `get` would not find a name; imports nothing."""
         if name.endswith(".py"):
             if not Path(name).is_file():
                 raise UnknownNameError(f"{self.kind} {name!r}: there is no such file (looked in {Path.cwd()})")
@@ -63,10 +59,6 @@ class Registry:
 
         Args:
             name: A listed name, or the path of a .py file that defines the function.
-
-        Raises:
-            UnknownNameError: There is no entry of that name, and no such file.
-            OptionsError: The file does not define the function.
         """
         self.check(name)
         if name.endswith(".py"):

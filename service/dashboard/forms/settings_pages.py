@@ -121,11 +121,7 @@ def revoke_key(
 
 
 def _project_id(session: Session, name: str) -> str:
-    """Return the id of the project of this name; without a name, that of all projects.
-
-    Raises:
-        ProjectNotFound: There is no project of this name.
-    """
+    """Return the id of the project of this name; without a name, that of all projects."""
     if not name:
         return ALL_PROJECTS
     found = projects.find_id(session, name)

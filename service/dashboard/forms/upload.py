@@ -202,9 +202,6 @@ def pack(files: list[UploadFile], folder: Path) -> BinaryIO:
     Args:
         files: The files.
         folder: The folder for temporary files.
-
-    Raises:
-        WorkspaceInvalid: Nothing is left, or two files have the same path.
     """
     if len(files) == 1 and (files[0].filename or "").lower().endswith(_ARCHIVES):
         return files[0].file

@@ -66,11 +66,7 @@ class JobHeader:
 def read_header(
     session: Session, app_state: AppState, caller: Principal, job_id: str, attempt: int | None
 ) -> JobHeader:
-    """Read the header of a job's page.
-
-    Raises:
-        SpecInvalid: There is no such attempt.
-    """
+    """Read the header of a job's page."""
     row = queries.get(session, job_id)
     if attempt is not None and attempt > row.attempt:
         raise SpecInvalid(f"There is no attempt {attempt}: the job has had {row.attempt}.", field="attempt")

@@ -151,11 +151,7 @@ def download_selected(
     path: Annotated[list[str] | None, Query(max_length=PAGE_ENTRIES)] = None,
     attempt: AttemptNumber = None,
 ) -> Response:
-    """Download the files and folders selected in the list as zip.
-
-    Raises:
-        SpecInvalid: None is selected.
-    """
+    """Download the files and folders selected in the list as zip."""
     if not path:
         raise SpecInvalid("Nothing is selected. Go back and select files or folders, or download all.", field="path")
     return read_zip(session, app_state, job_id, path=path, attempt=attempt)

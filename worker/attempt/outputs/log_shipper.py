@@ -424,9 +424,6 @@ def _punch_hole(descriptor: int, start: int, end: int) -> bool:
 
     Returns:
         Whether the file system supports it; if not, the space stays taken until the file is deleted.
-
-    Raises:
-        OSError: It is supported, but failed.
     """
     if _fallocate(descriptor, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, end - start) == 0:
         return True

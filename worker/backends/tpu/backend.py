@@ -308,11 +308,7 @@ class TpuBackend(CloudBackend):
             self._presence.keep(handle["name"], handle["tpu"]["url"], seconds)
 
     def _vm_client_for(self, spec: LaunchSpec, machine: MachineType) -> VmAgentClient | None:
-        """Return the runner of this attempt on its TPU VM; None: the job runs on the worker's host.
-
-        Raises:
-            LaunchError: It should run on a TPU VM, and cannot.
-        """
+        """Return the runner of this attempt on its TPU VM; None: the job runs on the worker's host."""
         if not self._on_vm(machine):
             if machine.hosts > 1:
                 raise LaunchError("tpu_denied", _SLICE_NEEDS_VM.format(name=machine.name, count=machine.hosts))

@@ -36,9 +36,6 @@ def carry(args: argparse.Namespace, api: Api, machine_types: str, command: str |
 
     Returns:
         The command with them, if they are to be applied, else the command as it is.
-
-    Raises:
-        UsageError: The job has not reported its hyper-parameters, or there is nothing to apply them to.
     """
     from gradient_cli.options import resolve_job_id
 

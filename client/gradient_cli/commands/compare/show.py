@@ -73,11 +73,7 @@ def _add_id(parser: argparse.ArgumentParser) -> None:
 
 
 def _resolve_id(given: str | None, api: Api) -> str:
-    """Return the whole id of the given comparison, else that of the last one made in this folder.
-
-    Raises:
-        UsageError: None was given, and none is stored; or several ids begin like this.
-    """
+    """Return the whole id of the given comparison, else that of the last one made in this folder."""
     from gradient_cli import config
 
     if not given or given == LAST:

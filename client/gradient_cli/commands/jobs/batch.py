@@ -81,11 +81,7 @@ def _show(args: argparse.Namespace, number: int, outcome: Outcome) -> None:
 
 
 def _read_lines(args: argparse.Namespace) -> list[tuple[int, Job]]:
-    """Read the jobs of a file, with the numbers of their lines.
-
-    Raises:
-        UsageError: The file cannot be read, has no job, or lines of it are wrong. Nothing was submitted.
-    """
+    """Read the jobs of a file, with the numbers of their lines."""
     found: list[tuple[int, Job]] = []
     wrong: list[str] = []
     for number, text in enumerate(_read(args.file), 1):

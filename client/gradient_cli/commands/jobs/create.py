@@ -166,9 +166,6 @@ def read_folder(args: argparse.Namespace, path: str, include: list[str], large: 
         path: The workspace.
         include: Patterns of excluded files to upload.
         large: Size in MB above which the largest files are listed.
-
-    Raises:
-        UsageError: There is no such file or folder, or an archive is to include files.
     """
     from gradient_cli.workspace import submission
 

@@ -80,9 +80,6 @@ class Forward:
         address: Address and port of this computer.
         url: The same for browsers.
         quiet: Set to print no connection that the job refuses.
-
-    Raises:
-        ClientError: The port of this computer is taken, no address is left for it, or the server refuses.
     """
 
     def __init__(self, api: Api, job: dict[str, Any], port: int, local: int) -> None:
@@ -116,11 +113,7 @@ class Forward:
         self._stack.close()
 
     def wait(self) -> None:
-        """Wait until the server ends it.
-
-        Raises:
-            ClientError: It has ended, with the reason.
-        """
+        """Wait until the server ends it."""
         for _ in self._session.outputs():
             pass
         raise ClientError(terminal.sanitize(self._session.result.get("ended")))
@@ -155,7 +148,6 @@ def listen(port: int, dashboards: Iterable[str]) -> socket.socket:
     """Listen on an address of this computer that is not that of a dashboard.
 
     Raises:
-        ClientError: All are.
         OSError: The port is taken.
     """
     from urllib.parse import urlsplit

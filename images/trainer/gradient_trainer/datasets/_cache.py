@@ -55,11 +55,7 @@ class ImageCache:
 
 
 class CacheWriter:
-    """Fills a cache; nothing of it is visible before `commit`. As a context manager it removes what was not committed.
-
-    Raises:
-        DataSetError: The folder cannot be written to.
-    """
+    """Fills a cache; nothing of it is visible before `commit`. As a context manager it removes the rest."""
 
     def __init__(self, cache: ImageCache) -> None:
         self._cache = cache

@@ -46,9 +46,6 @@ def load_files(path: Path, image_size: int | None, cache_folder: Path | None) ->
         path: The folder, or the .zip.
         image_size: Resize and crop every image to this height and width; None: all must have the same size.
         cache_folder: The folder of decoded images; None: without a cache.
-
-    Raises:
-        DataSetError: There are no such images, or one of them cannot be decoded.
     """
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     if cache_folder is None:

@@ -12,11 +12,7 @@ LABEL_KEYS = ("image/class/label", "label")
 
 
 def read_records(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Yield the encoded image and the label of each record.
-
-    Raises:
-        DataSetError: The file is damaged, or a record lacks one of the keys.
-    """
+    """Yield the encoded image and the label of each record."""
     tf = import_tensorflow()
     compression = "GZIP" if path.suffix == ".gz" else ""
     try:

@@ -9,11 +9,7 @@ from gradient_trainer.registry import DATASETS
 
 
 def load(folders: Sequence[Path]) -> DataSet:
-    """Return MNIST if one of `folders` has it, otherwise digits; `origin` gives the reason.
-
-    Raises:
-        DataSetError: mnist.npz is there but cannot be read.
-    """
+    """Return MNIST if one of `folders` has it, otherwise digits; `origin` gives the reason."""
     if mnist.find(folders) is not None:
         return mnist.load(folders)
     # By name, so that scikit-learn is imported only where it is needed.

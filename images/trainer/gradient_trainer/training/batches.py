@@ -33,9 +33,6 @@ class Batches:
         examples: Numbers of the examples to train on.
         batch_size: Examples in a batch.
         seed: Fixes the order.
-
-    Raises:
-        OptionsError: There are fewer examples than one batch needs.
     """
 
     examples: Indices

@@ -51,11 +51,7 @@ def finish(
 
 
 def evaluate_saved(trained: TrainResult, data: DataSet, output: Path, url: str | None, began: float) -> TrainResult:
-    """Test the model that another process trained and wrote to `output`.
-
-    Raises:
-        TrainerError: No device answers, or outputs cannot be copied to Cloud Storage.
-    """
+    """Test the model that another process trained and wrote to `output`."""
     print("testing   in a new process, when the training has given its memory back", flush=True)
     load = partial(keras.models.load_model, output / "model.keras", compile=False)
     learner = Learner(load, find_devices())

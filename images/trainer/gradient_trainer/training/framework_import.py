@@ -21,11 +21,7 @@ _PAUSE_SECONDS = 1.0
 
 
 def import_with_keras(name: str, backend: str) -> Any:  # noqa: ANN401 - a module
-    """Import a module of this package that needs Keras.
-
-    Raises:
-        OptionsError: This process has already loaded Keras with another backend, of which it can have only one.
-    """
+    """Import a module of this package that needs Keras."""
     os.environ["KERAS_BACKEND"] = backend
     with _quiet_stderr():
         module = importlib.import_module(f"{__package__}.{name}")

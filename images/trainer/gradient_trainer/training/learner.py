@@ -74,11 +74,7 @@ class Learner:
         return {name: keras.ops.convert_to_numpy(variable) for name, variable in self._variables().items()}
 
     def load(self, arrays: Arrays) -> None:
-        """Set every variable.
-
-        Raises:
-            OtherTrainingError: The arrays do not belong to this model.
-        """
+        """Set every variable."""
         variables = self._variables()
         shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
         if shapes != {name: array.shape for name, array in arrays.items()}:
@@ -110,11 +106,7 @@ def _errors_of_data() -> Iterator[None]:
 def build_model(
     name: str, build: Callable[..., keras.Model], image_shape: tuple[int, int, int], classes: int
 ) -> keras.Model:
-    """Build a model for images of a shape.
-
-    Raises:
-        OptionsError: The model cannot be built for them.
-    """
+    """Build a model for images of a shape."""
     try:
         model = build(image_shape, classes)
         if not hasattr(model, "operations"):

@@ -53,9 +53,6 @@ def make_schedule(recipe: Recipe, per_epoch: int, total: int) -> WarmUp:
         recipe: The hyper-parameters.
         per_epoch: Steps in an epoch.
         total: Steps of the whole training.
-
-    Raises:
-        OptionsError: The warm-up is longer than the training, or the milestones do not rise.
     """
     # Keras would compute with integers if it got one.
     peak = float(recipe.learning_rate)

@@ -56,7 +56,6 @@ class Training:
 
     Raises:
         DeviceUnreachable: The TPU that the environment names does not answer.
-        OptionsError: A batch cannot be divided over the devices, or the model does not fit the images.
     """
 
     def __init__(self, options: TrainOptions, data: DataSet, output: Path, url: str | None, stop: StopRequest) -> None:
@@ -105,7 +104,6 @@ class Training:
 
         Raises:
             TrainingStopped: A signal arrived; the checkpoint is written.
-            OtherTrainingError: The output folder belongs to another training.
             DamagedCheckpointsError: Every checkpoint in it is damaged.
             DivergedError: The loss is no longer a number.
         """

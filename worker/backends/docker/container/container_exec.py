@@ -119,10 +119,6 @@ def _run_detached(engine: Engine, container: str, command: Sequence[str]) -> Non
 
     The job may suspend the command, and the image decides what its programs do. So nobody waits for its end, and the
     engine throws its output away: a command that prints without end would fill the worker's memory.
-
-    Raises:
-        EngineUnavailable: The engine does not answer.
-        EngineRefused: The engine cannot start it.
     """
     made = engine.call(lambda api: api.exec_create(container, list(command), stdout=False, stderr=False))
     engine.call(lambda api: api.exec_start(made["Id"], detach=True))

@@ -16,11 +16,7 @@ from worker.backends.base import LaunchError
 
 
 class PolicyByMachineType:
-    """The extra privileges on this host.
-
-    Raises:
-        SpecInvalid: The file of machine types has a mistake.
-    """
+    """The extra privileges on this host."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

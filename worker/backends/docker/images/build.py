@@ -272,11 +272,7 @@ def build_params(
 
 
 def _build_context(workspace: Path, dockerfile: str) -> IO[bytes]:
-    """Return the workspace as the builder gets it, without what its .dockerignore excludes.
-
-    Raises:
-        LaunchError: There is no such Dockerfile in the workspace.
-    """
+    """Return the workspace as the builder gets it, without what its .dockerignore excludes."""
     _check_dockerfile(workspace, dockerfile)
     _make_readable(workspace)
     return cast("IO[bytes]", tar(workspace, exclude=_ignore_patterns(workspace), dockerfile=(dockerfile, None)))

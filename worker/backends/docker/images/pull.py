@@ -208,9 +208,6 @@ class ImageStore:
         """Ask the registry, if it gave the image to certain accounts only and this job's is not one of them.
 
         A pull proves nothing: an engine that has the image does not query the registry for a reference by digest.
-
-        Raises:
-            LaunchError: The registry refuses the image to this job.
         """
         with journal.open() as records:
             allowed = records.private.get(found.id)

@@ -224,9 +224,6 @@ def _open_data_set(spec: LaunchSpec) -> Iterator[int | None]:
     """Open the data set that the job wants in the bucket, until it is copied; None: it wants none.
 
     Other jobs write to the shared storage: the descriptor ensures that what is copied is what was opened beneath it.
-
-    Raises:
-        LaunchError: The data set is missing, outside of the job's folders, or behind a link.
     """
     named = spec.env.get(STAGE_VARIABLE)
     if not named:

@@ -246,11 +246,7 @@ class Agent:
         return {"missing": why} if why else {}
 
     def _is_running(self) -> bool:
-        """Return whether the job runs.
-
-        Raises:
-            OSError: That is unknown, because the engine does not answer; when the VM shuts down, it never will.
-        """
+        """Return whether the job runs."""
         try:
             running: bool = self._runner.running()
         except OSError:

@@ -37,11 +37,7 @@ def read_chips() -> dict[str, float]:
 
 
 def _call(metric: str) -> bytes:
-    """Return the response about one metric; empty if there is none, or it is too large for one.
-
-    Raises:
-        OSError: curl is missing.
-    """
+    """Return the response about one metric; empty if there is none, or it is too large for one."""
     name = metric.encode()
     request = b"\x0a" + bytes([len(name)]) + name  # field 1: the metric's name
     options = ["--silent", "--max-time", _SECONDS, "--noproxy", "*", "--http2-prior-knowledge", "--data-binary", "@-"]
@@ -85,11 +81,7 @@ def _messages(data: bytes, number: int) -> Iterator[bytes]:
 
 
 def _fields(data: bytes) -> _Fields:
-    """Return the fields of a message of Protocol Buffers, by number.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return the fields of a message of Protocol Buffers, by number."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

@@ -15,11 +15,7 @@ _ATTACH_SECONDS = 10.0
 
 
 def mount_disks(place: Path, disks: list[dict[str, Any]]) -> None:
-    """Mount the disks below `disks`, in the order in which they are attached; simulated ones are empty folders.
-
-    Raises:
-        JobFailed: One is not attached, or has no file system that can be mounted.
-    """
+    """Mount the disks below `disks`, in the order in which they are attached; simulated ones are empty folders."""
     simulated = _DEVICES is None and os.environ.get("GRADIENT_VM_RUN", "docker") == "process"
     for number, disk in enumerate(disks, start=1):
         folder = place / "disks" / disk["name"]
