@@ -2,6 +2,7 @@
 
 import re
 import signal
+from collections.abc import Sequence
 
 _NOT_EXECUTABLE, _NOT_FOUND, _SIGNALLED = 126, 127, 128
 _LAST_LINES = 10
@@ -15,8 +16,23 @@ _MISSING = re.compile(
 _REFUSED = re.compile(
     r"Permission denied|annot execute|Is a directory|Exec format error|bad interpreter|not executable"
 )
-_NO_INPUT = "EOFError: EOF when reading a line"
-_NO_MODULE = re.compile(r"(?:\AModuleNotFoundError|.*python[\d.]*): No module named '?(?P<name>[\w.]{1,100})'?")
+_LAST_LINE_CAUSES = {
+    r"EOFError: EOF when reading a line\Z": "after it asked for input, of which a job has none",
+    r"(?:ModuleNotFoundError|.*python[\d.]*): No module named '?(?P<name>[\w.]{1,100})'?": "because Python has no "
+    "module {name}: list its package in requirements.txt, or use a --container that has it",
+}
+"""What the last line of a log says of a command's end, by a pattern for its beginning."""
+_DEVICE_CAUSES = {
+    ".*(?:(?:CUDA|HIP) (?:error: )?out of memory|OOM when allocating tensor|RESOURCE_EXHAUSTED: )": "after a "
+    "device's memory was full: choose a smaller batch, or a machine type whose GPU or TPU has more memory",
+    ".*(?:No CUDA GPUs are available|Found no NVIDIA driver|not compiled with CUDA|no CUDA-capable)": "because "
+    "it found no GPU: choose a machine type with a GPU, and a --container whose framework is built for CUDA",
+    ".*no kernel image is available for execution on the device": "because its framework is not built for this GPU: "
+    "use a --container with a newer version of it",
+    ".*(?:CUDA driver version is insufficient|NVIDIA driver on your system is too old)": "because the machine's NVIDIA "
+    "driver is too old for it: use a --container with an older CUDA",
+}
+"""The same for lines near the end: frameworks print advice after errors of a device."""
 _HINTS = {
     "python|python2|pip|pip3": "Call python3, or use an image that has it where others than root may read it: a job is "
     "not root, and cannot enter /root.",
@@ -56,22 +72,19 @@ def reason_of_exit(code: int, log_end: str = "") -> tuple[str, str | None]:
         return "command_not_executable", None
     number = code - _SIGNALLED
     if number not in set(signal.Signals):
-        return "exit_nonzero", f"exit code {code}{_describe_cause(lines[-1] if lines else '')}"
+        return "exit_nonzero", f"exit code {code}{_describe_cause(lines)}"
     name, text = signal.Signals(number).name, signal.strsignal(number) or ""
     if not any(text in line for line in lines):
         return "exit_nonzero", f"exit code {code}, its own or that of {name}"
     return ("killed", None) if number == signal.SIGKILL else ("signalled", f"{name} (exit code {code})")
 
 
-def _describe_cause(line: str) -> str:
-    """Return what the last line of a log tells of the command's end, to follow its exit code."""
-    if line == _NO_INPUT:
-        return " after it asked for input, of which a job has none"
-    if module := _NO_MODULE.match(line):
-        return (
-            f", because Python has no module {module['name']}: list its package in requirements.txt, or use a "
-            "--container that has it"
-        )
+def _describe_cause(lines: Sequence[str]) -> str:
+    """Return what the last lines of a log tell of the command's end, to follow its exit code."""
+    for causes, shown in ((_LAST_LINE_CAUSES, lines[-1:]), (_DEVICE_CAUSES, lines)):
+        for pattern, text in causes.items():
+            if match := next(filter(None, (re.match(pattern, line) for line in shown)), None):
+                return f", {text.format(**match.groupdict())}"
     return ""
 
 
