@@ -42,7 +42,6 @@ class GradientError(Exception):
     """Base of every expected failure.
 
     Args:
-        message: What is wrong and what to do about it, for the user.
         field: The input field that caused it, in the API's camelCase, if one did.
     """
 
@@ -61,15 +60,11 @@ class NotFound(GradientError):
 
 
 class JobNotFound(NotFound):
-    """No job has this id."""
-
     def __init__(self, job_id: str) -> None:
         super().__init__(f"No such job: {job_id!r}. `gradient-cli jobs list` lists the ids.", field="jobId")
 
 
 class ComparisonNotFound(NotFound):
-    """No comparison has this id."""
-
     def __init__(self, comparison_id: str) -> None:
         super().__init__(
             f"No such comparison: {comparison_id!r}. `gradient-cli compare list` lists the ids.", field="comparisonId"
@@ -178,7 +173,6 @@ class LimitReached(GradientError):
     """A limit of the caller's key or project is reached; the same request may succeed later.
 
     Args:
-        message: The limit, its value, and the setting that sets it.
         retry_after: Seconds until a repeat may succeed.
     """
 
@@ -192,8 +186,6 @@ class ExtraMissing(GradientError):
 
     Args:
         part: The part that needs the library, with its verb: "The backend 'tpu' needs".
-        error: The failed import.
-        extra: The extra of the package that installs it.
     """
 
     def __init__(self, part: str, error: ModuleNotFoundError, extra: str) -> None:

@@ -1,5 +1,3 @@
-"""The release that this process runs."""
-
 from functools import cache
 from importlib.metadata import version
 

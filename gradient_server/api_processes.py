@@ -31,7 +31,6 @@ class ApiProcess(NamedTuple):
     """One process of the API.
 
     Attributes:
-        number: Its number.
         channels: Channels between all of them; empty: it is the only one.
         ready: Call this before the process serves; None: the API was ready before, and this replaces a process.
     """
@@ -52,7 +51,6 @@ def run_processes(count: int, run: Callable[[ApiProcess], int]) -> int:
     The others start once the first is ready. If that one fails before, its exit code is returned.
 
     Args:
-        count: Number of processes.
         run: What each does, in a fork of this process, which must have neither threads nor connections.
     """
     from service.siblings import open_channels
@@ -70,7 +68,6 @@ def run_process(listener: socket.socket, restart: Sequence[str], run: Callable[[
     """Run a process until a signal, which it gets; return its exit code. This process becomes its supervisor.
 
     Args:
-        listener: The socket of the API's port.
         restart: The command that starts the process again, which gets the socket as from systemd.
         run: What it does at first, in a fork of this process, which must have neither threads nor connections.
     """
@@ -89,9 +86,7 @@ class _Supervisor:
     """Starts processes, and starts those again that end.
 
     Args:
-        count: Their number.
         become: Turns a fork of this process into one of them, given its number, and what to call when it is ready.
-        first: The pid of the first one, if it runs.
     """
 
     def __init__(

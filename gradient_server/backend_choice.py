@@ -26,13 +26,6 @@ class BackendUnavailable(GradientError):
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """The backend of a server's jobs.
-
-    Attributes:
-        settings: The settings with it.
-        reason: Reason for it, for the line at the start.
-    """
-
     settings: Settings
     reason: str
 
@@ -45,10 +38,6 @@ def with_earlier_choice(settings: Settings) -> Settings:
 
 def choose(settings: Settings, requested: str) -> BackendChoice:
     """Choose the backend of a server that starts.
-
-    Args:
-        settings: The service's.
-        requested: One of BACKENDS.
 
     Raises:
         BackendUnavailable: Docker was requested, and its engine cannot be used.

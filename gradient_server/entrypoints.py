@@ -50,7 +50,6 @@ def up(settings: Settings, name: str | None, why_backend: str = "", arguments: S
     """Run API and worker until SIGTERM or Ctrl-C; jobs keep running.
 
     Args:
-        settings: The service's.
         name: Name of the worker; None: this machine's.
         why_backend: Reason for the backend of its jobs, to print when it is ready.
         arguments: Those of this program, to start it again; without them it is not supervised.
@@ -75,7 +74,6 @@ def up_with_tpu_simulator(settings: Settings, name: str | None, why_backend: str
 
 
 def api(settings: Settings) -> int:
-    """Run only the API."""
     with locked_home(settings, shared=True):
         return _run_api(settings, lambda _settings, _database: nullcontext(""))
 
@@ -147,7 +145,6 @@ def _run_worker(settings: Settings, name: str | None) -> int:
 
 
 def migrate(settings: Settings) -> int:
-    """Migrate the schema to this version."""
     from core.db import migrations
 
     database = _open_database(settings)
@@ -193,7 +190,6 @@ def _open_database_when_ready(settings: Settings, *, migrate: bool = False) -> D
     """Open the database once it answers.
 
     Args:
-        settings: Name the database.
         migrate: Migrate its schema; that of SQLite, which only one machine uses, is always migrated.
     """
 

@@ -26,7 +26,6 @@ def locked_home(settings: Settings, *, shared: bool) -> Iterator[None]:
     """Lock GRADIENT_HOME during the block.
 
     Args:
-        settings: Name it.
         shared: Others that share it may lock it, too: several APIs, but no `up`.
     """
     path = _path(settings)

@@ -17,7 +17,6 @@ from gradient_server.backend_choice import BACKENDS, choose, with_earlier_choice
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="gradient-server",
         description="Run Gradient Jobs. Settings are read from GRADIENT_* variables; .env.example lists them.",

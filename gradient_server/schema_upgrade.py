@@ -9,7 +9,6 @@ def prepare_schema(database: Database, *, migrate: bool = False) -> None:
     """Make sure that the schema is this version's. Alembic is imported only for a migration.
 
     Args:
-        database: The database.
         migrate: Migrate its schema; that of SQLite, which only one machine uses, is always migrated.
 
     Raises:

@@ -37,23 +37,6 @@ class AppState(stores.Stores):
     """The application's state: settings, database, stores and caches, opened once per process.
 
     Attributes:
-        catalogue: The machine types.
-        images: The short names of images.
-        keys: API keys, cached to avoid a query for each request.
-        sessions: Browser sessions.
-        sign_ins: Checks passwords.
-        signer: Signs expiring links and tokens for holders of keys.
-        streams: The logs being followed now.
-        limits: The limits per key.
-        job_counts: Numbers of jobs by project.
-        cost_today: Cost of all jobs since midnight.
-        storage_usage: Sizes of the projects' storage.
-        submissions: Commits concurrent submissions together.
-        metrics: Cached responses with jobs' metrics.
-        text_indexes: Line indexes of text artifacts.
-        service_metrics: This process's own metrics, for Prometheus.
-        boards: The open TensorBoards, in the first API process.
-        lanes: The threads in which requests use the database.
         siblings: The API processes that share the port.
         wake: Wakes the dispatcher; called after the commit of a transaction that wrote to the outbox.
     """
@@ -79,14 +62,12 @@ class AppState(stores.Stores):
     wake: Callable[[], None]
 
     def __post_init__(self) -> None:
-        """Open the stores, and what measures them."""
         super().__post_init__()
         self.storage_usage = StorageUsage(self.storage, self.settings.api.processes)
         self.boards = Boards(self.settings)
         self.lanes = Lanes(self.settings.database.pool_size, self.settings.limits.archives)
 
     def backend_for(self, machine: MachineType) -> str:
-        """Return the backend that runs jobs on this machine type."""
         return self.settings.backend_of(machine.backend)
 
 

@@ -22,12 +22,7 @@ T = TypeVar("T")
 
 
 class Lane:
-    """Threads for one kind of work.
-
-    Args:
-        name: Of the threads.
-        threads: Their number.
-    """
+    """Threads for one kind of work."""
 
     def __init__(self, name: str, threads: int) -> None:
         self.threads = threads
@@ -58,14 +53,7 @@ class Lanes:
     Attributes:
         reading: Requests that only read the database.
         files: Requests that read artifacts, logs or storage, too, which may be slow.
-        changing: Requests that change something.
         urgent: Sign-ins, checks of keys, and stops, which have to work however busy the rest is.
-        archives: Submissions with an archive.
-        following: Followed logs.
-
-    Args:
-        database_threads: Threads that read the database at once.
-        archives: Archives that are read at once.
     """
 
     def __init__(self, database_threads: int, archives: int) -> None:

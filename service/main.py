@@ -88,8 +88,6 @@ def create_app_state(settings: Settings, database: Database, *, wake: Callable[[
     """Open the service's stores.
 
     Args:
-        settings: The process's configuration.
-        database: The database, with a schema that this release can run on.
         wake: Called after each commit that wrote to the outbox.
     """
     streams = StreamRegistry(settings.limits.streams, math.ceil(MAX_STREAMS / settings.api.processes))
@@ -133,7 +131,6 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     """Create the application; its state is at `app.state.app_state`.
 
     Args:
-        settings: The process's configuration.
         database: The database, with a schema that this release can run on; the caller closes it.
         wake: Called after each commit that wrote to the outbox.
     """

@@ -32,12 +32,7 @@ def _open_channel() -> Channel:
 
 
 class Siblings:
-    """The API processes of one service, this one among them, which is the only one unless it joins others.
-
-    Attributes:
-        number: This process's.
-        answers: What a process answers, by the name of the call.
-    """
+    """The API processes of one service, this one among them, which is the only one unless it joins others."""
 
     def __init__(self) -> None:
         self.number = FIRST
@@ -51,7 +46,6 @@ class Siblings:
 
     @property
     def count(self) -> int:
-        """The number of processes."""
         return len(self._channels) or 1
 
     def start(self) -> None:
@@ -60,7 +54,6 @@ class Siblings:
             asyncio.get_running_loop().add_reader(self._channels[self.number][0], self._take_connection)
 
     def stop(self) -> None:
-        """Answer no more."""
         if self._channels:
             asyncio.get_running_loop().remove_reader(self._channels[self.number][0])
 

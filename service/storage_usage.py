@@ -13,7 +13,6 @@ class StorageUsage:
     """Bytes in each project's storage: measured at most twice a minute, because a folder may have many files.
 
     Args:
-        storage: The folders of all projects.
         processes: Number of API processes: each takes it that the others store as much as itself between measurements.
     """
 
@@ -35,7 +34,6 @@ class StorageUsage:
         return size
 
     def add(self, project_id: str, size: int) -> None:
-        """Count a file that was stored."""
         with self._lock:
             until, before = self._measured.get(project_id, (0.0, 0))
             self._measured[project_id] = until, before + size * self._processes

@@ -52,7 +52,6 @@ class WorkerContext(Stores):
     """The stores and backends of one worker.
 
     Attributes:
-        worker_name: The worker's name, which its jobs are held under.
         hostname: The machine's name; jobs of other workers on it can be adopted.
     """
 
@@ -168,11 +167,7 @@ class WorkerContext(Stores):
         return tuple(dict.fromkeys(chain.from_iterable(found))) if found else None
 
     def taken_gpus(self, gpus: Collection[str]) -> dict[str, str]:
-        """Return which of these GPUs something uses now, and what; for GPUs that no job of ours holds.
-
-        Args:
-            gpus: GPUs that are free according to the database.
-        """
+        """Return which of these GPUs something uses now, and what; for GPUs that no job of ours holds."""
         found: dict[str, str] = {}
         for name in self.enabled_backends:
             backend = self.backend(name)
@@ -181,7 +176,6 @@ class WorkerContext(Stores):
         return found
 
     def image_backends(self) -> list[ImageBackend]:
-        """Return the backends of this host that keep images on it."""
         backends = (self.backend(name) for name in self.enabled_backends)
         return [backend for backend in backends if isinstance(backend, ImageBackend)]
 
@@ -199,7 +193,6 @@ class WorkerContext(Stores):
 
     @property
     def limits(self) -> ArchiveLimits:
-        """Size limits of a workspace."""
         return ArchiveLimits(
             max_upload_bytes=self.settings.api.max_upload_bytes, max_bytes=self.settings.api.max_unpacked_bytes
         )

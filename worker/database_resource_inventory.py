@@ -20,12 +20,7 @@ _NOT_DELETING = _NOT_DELETED & CloudResource.deleting_at.is_(None)
 
 
 class DatabaseResourceInventory:
-    """Implements `ResourceInventory` on the database; each call is its own transaction.
-
-    Args:
-        database: The database.
-        host: This machine's name.
-    """
+    """Implements `ResourceInventory` on the database; each call is its own transaction."""
 
     def __init__(self, database: Database, host: str) -> None:
         self._database = database

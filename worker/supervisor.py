@@ -51,12 +51,7 @@ class _RunningAttempt:
 
 
 class Supervisor:
-    """Runs the jobs of one worker.
-
-    Args:
-        context: The stores and backends.
-        notifier: Notifies of possible work.
-    """
+    """Runs the jobs of one worker."""
 
     def __init__(self, context: WorkerContext, notifier: WakeupFile) -> None:
         self._context = context

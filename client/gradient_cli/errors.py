@@ -24,14 +24,7 @@ TOO_MANY_REQUESTS = 429
 
 
 class ClientError(Exception):
-    """An expected failure: shown as one sentence, what to do next, and an exit code. Never a traceback.
-
-    Args:
-        message: What went wrong, naming the field or the file.
-        hint: What to do next.
-        code: The exit code of the program.
-        transient: Whether trying again may help.
-    """
+    """An expected failure: shown as one sentence, what to do next, and an exit code. Never a traceback."""
 
     def __init__(self, message: str, *, hint: str = "", code: int = FAILED, transient: bool = False) -> None:
         super().__init__(message)
@@ -77,8 +70,6 @@ class ServerError(ClientError):
     """The server answered with an error.
 
     Attributes:
-        status: The HTTP status.
-        name: The server's name for the error.
         field: The field of the request it is about, or empty.
         retry_after: Seconds to wait before the next request, as set by the server; 0: not set.
     """
@@ -94,7 +85,6 @@ class ServerError(ClientError):
         self.retry_after = retry_after
 
     def as_json(self) -> dict[str, object]:
-        """Return the error with the server's name for it, its HTTP status, and the field that it is about."""
         sent = {"name": self.name or type(self).__name__, "status": self.status, "field": self.field or None}
         return {**super().as_json(), **sent}
 

@@ -46,8 +46,6 @@ class LogPrinter:
     """Prints a job's lines to stdout, and everything about the job to stderr.
 
     Args:
-        raw: Leave terminal escapes in.
-        timestamps: Put each line's time before it.
         search: Print only lines that contain this text, in any case.
         rank: Print only the lines of this host of a TPU slice, without the `[rank] ` before each.
     """
@@ -169,17 +167,14 @@ class JsonPrinter(LogPrinter):
         return json.dumps(row, ensure_ascii=False)
 
     def partial(self, row: dict[str, Any]) -> None:
-        """Print the latest text of an unfinished line now and then, marked with `partial`."""
         if self._is_partial_due(row):
             self.unfinished(row["message"])
 
     def unfinished(self, message: str) -> None:
-        """Print the text of the unfinished last line."""
         print(json.dumps({"line": None, "timestamp": None, "message": message, "partial": True}, ensure_ascii=False))
 
 
 def print_notes(job: Mapping[str, Any], shown: Sequence[str] = ()) -> None:
-    """Print the notes on a job that are not among those `shown` before."""
     for text in job.get("notes") or []:
         if text not in shown:
             terminal.print_message(terminal.sanitize(f"note: {text}"))
@@ -231,7 +226,6 @@ def detach(*job_ids: str) -> int:
 
 
 def wait(api: Api, job_ids: Sequence[str], timeout: float | None) -> Iterator[dict[str, Any]]:
-    """Wait until all jobs have ended, and yield each in the given order."""
     until = None if timeout is None else time.monotonic() + timeout
     found = [api.job(job_id) for job_id in job_ids]  # all before the first wait: one may not exist
     for job in found:
@@ -268,7 +262,6 @@ def exit_code(job: dict[str, Any]) -> int:
 
 
 def describe_state(job: dict[str, Any]) -> str:
-    """Return the state of a job and its reason in one line."""
     state = terminal.sanitize(job.get("state") or "")
     why = terminal.sanitize(job.get("message") or job.get("reason") or "")
     return f"{state}: {why}" if why else state

@@ -22,7 +22,6 @@ _DAY = 86400
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document to stdout."""
     import json
 
     print(json.dumps(value, ensure_ascii=False, indent=2 if terminal.is_tty(sys.stdout) else None))

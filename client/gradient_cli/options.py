@@ -95,7 +95,6 @@ def add_job_id(parser: argparse.ArgumentParser) -> None:
 
 
 def add_job_ids(parser: argparse.ArgumentParser) -> None:
-    """Add the optional ids of several jobs."""
     add_positional(
         parser, "ids", nargs="*", metavar="ID", help=f"ids, or their beginnings (default: {LAST}, the last job here)"
     )

@@ -15,7 +15,6 @@ class Progress:
     """Progress of a transfer: a bar redrawn in place on a terminal, else a plain line now and then.
 
     Args:
-        label: The activity, such as "uploading".
         total: Its size in bytes.
         quiet: Print nothing unless on a terminal.
     """

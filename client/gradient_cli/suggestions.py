@@ -61,9 +61,7 @@ def unknown_command(word: str, group: str, commands: Sequence[str]) -> UsageErro
     """Return the error for a command that does not exist.
 
     Args:
-        word: The unknown command.
         group: The group that it was given in; empty for none.
-        commands: All commands and groups, each with the name of its group.
     """
     program = f"gradient-cli {group}".rstrip()
     inside = {path.rpartition(" ")[2]: path for path in commands if path.rpartition(" ")[0] == group}
@@ -82,9 +80,7 @@ def unknown_argument(
 
     Args:
         words: What the parser did not take.
-        parser: The command's parser.
         takes_program: Whether the command takes a program after `--`.
-        job_id: The id that was given.
     """
     word, lists = words[0], f"`{parser.prog} --help` lists the options."
     if not word.startswith("-"):

@@ -60,7 +60,6 @@ def sanitize_line(text: str, *, colours: bool) -> str:
     """Strip control sequences from one line of a job's output, which may have several rows.
 
     Args:
-        text: The line as the job wrote it.
         colours: Keep colour and weight (SGR) sequences, closing them at the end of the line.
     """
     if text.isprintable():
@@ -78,7 +77,6 @@ def sanitize(value: object) -> str:
 
 
 def display_width(text: str) -> int:
-    """Return the number of columns that the text takes on a terminal."""
     if text.isascii():
         return len(text)
     import unicodedata

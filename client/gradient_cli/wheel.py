@@ -53,7 +53,6 @@ def pack(files: dict[str, bytes]) -> bytes:
 
 
 def package_files(*packages: str) -> dict[str, bytes]:
-    """Return the files of installed packages by their names in an archive."""
     found = {}
     for package in packages:
         spec = find_spec(package)

@@ -141,7 +141,6 @@ class Jobs:
 
 
 def submit(api: Api, spec: dict[str, Any], workspace: str, include: list[str]) -> Job:
-    """Submit a job, and its workspace if the server lacks it."""
     submission.choose_machine_type(api, spec, _LOG.info)
     if workspace == "none" or workspace_path.is_url(workspace):
         return Job(api, api.create({**spec, "workspace": workspace}))

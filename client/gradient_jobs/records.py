@@ -29,7 +29,6 @@ class LogLine:
 
     @classmethod
     def parse(cls, row: dict[str, Any]) -> LogLine:
-        """Return the line that the server describes."""
         return cls(int(row["line"]), parse_time(row["timestamp"]), row["message"])
 
     def __str__(self) -> str:
@@ -54,7 +53,6 @@ class Artifact:
 
     @classmethod
     def parse(cls, row: dict[str, Any]) -> Artifact:
-        """Return the artifact that the server describes."""
         return cls(row["path"], row["size"], row["sha256"], parse_time(row["modified"]))
 
 
@@ -80,7 +78,6 @@ class Prediction:
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> Prediction:
-        """Return the prediction that the server describes."""
         judged = data["bottleneck"]
         machines = {each["machineType"]: each for each in data["machines"]}
         return cls(judged["kind"], judged["summary"], judged["advice"], data["missing"], machines, data)

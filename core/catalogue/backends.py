@@ -40,7 +40,6 @@ class BackendType:
         path: `module:Class` of its implementation.
         capabilities: What it can do; an instance may be limited by its settings.
         enabled: Returns whether a worker with these settings runs it.
-        extra: The extra of the package that installs its libraries.
         selectable: Whether a machine type may name it; if not, only settings select it.
     """
 
@@ -97,5 +96,4 @@ def runs_containers(backend: str, settings: Settings) -> bool:
 
 
 def enabled_backends(settings: Settings) -> list[str]:
-    """Return the names of the backends that a worker with these settings runs."""
     return [name for name, backend in BACKENDS.items() if backend.enabled(settings)]

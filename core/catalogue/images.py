@@ -30,7 +30,6 @@ MAX_REFERENCE = 512
 
 
 def is_reference(text: str) -> bool:
-    """Check whether the text has the form of an image reference."""
     return len(text) <= MAX_REFERENCE and _REFERENCE.match(text) is not None
 
 
@@ -59,7 +58,6 @@ def with_digest(reference: str, digest: str | None) -> str | None:
     """Return the `container` value that names exactly the image that ran; None if it is unknown.
 
     Args:
-        reference: The reference that was resolved.
         digest: As recorded for the attempt: `repository@sha256:…`, or the image ID if no registry has the image.
     """
     if digest is None:
@@ -92,7 +90,6 @@ class ResolvedImage:
 
     Attributes:
         image: The reference, as engines list it; None: the worker's default image.
-        short_name: The short name it was resolved from, if any.
     """
 
     image: str | None
@@ -128,8 +125,6 @@ class ImageCatalogue:
         """Read the list, and an administrator's changes on top of it.
 
         Args:
-            path: The full list.
-            override_path: Tables that change single values of a name, or add names.
             default_packages: Whether jobs without a container have the default packages.
         """
         return cls(_LIST.read(path, override_path), locked_versions() if default_packages else {})
@@ -148,9 +143,6 @@ class ImageCatalogue:
         """Return the package, with its version, for which the default packages stand for any tag of this image.
 
         A digest names exactly one image, for which nothing else stands.
-
-        Args:
-            image: A resolved reference.
 
         Returns:
             None if nothing stands for the image.

@@ -28,10 +28,7 @@ _REMOTE_GENERATIONS = frozenset({"v2", "v3"})
 
 
 class MachineType(CatalogueEntry):
-    """One machine type.
-
-    A device is one GPU, one TPU chip or, on a CPU type, the whole host.
-    """
+    """One machine type. A device is one GPU, one TPU chip or, on a CPU type, the whole host."""
 
     backend: str = Field(description="what runs its jobs")
     kind: Literal["cpu", "gpu", "tpu"] = Field(description="what does the work")

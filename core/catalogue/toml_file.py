@@ -36,10 +36,8 @@ class TomlCatalogue(Generic[E]):
     """Definition of one catalogue.
 
     Attributes:
-        what: Noun for an entry, in messages.
         setting: Setting for the file of changes, as `group.field`.
         entry: Model of an entry; the table's name is its `name`.
-        key: Normalizes a name for comparison.
     """
 
     what: str
@@ -51,7 +49,6 @@ class TomlCatalogue(Generic[E]):
         """Read the entries, in the order of the files.
 
         Args:
-            path: The full list.
             changes: Tables that change single values of an entry of the same name, or add entries.
         """
         tables = self._read_tables(path)

@@ -70,10 +70,6 @@ class Bottleneck:
 
     Attributes:
         kind: The part that takes most of the time; None: not measured.
-        summary: The judgement as a sentence.
-        figures: The figures that it was judged by.
-        advice: The remedies, best first.
-        missing: Metrics that are needed and missing.
     """
 
     kind: Kind | None
@@ -90,7 +86,6 @@ def judge(run: RunFigures, peaks: Peaks | None) -> Bottleneck:
     what the device could do, it is neither.
 
     Args:
-        run: The run's figures.
         peaks: The peaks of the devices it had; None: not known.
     """
     parts = _parts(run)

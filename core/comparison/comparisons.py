@@ -40,11 +40,6 @@ class NewComparison:
     """The data of a new comparison.
 
     Attributes:
-        submitted_by: Id of an API key.
-        name: Name shown to people.
-        metric: Name of the metric that it is judged by.
-        goal: Direction in which the metric improves.
-        target: Value of the metric to be reached.
         idempotency_key: The client's Idempotency-Key, or None.
         request_sha256: Digest of the request.
     """
@@ -137,7 +132,6 @@ def _check_jobs(jobs: Sequence[Job]) -> None:
 
 
 def get(session: Session, comparison_id: str) -> Comparison:
-    """Return a comparison."""
     found = session.scalar(select(Comparison).where(Comparison.id == comparison_id))
     if found is None:
         raise ComparisonNotFound(comparison_id)
@@ -172,7 +166,6 @@ def jobs_of(session: Session, comparison_id: str) -> list[Job]:
 
 
 def job_counts(session: Session, ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return for each comparison the numbers of its jobs that have ended, and of all."""
     counts: dict[str, tuple[int, int]] = {}
     query = (
         select(ComparisonJob.comparison_id, Job.finished_at)
@@ -202,7 +195,6 @@ def _comparisons_of() -> Prepared:
 
 
 def measure(session: Session, comparison: Comparison, jobs: Sequence[Job]) -> list[Member]:
-    """Measure the jobs of a comparison from their stored metrics."""
     current = session.scalars(select(now())).one()
     attempts = {job.id: queries.attempts(session, job.id) for job in jobs}
     beside = _side_by_side([each for job in jobs if job.backend != "tpu" for each in attempts[job.id]], current)
@@ -270,7 +262,6 @@ def _read_metrics(
 def _judge_metric(
     session: Session, comparison: Comparison, job: Job, runs: Sequence[tuple[float, float]]
 ) -> tuple[float | None, Arrival | None]:
-    """Return the comparison's metric at the end, and its arrival at the target."""
     name, goal, target = comparison.metric, cast(Goal, comparison.goal), comparison.target
     if name is None:
         return None, None

@@ -28,12 +28,7 @@ Times = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The experience of this installation with one machine type over another.
-
-    Attributes:
-        ratio: Factor of the predicted time of a step.
-        count: Comparisons with the machine type that it was fitted to.
-    """
+    """The experience of this installation with one machine type over another."""
 
     ratio: float
     count: int

@@ -11,12 +11,7 @@ class CarryOver:
     """The hyper-parameters for a machine type that train as those of the measured run did.
 
     Attributes:
-        machine_type: Its name.
-        replicas: Its replicas.
-        batch_size: Examples in a step, over all replicas.
-        learning_rate: The peak learning rate.
         weight_decay: Weight decay; None: the run has not reported its own.
-        reasons: The reason for each value.
     """
 
     machine_type: str

@@ -25,13 +25,7 @@ _FINAL_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Steps a second in the steady state.
-
-    Attributes:
-        median: Median over the intervals between reports.
-        low: First quartile.
-        high: Third quartile.
-    """
+    """Steps a second in the steady state."""
 
     median: float
     low: float
@@ -40,12 +34,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The first report at which a metric had reached its target.
-
-    Attributes:
-        seconds: Running time until then.
-        step: Step of the report, if it had one.
-    """
+    """The first report at which a metric had reached its target."""
 
     seconds: float
     step: float | None
@@ -117,11 +106,6 @@ def find_arrival(
     """Find the first report at which the target was reached.
 
     Args:
-        session: Reads.
-        job_id: The job.
-        name: Name of the metric.
-        goal: Direction in which the metric improves.
-        target: Value to be reached.
         runs: Start and end of each attempt's command, unix times in seconds; the last end may be now.
     """
     reports = _reports(session, job_id, name)

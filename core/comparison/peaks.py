@@ -26,9 +26,7 @@ class Peaks:
 
     Attributes:
         flops: Operations a second at the program's precision.
-        attainable_flops: The same, less what matrix units never reach.
         bandwidth: Bytes a second, all devices together.
-        replicas: Parts that a batch is divided into.
         launches: The host launches each operation on the device, which takes a time of its own.
     """
 
@@ -47,7 +45,6 @@ def peaks_of(machine: MachineType, bits: float, replicas: float | None = None) -
     """Return a machine type's peaks; None if the catalogue has none for this precision.
 
     Args:
-        machine: The machine type.
         bits: Bits of the numbers that are multiplied: 32, or 16 in mixed precision. Devices that have TF32 multiply
             singles in it, as TensorFlow and cuDNN do unless told otherwise.
         replicas: Replicas in use; None: all of them.
@@ -72,7 +69,6 @@ def peaks_of_run(run: RunFigures, machine: MachineType | None, *, simulated: boo
     """Return the peaks of the machine that a run had: as the program was given them, else the catalogue's.
 
     Args:
-        run: The run.
         machine: Its machine type; None: it is no longer in the catalogue.
         simulated: A stand-in ran it, whose peaks are not known.
     """

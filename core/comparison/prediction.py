@@ -62,14 +62,9 @@ class Prediction:
     """A run on another machine type.
 
     Attributes:
-        machine_type: Its name.
-        step_seconds: Time of a step.
-        seconds: Running time of the same run.
         cost: US dollars of it.
         fits: True if its memory is enough; None: not known.
         memory_bytes: Device memory that the run needs, at the most; None: not measured.
-        correction: The correction that is part of the estimates.
-        notes: Assumptions.
     """
 
     machine_type: str
@@ -137,11 +132,7 @@ def predict(
     """Predict a run on a machine type; of its own, it is what was measured.
 
     Args:
-        run: The figures of a measured run.
-        source: The machine that it had.
-        target: The machine type.
         bits: Bits of the numbers to multiply; None: as in the run.
-        correction: Experience with this machine type over that of the source.
 
     Returns:
         None if it is declined.

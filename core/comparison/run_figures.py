@@ -21,25 +21,13 @@ class RunFigures:
     """The measured figures of a run; None: not measured. Names of metrics are those of docs/metrics.md.
 
     Attributes:
-        seconds: Running time of all attempts.
-        steps_per_second: Median pace.
         input_wait_share: Share of a step's time in which it waits for input, 0..1.
         communication_share: Share of a step's time in which replicas exchange gradients, 0..1.
-        startup_seconds: Time before the first step.
-        compile_seconds: Time of the first step, with its compilation.
-        flops_per_step: Floating-point operations, over all replicas.
         bytes_per_step: Bytes moved to and from the device's memory, over all replicas.
-        replicas: Parts that a batch is divided into.
         compute_bits: Bits of the numbers that it multiplies: 32, or 16 in mixed precision.
         peak_flops_share: Share of the peak, if the program was given the peak.
         peak_bandwidth_share: Share of the memory bandwidth, if the program was given that.
-        peak_device_bytes: Most device memory in use.
-        peak_host_bytes: Most memory of the process.
-        batch_size: Examples in a step, over all replicas.
-        peak_learning_rate: The largest learning rate of the schedule.
-        weight_decay: Weight decay.
         gpu_memory_bytes: Most GPU memory that its processes had reserved, as the driver counts it.
-        memory_bytes: Most memory of all its processes, as the worker counts it.
     """
 
     seconds: float = 0.0
@@ -112,7 +100,6 @@ def run_times(attempts: Sequence[Attempt], current: datetime) -> list[tuple[floa
 
 
 def peak_usage(attempts: Sequence[Attempt], name: str) -> int | None:
-    """Return the largest value of a usage column."""
     return max((value for each in attempts if (value := getattr(each, name)) is not None), default=None)
 
 
@@ -137,7 +124,6 @@ def last_values(session: Session, job_id: str) -> dict[str, float | None]:
 
 
 def measure_run(session: Session, job: Job, current: datetime) -> RunFigures:
-    """Measure one job from its stored metrics."""
     columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), most_values=_READ_VALUES)
     pace = find_pace([each for each in columns if each.source == "job"])
     return build_figures(queries.attempts(session, job.id), current, pace, last_values(session, job.id))

@@ -24,18 +24,11 @@ class Member:
     """A job of the comparison and what was measured of it.
 
     Attributes:
-        job_id: Its id.
-        machine_type: Name of its machine type.
         simulated: True if a stand-in ran it instead of the requested machine.
         state: `succeeded`, `failed` or `unfinished`.
         price_per_hour: US dollars.
-        seconds: Running time of all attempts.
         pace: Steps a second; None if its metrics have no steps.
-        final: Value of the comparison's metric at the end.
         arrival: The report that reached the target; None: not reached, or the comparison has none.
-        memory_bytes: Peak memory of its processes.
-        gpu_memory_bytes: Peak memory of the GPU that used most.
-        figures: The figures by which it is judged.
         beside: It ran at the same time as another job of the comparison on the same host.
     """
 
@@ -70,27 +63,17 @@ class Row:
     A figure is None if none of them has it.
 
     Attributes:
-        machine_type: Its name.
         simulated: True if stand-ins ran the jobs.
         members: All of its jobs, also those that failed or have not ended.
         steps_per_second: Of one job with the spread within it, of several with the spread between them.
-        speedup: Pace over that of the slowest row that is ranked with it.
-        final: The metric at the end.
-        seconds: Running time.
         seconds_to_target: Running time until the target was reached, if every job reached it.
-        memory_bytes: Largest peak memory of the processes.
-        gpu_memory_bytes: Largest peak memory of a GPU.
         price_per_hour: US dollars.
         cost: US dollars of the running time.
         cost_to_target: US dollars until the target was reached.
         cost_per_1000_steps: US dollars.
         fastest: Its standing by the time to the target; without a target by the pace. Differences are factors, less 1.
-        cheapest: The same by the cost.
-        most_accurate: Its standing by the metric at the end.
-        labels: Its first ranks in words.
         on_metric_time_front: True if no row that is ranked with it beats it in the metric and the running time; None
             also if no other row has both figures.
-        on_metric_cost_front: The same of the metric and the cost of the running time.
         on_time_cost_front: The same of time and cost, both to the target; without a target of the running time.
     """
 
@@ -123,7 +106,6 @@ class Row:
 
 
 def succeeded(members: Iterable[Member]) -> list[Member]:
-    """Return the jobs of which figures are."""
     return [member for member in members if member.state == "succeeded"]
 
 
@@ -133,8 +115,6 @@ def build_table(members: Iterable[Member], goal: Goal, target: float | None, *, 
     Simulated machines are ranked among themselves, never beside real ones.
 
     Args:
-        members: The jobs, in the order of their submission.
-        goal: Direction in which the metric improves.
         target: Value of the metric to be reached, or None.
         ranked: False if the jobs differ in more than the machine: nothing is ranked.
     """

@@ -31,8 +31,6 @@ _CREDENTIALS = re.compile(
 
 
 class SizedFile(NamedTuple):
-    """A file that only one of the workspaces has."""
-
     path: str
     size: int
 
@@ -42,7 +40,6 @@ class ChangedFile:
     """A file that differs.
 
     Attributes:
-        path: Its path.
         sizes: Its bytes in the first and in the second workspace.
         diff: The changes as a unified diff; None: not shown.
         left_out: Why the changes, or some of them, are not shown.
@@ -61,8 +58,6 @@ class WorkspaceDiff:
     Attributes:
         added: Files that only the second one has.
         removed: Files that only the first one has.
-        changed: Files that differ.
-        counts: Numbers of files added, removed, changed and the same.
         left_out: Why the workspaces were not compared; None: they were.
     """
 

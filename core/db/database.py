@@ -97,7 +97,6 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], datetime | None]:
-        """Return the conversion of a value from the database: aware UTC, of SQLite's text in one step."""
         del coltype
         return _aware_from_text if dialect.name == "sqlite" else _in_utc
 
@@ -170,7 +169,6 @@ class Database:
 
     @classmethod
     def of(cls, settings: Settings, *, read_only: bool = False) -> "Database":
-        """Open the database that the settings name."""
         wanted = settings.database
         return cls(
             settings.database_url,
@@ -294,14 +292,7 @@ def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:
 
 
 def driver_error(dialect: Dialect, statement: str, error: Exception, *, lost: bool = False) -> Exception:
-    """Return the driver's error as SQLAlchemy raises it, without parameters.
-
-    Args:
-        dialect: The database's dialect.
-        statement: The statement that failed.
-        error: The driver's error.
-        lost: Whether the connection is lost.
-    """
+    """Return the driver's error as SQLAlchemy raises it, without parameters."""
     base = dialect.loaded_dbapi.Error
     return DBAPIError.instance(
         statement, None, error, base, hide_parameters=True, connection_invalidated=lost, dialect=dialect
@@ -348,7 +339,6 @@ def _connect_args(*, pooler: bool, more_options: str = "") -> dict[str, Any]:
 
     Args:
         pooler: The server is behind a pooler of transactions: what belongs to a session would reach other sessions.
-        more_options: Further options of the session, where it is one.
     """
     if pooler:
         return _POSTGRES_CONNECT_ARGS | {"prepare_threshold": None}

@@ -13,18 +13,13 @@ T = TypeVar("T", bound=Base)
 
 
 class LightRows(Generic[T]):
-    """Makes objects with the attributes and properties of a model, which cannot be changed.
-
-    Args:
-        model: The class of a table's rows.
-    """
+    """Makes objects with the attributes and properties of a model, which cannot be changed."""
 
     def __init__(self, model: type[T]) -> None:
         self._model = model
 
     @cached_property
     def columns(self) -> list[Column[Any]]:
-        """The columns of the values that `make` takes."""
         return [cast("Column[Any]", one.columns[0]) for one in inspect(self._model).column_attrs]
 
     def make(self, values: Sequence[Any]) -> T:

@@ -20,7 +20,6 @@ _LOCK_NOT_AVAILABLE = "55P03"
 
 
 def configuration(connection: Connection | None = None) -> Config:
-    """Return Alembic's configuration for this version's migrations."""
     config = Config()
     config.set_main_option("script_location", str(schema_check.MIGRATIONS))
     config.set_main_option("file_template", "%%(year)d_%%(month).2d_%%(day).2d_%%(slug)s")

@@ -36,10 +36,8 @@ class _Compiled(NamedTuple):
     """A statement for one dialect.
 
     Attributes:
-        text: The statement as the driver runs it.
         own: Values that the statement has itself, as the driver takes them.
         positions: Names of the parameters in the driver's order; None: the driver takes them by name.
-        converts: Conversions of the other parameters for the driver.
     """
 
     text: str
@@ -59,7 +57,6 @@ class Prepared:
 
     Args:
         statement: The statement; for `IN` see `is_one_of`.
-        columns: Columns of an insert that are parameters.
     """
 
     def __init__(self, statement: Select[*tuple[Any, ...]] | Insert | Update, columns: Sequence[str] = ()) -> None:
@@ -70,7 +67,6 @@ class Prepared:
         self._converts: dict[str, list[tuple[int, _Convert]]] = {}
 
     def execute(self, session: Session, *parameters: Mapping[str, Any]) -> None:
-        """Run the statement once for each of these parameters, each with a value for every name."""
         with self._run(session, *parameters):
             pass
 
@@ -148,21 +144,15 @@ class IdList(TypeDecorator[Collection[str]]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """Return the database's own type."""
         return dialect.type_descriptor(Text() if dialect.name == "sqlite" else ARRAY(Text))
 
     def process_bind_param(self, value: Collection[str] | None, dialect: Dialect) -> Any:  # noqa: ANN401 - for the driver
-        """Convert the ids for the database."""
         ids = list(value or ())
         return json.dumps(ids) if dialect.name == "sqlite" else ids
 
 
 class is_any_of(ColumnElement[bool]):  # noqa: N801 - reads as the SQL condition it is
-    """The condition that a column has one of the ids in the parameter `ids`, however many there are.
-
-    Args:
-        column: The column.
-    """
+    """The condition that a column has one of the ids in the parameter `ids`, however many there are."""
 
     type = Boolean()
     inherit_cache = True

@@ -76,7 +76,6 @@ def revisions() -> list[str]:
 
 
 def check(database: Database) -> None:
-    """Check that the database has this version's schema."""
     require_current(get_state(database))
 
 
@@ -87,7 +86,6 @@ def get_state(database: Database) -> SchemaState:
 
 
 def read_state(connection: Connection) -> SchemaState:
-    """Return the schema's state, within a transaction."""
     known, found = revisions(), _current_revision(connection)
     if found is None:
         status = SchemaStatus.EMPTY

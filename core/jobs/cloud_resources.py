@@ -65,7 +65,6 @@ class CloudResource(Base):
 
 
 def list_open(session: Session) -> list[CloudResource]:
-    """Return all resources that are not known to be deleted."""
     return list(
         session.scalars(select(CloudResource).where(CloudResource.gone_at.is_(None)).order_by(CloudResource.id))
     )
@@ -98,10 +97,7 @@ def cost(resource: CloudResource, job_price: float, current: datetime, since: da
     """Return the US dollars that a resource has cost by now.
 
     Args:
-        resource: The resource.
         job_price: Its price per hour, unless it has its own.
-        current: The time now.
-        since: Time before which nothing is counted.
     """
     if resource.billed_at is None:
         return 0.0

@@ -57,10 +57,6 @@ def reason_of_exit(code: int, log_end: str = "") -> tuple[str, str | None]:
 
     A program may return any code. What a shell says by codes above 125 (POSIX, 2.8.2) is believed if the log says so,
     too.
-
-    Args:
-        code: The exit code.
-        log_end: The end of the job's output.
     """
     if code == 0:
         return "completed", None

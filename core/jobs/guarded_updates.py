@@ -152,7 +152,6 @@ def returning_all(session: Session, statement: Update) -> list[Job]:
 
 
 def update_attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
-    """Update the row of the job's current attempt."""
     columns, params = _split_values(_storable(values))
     _update_attempt(columns).execute(session, params | {"of_job": job.id, "of_attempt": job.attempt})
 
@@ -168,8 +167,6 @@ def set_output_sizes(session: Session, job: Job, *, log_bytes: int | None, artif
     """Record the output sizes of the job's current attempt, in the transaction that closes it.
 
     Args:
-        session: Session of the closing transition.
-        job: The job, under a lease that the transition has checked.
         log_bytes: Bytes of the job's whole log; the attempt gets what earlier ones do not account for.
         artifact_bytes: Bytes of the attempt's artifacts.
     """

@@ -90,7 +90,6 @@ def _select_held(seconds: float) -> Prepared:
 
 
 def set_phase(session: Session, job: Job, phase: str, detail: str | None = None) -> Job:
-    """Record the job's current phase."""
     moved = update_job(session, job, OWNED, phase=phase, phase_detail=detail)
     # A phase that reports progress gets one event at its start, not one for each update.
     counts = phase == job.phase and phase in _PHASES_WITH_PROGRESS
@@ -216,10 +215,6 @@ def fail_lost(
     """Close or requeue a job whose machine is lost, so that no worker can finish it.
 
     Args:
-        session: Session of the caller's transaction.
-        job: The job, under its current lease.
-        reason: The reason for which its attempt ended.
-        detail: Details of the reason.
         ended_at: Time of the attempt's end; None: now.
         again: Requeue it although it may not be retried, unless a stop was requested.
     """
@@ -357,7 +352,6 @@ def delete_of_project(session: Session, project_id: str) -> None:
 
 
 def set_tags(session: Session, job_id: str, tags: Sequence[str]) -> Job:
-    """Replace the tags of a job."""
     check_tags(tags)
     job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
     if job is None:

@@ -59,7 +59,6 @@ class XRange(NamedTuple):
     stop: float
 
     def condition(self) -> ColumnElement[bool]:
-        """Return the condition that a row is in the range."""
         if self.axis == "step":
             return or_(Metric.step.between(self.start, self.stop), Metric.step.is_(None))
         return Metric.at.between(datetime.fromtimestamp(self.start, UTC), datetime.fromtimestamp(self.stop, UTC))
@@ -71,8 +70,6 @@ class StoredSummary:
 
     Attributes:
         offset: Offset of the attempt's last stored line; 0 if none is stored.
-        values: Values stored of the job, of all attempts.
-        names: Names of its metrics.
     """
 
     offset: int = 0
@@ -102,7 +99,6 @@ def _upsert_last(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share 
 
 
 def last_values(session: Session, jobs: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return the last values of the metrics of some jobs, by job id and name."""
     found: dict[str, dict[str, float]] = {}
     wanted = select(LastMetric).where(LastMetric.job_id.in_(list(jobs))).order_by(LastMetric.name)
     for row in session.scalars(wanted):
@@ -124,13 +120,11 @@ def record_limit(session: Session, job: Job, reason: str, detail: str) -> None:
 
 
 def limit_messages(session: Session, job_id: str) -> list[str]:
-    """Return the sentences that `record_limit` recorded."""
     query = select(Event.detail).where(Event.job_id == job_id, Event.kind == EVENT).order_by(Event.id)
     return [detail for detail in session.scalars(query) if detail]
 
 
 def summarize_stored(session: Session, job_id: str, attempt: int) -> StoredSummary:
-    """Summarize the stored metrics that a job wrote itself."""
     found = StoredSummary()
     query = select(Metric.attempt, Metric.offset, Metric.values).where(Metric.job_id == job_id, Metric.source == "job")
     for number, offset, values in session.execute(query.execution_options(yield_per=_FETCH_SIZE)):
@@ -170,10 +164,7 @@ def read(
     metric: one that few rows have, such as one of each epoch, is not lost among the others.
 
     Args:
-        session: Reads.
-        job_id: The job.
         found: Its `count_rows`, of the sources to be read.
-        most_values: Approximate limit of values read per source.
         name: Only this metric.
         within: Only rows in this range, which `found` counts.
         attempt: Only rows of this attempt, which `found` counts.
@@ -296,7 +287,6 @@ def last_rows(
 
 
 def remove(database: Database, job_id: str) -> None:
-    """Delete a job's metrics in batches."""
     with database.write() as session:
         session.execute(delete(LastMetric).where(LastMetric.job_id == job_id))
     key = tuple_(Metric.attempt, Metric.source, Metric.offset)

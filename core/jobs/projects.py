@@ -75,8 +75,6 @@ def update_limits(
     """Set limits and policies of a project.
 
     Args:
-        session: Writes.
-        project_id: The project.
         requested: Any of `max_running` (None: no limit), `max_stored_mb` (None: no limit), `keep_logs_days` and
             `keep_artifacts_days` (None: forever; of these three "default": as in the service's settings). Others
             stay as they are.
@@ -102,7 +100,6 @@ def _stored_limit(requested: int | str | None) -> int | None:
 
 
 def find_id(session: Session, name: str) -> str | None:
-    """Return the id of the project of this name; None if there is none."""
     return session.scalar(select(Project.id).where(Project.name == name))
 
 
@@ -122,7 +119,6 @@ def set_repository(session: Session, project_id: str, *, repo_name: str | None, 
 
 
 def set_tags(session: Session, project_id: str, tags: Sequence[str]) -> Project:
-    """Replace the tags of a project."""
     check_tags(tags)
     project = queries.project(session, project_id)
     project.tags = list(tags)

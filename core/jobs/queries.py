@@ -69,7 +69,6 @@ class JobPage:
 
 
 def get(session: Session, job_id: str) -> Job:
-    """Return the job of this id."""
     found = _job().rows(session, {"job_id": job_id})
     if not found:
         raise JobNotFound(job_id)
@@ -166,7 +165,6 @@ def page(
 
 
 def count(session: Session, wanted: JobFilter, *, most: int) -> int:
-    """Count the jobs that match, up to `most`."""
     some = _matching(session, wanted).with_only_columns(Job.seq).limit(most).subquery()
     return session.scalar(select(func.count()).select_from(some)) or 0
 
@@ -227,8 +225,6 @@ def machine_condition(session: Session, machine_type: str, *, in_one_state: bool
     """Build the condition that a job is for this machine type.
 
     Args:
-        session: Reads.
-        machine_type: The name.
         in_one_state: Whether only jobs in one state are wanted. SQLite would read those of the machine type, newest
             first, among them all that wait; unless they are few, it has to use the index of states.
     """
@@ -250,7 +246,6 @@ def has_any_tag(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:
 
 
 def events(session: Session, job_id: str) -> list[Event]:
-    """Return a job's events, oldest first."""
     return [_EVENT_ROWS.make(row) for row in _events().rows(session, {"job_id": job_id})]
 
 
@@ -260,7 +255,6 @@ def _events() -> Prepared:
 
 
 def attempts(session: Session, job_id: str) -> list[Attempt]:
-    """Return a job's attempts, oldest first."""
     return list(session.scalars(select(Attempt).where(Attempt.job_id == job_id).order_by(Attempt.attempt)))
 
 
@@ -269,7 +263,6 @@ def attempt(session: Session, job_id: str, number: int) -> Attempt | None:
 
 
 def projects(session: Session) -> list[Project]:
-    """Return all projects, ordered by name."""
     return [_PROJECT_ROWS.make(row) for row in _projects().rows(session, {})]
 
 
@@ -302,7 +295,6 @@ def _last_seq() -> Prepared:
 
 
 def project(session: Session, project_id: str) -> Project:
-    """Return the project of this id."""
     found = session.get(Project, project_id)
     if found is None or found.deleted_at is not None:
         raise ProjectNotFound(

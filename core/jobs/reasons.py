@@ -27,11 +27,8 @@ class Reason:
     """A reason for which a job waits or ended.
 
     Attributes:
-        name: Stable code, shown beside the sentence.
         final: State in which a job ends with it; None for reasons to wait.
-        fault: The responsible party.
         message: Text for the user, with what to do next. `{detail}` is replaced with details, if known.
-        retry: Whether another attempt could end differently.
         unlimited: Whether it is retried without limit; else faults of the machine or service are retried a few
             times.
         never_began: The command is known not to have started, though its start was recorded.

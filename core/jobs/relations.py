@@ -19,7 +19,6 @@ class JobRelations(NamedTuple):
     """The rows around a job's.
 
     Attributes:
-        project: Name of its project.
         owner: Name of the key that submitted it; None: the key does not exist any more.
         attempt: Its current attempt; None: there was none yet.
     """

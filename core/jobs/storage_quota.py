@@ -17,7 +17,6 @@ def limit_mb(project: Project, usual_mb: int) -> int:
     """Return the limit of a project's logs and artifacts in MiB; 0: no limit.
 
     Args:
-        project: The project.
         usual_mb: Limit of projects without one of their own.
     """
     return usual_mb if project.max_stored_mb is None else project.max_stored_mb
@@ -52,8 +51,6 @@ def check_upload(
     """Check that a project's storage quota has room for a file in its `/storage`, whose files count here, too.
 
     Args:
-        session: A session.
-        project: The project.
         usual_mb: Limit of projects without one of their own.
         coming: Bytes of the file.
         measure_storage: Returns the bytes of the project's `/storage`; called only if there is a limit.

@@ -23,8 +23,6 @@ from core.jobs.states import JobState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """The data of a new job."""
-
     spec: JobSpec
     machine: MachineType
     backend: str
@@ -68,7 +66,6 @@ def _insert_job(dialect: str, names: tuple[str, ...]) -> Prepared:
 
 
 def _initial_values(new_job: NewJob) -> dict[str, Any]:
-    """Build the initial values of a new job's row, by column."""
     spec = new_job.spec
     return {
         "id": new_id("j"),
@@ -152,7 +149,6 @@ def idempotency_of(new_job: NewJob) -> tuple[str, str] | None:
 
 
 def find_submitted(session: Session, new_jobs: Sequence[NewJob]) -> dict[tuple[str, str] | None, Job]:
-    """Return the jobs that were submitted before with these jobs' Idempotency-Keys, by `idempotency_of`."""
     wanted: dict[str, set[str]] = {}
     for each in new_jobs:
         if each.idempotency_key is not None:
@@ -167,7 +163,6 @@ def find_submitted(session: Session, new_jobs: Sequence[NewJob]) -> dict[tuple[s
 
 
 def check_same_request(job: Job, new_job: NewJob) -> Job:
-    """Return the job of an Idempotency-Key."""
     if job.request_sha256 != new_job.request_sha256:
         raise IdempotencyMismatch(
             f"This Idempotency-Key was already used for job {job.id}, with a different request. Use a new key for a "

@@ -1,5 +1,3 @@
-"""Changes of a job's tags."""
-
 from collections.abc import Sequence
 
 from sqlalchemy import select

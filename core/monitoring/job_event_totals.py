@@ -50,7 +50,6 @@ class EventTotals:
     """Event counts between two polls.
 
     Attributes:
-        ended: Jobs that ended, by state, backend and machine type.
         claims: For each claim its pool (backend, machine type), and the seconds since the job was due.
         log_bytes: Bytes of logs kept of attempts that ended.
         artifact_bytes: Bytes of artifacts kept of them.
@@ -75,7 +74,6 @@ class EventCounter:
         self._counted: set[int] = set()
 
     def poll(self, session: Session) -> EventTotals:
-        """Count the events since the last poll."""
         with self._lock:
             if self._settled is None:
                 self._start_at_newest(session)

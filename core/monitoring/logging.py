@@ -34,7 +34,6 @@ def configure(log_format: str, level: str) -> None:
 
     Args:
         log_format: `console` for people, `json` for machines (in which no field can forge a line).
-        level: debug, info, warning or error.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if log_format == "json" else _ConsoleFormatter(colors=sys.stderr.isatty()))
@@ -83,7 +82,6 @@ class _FailureFilter(logging.Filter):
         self._shown_at: dict[tuple[str, str, str], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is shown; its exception becomes the field `error`."""
         error = record.exc_info[1] if record.exc_info else None
         full = isinstance(error, OSError) and error.errno in FULL_DISK_ERRNOS
         if error is None or not (full or isinstance(error, StoreUnavailable)):
@@ -102,7 +100,6 @@ class _FailureFilter(logging.Filter):
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line."""
         line = {
             "timestamp": _timestamp(record),
             "level": record.levelname.lower(),
@@ -122,7 +119,6 @@ class _ConsoleFormatter(logging.Formatter):
         self._colors = colors
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line, or lines."""
         level = f"{record.levelname.lower():8}"
         if self._colors:
             level = f"{_COLORS.get(record.levelno, '')}{level}{_RESET}"
@@ -141,7 +137,6 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _shown(value: object) -> str:
-    """Return a value as one word, or quoted."""
     if isinstance(value, str) and value.isprintable() and not {" ", "=", '"', "'"} & set(value):
         return value
     return repr(value)

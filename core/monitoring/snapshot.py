@@ -51,7 +51,6 @@ class WorkerStatus:
 
     Attributes:
         slots: Jobs it runs at once, at most.
-        held: Jobs it holds now.
         machine_types: Machine types it takes; None: all that its backends run.
         gpus: GPUs of its host; None: not counted.
         heartbeat_age: Seconds since its last heartbeat.
@@ -106,10 +105,7 @@ class ServiceSnapshot:
         stale_jobs: Jobs held by a worker without recent heartbeats, by backend and machine type.
         oldest_queued: Longest wait of a queued job in seconds, by backend and machine type. A retry waits from the
             time it is due.
-        workers: Workers with recent heartbeats.
         lost_workers: Workers without, that had one in the last day.
-        gpus: Number of GPUs held by jobs, by host.
-        repairs: Repairs by the sweep.
         outbox: Messages not sent yet.
         oldest_message: Age of the oldest of them, in seconds; 0 if there is none.
     """
@@ -139,7 +135,6 @@ class ServiceSnapshot:
         return self.jobs[(JobState.QUEUED, *pool)]
 
     def count_workers(self, pool: Pool) -> int:
-        """Count the workers that take jobs of a pool."""
         return sum(worker.accepts(pool) for worker in self.workers)
 
 

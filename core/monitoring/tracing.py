@@ -53,10 +53,6 @@ class SpanIds:
         """Emit this span when it has ended. A repeat emits the same span.
 
         Args:
-            name: Name of the span.
-            began: Start time.
-            ended: End time.
-            attributes: Its attributes.
             error: Error code; None: no error.
         """
         token = _fixed.set(self)

@@ -60,7 +60,6 @@ def make_app(broker_url: str, *, socket_seconds: float = _WORKER_SOCKET_SECONDS)
     processes of a prefork pool, and our tasks run in threads. The tasks themselves are short.
 
     Args:
-        broker_url: URL of the broker.
         socket_seconds: Timeout of one command to Redis, which is tried a few times. Must exceed the 1 s for which an
             idle worker blocks waiting for messages.
     """

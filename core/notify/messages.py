@@ -13,9 +13,7 @@ class WakeMessage:
     """A message that makes a worker check for work.
 
     Attributes:
-        queue: Name of its queue.
         job_id: The first job that the message was sent for; it may announce others as well.
-        request_id: Id of the request that submitted this job.
     """
 
     queue: str

@@ -41,7 +41,6 @@ class Dispatcher:
     """A thread that sends a wake message for every committed outbox row, and then deletes the row.
 
     Args:
-        database: Database with the outbox.
         notify_local: Wakes this host's supervisors, once for any number of rows; fast.
         publish: Sends messages to the broker; None: there is no broker. May take seconds and raise: the rows then stay
             and are retried.

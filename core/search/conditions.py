@@ -45,7 +45,6 @@ Build = Callable[[Term, str], ColumnElement[bool]]
 
 
 def build_conditions(session: Session, catalogue: Catalogue, text: str) -> list[ColumnElement[bool]]:
-    """Return the conditions of a query, which all have to hold."""
     terms = parse_terms(text)
     builder = _Builder(session, catalogue, in_one_state=any(_is_one_state(term) for term in terms))
     return [builder.build(term) for term in terms]

@@ -24,7 +24,6 @@ class Ordering:
         return [key.desc() if descending != backwards else key.asc() for key, descending in keys]
 
     def beyond(self, session: Session, seq: int, *, backwards: bool) -> ColumnElement[bool]:
-        """Return the condition of the jobs after the job of this `seq`, or before it."""
         row = session.execute(select(self._missing, self.expression).where(Job.seq == seq)).one_or_none()
         if row is None:
             raise CursorInvalid(
@@ -46,7 +45,6 @@ class Ordering:
 
 
 def parse_cursor(after: str, field: str) -> int:
-    """Return the `seq` that a cursor names."""
     if not after.isascii() or not after.isdigit() or len(after) > _CURSOR_DIGITS:
         raise CursorInvalid("This is not a page cursor. Send the one from the other page, unchanged.", field=field)
     return int(after)

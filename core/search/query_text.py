@@ -19,7 +19,6 @@ class Term:
     """One term of a query.
 
     Attributes:
-        text: The term as it was written.
         at: Place of its first character, from 1.
         field: The field before its operator; empty: free text.
         operator: `:`, `<`, `<=`, `>`, `>=` or `=`; empty: free text.
@@ -36,12 +35,10 @@ class Term:
 
 
 def query_error(term: Term, problem: str) -> SpecInvalid:
-    """Return the error of a term, which states its place."""
     return SpecInvalid(f"{problem} It is in {term.text[:80]!r}, at character {term.at} of the query.", field="q")
 
 
 def parse_terms(text: str) -> list[Term]:
-    """Split a query into its terms."""
     terms = list(_terms(text))
     if len(terms) > MAX_TERMS:
         raise query_error(terms[MAX_TERMS], f"A query has at most {MAX_TERMS} terms.")

@@ -29,7 +29,6 @@ def record_change(session: Session, kind: str, target: str) -> None:
     """Record a change to what is not a job, in its own transaction.
 
     Args:
-        session: Writes the change.
         kind: What was done, such as `secret_set`.
         target: What it was done to, without its value.
     """

@@ -41,8 +41,6 @@ def create(session: Session, name: str, *, days: float | None = None) -> tuple[A
     """Create a key.
 
     Args:
-        session: Writes.
-        name: The owner or use of the key.
         days: Days until it expires; None: never.
 
     Returns:
@@ -77,7 +75,6 @@ def others_in_use(session: Session, own: Collection[str], *, unless_unused: Coll
     """Return whether there is a valid key other than these.
 
     Args:
-        session: Reads.
         own: Ids of the keys that do not count.
         unless_unused: Ids of keys that count only once they were used.
     """
@@ -134,7 +131,6 @@ class ApiKeyCache:
     """Authenticates keys with a cache in front of the database, and collects which were used.
 
     Args:
-        database: Database with the keys.
         cache_seconds: Lifetime of a cache entry; a revoked key is refused after this time at the latest.
     """
 
@@ -147,11 +143,6 @@ class ApiKeyCache:
         return self._cache.get(digest(secret))
 
     def authenticate(self, secret: str) -> ApiKey:
-        """Return the key that this secret belongs to.
-
-        Raises:
-            Unauthorized: It is misspelt, unknown, revoked or expired.
-        """
         sha256 = digest(secret)
         key = self._cache.get(sha256)
         if key is None:
@@ -161,11 +152,7 @@ class ApiKeyCache:
         return key
 
     def get(self, key_id: str) -> ApiKey:
-        """Return the key of this id, for credentials derived from it: a browser session, a link.
-
-        Raises:
-            Unauthorized: The key does not exist, was revoked, or expired.
-        """
+        """Return the key of this id, for credentials derived from it: a browser session, a link."""
         key = self._cache.get(key_id)
         if key is None:
             with self._database.read() as session:

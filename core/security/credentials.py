@@ -32,18 +32,8 @@ MAX_USERNAME = 255
 def put_secret(session: Session, vault: Vault, project_id: str, name: str, value: str) -> tuple[Secret, bool]:
     """Store a secret, replacing an existing one of that name.
 
-    Args:
-        session: Writes.
-        vault: Encrypts.
-        project_id: Project whose jobs may use it, or ALL_PROJECTS.
-        name: The name that jobs refer to.
-        value: The value that jobs get.
-
     Returns:
         Its row, and whether it is new.
-
-    Raises:
-        SecretUnreadable: There is no key to encrypt it with.
     """
     if not SECRET_NAME.match(name):
         raise SpecInvalid(
@@ -63,7 +53,6 @@ def secrets_of(session: Session, project_id: str) -> list[Secret]:
 
 
 def delete_secret(session: Session, project_id: str, name: str) -> None:
-    """Delete a secret."""
     gone = delete(Secret).where(Secret.project_id == project_id, Secret.name == name).returning(Secret.name)
     if session.scalar(gone) is None:
         raise CredentialNotFound(f"No such secret: {name[:100]!r}. `gradient-cli secrets list` shows them.")
@@ -71,7 +60,6 @@ def delete_secret(session: Session, project_id: str, name: str) -> None:
 
 
 def check_secrets_exist(session: Session, spec: JobSpec, project_id: str | None) -> None:
-    """Refuse a job that names a secret which does not exist."""
     named = spec.secrets()
     if not named:
         return
@@ -87,11 +75,6 @@ def check_secrets_exist(session: Session, spec: JobSpec, project_id: str | None)
 
 
 def resolve_env(session: Session, vault: Vault, job: Job) -> dict[str, str]:
-    """Return the job's environment with the values of the secrets that it names.
-
-    Raises:
-        SecretUnreadable: A secret cannot be decrypted; the message names it.
-    """
     env, named = job.spec.env_vars, job.spec.secrets()
     if not named:
         return env
@@ -114,20 +97,8 @@ def put_registry(
 ) -> tuple[AnyRegistry, bool]:
     """Store the login for a registry, replacing an existing one.
 
-    Args:
-        session: Writes.
-        vault: Encrypts.
-        project_id: Project whose jobs sign in with it, or ALL_PROJECTS.
-        host: The registry.
-        username: User name.
-        password: Password or token.
-        push: Whether jobs may also push images with it.
-
     Returns:
         Its row, and whether it is new.
-
-    Raises:
-        SecretUnreadable: There is no key to encrypt the password with.
     """
     known = parse_host(host)
     check_login(username, password, "username", "password")
@@ -145,7 +116,6 @@ def registries(session: Session, project_id: str) -> list[AnyRegistry]:
 
 
 def delete_registry(session: Session, project_id: str, host: str) -> None:
-    """Delete the login for a registry."""
     table, key = _registry_key(project_id, parse_host(host))
     gone = delete(table).filter_by(**key).returning(table.host)
     if session.scalar(gone) is None:
@@ -154,11 +124,7 @@ def delete_registry(session: Session, project_id: str, host: str) -> None:
 
 
 def save_job_login(session: Session, vault: Vault, job_id: str, password: str) -> None:
-    """Store the registry password of a job until the job has ended; a repeat changes nothing.
-
-    Raises:
-        SecretUnreadable: There is no key to encrypt it with.
-    """
+    """Store the registry password of a job until the job has ended; a repeat changes nothing."""
     kept = insert_ignore(session.get_bind().dialect.name, JobRegistryPassword)
     session.execute(kept.values(job_id=job_id, sealed=vault.encrypt(_job_purpose(job_id), password)))
 
@@ -171,14 +137,7 @@ def registry_login_for(
     The login submitted with the job comes first, then that of its project, then that for all projects.
 
     Args:
-        session: Reads.
-        vault: Decrypts.
-        job: The job.
-        image: Its image, or what it pushes.
         push: Whether the image is to be pushed: then only a login that may push is returned.
-
-    Raises:
-        SecretUnreadable: The password cannot be decrypted; the message names the registry.
     """
     host, username = registry_host(image), job.spec.registry_username
     try:
@@ -201,21 +160,13 @@ def registry_login_for(
 
 
 def save_git_login(session: Session, vault: Vault, job_id: str, login: str) -> None:
-    """Store the `user:password` from the git address of a job's workspace; a repeat changes nothing.
-
-    Raises:
-        SecretUnreadable: There is no key to encrypt it with.
-    """
+    """Store the `user:password` from the git address of a job's workspace; a repeat changes nothing."""
     kept = insert_ignore(session.get_bind().dialect.name, GitLogin)
     session.execute(kept.values(job_id=job_id, sealed=vault.encrypt(_git_purpose(job_id), login)))
 
 
 def git_login(session: Session, vault: Vault, job: Job) -> str | None:
-    """Return the `user:password` for the git server of a job's workspace; None if there is none.
-
-    Raises:
-        SecretUnreadable: It cannot be decrypted.
-    """
+    """Return the `user:password` for the git server of a job's workspace; None if there is none."""
     sealed = session.scalar(select(GitLogin.sealed).where(GitLogin.job_id == job.id))
     if sealed is None:
         return None
@@ -226,7 +177,6 @@ def git_login(session: Session, vault: Vault, job: Job) -> str | None:
 
 
 def check_login(username: str, password: str, name_field: str, password_field: str) -> None:
-    """Refuse an invalid username or password."""
     check_label(username, name_field, MAX_USERNAME)
     _check_value(password, password_field, MAX_PASSWORD_BYTES)
 

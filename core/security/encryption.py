@@ -26,6 +26,8 @@ _MAX_OLD_KEYS = 2
 class Vault:
     """Encrypts and decrypts texts. Keys are read at each use, so that a rotation needs no restart.
 
+    What needs a key or a value that cannot be read raises SecretUnreadable.
+
     Args:
         settings: Contain the keys, or the folder of the key file: one key per line, the first for new values.
     """
@@ -36,30 +38,20 @@ class Vault:
 
     @property
     def key_location(self) -> str:
-        """The source of the keys, for messages."""
         return "GRADIENT_SECRETS__ENCRYPTION_KEYS" if self._given else str(self._path)
 
     @property
     def keys_from_settings(self) -> bool:
-        """True if the keys come from the settings, not from the key file."""
         return bool(self._given)
 
     def encrypt(self, purpose: str, text: str) -> str:
-        """Encrypt a text; creates the first key if there is none.
-
-        Raises:
-            SecretUnreadable: The keys cannot be read.
-        """
+        """Encrypt a text; creates the first key if there is none."""
         key = (self._keys() or self._first())[0]
         token: bytes = _fernet().Fernet(key).encrypt(_bind_purpose(purpose, text))
         return f"{key_id(key)}:{token.decode()}"
 
     def decrypt(self, purpose: str, sealed: str) -> str:
-        """Decrypt a text that was encrypted for this purpose.
-
-        Raises:
-            SecretUnreadable: Its key is missing, or the value was changed or has another purpose.
-        """
+        """Decrypt a text that was encrypted for this purpose."""
         wanted, _, token = sealed.partition(":")
         keys = {key_id(key): key for key in self._keys()}
         if wanted not in keys:
@@ -79,11 +71,7 @@ class Vault:
         return bound[len(start) :].decode()
 
     def reencrypt(self, purpose: str, sealed: str) -> str:
-        """Re-encrypt a value with the first key.
-
-        Raises:
-            SecretUnreadable: It cannot be decrypted.
-        """
+        """Re-encrypt a value with the first key."""
         return self.encrypt(purpose, self.decrypt(purpose, sealed))
 
     @contextmanager

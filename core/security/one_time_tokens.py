@@ -26,13 +26,7 @@ class Purpose(StrEnum):
 
 
 def issue(session: Session, purpose: Purpose, subject: str) -> str:
-    """Issue a token that works once, within 10 minutes.
-
-    Args:
-        session: Writes.
-        purpose: Its purpose.
-        subject: Id of the key or of the user.
-    """
+    """Issue a token that works once, within 10 minutes."""
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     values = {"sha256": digest(token), "purpose": purpose, "subject": subject, "expires_at": now(TTL_SECONDS)}
     session.execute(insert(OneTimeToken).values(values))
@@ -50,7 +44,6 @@ def redeem(database: Database, purpose: Purpose, token: str, use: Callable[[Sess
 
     Args:
         database: Where tokens are stored.
-        purpose: The purpose that it must have.
         token: As `issue` returned it.
         use: Called with the transaction and the subject; if it raises, the token stays valid.
 

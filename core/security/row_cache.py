@@ -16,7 +16,6 @@ class RowCache(Generic[K, V]):
     """Caches values for some seconds, and collects which rows were used; for any thread.
 
     Args:
-        seconds: Lifetime of an entry.
         most: Most entries at once; the least recently used is dropped.
     """
 
@@ -44,7 +43,6 @@ class RowCache(Generic[K, V]):
             self._entries.pop(key, None)
 
     def clear(self) -> None:
-        """Drop all entries."""
         with self._lock:
             self._entries.clear()
 

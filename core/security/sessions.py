@@ -62,7 +62,6 @@ def end_session(session: Session, session_id: str) -> None:
 
 
 def end_all(session: Session) -> int:
-    """End all sessions; returns their number."""
     return _delete(session, BrowserSession.id.is_not(None))
 
 
@@ -80,9 +79,6 @@ class Sessions:
     """Authenticates sessions with a cache in front of the database, and collects which were used.
 
     Args:
-        database: Database with the sessions.
-        keys: Cache of the API keys.
-        settings: Lifetimes of sessions.
         cache_seconds: A session that another process ended is refused after this time at the latest.
     """
 
@@ -105,11 +101,6 @@ class Sessions:
             return open_session(session, key_id, self._settings)
 
     def key(self, token: str) -> ApiKey:
-        """Return the key that a session was opened with.
-
-        Raises:
-            Unauthorized: The session is unknown, expired or ended, or its key is no longer valid.
-        """
         sha256 = digest(token)
         key_id = self._known.get(sha256)
         if key_id is None:

@@ -30,7 +30,6 @@ _DUMMY_HASH = f"$argon2id$v=19$m=16384,t=8,p=1${'A' * 22}${'A' * 43}"
 
 
 def create(session: Session, email: str, password: str) -> User:
-    """Create a user."""
     address = _normalize_email(email)
     if not (_EMAIL.match(address) and address.isprintable() and len(address) <= _MAX_EMAIL):
         raise SpecInvalid("Not an e-mail address; one looks like name@host.", field="email")
@@ -53,7 +52,6 @@ def create(session: Session, email: str, password: str) -> User:
 
 
 def list_users(session: Session) -> list[User]:
-    """Return all users, ordered by address."""
     return list(session.scalars(select(User).order_by(User.email)))
 
 
@@ -100,9 +98,6 @@ def create_key_for(session: Session, user_id: str, name: str, *, days: float | N
     """Create an API key for a user who has signed in.
 
     Args:
-        session: Writes.
-        user_id: Id of the user.
-        name: Name of the key.
         days: Days until it expires; None: never.
 
     Returns:

@@ -36,8 +36,6 @@ class TracingSettings(SettingsGroup):
 
 
 class Settings(BaseSettings):
-    """The whole configuration of one process."""
-
     model_config = SettingsConfigDict(
         env_prefix="GRADIENT_",
         env_nested_delimiter="__",
@@ -96,7 +94,6 @@ class Settings(BaseSettings):
 
     @property
     def database_url(self) -> str:
-        """SQLAlchemy URL of the database."""
         return self.database.url or f"{SQLITE}{quote(str(self.root / 'gradient.db'))}"
 
     @property

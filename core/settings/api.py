@@ -13,8 +13,6 @@ MAX_PROCESSES = 64
 
 
 class ApiSettings(SettingsGroup):
-    """The API."""
-
     shared: ClassVar = ("max_connections", "max_connections_per_client")
     host: str = Field(default="127.0.0.1", description="address that the API listens on")
     port: int = Field(default=8780, description="port that the API listens on")

@@ -140,24 +140,19 @@ class TpuSettings(SettingsGroup):
         return "tpu" if self.project is not None else None
 
     def provisioning_for(self, machine_type: str) -> str:
-        """Return the provisioning mode of this machine type."""
         return self.provisioning_by_type.get(machine_type, self.provisioning)
 
     def capacity_for(self, machine_type: str) -> str:
-        """Return the capacity of jobs of this machine type that choose none."""
         if machine_type in self.reservations:
             return "reserved"
         return "spot" if self.spot else "standard"
 
     def on_vm(self, machine_type: str, *, by_default: bool) -> bool:
-        """Return whether a job of this machine type runs on the TPU VM itself."""
         placement = self.placement_by_type.get(machine_type, self.placement)
         return by_default if placement is None else placement == "vm"
 
 
 class GcsSettings(SettingsGroup):
-    """Google Cloud Storage."""
-
     project: str | None = Field(
         default=None,
         description="Google Cloud project in which buckets are created; default: GRADIENT_TPU__PROJECT, else that of "
@@ -170,8 +165,6 @@ class GcsSettings(SettingsGroup):
 
 
 class ArtifactSettings(SettingsGroup):
-    """Storage of artifacts."""
-
     url: str | None = Field(
         default=None,
         description="bucket in which artifacts are stored, gs://BUCKET/PREFIX; default: a folder under GRADIENT_HOME",

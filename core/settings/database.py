@@ -1,5 +1,3 @@
-"""Settings of the database."""
-
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -19,8 +17,6 @@ def sqlite_file(url: str) -> Path | None:
 
 
 class DatabaseSettings(SettingsGroup):
-    """The database."""
-
     url: str | None = Field(
         default=None, description="SQLAlchemy URL of the database; default: SQLite under GRADIENT_HOME"
     )

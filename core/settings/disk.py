@@ -45,8 +45,6 @@ class DiskSettings(SettingsGroup):
 
 
 class LogSettings(SettingsGroup):
-    """Limits of job logs."""
-
     max_bytes: int = Field(
         default=GIB, description="bytes of output kept per job; the middle of longer output is left out"
     )

@@ -11,8 +11,6 @@ _LAST_UID = 2**31 - 2
 
 
 class DockerSettings(SettingsGroup):
-    """Containers on this host."""
-
     url: str = Field(default="unix:///var/run/docker.sock", description="address of the Docker engine's socket")
     timeout_seconds: float = Field(default=30.0, description="seconds that one response of the engine may take")
     engine_retry_seconds: float = Field(

@@ -1,13 +1,9 @@
-"""Encryption of stored secrets."""
-
 from pydantic import Field, SecretStr
 
 from core.settings.group import SettingsGroup
 
 
 class SecretSettings(SettingsGroup):
-    """Encryption of secrets and registry passwords."""
-
     encryption_keys: list[SecretStr] = Field(
         default=[],
         description="encryption keys (32 bytes in URL-safe Base64) as a JSON list, the first for new values; "

@@ -13,7 +13,6 @@ class SettingsGroup(BaseModel):
     """Limits of which each of several API processes enforces its share."""
 
     def share(self, processes: int) -> Self:
-        """Return the settings for one of several API processes."""
         return self.model_copy(update={name: -(-getattr(self, name) // processes) for name in self.shared})
 
 

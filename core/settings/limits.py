@@ -67,8 +67,6 @@ class LimitSettings(SettingsGroup):
 
 
 class MetricSettings(SettingsGroup):
-    """Limits of job metrics."""
-
     names: int = Field(
         default=200, ge=1, description="metric names stored per job; values under further names are dropped"
     )

@@ -21,8 +21,6 @@ class EgressSettings(SettingsGroup):
 
 
 class PortSettings(SettingsGroup):
-    """Host ports for jobs."""
-
     bind: str = Field(
         default="127.0.0.2",
         description="address on this host at which jobs' ports are opened; must not be an address of the dashboard, "

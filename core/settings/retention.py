@@ -1,5 +1,3 @@
-"""Settings of retention."""
-
 from pydantic import Field
 
 from core.settings.group import SettingsGroup

@@ -14,8 +14,6 @@ _FENCE_SECONDS = 120.0
 
 
 class WorkerSettings(SettingsGroup):
-    """This host's supervisor."""
-
     host: str | None = Field(
         default=None, description="name of this machine, whose workers adopt each other's jobs; default: its hostname"
     )

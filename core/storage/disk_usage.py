@@ -23,7 +23,6 @@ class FolderUsage:
     oldest: float | None = None
 
     def add(self, status: os.stat_result) -> None:
-        """Count a file."""
         self.bytes += status.st_blocks * _STAT_BLOCK
         self.count += 1
         self.oldest = status.st_mtime if self.oldest is None else min(self.oldest, status.st_mtime)

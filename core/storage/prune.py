@@ -60,12 +60,8 @@ class PruneReport:
     """The deletions that were made, or that would be.
 
     Attributes:
-        projects: Projects with at least one finite policy.
         workspaces_days: Days that archives are kept which no job needs; 0: until their jobs are deleted.
-        workspaces: Deletions of archives.
-        unfinished: Deletions of earlier runs whose files still existed.
         failed: Deletions that failed; the next run retries them.
-        more: Whether time ran out before everything was done.
     """
 
     projects: list[ProjectRemovals] = field(default_factory=list)
@@ -94,9 +90,7 @@ def prune(
     """Delete what no policy keeps any longer: the database is updated first, then the files are deleted.
 
     Args:
-        stores: The open stores.
         dry_run: Only report what would be deleted; nothing is changed.
-        seconds: Start no further batch after this time.
         progress: Called with the report so far, after each batch.
 
     Raises:
@@ -112,8 +106,6 @@ def remove_artifacts(stores: Stores, job: Job, selected: Callable[[str], bool] |
     """Delete artifacts of a job that has ended.
 
     Args:
-        stores: The open stores.
-        job: The job.
         selected: Returns by public path whether to delete a file of the latest attempt; None: all of every attempt.
 
     Raises:

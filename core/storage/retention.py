@@ -25,8 +25,6 @@ DAY_SECONDS = 86_400.0
 
 
 class OutputKind(StrEnum):
-    """Kinds of output that a policy can delete."""
-
     LOGS = "logs"
     ARTIFACTS = "artifacts"
 
@@ -93,12 +91,7 @@ def due_removals(
     """Return jobs of a project whose logs or artifacts are due for deletion, the earliest ended first.
 
     Args:
-        session: Reads.
-        project_id: The project.
-        kind: Kind of output.
         days: Days that it is kept.
-        after: The last job of the previous page.
-        limit: Most jobs to return.
     """
     query = (
         select(Job.id, Job.seq, Job.attempt, Job.finished_at)
@@ -125,10 +118,6 @@ def mark_expired(
     """Mark the logs or artifacts of these jobs as removed; the caller deletes the files after the commit.
 
     Args:
-        session: Writes.
-        kind: Kind of output.
-        jobs: Their ids.
-        why: The reason, such as a policy's sentence.
         left: Those among the jobs that have such output: only these get an event.
 
     Returns:

@@ -15,11 +15,6 @@ class Stores:
     """Settings, database, and the stores below GRADIENT_HOME or in a bucket.
 
     Attributes:
-        settings: The process's configuration.
-        database: The database.
-        artifacts: The jobs' artifacts.
-        workspaces: Uploaded archives.
-        logs: The jobs' logs.
         storage: The folders that jobs share as `/storage`.
     """
 

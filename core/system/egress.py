@@ -41,8 +41,6 @@ _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loop
 
 
 class Egress:
-    """The policy, as configured."""
-
     def __init__(self, settings: EgressSettings) -> None:
         self._schemes = settings.schemes
         self._names: set[str] = set()
@@ -150,7 +148,6 @@ def _normalize_host(host: str) -> str:
 
 
 def _embedded(address: Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address embedded in an IPv6 one, if any."""
     if isinstance(address, ipaddress.IPv4Address):
         return None
     if any(address in network for network in (*_NAT64, _IPV4_COMPATIBLE)) and int(address) > 1:

@@ -38,11 +38,8 @@ def write_atomically(
     """Write a file so that readers find all of its content or none; a link in its place is not followed.
 
     Args:
-        path: The file.
         content: The bytes, or blocks of them.
         durable: Flush file and name to disk, so that they survive a power cut.
-        replace: Replace an existing file.
-        mode: Its permissions.
         folder: Folder of the temporary file, on the same file system; the default is the file's own.
 
     Raises:
@@ -81,7 +78,6 @@ def _rename_new(new: Path, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk."""
     descriptor = os.open(folder, OPEN_FOLDER & ~os.O_NOFOLLOW)
     try:
         os.fsync(descriptor)
@@ -197,7 +193,6 @@ def describe_shortage(folders: Iterable[Path], min_free_mb: int, *, coming: int 
     """Describe the first of these folders whose disk has too little space; None if all have enough.
 
     Args:
-        folders: Folders that will be written to.
         min_free_mb: MiB that have to stay free; 0: not checked.
         coming: Bytes that will be written.
     """

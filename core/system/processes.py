@@ -1,5 +1,3 @@
-"""The processes of this host."""
-
 import os
 import re
 import signal
@@ -69,10 +67,6 @@ def read_environment(pid: int, prefix: str = "") -> dict[str, str]:
     Meanwhile a process has no environment, on a busy machine for milliseconds. psutil does not tell that from an
     environment that is filled with something else, as programs do that show a title. No more is read than the kernel
     gives a program, in blocks, and no more than 10,000 variables are returned: the process may have declared more.
-
-    Args:
-        pid: Of the process.
-        prefix: Leaves out variables whose names begin otherwise.
 
     Raises:
         psutil.Error: It has ended, or belongs to another user.

@@ -1,5 +1,3 @@
-"""Checks of this machine's container engine."""
-
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -57,7 +55,6 @@ def isolation(settings: Settings, info: dict[str, Any]) -> Finding:
     """Check the isolation of jobs from this machine: their user, seccomp, AppArmor or SELinux.
 
     Args:
-        settings: Name the user that jobs run as.
         info: The engine's own description (`docker info`).
     """
     options = [dict(part.partition("=")[::2] for part in one.split(",")) for one in info.get("SecurityOptions") or ()]
@@ -124,7 +121,6 @@ def gpus(found: Sequence[GpuSample], info: dict[str, Any]) -> Finding:
     """Check that containers can use this machine's GPUs.
 
     Args:
-        found: The GPUs.
         info: The engine's own description (`docker info`).
     """
     if not found:

@@ -63,7 +63,6 @@ def _postgres_durability(session: Session) -> Iterator[Finding]:
 
 
 def migrations(database: Database) -> Finding:
-    """Check that the schema is this version's."""
     state = schema_check.get_state(database)
     return ok("migrations", state.message) if state.fix is None else problem("migrations", state.message, state.fix)
 
@@ -91,7 +90,6 @@ def clocks(session: Session) -> Iterator[Finding]:
 
 
 def broker(settings: Settings) -> Iterator[Finding]:
-    """Check that the broker answers, if one is configured."""
     url = settings.queue.broker_url
     if url is None:
         return

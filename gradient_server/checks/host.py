@@ -73,7 +73,6 @@ def job_sandbox(settings: Settings, *, shared: bool = False) -> Finding:
     """Check that jobs that are processes of this host run in a sandbox.
 
     Args:
-        settings: The service's.
         shared: More than one API key is valid, so that `auto` requires it.
     """
     mode, support = settings.process.sandbox, sandbox_support(settings)
@@ -98,7 +97,6 @@ def job_sandbox(settings: Settings, *, shared: bool = False) -> Finding:
 
 
 def job_network(settings: Settings) -> Finding:
-    """Check that jobs that are processes of this host have networks of their own."""
     why = reason_without_sandbox(settings) or reason_without_network(settings)
     if why is None:
         return ok("network", "Jobs of simulated machines have networks of their own.")
@@ -162,7 +160,6 @@ def disk(root: Path, keep_free: int) -> Finding:
 
 
 def folders(root: Path) -> Finding:
-    """Check that the service's folders are writable."""
     there = [root / name for name in _FOLDERS if (root / name).exists()]
     bad = [str(path) for path in there if not (path.is_dir() and os.access(path, os.R_OK | os.W_OK | os.X_OK))]
     if bad:
@@ -239,7 +236,6 @@ def inotify() -> Finding:
 
 
 def machine_types(file: Path | None) -> Finding:
-    """Check that the list of machine types is valid."""
     try:
         number = len(list(Catalogue.load(override_path=file)))
     except SpecInvalid as error:

@@ -1,5 +1,3 @@
-"""Check of stored secrets and passwords."""
-
 from sqlalchemy.orm import Session
 
 from core.security import credentials

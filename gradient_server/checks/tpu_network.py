@@ -21,13 +21,7 @@ _ROLE = (
 
 
 def check(settings: Settings, machines: Sequence[MachineType], api: TpuApi) -> Iterator[Finding]:
-    """Check the network that new nodes of these machine types get, in the zones that offer them.
-
-    Args:
-        settings: The service's settings.
-        machines: Machine types for which nodes are created.
-        api: Tells which zone offers what.
-    """
+    """Check the network that new nodes of these machine types get, in the zones that offer them."""
     try:
         network = NodeNetwork(settings)
         if not network.exists():

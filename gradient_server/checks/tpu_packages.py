@@ -13,12 +13,7 @@ from worker.backends.tpu.vm.agent.wheels import REQUIRED, find_lacking, split_ur
 
 
 def check(settings: Settings, machines: Sequence[MachineType]) -> Iterator[Finding]:
-    """Check that the folder has the wheels, as the nodes' account if the worker may act as it.
-
-    Args:
-        settings: The service's settings.
-        machines: Machine types for which nodes are created.
-    """
+    """Check that the folder has the wheels, as the nodes' account if the worker may act as it."""
     tpu = settings.tpu
     if tpu.packages is None or all(tpu.on_vm(one.name, by_default=one.tpu_on_vm) for one in machines):
         return

@@ -19,7 +19,6 @@ def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator
     """Check everything, in the order in which to fix it; changes nothing.
 
     Args:
-        settings: The service's settings.
         open_bucket: Opens the bucket of a region; None: jobs have none.
     """
     tpu = settings.tpu

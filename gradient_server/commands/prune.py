@@ -42,7 +42,6 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
 
 
 def _open_database(settings: Settings, *, dry_run: bool) -> Database:
-    """Open the database; for a dry run, read-only."""
     file = settings.sqlite_file
     if file is not None and not file.exists():
         raise StoreUnavailable(f"The database {file} does not exist. Check GRADIENT_HOME and GRADIENT_DATABASE__URL.")

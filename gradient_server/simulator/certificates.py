@@ -19,7 +19,6 @@ def create_authority(folder: Path, names: list[str]) -> tuple[Path, ssl.SSLConte
 
     Args:
         folder: The folder to write `ca.pem`, for clients to trust, and `server.pem` to.
-        names: DNS names that the certificate is for.
 
     Returns:
         The path of the authority's certificate, and the server's TLS context.

@@ -43,12 +43,10 @@ class FakeDevice:
         self._thread = threading.Thread(target=self._accept, name="tpu-device", daemon=True)
 
     def start(self) -> Self:
-        """Start accepting connections."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Stop accepting connections."""
         # Closing alone does not wake a thread that waits in accept().
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -65,10 +63,6 @@ class SimulatedCloud:
 
     Args:
         port: Port of the TPU API; 0, also for the other ports: any free one.
-        storage_port: Port of Cloud Storage.
-        device_port: Port of the device.
-        create_seconds: Time until a new node is READY.
-        room: Number of nodes that can exist at once.
     """
 
     def __init__(

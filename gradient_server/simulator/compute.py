@@ -31,7 +31,6 @@ class ComputeNetwork:
         self.routers: dict[str, list[dict[str, Any]]] = {}
 
     def resource(self, name: str, **fields: object) -> dict[str, Any]:
-        """Make a resource that belongs to the network."""
         return {"name": name, "network": f"{_URL}/{self._network}", **fields}
 
     def rule(

@@ -31,8 +31,6 @@ class Principal:
     """The authenticated caller.
 
     Attributes:
-        id: Id of the API key.
-        name: Name of the API key.
         session_token: Token of the browser session that authenticated the caller; None: the key itself did.
     """
 
@@ -132,7 +130,6 @@ def require_key_again(app_state: AppState, caller: Principal, given: str) -> Non
 
 
 def require_administrator(app_state: AppState, caller: Principal) -> None:
-    """Refuse everybody but administrators."""
     if not is_administrator(app_state, caller.id):
         raise AdministratorOnly(
             f"Only administrators may do this, and your key {caller.id} ({caller.name}) is not one of theirs. Ask one, "

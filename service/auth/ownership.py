@@ -61,7 +61,6 @@ def require_project_owner(session: Session, app_state: AppState, caller: Princip
 
 
 def require_owner_of_all(session: Session, app_state: AppState, caller: Principal, project_id: str) -> None:
-    """Refuse to delete a project with jobs of others."""
     if _may_change_all(app_state, caller.id):
         return
     own = users.keys_of_same_user(session, caller.id)

@@ -35,7 +35,6 @@ def limit_reached(limit: int, of: str, setting: str, retry_after: float, process
     """Build the error of a request over a limit.
 
     Args:
-        limit: The limit's value.
         of: The limited things, in the plural.
         setting: Name of its field in `LimitSettings`.
         retry_after: Seconds until a repeat may succeed.
@@ -77,7 +76,6 @@ class RateLimit:
         self._full_at: dict[str, float] = {}
 
     def acquire(self, key: str) -> None:
-        """Take one token of a key."""
         _, refusal = self.acquire_some(key, 1)
         if refusal is not None:
             raise refusal
@@ -114,7 +112,6 @@ class ConcurrencyLimit:
         per_key: Slots of one key; 0: no limit.
         of: The things that slots are for, in the plural.
         setting: Name of the limit's field in `LimitSettings`.
-        wait_seconds: Time that a request waits before it is refused.
         processes: Number of processes that share the setting.
     """
 
@@ -209,19 +206,13 @@ class _QueueScope(NamedTuple):
     limit: int
 
     def count_query(self) -> ScalarSelect[int]:
-        """Return the number of its queued jobs, counted up to the limit."""
         owned = (Job.submitted_by if self.of == "one key" else Job.project_id) == self.owner
         found = select(literal(1)).where(IS_QUEUED, owned).limit(self.limit).subquery()
         return select(func.count()).select_from(found).scalar_subquery()
 
 
 class QueueAdmission:
-    """Admits the jobs that one transaction creates, before they are inserted, as far as the limits allow.
-
-    Args:
-        limit: The limits.
-        session: The transaction's session.
-    """
+    """Admits the jobs that one transaction creates, before they are inserted, as far as the limits allow."""
 
     def __init__(self, limit: QueueLimit, session: Session) -> None:
         self._limit = limit
@@ -230,7 +221,6 @@ class QueueAdmission:
         self._admitted: Counter[_QueueScope] = Counter()
 
     def admit(self, submitted_by: str, project_id: str) -> None:
-        """Refuse a job of this key and project if it exceeds a limit."""
         scopes = self._limit.scopes(submitted_by, project_id)
         self._count([one for one in scopes if one not in self._queued and not self._limit.use_grant(one)])
         for one in scopes:
@@ -257,14 +247,8 @@ class Limits:
     """Every limit of one API process.
 
     Attributes:
-        settings: The limits' values.
-        requests: Taken once for each authenticated request.
-        submissions: Taken once for each submission, dry run and clone.
         queue: Checked for each new job.
-        searches: Slots for requests that read many rows.
         uploads: Slots for submissions with an archive, which is checked during the request.
-        exec_sessions: Slots for exec sessions.
-        exec_connections: Slots for connections of port sessions.
     """
 
     def __init__(self, settings: LimitSettings, processes: int = 1) -> None:

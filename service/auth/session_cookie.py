@@ -1,5 +1,3 @@
-"""The cookie of a browser session."""
-
 from urllib.parse import urlsplit
 
 from fastapi import Response

@@ -27,11 +27,9 @@ class FailureBackoff:
     Each of several processes takes it that the others count as many failures, and let as many attempts through.
 
     Args:
-        free: Number of failures from which on there is a delay.
         first: The first delay, in seconds.
         longest: The longest delay, in seconds.
         forgotten: Seconds after its last failure until a name is forgotten.
-        processes: Number of processes.
     """
 
     def __init__(self, *, free: int, first: float = 1.0, longest: float, forgotten: float, processes: int = 1) -> None:
@@ -54,7 +52,6 @@ class FailureBackoff:
         return max(0.0, at + delay - time.monotonic())
 
     def failures(self, name: str) -> int:
-        """Return the number of recent failures of this name."""
         return self._recent(name)[0]
 
     def record_failure(self, name: str) -> None:
@@ -82,7 +79,6 @@ class SignInLimiter:
 
     Args:
         at_once: Number of concurrent checks; default: one for two CPUs, at least one in each process.
-        processes: Number of API processes.
     """
 
     def __init__(self, at_once: int | None = None, *, processes: int = 1) -> None:
@@ -96,7 +92,6 @@ class SignInLimiter:
         """Run `check` and return its result; its `Unauthorized` counts as a wrong password.
 
         Args:
-            address: The e-mail address of the sign-in.
             client: The client's name, as in `service.http.asgi_scope.client_network`.
             check: Checks the password; runs in a thread.
         """

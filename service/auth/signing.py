@@ -69,12 +69,7 @@ class SigningKeys:
 
 
 class Signer:
-    """Creates and verifies stamps.
-
-    Args:
-        signing_keys: The keys that sign.
-        keys: The API keys that stamps are bound to.
-    """
+    """Creates and verifies stamps."""
 
     def __init__(self, signing_keys: SigningKeys, keys: ApiKeyCache) -> None:
         self._signing_keys = signing_keys

@@ -38,7 +38,6 @@ class ErrorPageMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if not _wants_page(scope):
             await self._app(scope, receive, send)
             return

@@ -24,9 +24,7 @@ class Line:
     """A series.
 
     Attributes:
-        label: Name shown for it.
         colour: Number of its colour, from 0.
-        points: Values of x and y.
     """
 
     label: str
@@ -39,11 +37,8 @@ class Dot:
     """A final point.
 
     Attributes:
-        label: Name shown for it.
         colour: Number of its colour, from 0.
         x: Its value on the horizontal axis; less is better.
-        y: Its value on the vertical axis.
-        text: Both values in words.
         front: Name of the Pareto front that it is on, or None.
     """
 
@@ -65,17 +60,6 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """A chart as the template draws it.
-
-    Attributes:
-        title: Text above it.
-        x_ticks: Marks of the horizontal axis.
-        y_ticks: Marks of the vertical axis.
-        paths: Label, number of the colour and SVG points of each line.
-        dots: The final points, with their places in the drawing.
-        fronts: SVG path of each Pareto front by its name.
-    """
-
     title: str
     x_ticks: list[Tick]
     y_ticks: list[Tick]
@@ -85,7 +69,6 @@ class LineChart:
 
     @property
     def legend(self) -> list[tuple[str, int]]:
-        """Each label once, with the number of its colour."""
         of_dots = [(dot.label, dot.colour) for dot, _, _ in self.dots]
         return list(dict.fromkeys([*((label, colour) for label, colour, _ in self.paths), *of_dots]))
 
@@ -110,11 +93,6 @@ def draw_lines(
     """Lay out a chart; None if it has no point.
 
     Args:
-        title: Text above it.
-        lines: The series.
-        format_x: Formats the labels of the horizontal axis.
-        dots: The final points.
-        format_y: Formats the labels of the vertical axis.
         rising: True if more is better on the vertical axis: the fronts of the final points rise.
     """
     points = [*(point for line in lines for point in line.points), *((dot.x, dot.y) for dot in dots)]

@@ -35,8 +35,6 @@ def render_page(template: str, status: int = 200, **values: Any) -> HTMLResponse
 
     Args:
         template: Name of a file in `templates/`.
-        status: HTTP status.
-        values: The template's variables.
     """
     return HTMLResponse(_environment.get_template(template).render(**values), status, PAGE_HEADERS)
 
@@ -108,7 +106,6 @@ def state_word(state: str) -> str:
 
 
 def strip_colours(text: str) -> str:
-    """Strip the colours from a line of a log."""
     return _COLOURS.sub("", text)
 
 
@@ -132,12 +129,10 @@ def new_job_url(**options: str | None) -> str:
 
 
 def project_url(name: str) -> str:
-    """Return the address of a project's page."""
     return f"/ui/projects/{quote(name, safe='')}"
 
 
 def artifact_url(job_id: str, path: str, *, inline: bool = False, attempt: int | None = None) -> str:
-    """Return the address of one artifact's content."""
     address = f"/jobs/{quote(job_id, safe='')}/artifacts/file/{quote(path, safe='/')}"
     return _with_query(address, {"inline": "1" if inline else None, "attempt": attempt})
 

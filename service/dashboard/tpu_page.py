@@ -1,5 +1,3 @@
-"""The page of billed TPUs and the jobs that own them."""
-
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 

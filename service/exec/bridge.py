@@ -28,7 +28,6 @@ _NORMAL, _POLICY = 1000, 1008
 
 @asynccontextmanager
 async def connect_worker(settings: Settings, worker: str) -> AsyncIterator["WorkerChannel"]:
-    """Connect to a worker."""
     try:
         with channel.socket_address(settings.root, worker) as address:
             async with asyncio.timeout(_CONNECT_SECONDS):
@@ -54,7 +53,6 @@ class WorkerChannel:
         self._writer = writer
 
     async def start(self, request: dict[str, Any]) -> None:
-        """Send the request, and wait for the start."""
         await self.send(channel.encode_control(request))
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -80,14 +78,7 @@ class WorkerChannel:
 
 
 class Bridge:
-    """One session, from its start to its end.
-
-    Args:
-        websocket: The client's, accepted.
-        worker: The worker's channel, started.
-        settings: The limits of sessions.
-        check_key: Raises if the client's key is no longer valid.
-    """
+    """One session, from its start to its end."""
 
     def __init__(
         self,

@@ -1,5 +1,3 @@
-"""Helpers for ASGI scopes."""
-
 import ipaddress
 
 from starlette.types import Scope

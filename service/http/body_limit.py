@@ -43,8 +43,6 @@ def allow_upload(connection: HTTPConnection, api: ApiSettings, *, json_bytes: in
     """Raise this request's limit to that of an upload with its JSON. Only for authenticated callers.
 
     Args:
-        connection: The request.
-        api: The settings of the API.
         json_bytes: Largest JSON; None: that of JSON bodies.
     """
     _allow(connection, api.max_upload_bytes + (json_bytes or api.max_body_bytes) + _FORM_OVERHEAD)
@@ -67,7 +65,6 @@ class BodyLimitMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request that has a body."""
         body = scope[_SCOPE_KEY] = _RequestBody(receive, Headers(scope=scope))
 
         async def send_unless_too_large(message: Message) -> None:
@@ -110,7 +107,6 @@ class _RequestBody:
         return not self._complete and not (self._awaits_leave and not self._size)
 
     async def receive(self) -> Message:
-        """Return the next message."""
         if max(self._declared, self._size) <= self.limit:
             message = await self._next()
             if self._size <= self.limit:

@@ -37,9 +37,6 @@ class Connections:
     """The open connections of one server, and their limits.
 
     At a limit, a new connection replaces the one that has been idle for the longest. It is refused if none is idle.
-
-    Args:
-        settings: The limits.
     """
 
     def __init__(self, settings: ApiSettings) -> None:
@@ -131,10 +128,6 @@ class Connection(H11Protocol):
     """One connection, with its timeouts.
 
     Args:
-        config: uvicorn's configuration.
-        server_state: uvicorn's state.
-        app_state: The state of the lifespan.
-        connections: The server's open connections.
         _loop: The event loop; default: the running one.
     """
 
@@ -158,7 +151,6 @@ class Connection(H11Protocol):
         self._held_back = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a new connection, or refuse it."""
         super().connection_made(transport)
         self.client_network = client_network(self.client[0] if self.client else None)
         refusal = self._connections.opened(self)

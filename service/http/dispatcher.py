@@ -31,7 +31,6 @@ class Dispatcher(BaseRoute):
         """By the first part of their paths."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Find the endpoint."""
         if scope["type"] != "http":
             return Match.NONE, {}
         path, method = get_route_path(scope), scope["method"]
@@ -44,7 +43,6 @@ class Dispatcher(BaseRoute):
         return Match.NONE, {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
         await scope[_ENDPOINT].serve(scope, receive, send)
 
     def _candidates(self, part: str) -> Iterator[Endpoint]:

@@ -115,7 +115,6 @@ class Endpoint:
         return place
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         request = Request(scope, receive, send)
         if not self._has_generators:
             response = await self._respond(request, None, None)

@@ -78,12 +78,10 @@ class ByteRange:
 
     @property
     def length(self) -> int:
-        """The number of bytes."""
         return self.stop - self.start
 
     @property
     def whole(self) -> bool:
-        """True if the range covers all bytes."""
         return self.length == self.size
 
 

@@ -9,7 +9,6 @@ _BLOCK = 64 * 1024
 
 
 def joined_blocks(store: ArtifactStore, job_id: str, attempt: int, files: Sequence[ArtifactFile]) -> Iterator[bytes]:
-    """Yield the bytes of these files, in blocks that may have several of them."""
     pending = bytearray()
     for file, opened in zip(files, store.open_many(job_id, attempt, files), strict=True):
         with opened.file:

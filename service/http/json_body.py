@@ -64,12 +64,6 @@ async def run_with_json(app_state: AppState, key: str, body: bytes, action: Call
     """Run `action`, which parses a body of JSON text, in a thread, and return its result.
 
     A large body needs a slot of the key: by Python's lock, threads that parse delay all others.
-
-    Args:
-        app_state: The application's state.
-        key: Id of the client's API key.
-        body: The JSON text.
-        action: Parses it.
     """
     if len(body) <= LARGE_BYTES:
         return await app_state.lanes.changing.run(action)

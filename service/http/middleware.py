@@ -58,12 +58,7 @@ _HTTPS_HEADERS = _HEADERS | {b"strict-transport-security": b"max-age=31536000"}
 
 
 class Application(FastAPI):
-    """The application, with one layer around its routes.
-
-    Attributes:
-        rewrite_path: Changes the path of a request before its route is found.
-        error_pages: Wraps an application to show errors as pages.
-    """
+    """The application, with one layer around its routes."""
 
     rewrite_path: Callable[[Scope], None]
     error_pages: Callable[[ASGIApp], ASGIApp]
@@ -74,13 +69,6 @@ class Application(FastAPI):
 
 
 class _Layers:
-    """Serves requests.
-
-    Args:
-        app: The application, with its state.
-        websockets: Serves WebSockets.
-    """
-
     def __init__(self, app: Application, websockets: ASGIApp) -> None:
         app_state: AppState = app.state.app_state
         self._app = app
@@ -161,8 +149,6 @@ class _Sent:
     """Sends a response with the default headers, and records it in the metrics and in the log.
 
     Args:
-        scope: The request's.
-        send: Sends to the client.
         metrics: Count requests and bytes.
         headers: Headers for responses that do not set them.
     """
@@ -190,7 +176,6 @@ class _Sent:
             self._metrics.count_sent_bytes(self._content, len(message.get("body", b"")))
 
     def finish(self) -> None:
-        """Record the request."""
         seconds = time.perf_counter() - self._began
         self._metrics.count_request(self._scope, self._status, seconds if self._took is None else self._took)
         # Successful reads only at debug level: open pages poll every few seconds.

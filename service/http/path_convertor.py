@@ -1,5 +1,3 @@
-"""Paths of files in URLs."""
-
 from typing import Annotated
 from urllib.parse import unquote_to_bytes
 

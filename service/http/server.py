@@ -22,7 +22,6 @@ class Server(uvicorn.Server):
     """A server for one application of `service.main.create_app`.
 
     Args:
-        app: The application.
         host: Address to listen on; default: the settings'.
         port: Port to listen on; 0 picks a free one.
     """

@@ -21,7 +21,6 @@ class StaticContent:
 
     Attributes:
         content: The bytes.
-        media_type: The content type.
         version: Name of the version, for the ETag; default: by the bytes.
     """
 

@@ -25,9 +25,7 @@ class TracingMiddleware:
     """Wraps every request in a server span; plain ASGI, so that streams are not buffered.
 
     Args:
-        app: The application.
         keys: The API keys: without a valid key, a client's trace is not continued and its sampling flag is ignored.
-        lanes: The threads that check keys.
     """
 
     def __init__(self, app: ASGIApp, keys: ApiKeyCache, lanes: Lanes) -> None:
@@ -36,7 +34,6 @@ class TracingMiddleware:
         self._lanes = lanes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["path"] in _UNTRACED:
             await self._app(scope, receive, send)
             return

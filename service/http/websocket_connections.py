@@ -37,7 +37,6 @@ class LimitedFrames(ServerProtocol):
 
     Args:
         max_size: Bytes of the longest message.
-        logger: uvicorn's logger.
     """
 
     def __init__(self, max_size: int | None, logger: logging.Logger) -> None:
@@ -78,13 +77,9 @@ class WebSocketConnection(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     """The protocol of a connection that became a WebSocket.
 
     Args:
-        config: uvicorn's configuration.
-        server_state: uvicorn's state.
-        app_state: The state of the lifespan.
         _loop: The event loop; default: the running one.
 
     Attributes:
-        upgraded_from: The connection, which is counted until its end.
         send_seconds: Seconds that the client may read nothing of what is sent before the connection is aborted.
     """
 

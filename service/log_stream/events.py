@@ -23,7 +23,6 @@ def format_error(error: GradientError, status: int) -> bytes:
 
 
 def line_events(lines: Iterable[LogLine]) -> list[bytes]:
-    """Format lines, each as an event."""
     return [format_event("line", log_row(line), line.line) for line in lines]
 
 

@@ -39,10 +39,6 @@ class LogStream(Response):
     """The streaming response that follows a log.
 
     Args:
-        app_state: The application's state.
-        job_id: Id of the job.
-        after: The last line that the client has.
-        caller: The client.
         max_behind: Most lines that the client may be behind before lines are skipped; None: every line is sent.
     """
 
@@ -125,9 +121,6 @@ class Follower:
     """Tracks what one client has received of a feed, and sends the rest.
 
     Args:
-        feed: The feed.
-        authorization: The check of the client's key or session.
-        after: The last line that the client has.
         max_behind: Most lines that it may be behind before lines are skipped; None: every line is sent.
     """
 

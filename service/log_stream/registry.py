@@ -30,14 +30,12 @@ class WakeEvents:
 
     Attributes:
         changed: Set after each change in the log's folder, and when the service stops.
-        stopped: Set when the service stops.
     """
 
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stop(self) -> None:
-        """Signal that the service stops."""
         self.stopped.set()
         self.changed.set()
 
@@ -49,11 +47,8 @@ class StreamRegistry:
 
     Args:
         per_key: Largest number of logs that one key follows at once; 0: no limit.
-        limit: Largest number of logs followed at once.
 
     Attributes:
-        feeds: The feeds of followed jobs, by job id.
-        authorizations: The checks of their followers.
         reads: Hold it while a thread reads for a stream.
     """
 
@@ -76,7 +71,6 @@ class StreamRegistry:
 
     @property
     def active(self) -> int:
-        """The number of followed logs."""
         return self._by_key.total()
 
     def is_key_at_capacity(self, key: str) -> bool:

@@ -1,5 +1,3 @@
-"""Number of jobs by project, cached if there are many jobs."""
-
 import threading
 import time
 
@@ -20,7 +18,6 @@ class JobCounts:
         self._until = 0.0
 
     def get(self, session: Session) -> dict[str, int]:
-        """Return the number of jobs by project id."""
         if queries.last_seq(session) < _MANY_JOBS:
             return queries.job_counts(session)
         with self._lock:

@@ -99,20 +99,16 @@ class ServiceMetrics:
         """Count a request.
 
         Args:
-            scope: The request's ASGI scope, after routing.
             status: Status of the response; 0: the client disconnected before it.
-            seconds: Time from its arrival to the start of the response.
         """
         route, method = route_pattern(scope), scope["method"] if scope["method"] in METHODS else "other"
         self._requests.labels(route, method, str(status)).inc()
         self._seconds.labels(route, method).observe(seconds)
 
     def count_sent_bytes(self, content: str, size: int) -> None:
-        """Count sent bytes of logs or artifacts."""
         self._served.labels(content).inc(size)
 
     def collect(self) -> list[Metric]:
-        """Return what this process has counted."""
         return list(self._registry.collect())
 
     def collect_job_events(self, session: Session) -> list[Metric]:
@@ -125,8 +121,6 @@ def exposition(counted: Mapping[int, Iterable[Metric]], job_events: Iterable[Met
     """Render all metrics in Prometheus' text format.
 
     Args:
-        counted: What each process has counted, by its number.
-        job_events: What the first one has counted of job events.
         session: Reads everything else.
 
     Raises:

@@ -14,13 +14,10 @@ _LIVE_STATES = [state for state in JobState if state not in TERMINAL]
 
 
 class SnapshotCollector(Collector):
-    """A collector of a snapshot's metrics."""
-
     def __init__(self, snapshot: ServiceSnapshot) -> None:
         self._snapshot = snapshot
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metric families."""
         yield from _jobs(self._snapshot)
         yield from _queues(self._snapshot)
         yield from _workers(self._snapshot)

@@ -13,10 +13,7 @@ _MESSAGE_PREFIXES: dict[type[errors.GradientError], str] = {
 
 
 class OriginalRoute(APIRoute):
-    """A route whose errors begin with the original messages."""
-
     def explain_error(self, error: errors.GradientError) -> None:
-        """Prefix an error's message."""
         words = _MESSAGE_PREFIXES.get(type(error))
         if words is not None and not error.message.startswith(words):
             error.message = f"{words}. {error.message}"

@@ -24,9 +24,7 @@ async def poll_until_done(
     """Return the result of `read` once it is `done`; after 10 s, or when the service stops, the latest result.
 
     Args:
-        app_state: The application's state.
         key: Id of the client's API key; the request counts as one of the logs that the key follows.
-        job_id: Id of the job to wait for.
         read: Reads the job or its log, in a thread; raises if there is no such job.
         done: Returns whether to stop waiting.
     """

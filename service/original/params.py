@@ -29,7 +29,6 @@ class Params:
     """The parameters of one request; an empty one counts as not given.
 
     Args:
-        query: The URL's parameters.
         body: The JSON object; takes precedence over the query.
     """
 
@@ -42,7 +41,6 @@ class Params:
         return bool(self._value(name) == "")
 
     def text(self, name: str) -> str | None:
-        """Return a parameter as text."""
         value = self._value(name)
         if value is None or value == "":
             return None
@@ -53,7 +51,6 @@ class Params:
         return _check_unicode(str(value), name)
 
     def required(self, name: str) -> str:
-        """Return a required parameter as text."""
         value = self.text(name)
         if value is None:
             raise problem(("query", name), "required, but missing")
@@ -138,12 +135,7 @@ def check_count(given: Sequence[str], limit: int, kind: str, field: str) -> None
 
 
 def openapi_params(*names: str, body: bool = False) -> dict[str, Any]:
-    """Declare parameters, for OpenAPI.
-
-    Args:
-        names: The parameters' names.
-        body: Whether they may also be sent as JSON.
-    """
+    """Declare parameters, for OpenAPI."""
     declaration: dict[str, Any] = {
         "parameters": [{"name": n, "in": "query", "required": False, "schema": {"type": "string"}} for n in names]
     }

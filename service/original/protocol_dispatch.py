@@ -21,7 +21,6 @@ class PathRewriter:
 
     Args:
         routes: The original protocol's routes, without the prefix.
-        main_routes: The main API's routes.
     """
 
     def __init__(self, routes: Iterable[BaseRoute], main_routes: Iterable[BaseRoute]) -> None:

@@ -80,13 +80,7 @@ FIELDS: dict[str, tuple[str | None, Reader]] = {
 
 
 def to_submit_job(given: Params, client: str | None, *, uploaded: bool) -> SubmitJob:
-    """Build the same job as a request of the main API.
-
-    Args:
-        given: The parameters.
-        client: The client's name, from its header.
-        uploaded: Whether a workspace was uploaded.
-    """
+    """Build the same job as a request of the main API."""
     if given.text("project") and given.text("projectId"):
         raise HTTPException(422, "Incompatible parameters: project and projectId cannot both be specified")
     _check_cluster(given)

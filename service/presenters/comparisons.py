@@ -1,5 +1,3 @@
-"""Views of comparisons."""
-
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from typing import Any, Literal, cast
@@ -51,13 +49,7 @@ def comparison_view(session: Session, app_state: AppState, comparison: Compariso
 
 
 def comparison_summary(app_state: AppState, comparison: Comparison, counts: tuple[int, int]) -> ComparisonSummary:
-    """Return the fields of a comparison, without figures.
-
-    Args:
-        app_state: The application's state.
-        comparison: The comparison.
-        counts: Its jobs that have ended, and all of its jobs.
-    """
+    """Return the fields of a comparison, without figures."""
     ended, total = counts
     return ComparisonSummary(
         id=comparison.id,
@@ -207,14 +199,7 @@ def _spread_view(spread: Spread | None) -> SpreadView | None:
 
 
 def _notes(comparison: Comparison, rows: Sequence[Row], unmeasured: set[str], *, ranked: bool) -> list[str]:
-    """Return what a reader of the table has to know.
-
-    Args:
-        comparison: The comparison.
-        rows: Its table.
-        unmeasured: Ids of the jobs whose metrics were deleted.
-        ranked: The jobs differ in nothing but the machine type.
-    """
+    """Return what a reader of the table has to know."""
     notes = []
     if not ranked:
         notes.append("The jobs differ in more than the machine type, so nothing is ranked.")

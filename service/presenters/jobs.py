@@ -291,7 +291,6 @@ def _duration_seconds(job: Job, current: datetime) -> float | None:
 
 
 def event_views(session: Session, job: Job) -> list[EventView]:
-    """Return the events of a job in their public form."""
     events = queries.events(session, job.id)
     actors = api_keys.names(session, {event.actor for event in events if event.actor})
     return [_event_view(event, job, actors.get(event.actor or "")) for event in events]
@@ -318,13 +317,7 @@ def _public_event_state(state: str | None, job: Job) -> str | None:
 
 
 def machine_type_view(machine: MachineType, backend: str, offered: LiveWorkers) -> MachineTypeView:
-    """Convert a machine type to its public form, with its availability.
-
-    Args:
-        machine: The machine type.
-        backend: The backend that would run its jobs here.
-        offered: The capacity of the running workers.
-    """
+    """Convert a machine type to its public form, with its availability."""
     return MachineTypeView(
         name=machine.name,
         aliases=list(machine.aliases),

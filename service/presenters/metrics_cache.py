@@ -40,7 +40,6 @@ class JobMetricsResponse:
     """A response, serialized and summarized.
 
     Attributes:
-        etag: The ETag of its metrics, in quotes.
         body: JSON of `service.schemas.metrics.Metrics`.
         summary: Its series without their points.
         left_out: Sentences on what is left out, and by which limit; None: nothing.
@@ -57,9 +56,6 @@ class JobMetricsCache:
     """Builds and caches responses with metrics, one at a time for each job.
 
     A cached response is used until its metrics change; that of a large job for at least 10 seconds.
-
-    Args:
-        settings: The limit of values read by one request.
     """
 
     def __init__(self, settings: MetricSettings) -> None:

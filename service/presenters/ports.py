@@ -1,5 +1,3 @@
-"""Ports of jobs, with links to them."""
-
 from collections.abc import Sequence
 
 from core.db.models.jobs import PortAllocation
@@ -12,8 +10,6 @@ def port_views(spec: JobSpec, held: Sequence[PortAllocation] = (), dashboard: st
     """Return a job's ports, with links for those allocated on a host.
 
     Args:
-        spec: The job's spec.
-        held: The job's allocated ports.
         dashboard: The dashboard's host name. No link leads there: a browser would send its session to the job.
     """
     hosts = {port.internal: port for port in held}

@@ -1,5 +1,3 @@
-"""Views of judgements and predictions."""
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,9 +45,6 @@ def prediction_view(
     """Measure a job, and predict it on machine types.
 
     Args:
-        session: Reads.
-        app_state: The application's state.
-        job: The job.
         wanted: Names or aliases of machine types; none: all of them.
         bits: Bits of the numbers to multiply; None: as in the job.
 

@@ -29,7 +29,6 @@ def find_removed(session: Session, job: Job, kind: OutputKind) -> RemovedView | 
 
 
 def check_not_removed(session: Session, job: Job, kind: OutputKind) -> None:
-    """Refuse to read deleted output."""
     removed = find_removed(session, job, kind)
     if removed is not None:
         raise OutputRemoved(f"{removed.message} That was at {removed.at:%Y-%m-%d %H:%M} UTC.")

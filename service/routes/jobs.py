@@ -159,7 +159,6 @@ class PlainSubmissionRoute(BaseRoute):
         return (Match.FULL, {"route": self}) if is_plain else (Match.NONE, {})
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
         request = Request(scope, receive)
         app_state: AppState = scope["app"].state.app_state
         caller = await require_key(request, app_state, request.headers["x-api-key"], None)
@@ -215,7 +214,6 @@ async def acquire_list_slot(request: Request, app_state: AppStateDep, caller: Pa
 
 
 def read_filter(session: Session, app_state: AppState, caller_id: str, wanted: ListJobs) -> JobFilter:
-    """Return what a list of jobs is filtered by."""
     return replace(
         job_filter(wanted, app_state.catalogue),
         submitted_by=users.keys_of_same_user(session, caller_id) if wanted.mine else (),

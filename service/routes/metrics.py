@@ -1,5 +1,3 @@
-"""Metrics of jobs."""
-
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response

@@ -1,5 +1,3 @@
-"""TPUs that are billed or about to be."""
-
 from datetime import timedelta
 
 from fastapi import APIRouter

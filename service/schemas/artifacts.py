@@ -1,5 +1,3 @@
-"""Schemas of artifacts."""
-
 from pydantic import Field
 
 from service.schemas.base import LimitedList, QueryModel, RequestModel, Time, View

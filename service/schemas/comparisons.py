@@ -1,5 +1,3 @@
-"""Schemas of comparisons."""
-
 from typing import Any, Literal
 
 from pydantic import Field

@@ -1,5 +1,3 @@
-"""Schemas of job events."""
-
 from pydantic import Field
 
 from service.schemas.base import Time, View

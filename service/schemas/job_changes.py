@@ -25,7 +25,6 @@ class CloneJob(RequestOptions, RequestModel):
         """Return the specification of the clone; environment variables are added to those of the job.
 
         Args:
-            spec: The specification of the job.
             machine_type: The name of the clone's machine type; the request may have an alias.
         """
         given = self.model_dump(exclude_none=True)

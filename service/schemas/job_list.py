@@ -1,5 +1,3 @@
-"""The filters of a list of jobs."""
-
 from datetime import UTC, datetime
 from typing import Annotated
 

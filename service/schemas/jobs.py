@@ -1,5 +1,3 @@
-"""Schemas of jobs."""
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

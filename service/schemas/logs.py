@@ -1,5 +1,3 @@
-"""Schemas of logs."""
-
 from pydantic import Field
 
 from core.errors import SpecInvalid

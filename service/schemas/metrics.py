@@ -1,5 +1,3 @@
-"""Schemas of metrics."""
-
 from typing import Literal
 
 from pydantic import Field

@@ -1,5 +1,3 @@
-"""Schemas of projects."""
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -30,12 +30,6 @@ _Refusal: TypeAlias = GradientError | RequestValidationError | HTTPException | D
 def submit(app_state: AppState, key_id: str, request_id: str, raw: bytes) -> BatchResults:
     """Create the jobs of a batch that are valid and within the limits.
 
-    Args:
-        app_state: The application's state.
-        key_id: Id of the client's API key.
-        request_id: Id of the request.
-        raw: The batch as JSON text.
-
     Returns:
         A result for each job, in the order of the batch.
 

@@ -38,7 +38,6 @@ class SubmissionBody:
     """The body of a submission.
 
     Attributes:
-        spec: JSON text.
         workspace: An open file at its start, or None; the body's owner closes it.
     """
 
@@ -64,13 +63,7 @@ async def read_submission(
     """Read the whole body of a submission, or another one of JSON text and a file.
 
     Args:
-        request: The request, with its body unread.
-        folder: The folder for uploads until they are stored.
-        max_spec_bytes: Largest spec.
-        max_upload_bytes: Largest archive.
         min_free_mb: MiB to keep free on the folder's disk; 0: not checked.
-        spec_part: Name of the form's part with the JSON text.
-        file_part: Name of the form's part with the file.
 
     Raises:
         StorageFull: The disk has too little room for the upload.
@@ -95,10 +88,6 @@ async def read_upload(
     """Read a form with one file, of any content type, and without a spec.
 
     Args:
-        request: The request, with its body unread.
-        folder: The folder for uploads until they are stored.
-        part: The part's name.
-        max_upload_bytes: Largest file.
         min_free_mb: MiB to keep free on the folder's disk; 0: not checked.
 
     Raises:
@@ -116,12 +105,6 @@ async def run_submission(app_state: AppState, key: str, body: SubmissionBody, su
 
     Checking an archive may take minutes, so this has its own threads and slots: archives block neither other requests
     nor, by the slots, the archives of other keys.
-
-    Args:
-        app_state: The application's state.
-        key: Id of the client's API key.
-        body: The submission's body.
-        submit: Creates the job.
     """
     if body.workspace is None:
         return await run_with_json(app_state, key, body.spec, submit)
@@ -129,7 +112,6 @@ async def run_submission(app_state: AppState, key: str, body: SubmissionBody, su
 
 
 async def run_with_upload_slot(app_state: AppState, key: str, action: Callable[[], T]) -> T:
-    """Run `action`, which checks what a key uploaded, in a thread for that, and return its result."""
     async with app_state.limits.uploads.slot(key):
         return await app_state.lanes.archives.run(action)
 
@@ -149,7 +131,6 @@ async def _read_form(request: Request, boundary: bytes, form: "_MultipartReader"
 
 
 async def read_json(stream: AsyncIterator[bytes], limit: int) -> bytes:
-    """Read a whole body of JSON text."""
     body = bytearray()
     async for chunk in stream:
         body += chunk
@@ -160,8 +141,6 @@ async def read_json(stream: AsyncIterator[bytes], limit: int) -> bytes:
 
 @dataclass(slots=True)
 class _Part:
-    """One part of the form, as far as read."""
-
     headers: dict[bytes, bytes] = field(default_factory=dict)
     name: str = ""
     size: int = 0
@@ -171,10 +150,7 @@ class _MultipartReader:
     """Collects the parts of a form as they arrive.
 
     Args:
-        folder: The folder for the file until it is stored.
-        file: Name of the part with the file.
         min_free_mb: MiB to keep free on the folder's disk.
-        max_upload_bytes: Largest size of the file.
         spec: Name and largest size of the part with the JSON text; None: the form has none.
     """
 
@@ -210,7 +186,6 @@ class _MultipartReader:
             )
 
     async def read(self, stream: AsyncIterator[bytes], boundary: bytes) -> SubmissionBody:
-        """Read the whole form and return its parts."""
         parser = self._create_parser(boundary)
         try:
             async for chunk in stream:

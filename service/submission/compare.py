@@ -28,9 +28,6 @@ def submit(
     """Create the jobs of a comparison, and the comparison, in one transaction.
 
     Args:
-        app_state: The application's state.
-        origin: The client and its request.
-        request: The program, its machine types and the number of repeats.
         upload: The workspace's archive, or None; stored only if the rest is valid.
 
     Returns:

@@ -62,9 +62,6 @@ def submit(
     """Create the job that a client requested.
 
     Args:
-        app_state: The application's state.
-        origin: The client and its request.
-        request: The job.
         upload: Its workspace's archive, or None; stored only if the rest is valid.
         parent_id: Id of the job that it is a changed clone of; if both have the same git address and owner, it gets
             its login.
@@ -186,10 +183,6 @@ def clone(
     """Create a job with the spec, workspace and project of another.
 
     Args:
-        app_state: The application's state.
-        origin: The client and its request.
-        job_id: The other job.
-        changes: Options that differ from it.
         pin_image: Use the exact image digest of the other job, even if its image's name has moved on.
 
     Raises:
@@ -255,7 +248,6 @@ def store_workspace(app_state: AppState, upload: BinaryIO | None, expected: str 
     """Store an uploaded workspace, or mark a stored one as used; return its digest.
 
     Args:
-        app_state: The application's state.
         upload: The archive, or None.
         expected: Digest of the archive, or of one that is stored; None: unknown, or no workspace.
 
@@ -285,7 +277,6 @@ def _workspace_not_stored() -> WorkspaceNotFound:
 
 
 def log_submission(inserted: InsertedJob) -> None:
-    """Write the created job's id to the log and the trace."""
     job = inserted.job
     if inserted.created:
         logger.info("job_submitted", extra={"job_id": job.id, "machine_type": job.machine_type})

@@ -34,10 +34,6 @@ def choose_image(
     """Resolve a job's `container` to an image reference.
 
     Args:
-        app_state: The application's state.
-        spec: The job's spec.
-        machine: Its machine type.
-        uploaded: Whether it has an uploaded workspace.
         may_ignore_container: Record a container that this server cannot run, with a note, rather than refuse it.
     """
     if spec.use_dockerfile:

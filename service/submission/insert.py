@@ -23,8 +23,6 @@ class RequestOrigin:
     """The origin of a job.
 
     Attributes:
-        key_id: Id of the client's API key.
-        request_id: Id of the request.
         idempotency_key: The client's Idempotency-Key, or None.
         may_ignore_container: Whether a container that this server cannot run is recorded with a note, not refused: the
             original clients name one with every job.
@@ -41,15 +39,10 @@ class PreparedJob:
     """A job that is validated, and whose workspace is stored.
 
     Attributes:
-        origin: The client and its request.
-        valid: The job.
         digest: Digest of the request, to recognise a repeat; None: it cannot be repeated.
         project_id: Id of its project; None: `project_name` counts.
         project_name: Name of its project, created if missing; None: the default project.
-        parent_id: Id of the job that it is a clone of.
-        save_logins: Stores logins that come with it, once it is created.
         withheld: What it goes without, as sentences: see `service.submission.withheld`.
-        trace_parent: Position in the trace of its submission.
     """
 
     origin: RequestOrigin
@@ -144,7 +137,6 @@ class _Insertion:
         self._over_quota: dict[str, StorageFull | None] = {}
 
     def run(self, jobs: Sequence[PreparedJob]) -> list[InsertedJob | GradientError]:
-        """Insert jobs, and return for each the job or why it was refused."""
         found = [self._entry(each) for each in jobs]
         entries = [each for each in found if isinstance(each, _Entry)]
         submitted = submission.find_submitted(self._session, [each.new for each in entries])
@@ -168,7 +160,6 @@ class _Insertion:
         return _Entry(prepared, project, _new_job(self._app_state, prepared, project))
 
     def _project(self, project_id: str | None, name: str, key_id: str) -> Project | GradientError:
-        """Return a project, created for this key if it is given by name and missing."""
         which = (project_id, name)
         if which not in self._projects:
             try:

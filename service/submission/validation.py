@@ -34,7 +34,6 @@ class ValidatedJob:
 
 
 def check_idempotency_key(key: str | None) -> None:
-    """Validate an Idempotency-Key."""
     if key is not None and not (
         0 < len(key) <= _MAX_IDEMPOTENCY_KEY and key.isascii() and key.isprintable() and " " not in key
     ):
@@ -45,7 +44,6 @@ def check_idempotency_key(key: str | None) -> None:
 
 
 def check_project_name(name: str) -> str:
-    """Validate a project's name and return it."""
     check_label(name, "project", MAX_NAME)
     return name
 
@@ -56,8 +54,6 @@ def validate(
     """Check that a job can be run here.
 
     Args:
-        app_state: The application's state.
-        request: The job.
         uploaded: True if a workspace comes with it.
         may_ignore_container: True if a container that nothing here stands for is recorded and not used.
     """
@@ -108,8 +104,6 @@ def _check_egress(app_state: AppState, spec: JobSpec, image: str | None) -> None
     """Refuse a job that names a git server or a registry to which connections are not allowed.
 
     Args:
-        app_state: The application's state.
-        spec: The job.
         image: The image reference that its `container` resolves to.
     """
     if spec.workspace is None and image is None and spec.registry_target is None:

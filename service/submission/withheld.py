@@ -14,13 +14,7 @@ from service.deps import AppState
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """Values that a clone does not get from its job.
-
-    Attributes:
-        job_id: Id of the job.
-        variables: Its variables with hidden values.
-        git_login: Whether its git address came with a login.
-    """
+    """Values that a clone does not get from its job."""
 
     job_id: str
     variables: Collection[str] = ()
@@ -31,11 +25,7 @@ class Withheld:
         return replace(spec, env_vars={n: v for n, v in spec.env_vars.items() if n not in self.variables})
 
     def notes(self, given: Collection[str] = ()) -> list[str]:
-        """Return as sentences what is left out and how to give it.
-
-        Args:
-            given: Variables that the submitter gives.
-        """
+        """Return as sentences what is left out and how to give it."""
         missing = [name for name in self.variables if name not in given]
         notes = []
         if missing:

@@ -40,8 +40,6 @@ class BoardProcess:
 
     Args:
         folders: The only folders that it reads, by the name of the run.
-        prefix: The path at which it answers.
-        settings: Its limits.
     """
 
     def __init__(self, folders: Mapping[str, Path], prefix: str, settings: TensorBoardSettings) -> None:
@@ -81,7 +79,6 @@ class BoardProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id, or that of its sandbox."""
         return self._process.pid
 
     def connect(self) -> socket.socket:
@@ -109,7 +106,6 @@ class BoardProcess:
         return next((line for line in reversed(lines) if line.strip()), "")[:_MAX_PROBLEM]
 
     def close(self) -> None:
-        """End it, with all its processes."""
         self._control.close()
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

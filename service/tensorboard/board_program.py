@@ -47,13 +47,6 @@ def main() -> None:
 
 
 class _Server:
-    """The server that TensorBoard starts.
-
-    Args:
-        app: TensorBoard as a WSGI application.
-        control: The socket over which connections arrive.
-    """
-
     def __init__(self, app: Callable[..., Any], control: socket.socket) -> None:
         self._control = control
         self._server = import_module("werkzeug.serving").make_server(

@@ -29,7 +29,6 @@ class Visitor:
     """Somebody who may see a board.
 
     Attributes:
-        key_id: The API key, or that of the browser's session.
         authorize: Raises `Unauthorized` once the key or the session is no longer valid.
     """
 
@@ -43,9 +42,6 @@ class Board:
 
     Attributes:
         id: The first part of its path; a secret, so that no job can make a browser send the board's cookie.
-        folders: What it shows, by the name of the run.
-        process: Its process.
-        used_at: Time of its last request, monotonic.
     """
 
     id: str
@@ -78,11 +74,7 @@ class Board:
 
 
 class Boards:
-    """The boards of one process. Everything happens in the event loop.
-
-    Args:
-        settings: The process's configuration.
-    """
+    """The boards of one process. Everything happens in the event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -52,7 +52,6 @@ def _encode_request(exchange: h11.Connection, request: Request, body: bytes) -> 
 
 
 async def _next_event(exchange: h11.Connection, reader: asyncio.StreamReader) -> object:
-    """Return the next part of the answer."""
     while True:
         try:
             event = exchange.next_event()

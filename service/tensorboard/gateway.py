@@ -41,9 +41,7 @@ class Gateway:
     """The application at TensorBoard's address.
 
     Args:
-        boards: The open boards.
         url: URL of this address, without a trailing slash.
-        dashboard: URL of the dashboard, for people who are sent back there.
     """
 
     def __init__(self, boards: "Boards", url: str, dashboard: str) -> None:
@@ -54,7 +52,6 @@ class Gateway:
         self._dashboard = f"{dashboard}/ui/jobs"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         request = Request(scope, receive)
         try:
             answer = await self._answer(request)

@@ -23,13 +23,6 @@ _STOP_SECONDS = 2
 
 
 class Listener:
-    """Listens from the first board on.
-
-    Args:
-        settings: The process's configuration.
-        boards: The boards that it leads to.
-    """
-
     def __init__(self, settings: Settings, boards: "Boards") -> None:
         self._settings = settings
         self._boards = boards
@@ -38,7 +31,6 @@ class Listener:
         self.url = ""
 
     async def start(self) -> None:
-        """Listen, if it does not yet."""
         if self._serving is not None:
             return
         listening = self._bind()

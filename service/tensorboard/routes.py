@@ -53,14 +53,6 @@ async def open_tensorboard(
 async def open_board(
     app_state: AppState, job_ids: list[str], key_id: str, session_token: str | None = None
 ) -> OpenedTensorBoard:
-    """Open TensorBoard for some jobs, for one visitor.
-
-    Args:
-        app_state: The application's state.
-        job_ids: The jobs.
-        key_id: The visitor's API key, or that of the browser's session.
-        session_token: The browser's session, if it has one.
-    """
     folders = await app_state.lanes.reading.run(_find_folders, app_state, job_ids)
     try:
         url = await app_state.siblings.call(FIRST, "board", folders, key_id, session_token, seconds=_START_SECONDS)

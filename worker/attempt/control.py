@@ -14,7 +14,6 @@ class AttemptControl:
     """Requests for one attempt, set by the supervisor's thread and read by the attempt's.
 
     Args:
-        stop_requested: The job should be stopped.
         on_slot_free: Called when the attempt begins to wait without a slot.
     """
 

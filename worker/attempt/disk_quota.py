@@ -55,9 +55,6 @@ class DiskQuota(PeriodicTask):
     """Measures the disk space of a running attempt, and says when the attempt must end for it.
 
     Args:
-        context: The stores, backends and settings.
-        job: The running job.
-        scratch: Its attempt's folders.
         fresh: This worker has just started it: all that it holds, it has written now.
 
     Attributes:

@@ -39,7 +39,6 @@ class _Low(NamedTuple):
 
     Attributes:
         free: Bytes free when that was noticed, or when a job was last ended for it.
-        used: By each attempt, then.
     """
 
     free: int
@@ -53,10 +52,7 @@ class DiskReserve(PeriodicTask):
     not explain what was lost, the bytes that their processes have written do: files in shared storage are nobody's.
 
     Args:
-        folders: One on each disk to watch.
-        storage: The shared storage of jobs.
         min_free_mb: The reserve; 0: nothing is watched.
-        schedule: Runs the checks.
     """
 
     def __init__(self, folders: list[Path], storage: Path, min_free_mb: int, schedule: Schedule) -> None:
@@ -84,7 +80,6 @@ class DiskReserve(PeriodicTask):
                 self._quotas.discard(quota)
 
     def step(self) -> float | None:
-        """Check each disk once."""
         with self._lock:
             quotas = [one for one in self._quotas if one.over is None]
             self._scheduled = bool(self._quotas)

@@ -117,9 +117,7 @@ class GitFetcher:
         Args:
             url: `https://host/repo.git#ref`.
             login: `user:password`, as in a URL, or None; kept out of command lines and files.
-            folder: The target.
             check: Called periodically; an exception it raises ends the fetch.
-            project_id: The project, whose user owns the files in a sandbox.
 
         Raises:
             LaunchError: The repository cannot be fetched.

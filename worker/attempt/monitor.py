@@ -187,12 +187,6 @@ class JobMonitor:
     """Follows one attempt from launch to exit.
 
     Args:
-        context: The stores and backends.
-        job: The running job.
-        scratch: Its attempt's folders.
-        control: Requests from the supervisor.
-        recorder: Ships its output.
-        quota: Its disk quota.
         fresh: This worker has just started it; else its running time and usage are read from the database.
     """
 

@@ -29,7 +29,6 @@ class PeriodicTask(ABC):
 
     Args:
         pause: Seconds until the first step.
-        log_context: Bound to the log lines of its steps.
     """
 
     def __init__(self, pause: float, log_context: Mapping[str, object] = MappingProxyType({})) -> None:

@@ -67,9 +67,7 @@ class AttemptRun:
     """Runs one attempt for its supervisor.
 
     Args:
-        context: The stores and backends.
         job: The row as it was claimed or adopted; the attribute `job` holds its latest state.
-        control: Stop and detach requests from the supervisor.
     """
 
     def __init__(self, context: WorkerContext, job: Job, control: AttemptControl) -> None:

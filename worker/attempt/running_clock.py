@@ -19,7 +19,6 @@ def running_seconds(handle: Handle, recorded: float) -> float:
     """Return how long the command of a handle has run.
 
     Args:
-        handle: The handle.
         recorded: The time by the database's clock; used if the command began before the machine last started.
     """
     return time.monotonic() - handle["began"] if handle.get("boot") == boot_id() else recorded

@@ -33,9 +33,6 @@ class Scratch:
 
     Attributes:
         name: `<job id>-<attempt>`.
-        workspace: The folder that the job works in.
-        artifacts: The job's outputs.
-        control: The wrapper's files.
         workspace_files: The files of the workspace, compared with those before the start.
     """
 
@@ -109,9 +106,6 @@ class Scratch:
         """Fill the workspace, all or nothing; a repeat does nothing.
 
         Args:
-            spec: Names the workspace.
-            store: The store of uploads.
-            limits: Limits on the size of an upload.
             fetch: Fetches a workspace from git into an empty folder, and returns the commit.
 
         Returns:

@@ -52,12 +52,6 @@ class AttemptSpans:
             raise released
 
     def emit_run(self, job: Job, reason: str) -> None:
-        """Emit the spans of the run and of the whole attempt.
-
-        Args:
-            job: The job as it was before its attempt was closed.
-            reason: Why the attempt ended.
-        """
         attributes = self._attributes | {"gradient.reason": reason, "gradient.worker": job.worker or ""}
         error = None if REASONS[reason].final in _OK_STATES else reason
         ended = job.ended_at or datetime.now(UTC)

@@ -24,7 +24,6 @@ class UsageTotals:
     """Peak and mean usage of an attempt so far.
 
     Attributes:
-        seconds: Running time that the samples cover.
         maxima: By name: cpu_percent, memory_bytes, gpu_percent, gpu_memory_bytes (the GPU with the most).
         means: By name: cpu_percent, gpu_percent (of all its GPUs).
     """
@@ -89,7 +88,6 @@ class UsageSampler:
     """The samples of one attempt.
 
     Args:
-        totals: Totals so far.
         every: Seconds between samples, and between rows at first.
         elapsed: Seconds that the job has run.
     """
@@ -107,7 +105,6 @@ class UsageSampler:
 
         Args:
             elapsed: Seconds that the job has run.
-            values: By name.
         """
         # Nothing is known about the usage during a gap in which no worker watched.
         self.totals.add(values, min(max(0.0, elapsed - self._last_at), max(_MAX_GAP_SECONDS, 2 * self._interval)))

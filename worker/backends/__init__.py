@@ -16,8 +16,6 @@ def make_backend(name: str, settings: Settings, resource_inventory: ResourceInve
     """Create the backend of this name.
 
     Args:
-        name: A key of BACKENDS.
-        settings: The service's.
         resource_inventory: The record of billed resources; only backends that are billed need one.
 
     Raises:

@@ -79,8 +79,6 @@ class FindLogin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PortForward:
-    """A port of the host that is forwarded to one of the job's."""
-
     external: int
     internal: int
 
@@ -102,7 +100,6 @@ class ImageBuild:
     """An image to be built from the workspace.
 
     Attributes:
-        dockerfile: Path of its Dockerfile in the workspace.
         target: Reference that it is pushed to, or None.
     """
 
@@ -117,7 +114,6 @@ class JobPython:
     Attributes:
         folder: Virtual environment of this attempt alone, in its scratch folder: the only one that the job may write.
         shared: Virtual environment of the requirements, which jobs share and none may write.
-        interpreter: The interpreter of both.
     """
 
     folder: Path
@@ -135,21 +131,16 @@ class LaunchSpec:
 
     Attributes:
         name: Unique for job and attempt, so that a launch whose reply was lost can be found by it.
-        job_spec: What was submitted.
         container: Image reference, or None.
         env: The command's whole environment, except what the machine itself sets (PATH, HOME).
         workspace: Folder on this host that the job works in (`/paperspace`).
         artifacts: Folder on this host for the job's outputs (`/artifacts`).
-        project_id: The job's project.
         storage: Folder on this host that the project's jobs share (`/storage`).
         datasets: Folder on this host that all jobs can read (`/storage/datasets`).
-        control: Folder on this host for the wrapper's files.
-        gpus: The host's GPUs reserved for the job, by index or UUID.
         working_dir: Folder that the command starts in, as the job sees it; None: its workspace.
         build: The image to build for it, in place of `container`; None: none.
         ports: Ports of the host reserved for the job. They are forwarded to the job's own ports; a job without a
             network of its own listens on them directly, at the ports in `GRADIENT_PORT_<internal>`.
-        login: Finds the login for the registry of its image.
         python: Its Python, if it runs without a container.
         check: Raises if the start must be aborted; cheap, and usable from any thread.
     """
@@ -193,7 +184,6 @@ class Exit:
     Attributes:
         code: Exit code, or None if there is none (for example, the machine was lost).
         reason: A name in REASONS if the code alone is not enough; else None.
-        detail: More details.
         memory_bytes: The memory in use that ended it; None if it ended otherwise.
     """
 
@@ -204,12 +194,7 @@ class Exit:
 
 
 class LaunchError(Exception):
-    """An attempt cannot be set up, started, measured or removed.
-
-    Args:
-        reason: A name in REASONS.
-        detail: Text for the user.
-    """
+    """An attempt cannot be set up, started, measured or removed."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -244,7 +229,6 @@ class Backend(Protocol):
         that may take long, for example to pull an image; it reports its progress.
 
         Args:
-            spec: What to start.
             confirm: Checks the lease between create and start; raises if it is lost, and then nothing is started.
             progress: Called with what is being done until then.
 
@@ -303,10 +287,7 @@ class UnusedImage:
     """An image that was pulled or built for a job and is not used now.
 
     Attributes:
-        reference: Its name, or its id.
-        bytes: Its size, including layers that it shares with others.
         used_at: Time of the last use by a job, Unix seconds.
-        built: Whether it was built here.
     """
 
     reference: str
@@ -352,7 +333,6 @@ class CloudBackend(Backend, Protocol):
         """Delete this service's machines that no job owns, found by the resource inventory and by label.
 
         Args:
-            is_owned: Whether a worker runs this attempt of this job.
             is_finished: Whether this job of this service has ended, and all of its outputs are stored.
 
         Returns:

@@ -42,8 +42,6 @@ class _Mount:
     """A mounted hierarchy.
 
     Attributes:
-        folder: This process's own group in it.
-        top: The mount point.
         controllers: Those of version 1; empty for version 2.
     """
 
@@ -58,9 +56,6 @@ class JobGroup:
 
     Attributes:
         version: 1 or 2.
-        memory: Folder of the memory controller.
-        cpu: Folder of the CPU controller.
-        usage: Folder with the CPU time.
         kill: Folder whose `cgroup.kill` ends all processes; None: there is none.
     """
 
@@ -72,7 +67,6 @@ class JobGroup:
 
     @property
     def folders(self) -> list[Path]:
-        """Its folders, each once."""
         return list(dict.fromkeys(path for path in (self.memory, self.cpu, self.usage, self.kill) if path))
 
     @property
@@ -187,8 +181,6 @@ class ControlGroups:
     Attributes:
         version: 1 or 2.
         memory: Folder below which groups have the memory controller.
-        cpu: The same for the CPU controller.
-        usage: The same for CPU time.
         kill: The same for `cgroup.kill`; None: there is none.
     """
 
@@ -229,9 +221,6 @@ def control_group_support(settings_mode: str) -> tuple[ControlGroups | None, str
 
 def find_control_groups(proc: Path = Path("/proc/self")) -> ControlGroups:
     """Find the place where the worker may create groups with the memory and CPU controllers, by creating one.
-
-    Args:
-        proc: Folder of this process in /proc.
 
     Raises:
         NoControlGroups: There is none.

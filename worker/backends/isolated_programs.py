@@ -54,12 +54,6 @@ _SHELL = (
 
 
 class TooLong(Exception):
-    """A program was not done in time.
-
-    Attributes:
-        output: What it printed.
-    """
-
     def __init__(self, seconds: float, output: str) -> None:
         super().__init__(f"it was not done within {seconds:g} seconds")
         self.output = output
@@ -70,16 +64,10 @@ class Program:
     """A program, and what it is run with.
 
     Attributes:
-        words: Its command. Every user of this machine can see it.
         folder: The folder that it starts in, in one of those that it may write.
-        folders: What it may write, and where it is seen in a sandbox.
         temporary: A folder that is made for its temporary files, which are its home, too, and deleted.
         project_id: The project, whose user it runs as; None: what it works on is the administrator's.
         readable: More of this host that is seen read-only, at the same paths.
-        env: Its environment.
-        given: Its standard input.
-        seconds: Longest time.
-        reaches: Servers of this host that it may reach.
     """
 
     words: Sequence[str]
@@ -98,7 +86,6 @@ class Isolation:
     """The isolation of this host's jobs, for programs of ours.
 
     Args:
-        settings: The service's.
         shared: See `Backend.shared`.
     """
 

@@ -25,12 +25,7 @@ _DATAGRAM_BYTES = 65_535
 
 
 class JobConnections:
-    """Connections to jobs, most of which have a network of their own; usable from any thread.
-
-    Args:
-        settings: The service's.
-        find_sandbox: Finds the first process of a job's sandbox.
-    """
+    """Connections to jobs, most of which have a network of their own; usable from any thread."""
 
     def __init__(self, settings: Settings, find_sandbox: Callable[[Handle], int | None]) -> None:
         self._metrics_port = settings.statsd.port
@@ -65,12 +60,7 @@ class JobConnections:
         return self.ports_on_host[name]
 
     def serve(self, handle: Handle, first: int | None = None) -> None:
-        """Open what leads to a job, unless it is open; called as long as the job runs.
-
-        Args:
-            handle: The job.
-            first: The first process of its sandbox, if it is known.
-        """
+        """Open what leads to a job, unless it is open; called as long as the job runs."""
         on_host = handle.get("metrics_port")
         if on_host is None:
             self._forwarder.serve(handle)
@@ -115,7 +105,6 @@ class JobConnections:
         return open_socket(first, "tcp", address, port)
 
     def close(self, handle: Handle) -> None:
-        """Close what leads to a job that has ended."""
         self._forwarder.close(handle["name"])
         self.metrics.remove(handle["name"])
         self.ports_on_host.pop(handle["name"], None)
@@ -133,7 +122,6 @@ class MetricSockets:
         self._names: dict[int, str] = {}
 
     def __contains__(self, name: str) -> bool:
-        """Return whether an attempt was added."""
         return name in self._descriptors
 
     def fileno(self) -> int:
@@ -155,7 +143,6 @@ class MetricSockets:
             return [(os.read(descriptor, _DATAGRAM_BYTES), self._names[descriptor]) for descriptor in ready]
 
     def remove(self, name: str) -> None:
-        """Close the socket of an attempt."""
         with self._lock:
             descriptor = self._descriptors.pop(name, None)
             if descriptor is not None:

@@ -13,14 +13,6 @@ class ExecRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """The client's terminal.
-
-    Attributes:
-        rows: Its height.
-        columns: Its width.
-        kind: Its TERM.
-    """
-
     rows: int
     columns: int
     kind: str

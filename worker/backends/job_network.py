@@ -40,9 +40,6 @@ class JobNetwork(Protocol):
     def attach(self, first: int) -> None:
         """Complete the network of a sandbox, which has not run anything of the job's.
 
-        Args:
-            first: The sandbox's first process.
-
         Raises:
             OSError: It cannot be completed.
         """

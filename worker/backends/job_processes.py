@@ -37,8 +37,6 @@ class JobProcesses:
     """Finds the processes of one attempt.
 
     Attributes:
-        job_id: Matches GRADIENT_JOB_ID.
-        attempt: Matches GRADIENT_ATTEMPT.
         leader: Pid of the wrapper, the leader of the attempt's session; None if it is not known.
     """
 
@@ -94,7 +92,6 @@ class JobProcesses:
         A control group tells the same in a few reads.
 
         Args:
-            meter: Measures this job's memory.
             limit: See `MemoryMeter.measure`.
         """
         return measure_usage(self.recent(), meter, limit)
@@ -107,7 +104,6 @@ class JobProcesses:
         """Return the disk space of files without a name that the processes have open on the disk of a folder.
 
         Args:
-            folder: A folder on that disk.
             storage: Folder on this host of all shared storage, whose files are not counted.
         """
         stored = (f"{STORAGE}/", f"{os.path.realpath(storage)}/")
@@ -168,7 +164,6 @@ class MemoryMeter:
         """Return the memory in use, in bytes, without files of disks that are in memory.
 
         Args:
-            pids: Of all processes of the job.
             resident: Sum of what is resident for each, in bytes.
             files_in_memory: Bytes of the job's files in memory, mapped or not.
             limit: More than this is returned only if it was counted.
@@ -206,10 +201,7 @@ def measure_usage(
     """Return the CPU seconds that processes have used so far, their memory now in bytes, and their number.
 
     Args:
-        processes: Of one job.
-        meter: Measures its memory.
         limit: See `MemoryMeter.measure`.
-        files_in_memory: Likewise.
     """
     cpu, resident, pids = 0.0, 0, []
     for process in processes:
@@ -225,8 +217,6 @@ def measure_unlinked_bytes(processes: Iterable[psutil.Process], device: int, sto
     """Return the disk space of the files without a name that processes have open, each file once.
 
     Args:
-        processes: Of one job.
-        device: Number of the disk.
         stored: Folders whose files are not counted, as the job sees them.
     """
     found: dict[int, int] = {}

@@ -126,7 +126,6 @@ def open_copied(uid: int, resolvers: Sequence[str] = ()) -> Iterator[dict[str, i
 
     Args:
         uid: The job's user; -1: the worker's own.
-        resolvers: DNS servers of a job with a network of its own.
 
     Yields:
         Descriptors by path in the sandbox.
@@ -168,12 +167,6 @@ def in_memory(text: bytes) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True, slots=True)
 class JobSandbox:
-    """Builds the command that starts a job in a sandbox.
-
-    Attributes:
-        settings: The service's.
-    """
-
     settings: Settings
 
     def prepare(self, spec: LaunchSpec) -> int:
@@ -197,7 +190,6 @@ class JobSandbox:
         """Return the command, whose standard input has to be the `script`.
 
         Args:
-            spec: The job.
             uid: The user that `prepare` returned.
             copied: The files of `open_copied`, which the command inherits.
             network: Words of bubblewrap that make a network.
@@ -232,10 +224,6 @@ class JobSandbox:
 
         The shell has given root up: LD_PRELOAD reaches no program that has root's rights. Nothing is an argument, which
         everybody could see.
-
-        Args:
-            inherited: The part of the worker's environment that jobs have.
-            spec: The job, whose own variables are used in place of others.
         """
         lines = [_NO_CORES, f"cd {shlex.quote(spec.working_dir or base.WORKSPACE)} || exit", "unset OLDPWD"]
         # With `command`, a shell that reserves a name, as bash does UID, goes on.
@@ -271,14 +259,10 @@ def sandbox_command(  # noqa: PLR0913 - the parts of one
     """Return the command of a shell in a sandbox.
 
     Args:
-        settings: The service's.
         uid: The user that the shell becomes; -1: it stays the worker's.
         copied: The files of `open_copied`, which the command inherits.
         network: Words of bubblewrap that make a network.
         readable: What is seen of this host read-only, at the same paths.
-        folders: What may be written, and where it is seen.
-        also: More words of bubblewrap.
-        shared_memory_bytes: The size of /dev/shm.
     """
     temporary = [one for one in folders if one[1] in _TEMPORARY]
     # Before the system: this installation may be in one of them.

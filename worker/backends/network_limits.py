@@ -38,12 +38,6 @@ class FirewallUnavailable(Exception):
 def run_iptables(program: str, *arguments: str, given: str = "", before: Sequence[str] = ()) -> None:
     """Run `iptables` or one of its kin.
 
-    Args:
-        program: Its name.
-        arguments: Its arguments.
-        given: Its input.
-        before: Words to put before it.
-
     Raises:
         FirewallUnavailable: It is missing or failed.
     """
@@ -128,9 +122,6 @@ def find_limits(
     """Return the rules that refuse a job what it must not reach, but not its DNS servers and package indexes.
 
     Args:
-        settings: The service's.
-        servers: The DNS servers.
-        indexes: Address and port of the package indexes.
         shared: Also refuse private addresses, but those of GRADIENT_EGRESS__ALLOWED.
     """
     rules = [

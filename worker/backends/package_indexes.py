@@ -33,14 +33,11 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Address(NamedTuple):
-    """Address and port of a server."""
-
     host: str
     port: int
 
 
 def configuration_folders() -> list[str]:
-    """Return the folders that may have uv's configuration."""
     home = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return ["/etc/uv", f"{home}/uv"]
 

@@ -24,7 +24,6 @@ class PortForwarder:
     """Serves the ports of the jobs that this worker follows; usable from any thread.
 
     Args:
-        bind: Address of this host at which ports are opened.
         connect: Connects to a port of a job; raises `OSError` where nothing listens.
     """
 
@@ -54,7 +53,6 @@ class PortForwarder:
                     found.wanted_at = time.monotonic()
 
     def close(self, name: str) -> None:
-        """Close the ports of a job, and its connections."""
         with self._lock:
             for key in [key for key in self._open if key[0] == name]:
                 self._open.pop(key).close()
@@ -75,7 +73,6 @@ class Forward:
     """One port.
 
     Args:
-        listener: Listens there.
         connect: Connects to what it leads to; raises `OSError` where nothing listens.
 
     Attributes:

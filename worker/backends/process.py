@@ -109,7 +109,6 @@ class ProcessBackend(Backend):
         return None
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
-        """Start the wrapper in a session of its own; see `Backend.launch`."""
         del progress  # the start takes no time
         if (missing := self.unavailable_reason()) is not None:
             raise LaunchError("launch_failed", missing)
@@ -225,7 +224,6 @@ class ProcessBackend(Backend):
         return self._processes(handle).written_bytes()
 
     def destroy(self, handle: Handle) -> None:
-        """Kill all remaining processes of the job; see `Backend.destroy`."""
         name, group = handle["name"], self._group(handle)
         if group is not None:
             group.kill_all()
@@ -270,7 +268,6 @@ class ProcessBackend(Backend):
         return self._connections.metrics
 
     def list_owned(self) -> list[Handle]:
-        """List attempts with a folder here and living processes; see `Backend.list_owned`."""
         names = sorted(folder.name for folder in self._attempts.iterdir()) if self._attempts.is_dir() else []
         alive = find_attempts() if names else set()
         return [
@@ -323,7 +320,6 @@ class ProcessBackend(Backend):
             self._connections.serve(base_handle(spec.job_id, spec.attempt, spec.control) | reaches, first)
 
     def _make_group(self, spec: LaunchSpec) -> JobGroup | None:
-        """Create the job's control group, if jobs have one here."""
         if self._groups is None:
             return None
         group = self._groups.group(spec.name)

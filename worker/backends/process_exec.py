@@ -34,8 +34,6 @@ def run_in_processes(members: JobProcesses, request: ExecRequest, join: list[str
     """Start a command among the processes of a job.
 
     Args:
-        members: The job's processes.
-        request: The command.
         join: Words before a command that start it in the job's control group, if it has one.
 
     Raises:
@@ -134,7 +132,6 @@ class ProcessStream:
 
     Args:
         child: The process that was started: the command, or the process that waits for it.
-        pid: The command's pid on this host, which leads its session.
         terminal: The master side of its terminal; None: it has pipes.
     """
 

@@ -76,7 +76,6 @@ class SandboxProcesses(JobProcesses):
     """Finds the processes of one attempt in a sandbox.
 
     Attributes:
-        first: Pid of the sandbox's first process.
         group: The job's control group, which has all of them; None: it has none.
     """
 

@@ -37,11 +37,7 @@ def start_sandboxed(
     """Start bubblewrap, whose own environment only names the attempt; the job's is in a script in memory.
 
     Args:
-        spec: The job.
-        sandbox: Its sandbox.
-        inherited: The part of the worker's environment that jobs have.
         join: Words before a command that start it in the job's control group.
-        network: Its network.
 
     Raises:
         OSError: It cannot be started, or its network not be made.
@@ -88,7 +84,6 @@ def finish_start(
     shell goes on only with the worker's permission, and ends if the worker ends before.
 
     Args:
-        start: The sandbox.
         group: The job's control group; None if it has none, or the sandbox was started in it.
         seconds: Longest wait for the shell; after that it may go on once it is ready.
         connect: Completes the network of the sandbox with this first process.

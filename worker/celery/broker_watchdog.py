@@ -20,7 +20,6 @@ class BrokerWatchdog:
     Args:
         ping: Sends one; raises OSError if the broker is down, which does not count as a missed ping.
         record_ping: Records that one returned; may raise StoreUnavailable.
-        on_silent: Ends the worker.
         ping_seconds: Seconds between messages.
         silent_seconds: Seconds without a returned message after which the worker is ended; 0: never.
     """

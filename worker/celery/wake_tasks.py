@@ -23,8 +23,6 @@ def register(app: Celery, notifier: WakeupFile, ping_received: Callable[[], None
     """Register the tasks of this host with the app.
 
     Args:
-        app: The Celery app.
-        notifier: Notified by each wake-up message.
         ping_received: Called for each ping.
     """
 

@@ -48,11 +48,7 @@ class StoredEnvironment:
     """An environment on disk.
 
     Attributes:
-        folder: Its folder.
         used_at: Unix time of its last use.
-        lines: Its requirements.
-        in_use: Whether an attempt uses it.
-        of_attempt: Whether no other attempt can use it.
     """
 
     folder: Path
@@ -74,8 +70,6 @@ class StoredEnvironment:
 
 
 class EnvironmentCache:
-    """The environments below one root."""
-
     def __init__(self, settings: Settings, shared: Callable[[], bool] = lambda: False) -> None:
         self._settings = settings
         self._attempts = settings.root / "attempts"
@@ -84,7 +78,6 @@ class EnvironmentCache:
         self._compiling: dict[Path, threading.Thread] = {}
 
     def folder_of(self, wanted: Wanted) -> Path:
-        """Return the folder of an environment, made or not."""
         return self.root / wanted.place / wanted.digest
 
     def use(
@@ -93,7 +86,6 @@ class EnvironmentCache:
         """Return an environment, installed if it is not here; it stays at least as long as the attempt's folder.
 
         Args:
-            wanted: Its contents.
             scratch: The attempt's folder; None: no attempt uses it yet.
             announce: Called before it is installed here (False), or before waiting for another that does so (True).
             on_line: Called with each line that the installer prints.
@@ -154,7 +146,6 @@ class EnvironmentCache:
 
         Args:
             measure: Returns the disk space of a folder; None if it is unknown.
-            keep: The environment that is always kept.
         """
         if not self.root.is_dir():
             return 0
@@ -251,7 +242,6 @@ class EnvironmentCache:
 
 
 def site_packages(environment: Path) -> Path:
-    """Return the folder of an environment's packages."""
     return next((environment / "lib").glob("python*/site-packages"))
 
 

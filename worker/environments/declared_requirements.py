@@ -36,11 +36,7 @@ class Declared:
     """Requirements that a workspace declares.
 
     Attributes:
-        source: Name of the file.
-        folder: The folder that uv starts in.
         commands: Words of uv, one command after the other.
-        lines: What it asks for, for people.
-        contents: The texts that decide what is installed.
         local: Whether something of the workspace itself is installed, so that no other job can share it.
         python: The declared versions of Python, as a version specifier; None: any.
     """
@@ -56,11 +52,6 @@ class Declared:
 
 def find_declared(workspace: Path, folder: Path, command: str) -> Declared | None:
     """Find the requirements of a job.
-
-    Args:
-        workspace: The job's workspace.
-        folder: The folder that the command starts in.
-        command: The job's command.
 
     Returns:
         None if nothing is declared.

@@ -38,13 +38,6 @@ class _Stopped(Exception):
 
 
 class DefaultEnvironment:
-    """The default environment of one worker.
-
-    Args:
-        settings: Name its packages.
-        cache: The environments of this host.
-    """
-
     def __init__(self, settings: EnvironmentSettings, cache: EnvironmentCache) -> None:
         self._lines, self._copied = _contents(settings)
         self._cache = cache
@@ -56,7 +49,6 @@ class DefaultEnvironment:
         self._step: tuple[str, str | None] = INSTALLING, NAME
 
     def wanted(self, python: Path) -> Wanted:
-        """Return its contents for an interpreter."""
         commands = ((*INSTALL, "--requirements", "-"),) if self._lines else ()
         text = "".join(f"{line}\n" for line in self._lines)
         return Wanted(python=python, commands=commands, given=text, lines=self._lines, copied=self._copied)

@@ -16,7 +16,6 @@ class InstallProgress:
     """Called with each line that uv prints.
 
     Args:
-        source: Name of the requirements.
         report: Called with a phase and its detail.
 
     Attributes:

@@ -31,12 +31,6 @@ _ELSEWHERE = re.compile(rf"not found at: file://(?!{WORKSPACE}/)")
 
 
 class UvError(Exception):
-    """uv failed.
-
-    Attributes:
-        output: Everything that uv printed.
-    """
-
     def __init__(self, problem: str, output: str) -> None:
         super().__init__(problem)
         self.output = output
@@ -47,7 +41,6 @@ class Installer:
 
     Args:
         root: The folder of environments, and of downloaded interpreters (`python`).
-        settings: The service's settings.
         shared: See `Isolation`.
     """
 
@@ -93,7 +86,6 @@ class Installer:
 
         Args:
             environment: The folder, which is empty.
-            wanted: Its contents.
             on_line: Called with each line that uv prints.
             check: Called periodically; an exception ends it.
 

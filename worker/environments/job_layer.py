@@ -23,7 +23,6 @@ def create_layer(scratch: Path, shared: Path) -> JobPython:
     """Create the virtual environment of an attempt; one that an earlier start left is replaced.
 
     Args:
-        scratch: The attempt's folder.
         shared: The environment below it.
     """
     folder = scratch / FOLDER

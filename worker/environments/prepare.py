@@ -34,10 +34,6 @@ def prepare_python(
     """Install the requirements of a job, unless they are here, and create its own virtual environment.
 
     Args:
-        context: The worker's stores.
-        job: The job.
-        scratch: Its attempt's folders, with its workspace.
-        folder: The folder that its command starts in.
         check: Called periodically; raises if the start must be aborted.
         confirm: Called before the virtual environment is created; raises if another worker holds the job now.
         progress: Called with what is being done.

@@ -17,16 +17,10 @@ class Wanted:
     """Contents of an environment.
 
     Attributes:
-        python: The interpreter.
         project_id: The project whose jobs share it; None: jobs of all projects do.
         commands: Words of uv that install its packages, one command after the other.
-        contents: What decides which packages these are.
-        lines: The requirements, for people.
-        given: Standard input of the commands.
         workspace: The workspace that the commands read; None: they read none.
-        folder: The folder in it that they start in.
         attempt: The only attempt that uses it, because it has something of its workspace; None: others share it.
-        copied: Folders of packages that are copied into it.
     """
 
     python: Path

@@ -21,12 +21,9 @@ class Session:
     """A session in a job.
 
     Attributes:
-        id: Its id.
-        key_id: Id of the API key that opened it.
         port: The port whose connections it allows; None: it is not a port session.
         parent: Id of the port session that it is a connection of, or None.
         stream: What runs in the job, or None.
-        ended: Reason that it was ended by this worker, for the user.
         ending: Set with `ended`.
     """
 

@@ -33,11 +33,7 @@ _MAX_TERMINAL = 10_000
 
 
 class ExecListener:
-    """Accepts sessions in a thread, and runs each in threads of its own.
-
-    Args:
-        context: The worker's stores, backends and sessions.
-    """
+    """Accepts sessions in a thread, and runs each in threads of its own."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -64,7 +60,6 @@ class ExecListener:
         threading.Thread(target=self._accept, args=(listener,), name="exec", daemon=True).start()
 
     def stop(self) -> None:
-        """Accept no more sessions."""
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)

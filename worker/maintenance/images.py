@@ -11,12 +11,6 @@ logger = logging.getLogger(__name__)
 
 
 class ImageSweep:
-    """The images of one host, in all of its backends.
-
-    Args:
-        context: The backends and the database.
-    """
-
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._reported: set[str] | None = None

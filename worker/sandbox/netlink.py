@@ -27,7 +27,6 @@ def set_up(index: int) -> bytes:
 
 
 def add_address(index: int, address: IPv4Address, prefix: int) -> bytes:
-    """Give an interface an address."""
     head = struct.pack("BBBBi", socket.AF_INET, prefix, 0, 0, index)
     return _message(_NEW_ADDRESS, head + _attribute(1, address.packed) + _attribute(2, address.packed))
 

@@ -89,7 +89,6 @@ def _join(network: int | None) -> None:
 
 @contextmanager
 def network_of(pid: int) -> Iterator[int]:
-    """Open the network namespace of a process."""
     network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield network

@@ -81,11 +81,7 @@ class _ContainerSocket:
 
 
 class Listener:
-    """Receives the metrics that this host's jobs send, until it is stopped.
-
-    Args:
-        context: Has the settings, and the names of its backends.
-    """
+    """Receives the metrics that this host's jobs send, until it is stopped."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context, port = context, context.settings.statsd.port
@@ -104,7 +100,6 @@ class Listener:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and write what was received."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -76,11 +76,7 @@ class _AttemptBuffer:
 
 
 class Aggregator:
-    """Gathers values by attempt, and writes them periodically.
-
-    Args:
-        attempts: The folder of the attempts' scratch directories.
-    """
+    """Gathers values by attempt, and writes them periodically."""
 
     def __init__(self, attempts: Path) -> None:
         self._attempts = attempts
@@ -97,7 +93,6 @@ class Aggregator:
             buffer.add(sample)
 
     def drop(self, sender: Sender, count: int) -> None:
-        """Count a sender's malformed values."""
         buffer = self._buffer_for(sender) if count else None
         if buffer is not None:
             buffer.dropped += count

@@ -55,7 +55,6 @@ class Api(SubmissionApi):
 
     @property
     def url(self) -> str:
-        """The server's address."""
         return self._transport.url
 
     def jobs(self, filters: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +99,6 @@ class Api(SubmissionApi):
         return self._transport.read_json(self._transport.open_once("GET", job_path(job_id), seconds=seconds), "id")
 
     def job_diff(self, job_id: str, other: str) -> dict[str, Any]:
-        """Return the difference between two jobs."""
         return self._transport.json("GET", f"{job_path(job_id)}/diff", query={"other": other}, needs="differences")
 
     def stop_job(self, job_id: str, *, now: bool = False) -> dict[str, Any]:
@@ -144,9 +142,7 @@ class Api(SubmissionApi):
         """Return a job's metrics, of all attempts or of one, each with at most `points` values.
 
         Args:
-            job_id: The job.
             name: Only this metric.
-            points: Largest number of values of each.
             attempt: Only this attempt.
             within: Only values between these Unix times in seconds, both included.
         """
@@ -179,7 +175,6 @@ class Api(SubmissionApi):
             yield page
 
     def raw_log(self, job_id: str) -> Iterator[bytes]:
-        """Yield the bytes of a job's log as the job wrote them."""
         return self._transport.chunks(self._transport.open("GET", f"{job_path(job_id)}/logs/raw"))
 
     def search_log(self, job_id: str, text: str, *, line: int = 0) -> dict[str, Any]:
@@ -207,12 +202,10 @@ class Api(SubmissionApi):
         return sse.follow(stream, line)
 
     def artifacts(self, job_id: str, *, limit: int = _FILE_PAGE, after: str | None = None) -> dict[str, Any]:
-        """Return one page of a job's artifacts, ordered by path."""
         query = {"limit": limit, "after": after}
         return self._transport.json("GET", f"{job_path(job_id)}/artifacts", query=query, needs="files")
 
     def all_artifacts(self, job_id: str) -> dict[str, Any]:
-        """Return all pages of a job's artifacts as one."""
         found = self.artifacts(job_id)
         while found.get("next"):
             page = self.artifacts(job_id, after=found["next"])
@@ -238,7 +231,6 @@ class Api(SubmissionApi):
         )
 
     def chunks(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
-        """Yield the body of a response as it arrives."""
         return self._transport.chunks(response)
 
     def close(self) -> None:
@@ -278,7 +270,6 @@ class Api(SubmissionApi):
         return self._transport.json("GET", "/images", needs="images")
 
     def tpus(self) -> dict[str, Any]:
-        """List TPUs that are billed or about to be."""
         return self._transport.json("GET", "/tpus", needs="tpus")
 
     def projects(self) -> dict[str, Any]:
@@ -323,13 +314,9 @@ class Api(SubmissionApi):
         """Store an open file in a project's storage, replacing one at this path.
 
         Args:
-            project_id: The project.
-            path: The file's path in the storage.
-            file: The file.
             sent: Called with the number of bytes sent so far.
             size: Its bytes.
             sha256: Its digest.
-            modified: Time of its last change.
         """
 
         def attempt() -> dict[str, Any]:
@@ -364,7 +351,6 @@ class Api(SubmissionApi):
         self._transport.json("DELETE", f"/keys/{quote(key_id, safe='')}")
 
     def secrets(self, project_id: str | None) -> dict[str, Any]:
-        """List the names of a project's secrets, or of those shared by all projects."""
         return self._transport.json("GET", secrets_path(project_id), needs="secrets")
 
     def set_secret(self, name: str, value: str, project_id: str | None) -> dict[str, Any]:
@@ -380,7 +366,6 @@ class Api(SubmissionApi):
     def set_registry(
         self, host: str, username: str, password: str, project_id: str | None, *, push: bool
     ) -> dict[str, Any]:
-        """Store the login for a registry."""
         body = {"username": username, "password": password, "push": push}
         return self._transport.json("PUT", registries_path(project_id, host), body=body, needs="host")
 

@@ -22,11 +22,9 @@ class Session:
     """An exec session. Any thread may send; one receives.
 
     Args:
-        connection: Its WebSocket.
         request: The first message to send; None: none.
 
     Attributes:
-        id: Its id.
         result: The last message, once `outputs` has ended: `exit` with the exit code, or `ended` with a reason.
 
     Raises:

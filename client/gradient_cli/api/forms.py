@@ -16,14 +16,7 @@ class Form:
     """A multipart form of JSON text and an archive.
 
     Args:
-        text_part: Name of the part with the text.
-        text: The text.
-        file_part: Name of the part with the archive.
-        path: The archive, a zip or tar.gz file.
         sent: Called with the number of bytes of the archive sent so far.
-
-    Attributes:
-        headers: The request's headers for it.
     """
 
     def __init__(self, text_part: str, text: bytes, file_part: str, path: str, sent: Callable[[int], None]) -> None:
@@ -50,7 +43,6 @@ class Form:
         }
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the form's bytes."""
         yield self._before
         with open(self._path, "rb") as file:
             yield from file_chunks(file, self._size, self._sent)

@@ -13,7 +13,6 @@ def job_path(job_id: str) -> str:
 
 
 def storage_path(project_id: str, path: str | None = None) -> str:
-    """Return the path of a project's storage, or of a file in it."""
     from urllib.parse import quote
 
     start = f"/projects/{quote(project_id, safe='')}/storage"
@@ -33,7 +32,6 @@ def comparison_path(comparison_id: str) -> str:
 
 
 def secrets_path(project_id: str | None, name: str | None = None) -> str:
-    """Return the path of a project's secrets or those of all projects, or of one of them."""
     from urllib.parse import quote
 
     start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
@@ -41,7 +39,6 @@ def secrets_path(project_id: str | None, name: str | None = None) -> str:
 
 
 def registries_path(project_id: str | None, host: str | None = None) -> str:
-    """Return the path of a project's registries or those of all projects, or of one of them."""
     from urllib.parse import quote
 
     start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"

@@ -14,15 +14,6 @@ if TYPE_CHECKING:
 
 
 class Proxy:
-    """A proxy that is spoken to in HTTP.
-
-    Attributes:
-        variable: Name of the variable that names it.
-        url: Its address, with the user's name and password.
-        host: Its host name.
-        port: Its port.
-    """
-
     def __init__(self, variable: str, url: str) -> None:
         self.variable = variable
         self.url = url if "://" in url else f"http://{url}"

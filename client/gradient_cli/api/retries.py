@@ -43,11 +43,7 @@ def retry_delay(error: ClientError, delay: float) -> float:
 
 
 class Reconnection:
-    """The attempts to reach a server that cannot answer, while a submitted job runs on.
-
-    Attributes:
-        lost: The last attempt failed.
-    """
+    """The attempts to reach a server that cannot answer, while a submitted job runs on."""
 
     def __init__(self) -> None:
         self.lost = False

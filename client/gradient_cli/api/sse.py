@@ -68,7 +68,6 @@ def follow(connect: Callable[[int], Iterable[bytes]], line: int) -> Iterator[Eve
     Each line comes once and in order: a new connection resumes after the last line seen.
 
     Args:
-        connect: Opens the stream after a line number.
         line: The last line already seen; 0 for none.
     """
     reconnection = Reconnection()

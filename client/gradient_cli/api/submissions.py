@@ -50,8 +50,6 @@ class SubmissionApi:
         """Submit a job, or a comparison, with the archive of its workspace, once, however often the connection breaks.
 
         Args:
-            spec: What is submitted.
-            path: The archive, a zip or tar.gz file.
             sent: Called with the number of bytes of the archive sent so far.
             to: The endpoint.
         """
@@ -88,7 +86,6 @@ class SubmissionApi:
 
         Args:
             sha256: Digest of the manifest.
-            manifest: The manifest.
             base: Digest of a stored workspace with the other contents.
             path: The archive; None: nothing is missing.
             sent: Called with the number of bytes of the archive sent so far.

@@ -78,11 +78,7 @@ class Transport:
         """Send a request, and return the JSON object in the response; for 204, an empty object.
 
         Args:
-            method: The HTTP method.
-            path: The endpoint, beginning with a slash.
             query: Parameters; those that are None are left out.
-            body: The value to send as JSON.
-            headers: More headers.
             needs: A field that the object must have to be a response of a Gradient Jobs server.
 
         Raises:
@@ -137,11 +133,8 @@ class Transport:
         """Send a request, and return the response with its body unread.
 
         Args:
-            method: The HTTP method.
-            path: The endpoint, beginning with a slash.
             query: Parameters; those that are None are left out.
             body: The bytes to send; an iterator needs a Content-Length header.
-            headers: More headers.
             seconds: Timeout for the connection and for each read of the response.
             keep: Use the persistent connection; a followed log takes one of its own.
 

@@ -98,7 +98,6 @@ def set_secret(args: argparse.Namespace) -> int:
 
 
 def list_secrets(args: argparse.Namespace) -> int:
-    """Print the names of secrets."""
     from gradient_cli.api.client import connect
 
     api = connect(args)
@@ -122,7 +121,6 @@ def delete_secret(args: argparse.Namespace) -> int:
 
 
 def set_registry(args: argparse.Namespace) -> int:
-    """Store the login for a registry."""
     from gradient_cli.api.client import connect
 
     if not args.username:

@@ -20,7 +20,6 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def list_images(args: argparse.Namespace) -> int:
-    """Print the short names."""
     from gradient_cli.api.client import connect
 
     found = connect(args).images()

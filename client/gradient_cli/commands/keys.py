@@ -38,7 +38,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def create_key(args: argparse.Namespace) -> int:
-    """Create a key, and print it this once."""
     from gradient_cli.api.client import connect
 
     if args.days is not None and not args.days.isdecimal():

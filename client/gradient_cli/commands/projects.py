@@ -104,7 +104,6 @@ def init(args: argparse.Namespace) -> int:
 
 
 def create(args: argparse.Namespace) -> int:
-    """Create a project, or find the one of that name."""
     from gradient_cli.api.client import connect
 
     name = args.name or args.named
@@ -197,7 +196,6 @@ def _parse_value(name: str, text: str) -> int | str | None:
 
 
 def find_project(api: Api, given: str | None) -> dict[str, Any]:
-    """Find the project with this id, else the one of this name."""
     if not given:
         raise UsageError("project: required", hint="`gradient-cli projects list` lists them.")
     found: list[dict[str, Any]] = api.projects()["projects"]

@@ -49,7 +49,6 @@ def list_workers(args: argparse.Namespace) -> int:
 
 
 def change(args: argparse.Namespace) -> int:
-    """Drain or resume a worker."""
     from gradient_cli.api.client import connect
 
     worker = connect(args).set_drained(args.name, drained=args.drained)

@@ -20,14 +20,7 @@ _PROGRAMS = os.path.join(_FOLDER, "programs")
 
 @dataclass(frozen=True)
 class Member:
-    """A configuration whose jobs run on each machine type.
-
-    Attributes:
-        name: Its name.
-        description: What it stands for in the publication.
-        scaled: Arguments of the command in the scaled-down form.
-        full: Arguments of the command in the full form.
-    """
+    """A configuration whose jobs run on each machine type."""
 
     name: str
     description: str
@@ -40,12 +33,8 @@ class Ratio:
     """A published ratio, or a difference, of one figure of two members, of two machine types, or of both.
 
     Attributes:
-        text: The statement.
-        figure: Name of the figure.
-        published: The published value.
         of: Member and machine type of the dividend; either is None if it stays the same.
         over: Those of the divisor.
-        difference: Subtract instead of dividing.
     """
 
     text: str
@@ -61,21 +50,9 @@ class Recipe:
     """An experiment.
 
     Attributes:
-        name: Its name on the command line.
-        title: Its title.
-        summary: Its question, in a sentence.
         source: `title`, `author`, `year` and, if it is known, `url` of the publication.
-        machine_types: Machine types of the publication.
-        container: Image of the jobs.
         command: Command of the jobs, before a member's arguments; `{NAME}` is a data set.
         metric: Metric that tells how good a result is, or None.
-        curves: Metrics to plot by step.
-        scaled: Description of the scaled-down form.
-        full: Description of the full form.
-        members: The configurations.
-        columns: Heads of the published table.
-        rows: Rows of the published table.
-        notes: Remarks on the published figures.
         ratios: Published statements to hold beside the measured ones.
     """
 
@@ -131,7 +108,6 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Recipe:
-    """Return a recipe."""
     known = names()
     if name not in known:
         import difflib

@@ -33,9 +33,6 @@ class Run:
     """A job of the repetition.
 
     Attributes:
-        member: Configuration of the job.
-        machine_type: Name of its machine type.
-        job: The job, as the server returned it last.
         steps_per_second: Median over the intervals between its reports, or None.
         series: Its metrics by name: steps and values.
     """

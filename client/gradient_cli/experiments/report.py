@@ -54,14 +54,6 @@ class Table:
 
 @dataclass
 class Chart:
-    """A chart of a report.
-
-    Attributes:
-        name: Name of its file.
-        title: Its title.
-        svg: The drawing.
-    """
-
     name: str
     title: str
     svg: str
@@ -79,9 +71,6 @@ def build(recipe: Recipe, cells: Sequence[Cell], scale: str, links: Sequence[str
     """Return the sections of the report.
 
     Args:
-        recipe: The experiment.
-        cells: What was measured.
-        scale: Statement of the form that ran.
         links: Addresses of the pages with the figures, such as that of the comparison.
     """
     source = recipe.source

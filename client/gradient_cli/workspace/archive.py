@@ -36,12 +36,9 @@ class WorkspaceEntry:
     """One file, folder or link of a workspace.
 
     Attributes:
-        path: Relative to the folder, with slashes.
         kind: `file`, `folder` or `link`.
         mode: Its permission bits.
         size: Bytes of a file, 0 for others.
-        target: The target of a link, relative to the link.
-        grown: Whether it was found to have grown since the scan.
         version: Changes with the contents of a file: inode, and times of change in nanoseconds.
     """
 
@@ -60,14 +57,7 @@ class WorkspaceEntry:
 class WorkspaceFolder:
     """The contents of a workspace folder.
 
-    Args:
-        root: The folder.
-        include: Patterns that bring back what is excluded.
-
     Attributes:
-        root: The folder's absolute path.
-        entries: The entries to pack, in the order of the archive.
-        skipped: Paths that cannot be packed, each with the reason.
         left_out: Paths that are excluded by default.
         ignored: Paths that git's ignore files exclude, those of folders with a slash, each with the pattern's place.
         scanned_at: Unix time in nanoseconds of the start of the scan.
@@ -183,7 +173,6 @@ class Archive:
     """A workspace archive; a temporary one is deleted at the end of a `with` block.
 
     Attributes:
-        path: The archive file.
         sha256: Its SHA-256 digest, in hexadecimal.
         size: Its size in bytes.
     """
@@ -203,7 +192,6 @@ class Archive:
 
 
 def open_archive(path: str) -> Archive:
-    """Open an archive that the user made."""
     try:
         with open(path, "rb") as file:
             if file.read(2) not in {b"PK", b"\x1f\x8b"}:
@@ -217,7 +205,6 @@ def open_archive(path: str) -> Archive:
 
 
 def write_archive(write: Callable[[gzip.GzipFile], None]) -> Archive:
-    """Compress what `write` writes into a temporary file."""
     descriptor, path = tempfile.mkstemp(prefix="gradient-workspace-", suffix=".tar.gz")
     try:
         with open(descriptor, "wb") as raw:
@@ -254,7 +241,6 @@ def open_file(root: str, entry: WorkspaceEntry) -> BinaryIO:
 
 
 def changed_error(entry: WorkspaceEntry) -> ClientError:
-    """Build the error of a file that is not what it was when it was first read."""
     return ClientError(f"workspace: {entry.path} changed while it was packed", hint=CHANGED_HINT)
 
 

@@ -34,7 +34,6 @@ def submit(
     """Submit jobs, each of which succeeds or fails by itself.
 
     Args:
-        api: The server.
         jobs: For each job its spec, its workspace (a path, a URL or `none`) and the patterns of excluded files to
             upload, as `job_spec.resolve` returns them. A spec that has a `workspaceSha256` needs no other workspace.
         report: Called with a line about each upload.

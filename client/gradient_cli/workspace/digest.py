@@ -1,5 +1,3 @@
-"""SHA-256 of files."""
-
 from __future__ import annotations
 
 import hashlib

@@ -34,12 +34,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
 
 
 class JobFiles:
-    """A job's artifacts: the same file, and an intact one, has the same SHA-256.
-
-    Args:
-        api: The server.
-        job_id: The job.
-    """
+    """A job's artifacts: the same file, and an intact one, has the same SHA-256."""
 
     ELSEWHERE = "another folder with --to"
 
@@ -72,9 +67,6 @@ def download(
     """Download artifacts and verify their checksums.
 
     Args:
-        api: The server.
-        job_id: The job.
-        found: All artifacts of the job.
         patterns: Files or folders to download; none: all.
         to: The folder; None: `artifacts-ID`.
         force: Overwrite files in `to` that have other contents.
@@ -99,7 +91,6 @@ class DownloadFolder:
 
     Args:
         root: The folder; created with the first file.
-        source: The files on the server.
         mark: Give the folder, if it does not exist yet, a `.gitignore` that keeps it out of git and of workspaces.
     """
 
@@ -109,7 +100,6 @@ class DownloadFolder:
         self._mark = mark and not os.path.lexists(root)
 
     def refuse_overwriting(self, files: Sequence[dict[str, Any]]) -> None:
-        """Refuse the download if one of these files is there with other contents."""
         for file in files:
             path = self.local_path(str(file["path"]))
             if os.path.exists(path) and not os.path.islink(path) and not self._source.is_same(path, file):
@@ -122,7 +112,6 @@ class DownloadFolder:
         """Download one file; return False if the same file was there already.
 
         Args:
-            file: The file, as the server lists it.
             name: Its path below this folder, of public names, if it is not the one on the server.
         """
         path = self.local_path(name or str(file["path"]))
@@ -144,9 +133,6 @@ class DownloadFolder:
         """Download the small files that are not there yet, many in each request, and return their paths.
 
         Those that do not arrive intact in this way are left for `fetch`.
-
-        Args:
-            files: Files in the order of the server's list.
         """
         source = self._source
         if not isinstance(source, JobFiles):

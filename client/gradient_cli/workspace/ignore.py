@@ -83,10 +83,6 @@ class Inclusion:
 class IgnoreRules:
     """The ignore rules in effect in one folder: its own and those of its parents.
 
-    Args:
-        folder: The folder's absolute path.
-        above: The rules of the parent folder.
-
     Attributes:
         patterns: For each name of an ignore file, the patterns of all those in effect, outermost first; git's other
             ignore files count as a `.gitignore`.
@@ -108,7 +104,6 @@ class IgnoreRules:
         """Load the rules of the folder to pack, including those of the folders above it in its git repository.
 
         Args:
-            root: The folder to pack.
             include: Patterns, relative to it, that bring back what is excluded.
         """
         folders = [root]
@@ -170,7 +165,6 @@ class _Patterns:
         self.spec = GitIgnoreSpec.from_lines(lines)
 
     def place(self, index: int | None) -> str:
-        """Return the file and the line of a pattern."""
         return self._path if index is None else f"{self._path}, line {self._numbers[index]}"
 
 

@@ -47,7 +47,6 @@ def describe(parser: argparse.ArgumentParser, name: str, metavar: str, text: str
 
 
 def add_change_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that the clone of a job may have instead of those of the job."""
     for name, (_, metavar, text) in _FIELDS.items():
         if name not in _NOT_CHANGED:
             shown = re.sub(r" \((required|default: [^)]*)\)", "", text)
@@ -79,7 +78,6 @@ def _add_list_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> 
 
 
 def option_names() -> list[str]:
-    """Return every option of a job, by the names that `resolve` reads."""
     return [*_FIELDS, *_FLAGS, *_LISTS, "workspace", "envFile", "registryPassword"]
 
 
@@ -89,8 +87,6 @@ def resolve(
     """Merge flags over the project file into the job's fields and its workspace.
 
     Args:
-        args: The flags.
-        filed: Read the project file.
         line: Options of a job of a batch, by the names and with the values of a project file, which they override.
 
     Returns:
@@ -142,7 +138,6 @@ def _override(options: dict[str, Any], line: dict[str, Any], path: str | None) -
 
 
 def resolve_workspace(args: argparse.Namespace) -> str:
-    """Return the workspace that `resolve` returns."""
     path = project_file.find()
     return workspace_path.choose(args, project_file.read(path).get("workspace") if path else None, path)
 
@@ -200,7 +195,6 @@ def _convert(convert: Callable[[str, object], object], name: str, value: object,
 
 
 def _in_file(path: str | None, message: str) -> str:
-    """Return a message with the project file that it is about, if it is about one."""
     return f"{path}: {message}" if path else message
 
 

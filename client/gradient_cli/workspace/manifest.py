@@ -30,12 +30,9 @@ class FolderManifest:
     """The files of a folder with their digests.
 
     Args:
-        folder: The contents.
-        url: The server's address.
         progress: Called with the number of bytes of the folder's files read so far.
 
     Attributes:
-        root: The folder's absolute path.
         data: The manifest as JSON text; the same files give the same text.
         sha256: Its digest.
         contents: A file of each content, by digest.

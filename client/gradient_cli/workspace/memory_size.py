@@ -1,5 +1,3 @@
-"""Amounts of memory as people write them."""
-
 from __future__ import annotations
 
 import re

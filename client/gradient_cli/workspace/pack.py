@@ -32,7 +32,6 @@ def create_pack(
     """Write files into a temporary tar.gz file, each named by the SHA-256 of its content.
 
     Args:
-        root: The workspace folder.
         contents: The files, by digest.
         read: Contents that were read already, by digest.
         progress: Called with the number of bytes of the files packed so far.

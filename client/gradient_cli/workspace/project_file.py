@@ -34,7 +34,6 @@ def find() -> str | None:
 
 
 def read(path: str) -> dict[str, Any]:
-    """Read the options in a project file."""
     if sys.version_info >= (3, 11):
         import tomllib  # novermin
     else:

@@ -32,7 +32,6 @@ def remote_path(given: str) -> str:
 
 
 def list_entries(api: Api, project_id: str, path: str, *, recursive: bool) -> list[dict[str, Any]]:
-    """Return the entries of a folder in the storage, or the one of a file."""
     found: list[dict[str, Any]] = []
     after = None
     while True:
@@ -47,7 +46,6 @@ class UploadPlan:
     """The local files to store, by their remote paths.
 
     Attributes:
-        files: Local paths by remote path.
         left_out: Local paths that are not uploaded, each with the reason, and permissions that are not kept.
     """
 
@@ -61,7 +59,6 @@ class UploadPlan:
         """Plan the upload of files and folders.
 
         Args:
-            sources: Local files and folders.
             target: Remote path: that of the only source, or the folder of several if it ends with a slash or there
                 are several; None: the top folder.
         """
@@ -188,7 +185,6 @@ def local_target(files: Sequence[dict[str, Any]], remote: str, local: str | None
 
     Args:
         files: The stored files at `remote` or below it.
-        remote: Path of a file or a folder in the storage.
         local: The file or folder to write; None: one of the same name in the current folder.
     """
     name = to_local_name(os.path.basename(remote))
@@ -200,13 +196,6 @@ def local_target(files: Sequence[dict[str, Any]], remote: str, local: str | None
 
 
 class StoredFiles:
-    """Files in a project's storage.
-
-    Args:
-        api: The server.
-        project_id: The project.
-    """
-
     ELSEWHERE = "another LOCAL"
 
     def __init__(self, api: Api, project_id: str) -> None:
@@ -217,7 +206,6 @@ class StoredFiles:
         return self.api.stored_file(self._project_id, path, offset=offset, etag=etag)
 
     def etag(self, file: dict[str, Any]) -> str | None:
-        """Return what identifies the file's content."""
         return str(file["etag"])
 
     def is_same(self, path: str, file: dict[str, Any]) -> bool:

@@ -55,9 +55,6 @@ def submit(
     """Submit a job, or a comparison, with a folder or an archive.
 
     Args:
-        api: The server.
-        spec: The fields of what is submitted.
-        path: The folder or archive.
         folder: The folder's files; None: it is an archive.
         report: Called with a line about the upload.
         to: The endpoint.

@@ -19,11 +19,7 @@ def choose(
     """Return the workspace of the command line, or else that of the project file or of a line of a batch.
 
     Args:
-        args: The flags.
-        filed: The workspace of the file or the line.
-        path: The project file.
         checked: Whether it comes from the project file, so has to lie in its folder.
-        may_prompt: Whether the user may be asked to allow another one.
     """
     if args.workspace is not None:
         return str(args.workspace)

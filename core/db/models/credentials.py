@@ -123,8 +123,6 @@ class UserKey(Base):
 
 
 class ApiKey(Base):
-    """An API key, stored as a hash."""
-
     __tablename__ = "api_keys"
 
     id: Mapped[str] = mapped_column(String(16), primary_key=True)

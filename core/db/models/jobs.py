@@ -240,12 +240,10 @@ class Job(Base):
 
     @property
     def ended(self) -> bool:
-        """True in a final state."""
         return self.state in TERMINAL
 
     @property
     def shown_name(self) -> str:
-        """The name that the user gave the job, or "job N"."""
         return self.name or f"job {self.seq}"
 
     def log_context(self) -> dict[str, Any]:
@@ -437,8 +435,6 @@ class LeaderLease(Base):
 
 
 class RepairCount(Base):
-    """Number of repairs of one kind by the sweep."""
-
     __tablename__ = "repair_counts"
 
     kind: Mapped[str] = mapped_column(String(64), primary_key=True)

@@ -1,5 +1,3 @@
-"""The tables of jobs' metrics."""
-
 from datetime import datetime
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String

@@ -20,15 +20,6 @@ _MAX_COMMAND = 1000
 
 @dataclass(frozen=True, slots=True)
 class ExecSession:
-    """An exec session, for its events.
-
-    Attributes:
-        id: Its id.
-        key_id: Id of the API key.
-        key_name: Name of the API key.
-        action: What was asked for, as a sentence's object.
-    """
-
     id: str
     key_id: str
     key_name: str
@@ -39,7 +30,6 @@ class ExecSession:
 
 
 def describe_command(command: Sequence[str], *, tty: bool) -> str:
-    """Return a command as one line, shortened."""
     text = shlex.join(command)
     shown = text if len(text) <= _MAX_COMMAND else f"{text[:_MAX_COMMAND]}…"
     return f"{'terminal' if tty else 'command'} {shown}"

@@ -96,7 +96,6 @@ def socket_address(root: Path, worker: str) -> Iterator[str]:
 
     Args:
         root: The service's folder (GRADIENT_HOME), which service and worker share.
-        worker: The worker's name.
 
     Raises:
         OSError: The folder of the sockets does not exist.

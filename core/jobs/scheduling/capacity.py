@@ -1,5 +1,3 @@
-"""Capacity of live workers."""
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,18 +26,11 @@ class LiveWorkers:
         ]
 
     def free_slots(self, machine_type: str, backend: str, held: Mapping[str | None, int]) -> int:
-        """Count the jobs of this machine type that could start now, if none of them needs a GPU that is in use.
-
-        Args:
-            machine_type: The machine type.
-            backend: The backend of its jobs.
-            held: Number of jobs that each worker holds.
-        """
+        """Count the jobs of this machine type that could start now, if none of them needs a GPU that is in use."""
         working = (one for one in self.for_machine_type(machine_type, backend) if one.drained_at is None)
         return sum(max(0, one.slots - held.get(one.name, 0)) for one in working)
 
     def available(self, machine_type: str, backend: str) -> bool:
-        """Check whether some worker takes new jobs of this machine type."""
         return any(worker.drained_at is None for worker in self.for_machine_type(machine_type, backend))
 
 
@@ -62,7 +53,6 @@ def explain_too_large(job: Job, workers: Sequence[Worker]) -> str:
     """Describe what a job requests that none of these workers has, e.g. `64 CPUs, and the largest worker … has 16`.
 
     Args:
-        job: The job that is too large.
         workers: All workers of its machine type; it fits none of them.
     """
     found = []

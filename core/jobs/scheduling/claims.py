@@ -61,9 +61,7 @@ class WorkerOffer:
     """The capacity that a worker offers to jobs.
 
     Attributes:
-        worker: Its name.
         host: Its machine's name; workers of one host share its capacity.
-        backends: Names of the backends that it runs.
         machine_types: Machine types that it takes; None: all that its backends run.
         gpus: The host's GPUs; None: not counted.
         cpus: The host's CPUs; None: not counted.

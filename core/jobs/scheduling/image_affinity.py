@@ -21,8 +21,6 @@ def replace_host_images(session: Session, host: str, references: Collection[str]
     """Replace the recorded images of a host.
 
     Args:
-        session: Writes.
-        host: The machine's name.
         references: Images as its engine lists them; only the first MAX_REPORTED are recorded.
     """
     session.execute(delete(HostImage).where(HostImage.host == host))
@@ -33,7 +31,6 @@ def replace_host_images(session: Session, host: str, references: Collection[str]
 
 
 def count_hosts_having(session: Session, images: Collection[str]) -> int:
-    """Count the hosts with a live worker that have one of these images."""
     living = select(Worker.host).where(Worker.seen_at >= now(-WORKER_STALE_SECONDS))
     count = select(func.count(HostImage.host.distinct())).where(
         HostImage.reference.in_([normalize_reference(image) for image in images]), HostImage.host.in_(living)

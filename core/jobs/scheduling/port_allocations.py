@@ -32,9 +32,7 @@ class PortRange:
     """The ports of a host for jobs that name no port.
 
     Attributes:
-        first: First port.
         last: Last port; below `first`: the range is empty.
-        address: Address for links to the host's ports.
     """
 
     first: int
@@ -42,12 +40,10 @@ class PortRange:
     address: str
 
     def count_free(self, taken: Collection[int]) -> int:
-        """Count the ports of the range that are not in `taken`."""
         return max(0, self.last - self.first + 1) - sum(self.first <= port <= self.last for port in taken)
 
 
 def request_ports(session: Session, job: Job) -> None:
-    """Record the ports that a new job names."""
     wanted = [port.external for port in job.spec.parsed_ports() if port.external]
     if wanted:
         session.execute(_INSERT_REQUEST, [{"port": port, "job_id": job.id} for port in wanted])

@@ -71,7 +71,6 @@ class ProjectUsage:
     """A project's use of machines, of all types together.
 
     Attributes:
-        running: Number of its jobs on machines now.
         max_running: Most jobs that it may have there at once; None: no limit.
         last_claimed_at: Time of its last claim; None: never.
     """
@@ -103,8 +102,6 @@ class QueuePosition:
 
     Attributes:
         number: 1 is next.
-        rank: Jobs of its own project that come before it.
-        usage: Its project's use of machines.
     """
 
     number: int
@@ -133,12 +130,7 @@ class _GroupRow:
 
 
 class QueuePool:
-    """The jobs that wait for one machine type.
-
-    Args:
-        groups: The jobs, counted by project and priority.
-        usages: The projects' use of machines, by project id.
-    """
+    """The jobs that wait for one machine type."""
 
     def __init__(self, groups: Iterable[QueueGroup], usages: Mapping[str, ProjectUsage]) -> None:
         self._usages = usages
@@ -156,13 +148,6 @@ class QueuePool:
         self._jobs = {priority: sum(row.group.jobs for row in rows) for priority, rows in self._rows.items()}
 
     def position(self, project_id: str, priority: int, rank: int) -> QueuePosition:
-        """Return the queue position of a job.
-
-        Args:
-            project_id: Its project.
-            priority: Its priority.
-            rank: Jobs of the same project in this pool that come before it.
-        """
         usage = self._usages.get(project_id, ProjectUsage())
         turn = usage.running + rank
         over = usage.max_running is not None and turn >= usage.max_running

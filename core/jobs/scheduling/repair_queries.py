@@ -32,7 +32,6 @@ def try_become_leader(session: Session, name: str, holder: str, seconds: float) 
 
 
 def count_repairs(session: Session, worker: str, repaired: Mapping[str, int]) -> None:
-    """Add to the count of each kind of repair."""
     for kind, number in repaired.items():
         if number:
             first = insert_ignore(session.get_bind().dialect.name, RepairCount)

@@ -31,7 +31,6 @@ def slot_free_times(idle: int, busy: Iterable[float], capacity: int) -> list[flo
     """Return the seconds until each of `capacity` slots is free.
 
     Args:
-        idle: Slots that are free now.
         busy: Seconds until each running job ends.
         capacity: Jobs that can run at once. If more are running, because the new job needs the room of several, those
             that end last count.

@@ -49,8 +49,6 @@ class WaitStatus:
     """The wait status of a job.
 
     Attributes:
-        reason: The reason's name.
-        detail: Details for the reason's sentence, if any.
         position: Queue position among the jobs of its machine type; 1 is next.
         starts_at: Estimated start, from the durations of the last jobs of its machine type, the running jobs and its
             position. None if there is too little history, or no worker to run it.
@@ -80,7 +78,6 @@ def prospective_waits(session: Session, jobs: Sequence[Job]) -> dict[str, WaitSt
     """Return the wait status that jobs would have if each of them alone were submitted now, by id.
 
     Args:
-        session: Reads.
         jobs: Jobs that are not in the database; at least one.
     """
     snapshot = _load_snapshot(session, jobs, prospective_positions(session, jobs))
@@ -122,12 +119,6 @@ class _QueueSnapshot:
 
     Attributes:
         at: Now, by the database's clock.
-        positions: Queue positions of the jobs, by id.
-        live_workers: The live workers.
-        held_jobs: Jobs that workers hold.
-        median_durations: Median duration of jobs, by machine type.
-        gpus: GPUs that jobs hold, by host.
-        ports: Job id by port, by host.
     """
 
     at: datetime

@@ -146,7 +146,6 @@ def held_job_counts(session: Session) -> dict[str | None, int]:
 
 
 def record_ping(session: Session, worker: str) -> None:
-    """Record that a message reached this worker."""
     session.execute(update(Worker).where(Worker.name == worker).values(broker_ping_at=now()))
 
 

@@ -17,7 +17,6 @@ class DataDisk:
 
     Attributes:
         name: The disk's name; it is the same in each zone that has one.
-        writable: The job may write to it.
     """
 
     name: str
@@ -47,8 +46,6 @@ def zones_of_disks(disks: Sequence[DataDisk], known: Iterable[str], hosts: int) 
 
     Args:
         disks: The disks of a job; at least one.
-        known: The disks that jobs may use, ZONE/NAME.
-        hosts: Number of virtual machines of its machine type.
     """
     places = [one.partition("/")[::2] for one in known]
     by_name = {disk.name: {zone for zone, name in places if name == disk.name} for disk in disks}

@@ -23,7 +23,6 @@ class ImageOptions:
     registry_target: str | None
 
     def check(self) -> None:
-        """Refuse invalid options and combinations."""
         if self.container is not None and not is_reference(self.container):
             raise SpecInvalid(
                 f"{quoted(self.container)} is not an image reference. Write it as name:tag or host/name:tag, "

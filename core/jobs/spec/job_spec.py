@@ -118,7 +118,6 @@ class JobSpec:
     )
 
     def __post_init__(self) -> None:
-        """Validate all fields."""
         if self.command or not self.build_only:
             _check_command(self.command)
         _check_env(self.env_vars)
@@ -184,7 +183,6 @@ class JobSpec:
         return [name for name in self.env_vars if _SECRET_NAME.search(name) and name not in named]
 
     def secrets(self) -> dict[str, str]:
-        """Return the variables that stand for secrets, with the secrets' names."""
         found = {n: v.removeprefix(SECRET_PREFIX) for n, v in self.env_vars.items() if v.startswith(SECRET_PREFIX)}
         return {variable: name for variable, name in found.items() if SECRET_NAME.match(name)}
 
@@ -198,7 +196,6 @@ class JobSpec:
 
 @cache
 def _defaults() -> list[tuple[str, Any, Callable[[], Any] | None]]:
-    """Return the name of each field, and its default or what makes it."""
     return [
         (one.name, one.default, None if one.default_factory is MISSING else one.default_factory)
         for one in fields(JobSpec)
@@ -334,7 +331,6 @@ def check_label(text: str, where: str, longest: int) -> None:
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """Refuse invalid tags."""
     if len(tags) > MAX_TAGS:
         raise SpecInvalid(f"{len(tags)} tags; at most {MAX_TAGS} are allowed.", field="tags")
     for tag in tags:

@@ -21,8 +21,6 @@ class PortMapping:
 
     Attributes:
         external: Port of the host; 0: any free one.
-        internal: Port that the job listens on.
-        scheme: URL scheme of its link.
     """
 
     external: int
@@ -31,7 +29,6 @@ class PortMapping:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the user's notation."""
         found = _PORT_PATTERN.match(text.strip())
         if found is None:
             raise SpecInvalid(
@@ -68,12 +65,7 @@ def parse_ports(written: tuple[str, ...]) -> tuple[PortMapping, ...]:
 
 
 def check_not_reserved(ports: tuple[PortMapping, ...], taken: Mapping[int, str]) -> None:
-    """Refuse a port of the host that the service itself needs.
-
-    Args:
-        ports: The job's ports.
-        taken: The user of each port that is in use, by port.
-    """
+    """Refuse a port of the host that the service itself needs."""
     for port in ports:
         if port.external in taken:
             raise SpecInvalid(

@@ -39,7 +39,6 @@ def inspect(path: Path, limits: ArchiveLimits) -> ArchiveSummary:
 
     Args:
         path: A zip, tar.gz or tar file, recognized by content, not by name.
-        limits: Bounds on its size.
     """
     return _unpack(path, limits, None)
 
@@ -52,9 +51,7 @@ def extract(path: Path, destination: Path, limits: ArchiveLimits) -> ArchiveSumm
     restored; owners and setuid bits are not.
 
     Args:
-        path: A zip, tar.gz or tar file.
         destination: Where its entries go: an empty folder or a free name, in a folder that exists.
-        limits: Bounds on its size.
 
     Raises:
         OSError: The destination is in use, or the disk is full.

@@ -21,11 +21,7 @@ _MAX_MTIME_NS = (2**32 - 1) * 10**9
 
 
 class FolderWriter:
-    """Fills one empty folder.
-
-    Args:
-        root: Path of the folder, which exists.
-    """
+    """Fills one empty folder."""
 
     def __init__(self, root: str) -> None:
         self._root = os.open(root, OPEN_FOLDER)
@@ -67,7 +63,6 @@ class FolderWriter:
             os.close(source)
 
     def open_file(self, parts: Parts) -> BinaryIO:
-        """Open a file that was written earlier."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.fdopen(os.open(parts[-1], flags, dir_fd=self._enter(parts[:-1])), "rb")
 

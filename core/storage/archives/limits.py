@@ -31,12 +31,9 @@ class ArchiveLimits:
     """Bounds within which an archive is accepted.
 
     Attributes:
-        max_upload_bytes: Largest archive as sent.
-        max_bytes: Largest sum of file contents, unpacked.
         max_files: Most files, links and folders together, including folders that are only implied by a path.
         max_ratio: Most unpacked bytes per packed byte.
         ratio_after: Unpacked bytes up to which the ratio does not matter.
-        max_depth: Most names in one path.
         max_name_bytes: Longest name between two slashes, in UTF-8.
         max_path_bytes: Longest path or link target, in UTF-8.
     """
@@ -56,9 +53,7 @@ class ArchiveSummary:
     """Summary of an archive that was read to the end.
 
     Attributes:
-        kind: Its format.
         files: Regular files and links in it; folders do not count.
-        bytes: Sum of its entries' contents, unpacked.
     """
 
     kind: ArchiveKind
@@ -80,7 +75,6 @@ def shortened(name: str) -> str:
 
 
 def read_exactly(file: BinaryIO, size: int) -> bytes:
-    """Read this number of bytes."""
     data = file.read(size)
     if len(data) != size:
         raise invalid(DAMAGED)
@@ -88,7 +82,6 @@ def read_exactly(file: BinaryIO, size: int) -> bytes:
 
 
 def read_blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield this number of bytes in blocks, as `read_exactly`."""
     while size:
         block = read_exactly(file, min(size, READ_BYTES))
         size -= len(block)
@@ -104,7 +97,6 @@ class Budget:
         self.bytes = 0
 
     def add(self, name: str, size: int) -> None:
-        """Count an entry's contents before they are read."""
         self.bytes += size
         if self.bytes > self._limits.max_bytes:
             raise invalid(
@@ -119,7 +111,6 @@ class Budget:
             raise invalid("its entries have too many extended attributes; pack without them (tar --no-xattrs)")
 
     def check_ratio(self, *, unpacked: int, packed: int) -> None:
-        """Refuse a decompression bomb."""
         if unpacked > self._limits.ratio_after and unpacked > self._limits.max_ratio * packed:
             raise invalid(
                 f"it unpacks to more than {self._limits.max_ratio} times its size, which looks like a decompression "

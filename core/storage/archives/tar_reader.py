@@ -102,7 +102,6 @@ class GzipStream(io.RawIOBase):
 
 
 def read_tar(stream: BinaryIO, limits: ArchiveLimits, budget: Budget) -> Iterator[ArchiveEntry]:
-    """Yield the entries of a tar archive, in the archive's order."""
     extended: dict[str, str] = {}
     headers = 0
     while block := _next_header(stream, first=not headers):

@@ -35,8 +35,6 @@ class ArchiveEntry:
     """One member of an archive, as read.
 
     Attributes:
-        name: Path as the archive spells it.
-        kind: Its file type.
         mode: Unix permission bits, or None when the archive has none.
         mtime_ns: Modification time in nanoseconds since 1970, or None.
         target: Where a link points.
@@ -107,11 +105,7 @@ def split_name(name: str, limits: ArchiveLimits) -> Parts:
 
 
 class EntryTree:
-    """All entries seen so far, by path.
-
-    Attributes:
-        files: Regular files and links.
-    """
+    """All entries seen so far, by path."""
 
     def __init__(self, limits: ArchiveLimits) -> None:
         self._limits = limits

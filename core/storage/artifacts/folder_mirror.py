@@ -92,11 +92,6 @@ class FolderMirror:
     def run(self, wanted: FolderScan, stored: FolderScan, others: Collection[str] = ()) -> None:
         """Remove files that are not wanted (any more), then link or copy those that are new or changed.
 
-        Args:
-            wanted: The files of the source.
-            stored: What the store has.
-            others: Names in the store that stay, too.
-
         Raises:
             OSError: The store cannot be written.
         """
@@ -114,8 +109,6 @@ class FolderMirror:
         """Give files further names.
 
         Args:
-            links: The path of each such name, and of the file.
-            files: The files there are.
             stored: Files and folders of the store, in which a name is kept if it is the same file.
 
         Raises:
@@ -269,9 +262,7 @@ def mirror_folder(
     """Make `directory/files` a mirror of a job's folder.
 
     Args:
-        directory: The attempt's directory in the store.
         source: The folder the job writes to; nothing in it is trusted.
-        limits: Limits on what is kept.
         final: The job has ended: changing files are read again, and reported if they keep changing.
         stopped: Returns True once nothing more is to be copied; files not copied by then are reported.
 

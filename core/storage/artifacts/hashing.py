@@ -32,7 +32,6 @@ def hash_files(folder: int, stored: FolderScan, skips: SkipList, stopped: Stoppe
 
     Args:
         folder: Descriptor of the store's folder.
-        stored: Its files.
         skips: Gets the files that keep changing, have vanished or cannot be read, or were not read before a stop.
         stopped: Returns True once no more is to be read.
 

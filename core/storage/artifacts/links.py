@@ -36,7 +36,6 @@ def follow_links(
         found: The folder's files that are kept, its folders and its links.
         names: Paths by which the job knows the folder, without a slash at the end: a link may be absolute.
         skips: Gets the links that lead elsewhere, and what exceeds a limit.
-        limits: Limits on these files together with the others.
     """
     return _Links(found, names, skips, limits or ArtifactLimits()).follow() if found.links else {}
 
@@ -84,13 +83,7 @@ class _Links:
             raise _TooManySteps
 
     def _files(self, path: str, link: str, around: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-        """Yield the files that a link adds, each with the real one.
-
-        Args:
-            path: The link's path, by way of the links that lead to it.
-            link: Its own path.
-            around: The links followed on this way, and where they led.
-        """
+        """Yield the files that a link adds, each with the real one."""
         try:
             real = self._resolve(link)
         except _Unfollowed as error:

@@ -40,8 +40,6 @@ class Manifest:
 
     Args:
         state: `complete` if everything that should be kept is stored; else `partial`, and `skipped` lists the rest.
-        files: Number of files.
-        bytes: Sum of their sizes.
         skipped: Files that are not kept, and why.
     """
 
@@ -55,13 +53,6 @@ def write_manifest(
     path: Path, manifest: Manifest, files: Iterable[ArtifactFile], *, durable: bool, replace: bool = True
 ) -> None:
     """Write a list atomically.
-
-    Args:
-        path: The file.
-        manifest: Its header.
-        files: The files, sorted by path.
-        durable: Flush it to disk, so that it survives a power cut.
-        replace: Replace an existing list.
 
     Raises:
         FileExistsError: There is one, and `replace` is False.
@@ -106,7 +97,6 @@ class ManifestReader:
         self._file.close()
 
     def files(self, start: str = "") -> Iterator[ArtifactFile]:
-        """Yield the files from path `start` on, in order."""
         self._file.seek(self._find(start) if start else self._first)
         for line in self._file:
             yield ArtifactFile(**json.loads(line))

@@ -31,9 +31,7 @@ def take_over(
     """Give all stored files to this process's user, and replace by a copy what other processes have open for writing.
 
     Args:
-        directory: The attempt's directory in the store.
         folder: Descriptor of the folder with its files.
-        stored: Those files.
         skips: Gets the files that are not copied because of a stop, or that change meanwhile.
         stopped: Returns True once nothing more is to be copied.
 

@@ -52,7 +52,6 @@ def parse_public_path(path: str) -> list[str]:
 
 
 def not_found(path: str) -> ArtifactNotFound:
-    """Build the error for a path that no artifact has."""
     return ArtifactNotFound(f"No artifact at {path[:200]!r}. List the job's artifacts to see the paths it has.")
 
 
@@ -62,8 +61,6 @@ def open_beneath(folder: int, parts: Sequence[str], *, create: bool = False, mod
     Args:
         folder: Descriptor of the folder to start from; stays open.
         parts: Folder names, outermost first; if empty, the folder itself is duplicated.
-        create: Make the folders that are missing.
-        mode: Permissions of those folders.
 
     Returns:
         A descriptor that the caller closes.

@@ -32,7 +32,6 @@ class ArtifactLimits:
     """Limits on the artifacts that are kept.
 
     Args:
-        max_files: Files of one attempt.
         max_bytes: Bytes of one attempt.
         max_hole_bytes: Bytes of holes in files of one attempt: they take no disk, but are hashed, copied and sent.
     """
@@ -115,7 +114,6 @@ def scan(
         folder: Descriptor of the folder; stays open.
         skips: Gets what is not a regular file on the folder's own file system, and what exceeds a limit.
         max_files: Files past this number are only counted; the scan ends after ten times as many names.
-        ignored: Names of files and folders that are left out at any depth.
     """
     walk = _Scanner(os.fstat(folder).st_dev, skips, max_files, ignored)
     walk.visit(folder, "", 0)
@@ -136,7 +134,6 @@ def skip_outside_links(found: FolderScan, linked: Iterable[int], skips: SkipList
     Args:
         found: The job's folder; loses such files.
         linked: Inodes of the expected hard links: one for each that the store has made.
-        skips: Gets the removed files.
     """
     names = Counter(seen.inode for seen in found.files.values() if seen.links > 1)
     names.update(inode for inode in linked if inode in names)
@@ -166,7 +163,6 @@ def apply_hole_limit(found: FolderScan, folder: int, max_hole_bytes: int, skips:
         found: The job's folder; loses such files.
         folder: Its descriptor; stays open.
         max_hole_bytes: Bytes of all holes together.
-        skips: Gets the removed files.
     """
     room = max_hole_bytes
     for path in sorted(found.sparse):

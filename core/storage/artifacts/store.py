@@ -70,9 +70,7 @@ class ArtifactPage:
     """One page of an attempt's files, in order of path.
 
     Args:
-        files: The files of this page.
         next: Pass it as `after` for the next page; None on the last one.
-        total_files: Files of the attempt, regardless of the prefix.
         total_bytes: Their bytes.
         state: `none` without a sync or a manifest, `partial` while the job runs, then the manifest's.
         skipped: Files that are not kept, and why.
@@ -156,8 +154,6 @@ class DirectoryStore:
         A closed attempt is not changed. If the folder itself no longer exists, the stored files are kept.
 
         Args:
-            job_id: The job.
-            attempt: Its attempt.
             source: The folder the job writes to; nothing in it is trusted.
             final: The job has ended: files that change meanwhile are read again.
 
@@ -195,9 +191,6 @@ class DirectoryStore:
         and nothing in the store.
 
         Args:
-            job_id: The job.
-            attempt: Its attempt.
-            source: The folder the job wrote to.
             lost: Files that should have been fetched into that folder and could not be, and why.
             max_bytes: Bytes to keep, if less than the store's own limit.
             stopped: Polled meanwhile; once True, only what is stored by then is kept.
@@ -222,7 +215,6 @@ class DirectoryStore:
     def list(
         self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
     ) -> ArtifactPage:
-        """Return a page of files whose public path starts with `prefix`, after path `after`; as of the last sync."""
         opened = self._files(job_id, attempt)
         if opened is None:
             return ArtifactPage((), None, 0, 0, "none", ())
@@ -230,11 +222,6 @@ class DirectoryStore:
             return read_page(opened, prefix, after, limit)
 
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
-        """Open one file by its public path.
-
-        Raises:
-            ArtifactNotFound: There is no such file, or the path is not a valid public path.
-        """
         parse_public_path(path)
         opened = self._files(job_id, attempt)
         if opened is None:
@@ -246,11 +233,6 @@ class DirectoryStore:
         return next(self.open_many(job_id, attempt, [entry]))
 
     def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:
-        """Open listed files one after another.
-
-        Raises:
-            ArtifactNotFound: One of them is no longer there.
-        """
         parents: list[str] | None = None
         folder = -1
         try:
@@ -279,13 +261,11 @@ class DirectoryStore:
                 os.close(folder)
 
     def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
-        """Yield all files from path `start` on, in order of path; as of the last sync while it is not closed."""
         if opened := self._files(job_id, attempt):
             with opened:
                 yield from opened.files(start)
 
     def last_attempt(self, job_id: str) -> int:
-        """Return the last attempt with artifacts, complete or not; 0 if there is none."""
         return max((int(found.name) for found in self._directory(job_id, 0).parent.glob("[0-9]*")), default=0)
 
     def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
@@ -318,7 +298,6 @@ class DirectoryStore:
             os.unlink(name, dir_fd=folder)
 
     def remove(self, job_id: str) -> None:
-        """Delete the artifacts of all attempts of a job; it is not an error if there are none."""
         remove_tree(self._directory(job_id, 0).parent)
 
     def remove_attempt(self, job_id: str, attempt: int) -> None:
@@ -326,12 +305,10 @@ class DirectoryStore:
         remove_tree(self._directory(job_id, attempt))
 
     def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
-        """Return None: only this machine can read its files."""
         del job_id, attempt, path, headers
         return None
 
     def folder(self, job_id: str, attempt: int) -> Path | None:
-        """Return the folder with an attempt's files, to be read only; it need not exist."""
         return self._directory(job_id, attempt) / "files"
 
     def _directory(self, job_id: str, attempt: int) -> Path:

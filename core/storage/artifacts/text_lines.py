@@ -62,8 +62,6 @@ class LineIndexCache:
 
 
 class TextLines:
-    """The lines of an open text."""
-
     def __init__(self, opened: OpenArtifact, index: LineIndex) -> None:
         self._opened = opened
         self._index = index

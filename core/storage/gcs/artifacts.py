@@ -37,13 +37,12 @@ class BucketStore:
     """Artifacts in a bucket.
 
     What is not in the bucket is looked up in the staging folder: artifacts from before the bucket stay readable.
+    StoreUnavailable means that the bucket does not answer; a retry resumes.
 
     Args:
-        bucket: The bucket.
         prefix: Prefix of all objects' names; empty, or ends with a slash.
         staging: Holds an attempt's files until its manifest is in the bucket.
         cache: A folder for copies of lists, and for records of what was sent.
-        parallel: Files sent or removed in parallel.
         direct_seconds: Validity of signed URLs to the bucket; None: none are given out.
     """
 
@@ -67,11 +66,6 @@ class BucketStore:
 
     @classmethod
     def from_settings(cls, settings: Settings, staging: DirectoryStore) -> "BucketStore":
-        """Open the store that the settings name.
-
-        Raises:
-            StoreUnavailable: There are no credentials for it.
-        """
         name, _, prefix = (settings.artifacts.url or "").removeprefix("gs://").partition("/")
         return cls(
             open_client(settings.gcs).bucket(name),
@@ -83,12 +77,6 @@ class BucketStore:
         )
 
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
-        """Make the bucket hold what the job's folder holds now.
-
-        Raises:
-            OSError: The staging folder cannot be written.
-            StoreUnavailable: The bucket does not answer; a retry resumes.
-        """
         if manifest := self._manifest(job_id, attempt):
             return SyncResult(manifest.files, manifest.bytes, manifest.skipped)
         staged = self._staging.sync(job_id, attempt, source, final=final)
@@ -110,12 +98,6 @@ class BucketStore:
         max_bytes: int | None = None,
         stopped: Stopped = never,
     ) -> Manifest:
-        """Sync a last time, hash every file, and write the manifest once all of them are in the bucket.
-
-        Raises:
-            OSError: The staging folder cannot be written.
-            StoreUnavailable: The bucket does not answer; a retry resumes.
-        """
         manifest = self._manifest(job_id, attempt)
         if manifest is None:
             manifest = self._staging.close(job_id, attempt, source, lost=lost, max_bytes=max_bytes, stopped=stopped)
@@ -129,11 +111,6 @@ class BucketStore:
     def list(
         self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
     ) -> ArtifactPage:
-        """Return a page of files whose public path starts with `prefix`, after path `after`; as of the last sync.
-
-        Raises:
-            StoreUnavailable: The bucket does not answer.
-        """
         opened = self._files(job_id, attempt)
         if opened is None:
             return self._staging.list(job_id, attempt, prefix=prefix, after=after, limit=limit)
@@ -141,12 +118,6 @@ class BucketStore:
             return read_page(opened, prefix, after, limit)
 
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
-        """Open one file by its public path; its bytes are fetched as they are read.
-
-        Raises:
-            ArtifactNotFound: There is no such file, or the path is invalid.
-            StoreUnavailable: The bucket does not answer.
-        """
         parse_public_path(path)
         opened = self._files(job_id, attempt)
         if opened is None:
@@ -162,16 +133,10 @@ class BucketStore:
         return OpenArtifact(file, blob.size, entry.sha256, entry.mtime_ms)
 
     def open_many(self, job_id: str, attempt: int, files: Iterable[ArtifactFile]) -> Iterator[OpenArtifact]:
-        """Open listed files one after another, as `open`."""
         for file in files:
             yield self.open(job_id, attempt, file.path)
 
     def walk(self, job_id: str, attempt: int, start: str = "") -> Iterator[ArtifactFile]:
-        """Yield all files from path `start` on, in order of path; as of the last sync while the attempt is not closed.
-
-        Raises:
-            StoreUnavailable: The bucket does not answer.
-        """
         opened = self._files(job_id, attempt)
         if opened is None:
             yield from self._staging.walk(job_id, attempt, start)
@@ -180,11 +145,6 @@ class BucketStore:
             yield from opened.files(start)
 
     def last_attempt(self, job_id: str) -> int:
-        """Return the last attempt with artifacts, complete or not; 0 if there is none.
-
-        Raises:
-            StoreUnavailable: The bucket does not answer.
-        """
         base = self._base(job_id)
         with translate_errors("listing attempts"):
             listing = self._bucket.list_blobs(prefix=base, delimiter="/")
@@ -197,9 +157,6 @@ class BucketStore:
         """Delete the files of a closed attempt whose public path is selected by `selected`; return how many.
 
         The manifest is rewritten first; of two concurrent deletions each keeps what the other left.
-
-        Raises:
-            StoreUnavailable: The bucket does not answer.
         """
         base = self._base(job_id, attempt)
         while True:
@@ -217,11 +174,6 @@ class BucketStore:
                 return len(gone)
 
     def remove(self, job_id: str) -> None:
-        """Delete the artifacts of all attempts of a job; a job without any is not an error.
-
-        Raises:
-            StoreUnavailable: The bucket does not answer.
-        """
         base = self._base(job_id)
         with translate_errors("listing what is to be removed"):
             blobs = list(self._bucket.list_blobs(prefix=base))
@@ -231,17 +183,10 @@ class BucketStore:
             upload_list.unlink(missing_ok=True)
 
     def folder(self, job_id: str, attempt: int) -> Path | None:
-        """Return None: the files are in the bucket."""
         del job_id, attempt
         return None
 
     def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
-        """Return a signed URL of a file of a closed attempt; None if there is none.
-
-        Raises:
-            ArtifactNotFound: There is no such file.
-            StoreUnavailable: The bucket does not answer.
-        """
         opened = None if self._direct_seconds is None else self._files(job_id, attempt)
         if opened is None or self._direct_seconds is None:
             return None
@@ -294,7 +239,6 @@ class BucketStore:
             )
 
     def _write_manifest(self, name: str, manifest: Manifest, files: Sequence[ArtifactFile], **condition: int) -> None:
-        """Write a whole list."""
         with tempfile.TemporaryDirectory(prefix="gradient-list-") as folder:
             path = Path(folder) / "list.jsonl"
             write_manifest(path, manifest, files, durable=False)

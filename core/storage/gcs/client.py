@@ -47,11 +47,7 @@ def open_session(settings: GcsSettings) -> Session:
 
 
 def open_credentials(settings: GcsSettings) -> tuple[google.auth.credentials.Credentials, str | None]:
-    """Return the service's own credentials and their project: those of the environment, or a simulator's.
-
-    Raises:
-        StoreUnavailable: The environment has none.
-    """
+    """Return the service's own credentials and their project: those of the environment, or a simulator's."""
     if settings.endpoint is not None:
         simulated = _Simulated()  # type: ignore[no-untyped-call]  # google-auth leaves constructors without types
         return simulated, _SIMULATED_PROJECT
@@ -67,9 +63,6 @@ def open_client(
     Args:
         settings: Where Cloud Storage is.
         credentials: The account to act as; default: our own.
-
-    Raises:
-        StoreUnavailable: There are no credentials.
     """
     project = settings.project
     if credentials is None:
@@ -104,6 +97,5 @@ class _Simulated(google.auth.credentials.Signing, google.auth.credentials.Creden
         return message[:1]
 
     def refresh(self, request: object) -> None:
-        """Set a dummy token."""
         del request
         self.token = _SIMULATED_PROJECT

@@ -25,7 +25,6 @@ class ManifestCache:
     """The lists of all attempts.
 
     Args:
-        bucket: The bucket.
         folder: Folder for the copies; the least recently used are deleted first.
     """
 
@@ -34,11 +33,7 @@ class ManifestCache:
         self._folder = folder
 
     def open(self, base: str) -> ManifestReader | None:
-        """Return the list of the attempt whose objects begin with `base`: its manifest, else its listing.
-
-        Raises:
-            StoreUnavailable: The bucket does not answer.
-        """
+        """Return the list of the attempt whose objects begin with `base`: its manifest, else its listing."""
         for _ in range(_TRIES):
             found = self._find(base)
             if found is None:
@@ -49,20 +44,11 @@ class ManifestCache:
         return None
 
     def manifest(self, base: str) -> ManifestReader | None:
-        """Return the manifest of an attempt, if it is closed.
-
-        Raises:
-            StoreUnavailable: The bucket does not answer.
-        """
         found = self._find(base)
         return self._copy(found) if found is not None and found.name.endswith(MANIFEST) else None
 
     def generation(self, name: str) -> int | None:
-        """Return the current generation of the list of this name; None if there is none.
-
-        Raises:
-            StoreUnavailable: The bucket does not answer.
-        """
+        """Return the current generation of the list of this name; None if there is none."""
         with translate_errors(f"looking for {name!r}"):
             blob = self._bucket.get_blob(name)
         return None if blob is None else int(blob.generation)

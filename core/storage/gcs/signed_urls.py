@@ -13,15 +13,10 @@ def signed_url(blob: storage.Blob, seconds: float, headers: dict[str, str] | Non
     """Sign a URL of an object, which then needs no credentials.
 
     Args:
-        blob: The object.
-        seconds: Validity of the URL.
         headers: `Content-Type` and `Content-Disposition` of the answer; default: the object's own.
 
     Returns:
         The URL; None if the credentials cannot sign.
-
-    Raises:
-        StoreUnavailable: Google did not sign the URL.
     """
     credentials = blob.client._credentials  # noqa: SLF001 - the client has no public way to get them
     signer: dict[str, str] = {}

@@ -26,16 +26,11 @@ class FileChanged(Exception):
 def upload_file(blob: storage.Blob, file: BinaryIO) -> str:
     """Upload an open file, verified by crc32c; interrupted uploads of larger files resume.
 
-    Args:
-        blob: The target.
-        file: Open at its start.
-
     Returns:
         The sha256 of what was sent.
 
     Raises:
         FileChanged: The file was written to meanwhile; what was sent may match none of its states.
-        StoreUnavailable: The bucket does not accept the file.
     """
     before = os.fstat(file.fileno())
     hashing = _Hashing(file, before.st_size)
@@ -87,7 +82,6 @@ class RemoteFile(io.RawIOBase):
     """An object opened for reading; parts are fetched on demand, larger ones the longer it is read in sequence.
 
     Args:
-        blob: The object, in one generation.
         size: Its bytes.
     """
 
@@ -106,21 +100,14 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the position of the next read."""
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Set the position of the next read."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = max(0, start + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - io declares it so
-        """Read what fits, at most what is buffered.
-
-        Raises:
-            StoreUnavailable: The bucket does not return it, or no longer has it.
-        """
         if self._at >= self._size or not len(buffer):
             return 0
         offset = self._at - self._buffer_at

@@ -37,11 +37,7 @@ class Uploader:
     """The upload of one attempt to a bucket.
 
     Attributes:
-        bucket: The target.
-        base: Prefix of its objects' names.
-        staged: Opens a staged file by its public path.
         upload_list: File that remembers what was sent, across restarts; without it everything is sent again.
-        parallel: Files sent in parallel.
     """
 
     bucket: storage.Bucket
@@ -59,9 +55,6 @@ class Uploader:
 
         Returns:
             The files in the bucket, ordered by path, each with the sha256 of what was sent.
-
-        Raises:
-            StoreUnavailable: The bucket does not accept all files; the next call resumes.
         """
         sent = {file.path: file for file in self._read_uploaded()}
         wanted = {file.path: file for file in files}
@@ -81,11 +74,7 @@ class Uploader:
         return sorted(file for path, file in sent.items() if path in wanted)
 
     def drop(self, kept: Iterable[ArtifactFile]) -> None:
-        """Remove objects that are no longer wanted; to be called once no list names them.
-
-        Raises:
-            StoreUnavailable: The bucket does not remove them.
-        """
+        """Remove objects that are no longer wanted; to be called once no list names them."""
         sent = {file.path: file for file in self._read_uploaded()}
         wanted = {file.path for file in kept}
         stale = [self.bucket.blob(object_name(self.base, path)) for path in sent.keys() - wanted]
@@ -130,11 +119,7 @@ def _is_sent(file: ArtifactFile, sent: ArtifactFile | None) -> bool:
 
 
 def remove_all(blobs: Iterable[storage.Blob], parallel: int) -> None:
-    """Remove objects; missing ones are not an error.
-
-    Raises:
-        StoreUnavailable: The bucket does not remove them.
-    """
+    """Remove objects; missing ones are not an error."""
     with translate_errors("removing"), ThreadPoolExecutor(parallel, thread_name_prefix="remove") as pool:
         for _ in pool.map(_remove, blobs):
             pass

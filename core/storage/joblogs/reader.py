@@ -84,9 +84,6 @@ class LogReader:
 
         Args:
             after: Number of the last line already known; 0 for none.
-            limit: Most lines to return.
-            final: The job ended, so an unfinished last line counts as one.
-            max_line_bytes: A longer line is truncated, with a note at its end.
             max_page_bytes: No further line is added once the page holds this much text, so a page that is
                 shorter than `limit` need not be the last.
 
@@ -115,9 +112,6 @@ class LogReader:
 
         Args:
             text: The text, without a line end; None: what looks like an error.
-            after: Number of the line before the first one to search.
-            limit: Most lines to find.
-            final: The job ended, so an unfinished last line counts as one.
             match_case: Whether upper and lower case differ; otherwise ASCII letters match in any case.
             seconds: Time after which the search ends, at the end of a line; it can be continued from there.
         """
@@ -222,7 +216,6 @@ class _Snapshot:
                 at = data.find(b"\n", at + 1)
 
     def _read_block(self, first: int) -> list[Record]:
-        """Return records from `first` on, at most one block of bytes."""
         records = self.view.records(first)
         stop = records[0].raw_start + BLOCK_BYTES
         return [record for record in records if record.raw_end <= stop]

@@ -23,7 +23,6 @@ class RedrawnRows:
         """The start of a sequence at the end of what was seen."""
 
     def join(self, data: bytes) -> bytes:
-        """Return output as it is to be stored."""
         if not self._rows_below and not self._incomplete and b"\x1b" not in data:
             return data
         seen = self._incomplete + data

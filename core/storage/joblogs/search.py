@@ -16,14 +16,6 @@ _ERRORS = (
 
 
 class FoundLines(NamedTuple):
-    """Lines that contain a text.
-
-    Attributes:
-        lines: Their numbers, ascending.
-        searched_to: Number of the last line that was searched.
-        complete: Whether every line was searched.
-    """
-
     lines: list[int]
     searched_to: int
     complete: bool
@@ -51,11 +43,8 @@ def find_lines(
 
     Args:
         read: Returns the raw bytes at (offset, length).
-        lines: The lines to search.
         text: The text, without a line end; None: what looks like an error.
         match_case: Whether upper and lower case differ; otherwise ASCII letters match in any case.
-        limit: Most lines to find.
-        seconds: Time after which the search ends, at the end of a line.
     """
     fold_case = text is not None and not match_case
     literals = _ERRORS if text is None else (text.encode(errors="replace"),)

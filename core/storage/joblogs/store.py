@@ -19,8 +19,6 @@ _NOTIFY_FILE = "changed"
 
 
 class JobLogs:
-    """All job logs under one directory."""
-
     def __init__(self, root: Path, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._root = root
         self._max_bytes = max_bytes

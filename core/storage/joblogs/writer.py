@@ -63,7 +63,6 @@ class LogWriter:
 
     @property
     def size(self) -> int:
-        """Bytes in the log, of all attempts."""
         return self._last.raw_end
 
     @property
@@ -75,7 +74,6 @@ class LogWriter:
         """Append output and advance `position`.
 
         Args:
-            data: What to store.
             at_ms: When it arrived, Unix milliseconds.
             source_bytes: Bytes of the source that `data` represents, if not `len(data)`, e.g. after secrets were
                 replaced. Such an append is committed as a whole or not at all.

@@ -40,7 +40,6 @@ class SharedStorage:
         """Return a project's folder, created if missing; its folder `datasets` holds the data sets.
 
         Args:
-            project_id: The project.
             mounted: Whether the backend mounts the data sets there; if not, a link points to them.
         """
         self.datasets.mkdir(parents=True, exist_ok=True)

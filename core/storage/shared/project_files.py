@@ -51,7 +51,6 @@ class StoredEntry:
     """A file or folder in a project's storage.
 
     Attributes:
-        path: Its public path.
         kind: `file`, `folder`, or `other`: a link, fifo, socket or device, which cannot be read.
         size: Bytes of a file; None otherwise.
         mtime_ms: Time of its last change, in Unix milliseconds.
@@ -78,13 +77,6 @@ class EntryPage(NamedTuple):
 
 
 class ProjectFiles:
-    """One project's files.
-
-    Args:
-        storage: The folders of all projects.
-        project_id: The project.
-    """
-
     def __init__(self, storage: SharedStorage, project_id: str) -> None:
         self._storage = storage
         self._folder = storage.of_project(project_id)
@@ -95,8 +87,6 @@ class ProjectFiles:
         Args:
             path: The folder's or file's path; empty: the whole storage.
             recursive: Include what is in its folders, except in the data sets of all projects.
-            after: The last path of the previous page.
-            limit: Most entries.
         """
         parts = _parse(path) if path else []
         seen = after.split("/")[len(parts) :] if after and _parse(after) else []
@@ -163,7 +153,6 @@ class ProjectFiles:
                 yield from _walk(folder, public, after, recursive=recursive, shared=shared)
 
     def _locate(self, parts: list[str]) -> tuple[Path, list[str]]:
-        """Return the folder that a path is in, and the rest of the path."""
         if parts[:1] == [DATASETS]:
             return self._storage.datasets, parts[1:]
         return self._folder, parts
@@ -244,9 +233,7 @@ def _walk(
 
     Args:
         folder: Its descriptor.
-        path: Its public path.
         after: The names below the folder that lead to the last entry of the previous page.
-        recursive: Include what is in its folders.
         shared: The folder of the data sets, in place of what is there under its name.
     """
     names = {to_public_path(name): name for name in os.listdir(folder)} | ({shared.path: ""} if shared else {})

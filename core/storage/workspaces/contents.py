@@ -19,7 +19,6 @@ class FileContent(NamedTuple):
 
 
 def list_archive(path: Path, limits: ArchiveLimits) -> dict[str, FileContent]:
-    """Return the files and links of an archive, by path, which reads all of it."""
     found: dict[str, FileContent] = {}
     for name, entry in _entries(path, limits):
         if entry.kind is EntryKind.FILE:

@@ -28,7 +28,6 @@ class Manifest(BaseModel):
     Attributes:
         files: Path, permission bits, bytes and sha256 of each file.
         folders: Path and permission bits of each folder.
-        links: Path and target of each symbolic link.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -53,7 +52,6 @@ class Manifest(BaseModel):
             yield ArchiveEntry(path, EntryKind.SYMLINK, target=target), ""
 
     def contents(self) -> dict[str, int]:
-        """Return the size of each content, by digest."""
         sizes: dict[str, int] = {}
         for path, _, size, sha256 in self.files:
             if sizes.setdefault(sha256, size) != size:
@@ -61,7 +59,6 @@ class Manifest(BaseModel):
         return sizes
 
     def inspect(self, limits: ArchiveLimits) -> ArchiveSummary:
-        """Check the entries as those of an archive."""
         tree, budget = EntryTree(limits), Budget(limits)
         for entry, _ in self.entries():
             tree.add(entry)

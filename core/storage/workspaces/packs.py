@@ -48,7 +48,6 @@ class PackStore:
 
     Args:
         root: Folder of the store; made when first needed.
-        incoming: Folder for temporary files, on the same file system.
     """
 
     def __init__(self, root: Path, incoming: Path) -> None:
@@ -56,7 +55,6 @@ class PackStore:
         self._incoming = incoming
 
     def path(self, sha256: str) -> Path:
-        """Return the path of a pack, stored or not."""
         return self._root / sha256
 
     def add(self, stream: BinaryIO, wanted: dict[str, int], limits: ArchiveLimits) -> Pack:
@@ -65,7 +63,6 @@ class PackStore:
         Args:
             stream: The archive's bytes.
             wanted: The size of each content that may be in it, by digest.
-            limits: Limits on the archive.
 
         Raises:
             OSError: The disk is full; nothing is kept.
@@ -83,7 +80,6 @@ class PackStore:
         return pack
 
     def read(self, sha256: str) -> Pack | None:
-        """Return a stored pack; None if it is not stored."""
         try:
             facts = json.loads(metadata_path(self.path(sha256)).read_bytes())
             pack = Pack(sha256, facts["size"], facts["contents"])
@@ -106,7 +102,6 @@ class PackStore:
         return True
 
     def stored(self) -> Iterator[StoredFile]:
-        """Yield all packs, in no particular order."""
         if self._root.is_dir():
             yield from list_files(self._root)
 

@@ -45,8 +45,6 @@ class StoredWorkspace:
     Attributes:
         sha256: Digest of the bytes of the archive or manifest, 64 lower-case hexadecimal digits.
         size: Bytes of the archive or manifest as sent.
-        kind: Its format.
-        files: Regular files and links in it.
         unpacked_bytes: Bytes of its files, unpacked.
         packs: Size of each pack with contents of a manifest, by digest.
     """
@@ -106,9 +104,7 @@ class WorkspaceStore:
         file by naming its digest.
 
         Args:
-            data: The manifest.
             base: Digest of a stored workspace with some of the contents; None, or one that is not stored: send all.
-            limits: Limits on the workspace.
         """
         manifest = parse_manifest(data)
         manifest.inspect(limits)
@@ -122,9 +118,7 @@ class WorkspaceStore:
         """Store a workspace as a manifest; if an equal one is stored already, return its metadata.
 
         Args:
-            data: The manifest.
             contents: An archive of the contents that `find_missing` returned, each named by its digest; None: none.
-            limits: Limits on the workspace.
             expected_sha256: The digest of the manifest.
             base: As for `find_missing`.
 
@@ -192,11 +186,9 @@ class WorkspaceStore:
         return {path: contents[digest] for path, digest in digests.items() if digest in contents}
 
     def has(self, sha256: str) -> bool:
-        """Return whether this workspace is stored."""
         return self.stat(sha256) is not None
 
     def path(self, sha256: str) -> Path:
-        """Return the path of this archive or manifest, stored or not."""
         check_sha256(sha256)
         return self._root / sha256[:2] / sha256
 
@@ -237,7 +229,6 @@ class WorkspaceStore:
         """Return the packs that no manifest names and that were not used since a time (Unix seconds).
 
         Args:
-            unused_since: The time.
             without: Digests of workspaces whose packs do not count as named.
         """
         # Listed first: a manifest stored later marks its packs as used, which protects them.

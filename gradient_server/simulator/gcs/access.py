@@ -106,7 +106,6 @@ class Tokens:
 
 
 def check_access(caller: Caller, bucket: Bucket, access: Access) -> None:
-    """Require that a caller may do something."""
     if not has_access(caller, bucket, access):
         raise StorageError(
             403,

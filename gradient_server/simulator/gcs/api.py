@@ -34,10 +34,6 @@ class StorageRequest:
     Attributes:
         base: The address it was sent to, such as `http://127.0.0.1:9000` or `https://storage.googleapis.com`.
         path: The path, still quoted: a slash within a name is `%2F`.
-        query: The first value of each query parameter.
-        values: All values of each query parameter.
-        headers: The headers by name in lower case.
-        broken: Whether the body is incomplete.
     """
 
     method: str
@@ -53,7 +49,6 @@ class StorageRequest:
     def from_target(
         cls, method: str, base: str, target: str, headers: Mapping[str, str], body: bytes
     ) -> "StorageRequest":
-        """Build a request from the target in its request line."""
         parts = urlsplit(target)
         values = parse_qs(parts.query, keep_blank_values=True)
         return cls(method, base, parts.path, {name: found[0] for name, found in values.items()}, values, headers, body)
@@ -81,7 +76,6 @@ def json_response(value: object, status: int = 200, headers: Mapping[str, str] |
 
 
 def error_response(error: StorageError) -> StorageResponse:
-    """Build an error response in Google's format."""
     if error.status == 304:  # noqa: PLR2004 - Not Modified, which has no body
         return StorageResponse(304)
     inner = {"message": error.message, "domain": "global", "reason": error.reason}
@@ -356,7 +350,6 @@ def _parse_multipart(request: StorageRequest) -> tuple[dict[str, Any], bytes]:
 
 
 def _content_response(request: StorageRequest, found: StoredObject) -> StorageResponse:
-    """Build the response with an object's bytes, or the requested range of them."""
     size = len(found.content)
     headers = {
         "Content-Type": str(found.fields.get("contentType", "application/octet-stream")),

@@ -38,7 +38,6 @@ class StorageFaults:
 
         Args:
             status: The HTTP status, such as 503.
-            times: The number of requests.
             method: Only requests of this method; `UPLOAD` for uploads of objects.
             path: Only requests whose path and query contain this; for `UPLOAD`, the object's name.
         """
@@ -80,7 +79,6 @@ class StorageFaults:
             return found is not None
 
     def check(self, account: str) -> None:
-        """Refuse a denied account."""
         with self._lock:
             if account in self._denied:
                 raise StorageError(403, "forbidden", f"{account} does not have storage access to the bucket.")

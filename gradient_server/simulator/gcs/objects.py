@@ -17,14 +17,6 @@ CHUNK = 256 * 1024
 
 
 class StorageError(Exception):
-    """An error response.
-
-    Attributes:
-        status: HTTP status.
-        reason: Google's error code.
-        message: The error message.
-    """
-
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
         self.status, self.reason, self.message = status, reason, message
@@ -32,8 +24,6 @@ class StorageError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredObject:
-    """One object, immutable."""
-
     bucket: str
     name: str
     content: bytes
@@ -84,8 +74,6 @@ class StoredObject:
 
 @dataclass
 class Bucket:
-    """One bucket with its objects by name."""
-
     name: str
     fields: dict[str, Any]
     created: datetime
@@ -93,7 +81,6 @@ class Bucket:
     objects: dict[str, StoredObject] = field(default_factory=dict)
 
     def resource(self, base: str) -> dict[str, Any]:
-        """Return the bucket's JSON representation."""
         location = str(self.fields.get("location") or "US").upper()
         multi = location in {"US", "EU", "ASIA"}
         return {
@@ -114,8 +101,6 @@ class Bucket:
 
 @dataclass
 class ResumableUpload:
-    """An unfinished resumable upload."""
-
     id: str
     bucket: str
     name: str
@@ -134,7 +119,6 @@ class BucketStore:
         self._generation = 1_700_000_000_000_000
 
     def create(self, name: str, fields: dict[str, Any]) -> Bucket:
-        """Create a bucket."""
         with self._lock:
             if name in self._buckets:
                 raise StorageError(
@@ -144,26 +128,22 @@ class BucketStore:
             return self._buckets[name]
 
     def bucket(self, name: str) -> Bucket:
-        """Return the bucket of this name."""
         with self._lock:
             if name not in self._buckets:
                 raise StorageError(404, "notFound", f"The specified bucket does not exist: {name}.")
             return self._buckets[name]
 
     def all(self) -> list[Bucket]:
-        """List the buckets, ordered by name."""
         with self._lock:
             return [self._buckets[name] for name in sorted(self._buckets)]
 
     def drop(self, name: str, *, force: bool = False) -> None:
-        """Delete a bucket."""
         with self._lock:
             if self.bucket(name).objects and not force:
                 raise StorageError(409, "conflict", "The bucket you tried to delete is not empty.")
             del self._buckets[name]
 
     def get(self, bucket: str, name: str, conditions: Mapping[str, str] | None = None) -> StoredObject:
-        """Return one object."""
         with self._lock:
             found = self.bucket(bucket).objects.get(name)
             wanted = (conditions or {}).get("generation")
@@ -180,7 +160,6 @@ class BucketStore:
     def put(
         self, bucket: str, name: str, content: bytes, fields: Mapping[str, Any], conditions: Mapping[str, str]
     ) -> StoredObject:
-        """Store an object."""
         _check_name(name)
         expected = fields.get("crc32c")
         if expected is not None and expected != crc32c(content):
@@ -205,7 +184,6 @@ class BucketStore:
             return objects[name]
 
     def update(self, found: StoredObject, fields: Mapping[str, Any]) -> StoredObject:
-        """Change the fields that a client may set."""
         kept = {**found.fields, **{key: value for key, value in fields.items() if key in _SETTABLE}}
         changed = StoredObject(
             bucket=found.bucket,
@@ -222,7 +200,6 @@ class BucketStore:
         return changed
 
     def delete(self, bucket: str, name: str, conditions: Mapping[str, str]) -> None:
-        """Delete an object."""
         with self._lock:
             found = self.get(bucket, name, {key: conditions[key] for key in conditions if key == "generation"})
             _check(found, conditions)
@@ -237,7 +214,6 @@ class BucketStore:
             return upload
 
     def upload(self, upload_id: str) -> ResumableUpload:
-        """Return an unfinished upload."""
         with self._lock:
             if upload_id not in self._uploads:
                 raise StorageError(404, "notFound", "No such upload.")

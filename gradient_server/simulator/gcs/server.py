@@ -42,9 +42,6 @@ class GcsSimulator:
         others: Other hosts that are answered over TLS, and what answers their requests.
 
     Attributes:
-        buckets: The buckets and their objects.
-        faults: The faults to inject.
-        tokens: The issued access tokens.
         requests: `METHOD path` of the latest requests, in order.
     """
 
@@ -70,7 +67,6 @@ class GcsSimulator:
         return self
 
     def stop(self) -> None:
-        """Stop serving and delete all files."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()

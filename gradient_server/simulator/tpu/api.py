@@ -81,7 +81,6 @@ class TpuSimulator:
         self._faults.add(method, fault)
 
     def clear_all_faults(self) -> None:
-        """Remove all pending faults."""
         self._faults.clear()
 
     def _services(self) -> Iterator[grpc.GenericRpcHandler]:
@@ -186,7 +185,6 @@ class TpuSimulator:
 
 
 def _page(things: list[Any], request: Any) -> tuple[list[Any], str]:  # noqa: ANN401 - any list request
-    """Return one page of a list, and the token of the next one."""
     first = int(request.page_token or 0)
     size = request.page_size or 1000
     more = first + size < len(things)

@@ -29,7 +29,6 @@ class DeviceServer:
 
     Args:
         port: Port to listen on; 0 takes a free one.
-        replicas: Number of logical devices.
         environment: Variables added to this process's, such as those that point `gs://` to a simulator.
     """
 
@@ -72,7 +71,6 @@ class DeviceServer:
         return self
 
     def stop(self) -> None:
-        """Stop the server, if it runs."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -16,9 +16,7 @@ class TpuFault:
 
     Attributes:
         code: gRPC status of the response; None: the call succeeds, after the delay.
-        message: The error message.
         reason: Google's error code (ErrorInfo.reason); empty: none.
-        seconds: Delay of the response.
         done: The work is done all the same, and only the response is lost.
         times: Number of calls it affects; 0: all from now on.
     """
@@ -46,13 +44,11 @@ class TpuFaults:
             self._pending.setdefault(method, []).append(fault)
 
     def clear(self) -> None:
-        """Remove all pending faults."""
         with self._lock:
             self._pending.clear()
             self._call_counts.clear()
 
     def next(self, method: str) -> TpuFault | None:
-        """Take the fault for this call, if there is one."""
         with self._lock:
             for name in (method, "*"):
                 faults = self._pending.get(name)

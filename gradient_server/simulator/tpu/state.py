@@ -43,8 +43,6 @@ class TpuApiError(Exception):
     """An error response of the API.
 
     Args:
-        code: gRPC status.
-        message: The error message.
         reason: Google's error code; empty: none.
     """
 
@@ -77,12 +75,9 @@ class TpuProject:
 
     Attributes:
         device: (address, port) that every simulated node reports as its endpoint.
-        create_seconds: Time from the request for a node until it is READY.
         capacity: Number of nodes by zone; `room` in zones not listed.
-        room: Number of nodes in every other zone.
         offered: Accelerator types by zone; a zone that is not listed offers all.
         endpoints: Number of endpoints of every node; None: as many as it has hosts.
-        delete_seconds: Time from the request to delete a node until it is gone.
         stuck: Full names of queued resources that stay DELETING, with their nodes.
         deny_tpu_node: Refuse every request for a node, as Google refuses the TPU Node architecture.
         late_errors: Errors that the next operations end with, after their calls succeeded.
@@ -149,7 +144,6 @@ class TpuProject:
         return _get_existing(self._queued, name).message
 
     def queued_resources(self, parent: str) -> list[tpu_v2.QueuedResource]:
-        """List the queued resources of a zone, or of all zones (`-`)."""
         self._advance()
         return [one.message for name, one in sorted(self._queued.items()) if _is_in_zone(name, parent)]
 
@@ -189,7 +183,6 @@ class TpuProject:
     # ---- Controls of the simulation
 
     def preempt(self, node_id: str) -> None:
-        """Preempt a node, as Google may."""
         self.set_state(node_id, NodeState.PREEMPTED)
 
     def set_state(self, node_id: str, state: tpu_v2.Node.State) -> None:
@@ -396,7 +389,6 @@ def _is_operation_of(operation: str, node: str) -> bool:
 
 
 def _zone_path(name: str) -> str:
-    """Return the zone's part of a full name."""
     return name.rsplit("/", 2)[0]
 
 

@@ -32,7 +32,6 @@ class SimulatedVms:
     Args:
         environment: Variables that point programs on a VM to Cloud Storage; with `GRADIENT_VM_RUN=docker` and
             `DOCKER_HOST` its jobs run in containers of that engine, else as processes.
-        token: Creates an access token for the VM's service account.
     """
 
     def __init__(self, environment: dict[str, str], token: Callable[[], str] = lambda: "simulated") -> None:
@@ -96,7 +95,6 @@ class SimulatedVms:
         process.wait()
 
     def disk(self, name: str, rank: int = 0) -> Path:
-        """Return the folder that is the disk of a VM."""
         return self._root / name.replace("/", "_") / str(rank) / "disk"
 
     def stop(self) -> None:

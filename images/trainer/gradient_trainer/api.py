@@ -101,8 +101,6 @@ class _Task:
     """A training with its test, or one of the two.
 
     Attributes:
-        options: The user's options.
-        output: The folder that outputs are written to.
         url: `gs://…` that they are copied to; None: they stay in the folder.
         began: Time of the user's call, from time.perf_counter(), which all processes share.
         trained: The result of a training whose model is to be tested; None: train.

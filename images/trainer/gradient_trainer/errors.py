@@ -62,10 +62,6 @@ class TrainingStopped(SystemExit):
 
     It is a SystemExit, so that a program that calls `train` and catches nothing ends with the
     exit code the shell expects of a stopped program, and without a traceback.
-
-    Attributes:
-        step: Training steps done and saved.
-        signal: The signal that was received.
     """
 
     def __init__(self, step: int, number: signal.Signals) -> None:

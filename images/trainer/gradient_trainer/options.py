@@ -225,7 +225,6 @@ class TrainOptions:
                 raise OptionsError(message)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the options as plain JSON values, by field name."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
@@ -236,7 +235,6 @@ class TrainOptions:
         return replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
     def scaled_recipe(self, replicas: int) -> Recipe:
-        """Return the recipe for this number of replicas."""
         recipe = self.recipe()
         if self.scale_by_replicas:
             rate = recipe.learning_rate * replicas

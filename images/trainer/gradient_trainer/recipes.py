@@ -21,10 +21,6 @@ class Recipe:
 
     Attributes:
         optimizer: One of OPTIMIZERS; the last two are SGD with momentum 0.9.
-        batch_size: Examples in a step, over all replicas.
-        learning_rate: The peak learning rate.
-        schedule: One of SCHEDULES.
-        warm_up: Span in which the learning rate rises.
         milestones: Comma-separated spans; at each the learning rate is multiplied by `milestone_factor`.
         milestone_factor: See `milestones`.
         weight_decay: For SGD the factor of the weights in the gradient, for Adam the decoupled decay of AdamW. In both
@@ -114,7 +110,6 @@ def span_steps(span: str, per_epoch: int, total: int) -> int:
 
     Args:
         span: A span that `check_span` accepts.
-        per_epoch: Steps in an epoch.
         total: Steps of the whole training, of which a percentage is taken.
     """
     found = _SPAN.fullmatch(span)

@@ -25,9 +25,6 @@ class Registry:
 
     Attributes:
         kind: Kind of entry, as named in messages: "model" or "data set".
-        package: Dotted name of the package that holds the entries.
-        folder: Folder of that package's files.
-        function: The function each file defines.
     """
 
     kind: str

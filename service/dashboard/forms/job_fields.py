@@ -35,9 +35,7 @@ class JobField:
     """A field of the form.
 
     Attributes:
-        name: The option's name in the API.
         kind: text, lines, variables, number, duration, flag or password.
-        label: The field's label.
         help: Text below the field.
     """
 

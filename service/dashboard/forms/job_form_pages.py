@@ -55,14 +55,10 @@ class FormState:
     """The contents of the form, and what the server found about them.
 
     Attributes:
-        texts: The texts of the fields.
-        secrets: Names of the chosen secrets.
         before: The texts that stand for the job that the form was filled from.
-        original: That job.
         withheld: What its clone by this caller goes without.
         plan: The result of the check; None: not checked yet.
         fields: The fields of the request, as far as valid, with hidden values.
-        status: HTTP status of the page.
     """
 
     texts: dict[str, str]

@@ -28,7 +28,6 @@ class JobPlan:
 
     Attributes:
         errors: Errors by field; a job with one would be refused.
-        request: The job, if it would be accepted.
         dry_run: The job that would be created, without the fields that would be refused; None: too little is valid.
     """
 
@@ -38,14 +37,7 @@ class JobPlan:
 
 
 def check_job(app_state: AppState, fields: dict[str, Any], errors: dict[str, str], *, uploaded: bool) -> JobPlan:
-    """Check a job, and collect the errors of all fields: a refused field is left out, and the rest is checked again.
-
-    Args:
-        app_state: The application's state.
-        fields: The job by the names of the API.
-        errors: Errors that were found already.
-        uploaded: Whether files come with the job.
-    """
+    """Check a job, and collect the errors of all fields: a refused field is left out, and the rest is checked again."""
     plan = JobPlan(errors=dict(errors))
     left = dict(fields)
     for name, stand_in in (("machineType", next(iter(app_state.catalogue)).name), ("command", "true")):

@@ -32,20 +32,12 @@ _METRIC_SECONDS = 2.0
 
 
 class RankedJob(NamedTuple):
-    """A job with its best value of a metric."""
-
     job: JobView
     value: float
 
 
 class Ranking(NamedTuple):
-    """The jobs with a metric, best first.
-
-    Attributes:
-        names: The metrics of which the jobs have a finite value.
-        jobs: The jobs with the chosen one.
-        examined: Number of jobs whose metrics were read.
-    """
+    """The jobs with a metric, best first."""
 
     names: list[str]
     jobs: list[RankedJob]

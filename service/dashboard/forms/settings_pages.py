@@ -121,7 +121,6 @@ def revoke_key(
 
 
 def _project_id(session: Session, name: str) -> str:
-    """Return the id of the project of this name; without a name, that of all projects."""
     if not name:
         return ALL_PROJECTS
     found = projects.find_id(session, name)
@@ -139,7 +138,6 @@ def _stored_page(
     texts: Mapping[str, str],
     error: SpecInvalid | None = None,
 ) -> Response:
-    """Render the page of what is stored for one project, or for all projects."""
     project = texts.get("project", "")
     names = [one.name for one in queries.projects(session)]
     found = {page: find(session, _project_id(session, project))}

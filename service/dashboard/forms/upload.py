@@ -39,8 +39,6 @@ class JobForm:
     """The form as it was sent.
 
     Attributes:
-        texts: The text fields, with line ends as LF.
-        secrets: Names of the chosen secrets.
         files: The chosen files, with the paths that the browser gives them.
         error: Reason for which files were not read, if so.
     """
@@ -70,7 +68,6 @@ async def _read_form(request: Request, app_state: AppStateDep, caller: PageCalle
 
 
 def upload_folder(app_state: AppState) -> Path:
-    """Return the folder for uploads until they are stored."""
     return app_state.settings.root / "workspaces"
 
 
@@ -116,8 +113,6 @@ class _FormParser(MultiPartParser):
     """A parser that stores all files of a form in one temporary file, so that they take no memory.
 
     Args:
-        request: The request.
-        shared: The temporary file.
         shortage: The reason for which there is no room for files; None: there is.
         max_text_bytes: Most bytes of all text fields.
     """
@@ -176,7 +171,6 @@ class _FormFile(io.RawIOBase):
         return len(data)
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any buffer
-        """Read the next bytes into a buffer; returns their number."""
         self._shared.seek(self._start + self._at)
         found = self._shared.read(max(0, min(len(buffer), self._size - self._at)))
         buffer[: len(found)] = found
@@ -184,12 +178,10 @@ class _FormFile(io.RawIOBase):
         return len(found)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Set the offset of the next byte to read."""
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         return self._at
 
     def tell(self) -> int:
-        """Return the offset of the next byte to read."""
         return self._at
 
 
@@ -197,12 +189,7 @@ JobFormDep = Annotated[JobForm, Depends(_read_form, scope="function")]
 
 
 def pack(files: list[UploadFile], folder: Path) -> BinaryIO:
-    """Return the archive among the files if there is only that, else an archive of all files; the caller closes it.
-
-    Args:
-        files: The files.
-        folder: The folder for temporary files.
-    """
+    """Return the archive among the files if there is only that, else an archive of all files; the caller closes it."""
     if len(files) == 1 and (files[0].filename or "").lower().endswith(_ARCHIVES):
         return files[0].file
     chosen = [(path, one) for path, one in zip(_relative_paths(files), files, strict=True) if path is not None]

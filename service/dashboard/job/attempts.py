@@ -23,11 +23,8 @@ class AttemptRow:
     """One attempt of a job.
 
     Attributes:
-        row: The attempt.
         seconds: Running time of its command; None if it did not run or has not ended.
         cost: US dollars of that time.
-        message: Why it ended, as a sentence.
-        phase_spans: Its phases.
         first_line: Number of the first line that it printed; None: nothing.
     """
 
@@ -42,7 +39,6 @@ class AttemptRow:
 def attempt_rows(
     session: Session, app_state: AppState, header: JobHeader, events: Sequence[EventView]
 ) -> list[AttemptRow]:
-    """Return a job's attempts, oldest first."""
     reader = app_state.logs.reader(header.row.id)
     reasons = {event.attempt: event.message for event in reversed(events) if event.kind in _ENDS and event.message}
     rows = []

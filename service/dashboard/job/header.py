@@ -29,11 +29,8 @@ class JobHeader:
     """A job as the header of its pages shows it.
 
     Attributes:
-        row: The job.
-        job: Its public form.
         attempts: Its attempts if there are, or may be, several; oldest first.
         attempt: Number of the earlier attempt that is shown; None: the latest.
-        may_change: The caller may stop and delete it.
     """
 
     row: Job
@@ -66,7 +63,6 @@ class JobHeader:
 def read_header(
     session: Session, app_state: AppState, caller: Principal, job_id: str, attempt: int | None
 ) -> JobHeader:
-    """Read the header of a job's page."""
     row = queries.get(session, job_id)
     if attempt is not None and attempt > row.attempt:
         raise SpecInvalid(f"There is no attempt {attempt}: the job has had {row.attempt}.", field="attempt")

@@ -51,9 +51,7 @@ class LastLines:
     """The end of a log.
 
     Attributes:
-        first: Number of its first line.
         text: Its lines, without colours.
-        total: Number of lines in the whole log.
     """
 
     first: int

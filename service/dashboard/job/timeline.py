@@ -23,8 +23,6 @@ class PhaseSpan:
     """One phase of a job.
 
     Attributes:
-        phase: The phase's name, as in the job.
-        seconds: Its duration, so far if it is open.
         open: Whether the phase has not ended.
         left: Its start in a drawing 1000 wide.
         width: Its width there; a short phase is drawn wider than its share, so that it can be seen.
@@ -41,8 +39,6 @@ def phase_spans(events: Sequence[EventView], current: datetime, attempt: int | N
     """Return the phases of one attempt, from when the job was queued for it.
 
     Args:
-        events: The events of one job, oldest first.
-        current: The time at which to end an open phase.
         attempt: Number of the attempt; None: the phases since the job was last queued.
     """
     queued = [at for at, event in enumerate(events) if event.kind in _QUEUED_EVENTS]

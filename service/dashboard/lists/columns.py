@@ -10,8 +10,6 @@ class Column:
     """A column.
 
     Attributes:
-        name: Its name in addresses.
-        title: Its title.
         sort: What `sort` calls it; empty: lists are not sorted by it.
         numeric: True if its values are numbers or times, of which the highest come first.
         metric: True if it shows the last value of the metric of this name.

@@ -179,8 +179,6 @@ def _sort_link(state: ListState, column: Column) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ActionForm:
-    """The form of an action on selected jobs, and the page to return to."""
-
     action: str
     ids: list[str]
     tag: str

@@ -1,5 +1,3 @@
-"""The page of all projects."""
-
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 

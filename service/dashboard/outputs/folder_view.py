@@ -23,8 +23,6 @@ class FolderEntry:
 
     Attributes:
         name: Its name, or its path below the folder if it was found in one.
-        path: Its whole path.
-        file: The file.
         files: Number of files in and below the folder; None: not counted.
         size: Bytes of the file, or of those files.
     """
@@ -42,8 +40,6 @@ def list_entries(read: ReadPage, folder: str, *, after: str | None, limit: int) 
     Args:
         read: Reads files whose path begins with `folder`.
         folder: Empty, or a path that ends with a slash.
-        after: The cursor returned with the page before.
-        limit: Largest number of entries.
     """
     found: list[FolderEntry] = []
     last = (after or "").removesuffix(_LAST_CHARACTER)
@@ -73,10 +69,8 @@ def summarize_entries(files: Iterable[ArtifactView], folder: str, *, find: str, 
     """Return the direct entries of a folder with their sizes, folders first; with `find`, the files that match it.
 
     Args:
-        files: All files, those of other folders too.
         folder: Empty, or a path that ends with a slash.
         find: A part of the files' paths below the folder, in upper or lower case; empty: no search.
-        order: The order.
     """
     counted: dict[str, tuple[int, int]] = {}
     found: list[FolderEntry] = []
@@ -108,8 +102,6 @@ def _ordered(entries: list[FolderEntry], order: Order) -> list[FolderEntry]:
 
 @dataclass(frozen=True, slots=True)
 class Crumb:
-    """A folder in a path."""
-
     name: str
     path: str
 

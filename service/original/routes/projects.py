@@ -1,5 +1,3 @@
-"""Projects, in the original shape."""
-
 from typing import Any
 
 from fastapi import APIRouter

@@ -1,5 +1,3 @@
-"""Tags of jobs and projects."""
-
 from typing import Any
 
 from fastapi import APIRouter

@@ -1,5 +1,3 @@
-"""Short names of images for `container`."""
-
 from fastapi import APIRouter
 
 from core.jobs.scheduling import image_affinity

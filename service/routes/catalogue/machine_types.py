@@ -1,5 +1,3 @@
-"""Machine types."""
-
 from fastapi import APIRouter
 
 from core.jobs.scheduling.capacity import live_workers

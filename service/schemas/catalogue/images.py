@@ -1,5 +1,3 @@
-"""Schemas of image names."""
-
 from pydantic import Field
 
 from service.schemas.base import View

@@ -1,5 +1,3 @@
-"""Schemas of machine types."""
-
 from pydantic import Field
 
 from service.schemas.base import View

@@ -12,13 +12,6 @@ _CHECK_SECONDS = 1.0
 
 
 class CollectionLimits:
-    """Limits of one collection.
-
-    Args:
-        context: The stores.
-        job: The job, whose command has ended.
-    """
-
     def __init__(self, context: WorkerContext, job: Job) -> None:
         self._context = context
         self._job = job

@@ -69,7 +69,6 @@ class SourceFile:
 
     @property
     def size(self) -> int:
-        """Current size in bytes."""
         descriptor = self._open()
         return os.fstat(descriptor).st_size if descriptor is not None else 0
 
@@ -99,7 +98,6 @@ class SourceFile:
         """Free the disk space before `end`, in large steps; offsets stay as they are.
 
         Args:
-            end: Data before this offset is no longer needed here.
             sync: Makes the stored copy durable; called first.
         """
         if end - self._released < RELEASE_BYTES or self._descriptor is None:
@@ -143,8 +141,6 @@ class LogShipper:
     """Ships raw bytes by offset. Output beyond the log's limit is dropped from its middle, never from its end.
 
     Args:
-        source: The file that the wrapper writes.
-        writer: The job's log.
         tail_bytes: Bytes of the end that are kept when the limit is exceeded.
     """
 
@@ -192,10 +188,6 @@ class MetricsReader:
     are chosen by a hash of their number, so that alternating kinds of lines are all kept.
 
     Args:
-        source: The file.
-        job_id: The job that the metrics belong to.
-        attempt: The attempt.
-        settings: Limits on the values and names stored for a job.
         stored: Metrics stored already; lines before its offset are skipped.
         earlier: File for the number of bytes that were read before the file was last truncated or replaced; offsets of
             stored lines go on after them.
@@ -359,7 +351,6 @@ def parse_metric(line: bytes, written_at: datetime) -> tuple[float | None, datet
     A value that is not finite is kept as None: that a loss became NaN is worth knowing, and JSON cannot express NaN.
 
     Args:
-        line: One line of the metrics file.
         written_at: The time of a line without one. Lines that are read together share it: the moments at which they
             are parsed say nothing about the program's pace.
     """

@@ -31,7 +31,6 @@ class _Batch:
     """Part of a queue.
 
     Attributes:
-        rows: Rows of metrics.
         totals: Peaks of the attempt's usage; empty: unchanged.
         left_out: Metrics that were left out, and that was not recorded yet: by reason, a sentence.
     """
@@ -42,12 +41,7 @@ class _Batch:
 
 
 class MetricsQueue:
-    """The metrics of one attempt that are not stored yet.
-
-    Args:
-        job: The job.
-        left_out: Metrics that its reader leaves out, which may grow.
-    """
+    """The metrics of one attempt that are not stored yet."""
 
     def __init__(self, job: Job, left_out: Mapping[str, str]) -> None:
         self.job = job
@@ -66,7 +60,6 @@ class MetricsQueue:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing to store."""
         return not self._rows and not self._totals and len(self._left_out) == len(self._reported)
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -103,12 +96,7 @@ class MetricsQueue:
 
 
 class MetricsFlush(PeriodicTask):
-    """Stores the queues that are not empty, a second after the first of them got something.
-
-    Args:
-        database: The database.
-        schedule: Runs it.
-    """
+    """Stores the queues that are not empty, a second after the first of them got something."""
 
     def __init__(self, database: Database, schedule: Schedule) -> None:
         super().__init__(_PAUSE_SECONDS)
@@ -118,7 +106,6 @@ class MetricsFlush(PeriodicTask):
         self._changed = threading.Lock()
 
     def request(self, queue: MetricsQueue) -> None:
-        """Store a queue soon."""
         with self._changed:
             first = not self._queues
             self._queues[queue] = None

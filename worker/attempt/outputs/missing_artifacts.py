@@ -13,7 +13,6 @@ def record_missing(artifacts: Path, folder: str, skipped: Iterable[Skipped]) -> 
 
     Args:
         artifacts: The attempt's artifacts folder; the record is written next to it.
-        folder: The folder in it where the files should have been.
         skipped: The files' paths below that folder, and the reasons.
     """
     records = [(f"{folder}/{path}" if folder else path, why) for path, why in skipped]

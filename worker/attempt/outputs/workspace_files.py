@@ -65,7 +65,6 @@ class WorkspaceFiles:
         A repeat copies them again.
 
         Args:
-            patterns: The outputs of the job.
             artifacts: The attempt's artifacts folder, which the job may have changed in any way.
             max_bytes: Most bytes to copy; None: only the limit of all artifacts.
             stopped: Returns True once nothing more is to be copied.
@@ -161,13 +160,7 @@ def _is_output(patterns: Sequence[str], path: str) -> bool:
 
 
 def _find_copied(workspace: Path, new: dict[str, int], artifacts: Path) -> set[str]:
-    """Return the files of the workspace that the job itself has copied to the artifacts, small ones under their names.
-
-    Args:
-        workspace: The folder.
-        new: Its new and changed files, with their sizes.
-        artifacts: The artifacts folder.
-    """
+    """Return the workspace's files that the job itself has copied to the artifacts, small ones under their names."""
     with suppress(OSError), opened_folder(workspace) as source, opened_folder(artifacts) as target:
         stored = scan(target, SkipList(), max_files=_LIMITS.max_files).files
         sizes = {seen.size for seen in stored.values()} & set(new.values())

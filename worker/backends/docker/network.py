@@ -43,10 +43,8 @@ class Firewall:
     """Firewall rules for one bridge, in chains of our own that the standard chains jump to.
 
     Attributes:
-        bridge: The network's interface on this host.
         blocked: Networks (CIDR) that jobs must not reach.
         services: (address, port) that jobs must not reach.
-        program: Words to put before an iptables command.
         metrics_port: UDP port of this host that jobs send metrics to; 0: none.
         token_port: TCP port of this host at which TPU jobs find tokens; 0: none.
         resolvers: DNS servers that are reachable at port 53 even if blocked otherwise: some clouds answer DNS at a
@@ -122,8 +120,6 @@ class Firewall:
 
 
 class Network:
-    """The network of one engine's jobs."""
-
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings
@@ -225,7 +221,6 @@ class Network:
 
 
 def make_firewall(settings: Settings, bridge: str) -> Firewall:
-    """Build the firewall of a bridge on this host."""
     return Firewall(
         bridge,
         (LINK_LOCAL, *METADATA_6, *settings.docker.blocked),

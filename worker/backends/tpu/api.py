@@ -60,7 +60,6 @@ class ApiRefused(ApiError):
     Attributes:
         reason: CAPACITY: another zone or time may work; QUOTA: the project may not have as many; DENIED: nothing will
             work without a change by an administrator; FAILED: it tried and could not.
-        detail: The API's message.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -105,8 +104,6 @@ class QueuedResource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRequest:
-    """A node to be created."""
-
     id: str
     accelerator_type: str
     runtime: str
@@ -130,10 +127,7 @@ class NodeRequest:
 
 
 class TpuApi:
-    """See the module; usable from any thread.
-
-    Every method raises ApiUnavailable and ApiRefused.
-    """
+    """See the module; usable from any thread. Every method raises ApiUnavailable and ApiRefused."""
 
     def __init__(self, settings: TpuSettings) -> None:
         self._settings = settings
@@ -146,7 +140,6 @@ class TpuApi:
         self._call(lambda: self._v2)
 
     def node(self, zone: str, node_id: str) -> Node | None:
-        """Return the node of this name; None if there is none."""
         name = f"{self._zone(zone)}/nodes/{node_id}"
         found = self._find(lambda: self._v2.get_node(name=name, timeout=self._timeout))
         return None if found is None else _node(found)
@@ -180,7 +173,6 @@ class TpuApi:
         return self._find(lambda: self._v2.delete_node(name=name, timeout=self._timeout)) is not None
 
     def queued(self, zone: str, queued_id: str) -> QueuedResource | None:
-        """Return the queued resource of this name; None if there is none."""
         name = f"{self._zone(zone)}/queuedResources/{queued_id}"
         found = self._find(lambda: self._v2.get_queued_resource(name=name, timeout=self._timeout))
         return None if found is None else _queued(found)

@@ -63,12 +63,7 @@ _FAILURE_FILE = "device_lost"
 
 
 class TpuBackend(CloudBackend):
-    """See the module. One instance serves all attempt threads of a worker.
-
-    Args:
-        settings: The service's.
-        resource_inventory: The record of billed resources.
-    """
+    """See the module. One instance serves all attempt threads of a worker."""
 
     def __init__(self, settings: Settings, resource_inventory: ResourceInventory) -> None:
         self._settings = settings.tpu
@@ -233,7 +228,6 @@ class TpuBackend(CloudBackend):
         return self._runner.layer_bytes(handle["runner"]) if "runner" in handle else 0
 
     def release(self, handle: Handle) -> None:
-        """See `Backend.release`: outputs are in the bucket by then. A pool's node is not free before `destroy`."""
         with suppress(StoreUnavailable):
             for entry in self._resource_inventory.list_of_attempt(handle["job_id"], handle["attempt"]):
                 if not entry.over and entry.kind != POOL:

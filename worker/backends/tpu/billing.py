@@ -27,9 +27,6 @@ def record_billing(
     """Record that a device is billed, or no longer is, as its state shows.
 
     Args:
-        resource_inventory: The record of billed resources.
-        entry: The device's entry.
-        node: The device.
         price: US dollars per hour; None: as recorded.
         not_ready_at: Unix time at which it was last seen in another state; it became READY after that.
     """
@@ -40,13 +37,7 @@ def record_billing(
 
 
 class DeletionMonitor:
-    """Watches devices whose deletion was requested, in a thread of its own, and records when they are gone.
-
-    Args:
-        api: Google's TPU API.
-        resource_inventory: The record of billed resources.
-        seconds: Time between two checks of a device.
-    """
+    """Watches devices whose deletion was requested, in a thread of its own, and records when they are gone."""
 
     def __init__(self, api: TpuApi, resource_inventory: ResourceInventory, seconds: float) -> None:
         self._api = api

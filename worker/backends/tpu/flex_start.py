@@ -26,9 +26,7 @@ def create_flex_start(
     """Create a queued resource with flex-start capacity; return the operation's name.
 
     Args:
-        endpoint: Host of the API.
         request: The request without the fields that version 2 lacks.
-        run_seconds: Time after which Google deletes its node.
         timeout: Seconds that the response may take.
 
     Raises:

@@ -44,7 +44,6 @@ class NodeHealthMonitor:
         """Return the reason that the device is unusable; None: it is usable, or nothing is known.
 
         Args:
-            entry: The device's entry.
             last: The job has failed: check once more now, its device may be the cause.
         """
         with self._lock:

@@ -28,12 +28,7 @@ class FirewallRule:
     """A firewall rule that applies to nodes and to TCP.
 
     Attributes:
-        name: Its name.
-        priority: The rule with the lowest number decides.
-        allows: Whether it admits traffic, rather than denies it.
-        ranges: Addresses of the other side.
         by_identity: It also names the other side by network tag or service account, which addresses do not tell.
-        ports: First and last port of each of its ranges.
     """
 
     name: str
@@ -56,10 +51,7 @@ class Subnetwork:
     """The subnetwork of nodes in one region.
 
     Attributes:
-        name: Its name.
-        addresses: Its addresses.
         google_access: Machines without an external address reach Google's APIs (Private Google Access).
-        nat: A Cloud NAT of the region connects them to the Internet.
     """
 
     name: str
@@ -95,7 +87,6 @@ class NodeNetwork:
         return self._rules("INGRESS", "source")
 
     def egress(self) -> list[FirewallRule]:
-        """Return the rules for connections from nodes, likewise."""
         return self._rules("EGRESS", "destination")
 
     def has_internet_route(self) -> bool:
@@ -106,7 +97,6 @@ class NodeNetwork:
         )
 
     def subnetwork(self, region: str) -> Subnetwork | None:
-        """Return the subnetwork of nodes in a region; None if there is none."""
         wanted = (self._settings.subnetwork or "").rpartition("/")[2]
         found = [one for one in self._list(f"regions/{region}/subnetworks") if wanted in {"", one["name"]}]
         if not found:
@@ -146,7 +136,6 @@ class NodeNetwork:
         return bool(set(tags) & set(self._settings.tags)) or self._settings.service_account in accounts
 
     def _list(self, path: str) -> Iterator[dict[str, Any]]:
-        """Yield the network's objects of one kind."""
         token = ""
         while True:
             page = self._get(f"projects/{self._project}/{path}", {"pageToken": token} if token else {}) or {}

@@ -28,7 +28,6 @@ class NodeFailure:
 
 
 def is_usable(node: Node) -> bool:
-    """Return whether a job can run on a node now."""
     return node.state == READY and node.health in _HEALTHY and bool(node.endpoints)
 
 

@@ -15,7 +15,6 @@ class ResourceEntry:
     """One requested resource.
 
     Attributes:
-        id: The entry's id.
         name: `<zone>/<id>` in the cloud.
         operation: The cloud's name of the operation that creates it; None: unknown.
         age: Seconds since it was recorded.
@@ -37,7 +36,6 @@ class ResourceEntry:
 
     @property
     def cloud_id(self) -> str:
-        """The resource's id in its zone."""
         return self.name.partition("/")[2]
 
 
@@ -55,10 +53,6 @@ class ResourceInventory(Protocol):
         None: another attempt holds it, or the job is not known.
 
         Args:
-            kind: Its kind.
-            name: Its name.
-            job_id: The job.
-            attempt: The job's attempt.
             price: US dollars per hour; None: the price of the job's machine type.
         """
 
@@ -84,8 +78,6 @@ class ResourceInventory(Protocol):
         """Record when billing began or ended, in Unix time; what was recorded first stays.
 
         Args:
-            entry: The resource.
-            since: Start of billing.
             until: End of billing; ignored for a resource that was never billed.
             price: US dollars per hour; None: as recorded.
         """

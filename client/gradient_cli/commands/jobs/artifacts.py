@@ -40,7 +40,6 @@ def add_get(parser: argparse.ArgumentParser) -> None:
 
 
 def list_files(args: argparse.Namespace) -> int:
-    """Print a job's files."""
     from gradient_cli.api.client import connect
 
     api = connect(args)

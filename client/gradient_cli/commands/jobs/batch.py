@@ -81,7 +81,6 @@ def _show(args: argparse.Namespace, number: int, outcome: Outcome) -> None:
 
 
 def _read_lines(args: argparse.Namespace) -> list[tuple[int, Job]]:
-    """Read the jobs of a file, with the numbers of their lines."""
     found: list[tuple[int, Job]] = []
     wrong: list[str] = []
     for number, text in enumerate(_read(args.file), 1):

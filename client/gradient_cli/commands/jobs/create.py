@@ -73,7 +73,6 @@ def create(args: argparse.Namespace) -> int:
 
 
 def submit(args: argparse.Namespace, spec: dict[str, Any], workspace: str, include: list[str]) -> int:
-    """Submit a job of these fields, as `create` does."""
     from gradient_cli.api.client import connect
     from gradient_cli.workspace import submission
 
@@ -162,9 +161,6 @@ def read_folder(args: argparse.Namespace, path: str, include: list[str], large: 
     """Read the folder of a workspace and print what is noteworthy; None if it is an archive.
 
     Args:
-        args: The command line.
-        path: The workspace.
-        include: Patterns of excluded files to upload.
         large: Size in MB above which the largest files are listed.
     """
     from gradient_cli.workspace import submission

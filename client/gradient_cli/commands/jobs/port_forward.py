@@ -71,14 +71,9 @@ class Forward:
     """Connections from a port of this computer to one of a job.
 
     Args:
-        api: The server.
-        job: The job, as the server describes it.
-        port: The port that the job listens on.
         local: The port of this computer; 0: a free one.
 
     Attributes:
-        address: Address and port of this computer.
-        url: The same for browsers.
         quiet: Set to print no connection that the job refuses.
     """
 
@@ -113,7 +108,6 @@ class Forward:
         self._stack.close()
 
     def wait(self) -> None:
-        """Wait until the server ends it."""
         for _ in self._session.outputs():
             pass
         raise ClientError(terminal.sanitize(self._session.result.get("ended")))

@@ -15,7 +15,6 @@ class EncodedImages:
     """Images that are decoded whenever they are read.
 
     Attributes:
-        shape: As of the array that they would be.
         decode: Takes numbers of images and returns their pixels; may be called by several threads.
     """
 
@@ -35,13 +34,9 @@ class DataSet:
 
     Attributes:
         name: The name chosen with `--data`.
-        origin: Source of the examples, in words for the user.
         x_train: Images, uint8 in 0..255, shape (examples, height, width, channels); may be a file mapped into memory,
             or encoded.
         y_train: Labels in 0..classes-1, int32, shape (examples,).
-        x_test: As x_train.
-        y_test: As y_train.
-        classes: Number of labels.
         epochs: Default number of epochs, used without `--epochs`.
     """
 

@@ -33,7 +33,6 @@ class ImageCache:
     """The decoded images of one data set in one folder.
 
     Args:
-        folder: The folder of all caches.
         key: See `cache_key`.
     """
 
@@ -49,7 +48,6 @@ class ImageCache:
         return images, np.load(self.path / f"y_{part}.npy")
 
     def facts(self) -> dict[str, Any]:
-        """Return what `CacheWriter.close` was given."""
         facts: dict[str, Any] = json.loads((self.path / _FACTS).read_text())
         return facts
 

@@ -43,7 +43,6 @@ def load_files(path: Path, image_size: int | None, cache_folder: Path | None) ->
     decoded whenever they are read.
 
     Args:
-        path: The folder, or the .zip.
         image_size: Resize and crop every image to this height and width; None: all must have the same size.
         cache_folder: The folder of decoded images; None: without a cache.
     """

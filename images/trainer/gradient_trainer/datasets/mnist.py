@@ -20,7 +20,6 @@ def find(folders: Sequence[Path]) -> Path | None:
 
 
 def load(folders: Sequence[Path]) -> DataSet:
-    """Read MNIST from the first of `folders` that has it."""
     path = find(folders)
     if path is None:
         searched = "\n".join(f"  {folder / FILE_NAME}" for folder in folders)

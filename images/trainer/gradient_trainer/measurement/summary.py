@@ -29,7 +29,6 @@ class Summary:
     accuracy: dict[str, float | None] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write the file, atomically."""
         partial = folder / f"{FILE_NAME}.partial"
         partial.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
         partial.replace(folder / FILE_NAME)

@@ -23,8 +23,6 @@ class Checkpoint:
     """A training's state after a step.
 
     Attributes:
-        step: Training steps done.
-        arrays: Every variable of model and optimizer, by name.
         training: Identifies the training, to refuse the checkpoints of another one.
         validated_step: Step of the last validation; 0: none.
         target: The target accuracy, and the step and seconds at which it was reached; None: it was not.

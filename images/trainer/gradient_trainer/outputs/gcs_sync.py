@@ -19,7 +19,6 @@ class GcsSync:
     An object appears whole or not at all, so that readers of the bucket never see half a checkpoint.
 
     Args:
-        folder: The folder that outputs are written to.
         url: `gs://…` that they are copied to; None: they stay in the folder.
     """
 

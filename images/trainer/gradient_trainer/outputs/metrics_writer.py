@@ -14,7 +14,6 @@ class MetricsWriter:
     that a reader of the file never sees half a line.
 
     Args:
-        tensorboard: The folder of the events.
         environ: `GRADIENT_METRICS_FILE` names the file of JSON lines; without it there is none.
     """
 
@@ -43,7 +42,6 @@ class MetricsWriter:
         self._events.flush()
 
     def close(self) -> None:
-        """Close the file and the events."""
         if self._file is not None:
             self._file.close()
         self._events.close()

@@ -13,27 +13,16 @@ class TrainResult:
     """Result of a training.
 
     Attributes:
-        model: The model's name.
         data: The data set's name, also where `auto` chose it.
-        epochs: Passes over the training examples.
         steps: Training steps in total, including those before a resumption.
         resumed_from_step: The step that this process resumed from, or 0.
         test_loss: Mean cross-entropy on the test examples; None if they are still to be tested.
         test_accuracy: Share of the test examples that were recognized, 0..1.
-        test_examples: Number of test examples.
         val_loss: Mean cross-entropy on the validation examples, after the last step.
         val_accuracy: Share of those that were recognized, 0..1.
         steps_per_second: Throughput of this process without its first steps, checkpoints and evaluation;
             None if it did too few steps to measure.
-        examples_per_second: The same in examples.
-        seconds: Time from the call to the result, everything included.
-        device: Name of the device.
-        replicas: Number of parts that each batch was divided into.
-        batch_size: Examples in a step, over all replicas.
-        learning_rate: The peak learning rate.
         precision: The precision in use, also where `auto` chose it.
-        output: The folder of all outputs.
-        options: The user's options.
         summary: The blocks of `summary.json`, which `result.json` does not repeat.
     """
 
@@ -66,7 +55,6 @@ class TrainResult:
         return json.dumps(values)
 
     def write(self, folder: Path) -> None:
-        """Write `result.json`, atomically."""
         partial = folder / "result.json.partial"
         partial.write_text(self.as_json() + "\n", encoding="utf-8")
         partial.replace(folder / "result.json")

@@ -27,13 +27,7 @@ def split_validation(examples: int, share: float) -> tuple[Indices, Indices]:
 
 @dataclass
 class Batches:
-    """Batches of one fixed size, reshuffled in each epoch; an epoch's incomplete last batch is left out.
-
-    Attributes:
-        examples: Numbers of the examples to train on.
-        batch_size: Examples in a batch.
-        seed: Fixes the order.
-    """
+    """Batches of one fixed size, reshuffled in each epoch; an epoch's incomplete last batch is left out."""
 
     examples: Indices
     batch_size: int

@@ -14,7 +14,6 @@ class Hooks(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no
     Keras' own list of callbacks converts the values to Python numbers each time, which waits for the device.
 
     Args:
-        model: The model.
         after_steps: Takes the number of steps done since the start of `fit`, and the averages of the metrics over them.
         after_test_steps: Called after each execution of a validation.
     """

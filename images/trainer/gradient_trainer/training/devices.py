@@ -1,5 +1,3 @@
-"""Finds the devices of a training."""
-
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +21,7 @@ class Devices:
     """The devices of a training.
 
     Attributes:
-        name: Name for the user.
-        kind: "cpu", "gpu" or "tpu".
-        replicas: Number of parts that a batch is divided into.
         strategy: The strategy by which TensorFlow distributes a step over them; None: Keras' default.
-        remote: The devices are those of another machine.
         capability: CUDA's compute capability of a GPU, if TensorFlow knows it.
     """
 
@@ -67,9 +61,6 @@ class SimulatedTpuStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc
 
     TensorFlow's own iterator over a distributed data set traces functions for each device when it is created, and Keras
     creates three for each epoch and each validation. For eight devices that takes seconds, longer than a small epoch.
-
-    Args:
-        devices: Names of the devices.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:

@@ -26,9 +26,6 @@ class Learner:
     Args:
         build: Creates the model, which takes float32 images in 0..255 and returns logits.
         devices: The devices; the model's variables are created on them.
-
-    Attributes:
-        model: The model.
     """
 
     def __init__(self, build: Callable[[], keras.Model], devices: Devices) -> None:
@@ -57,7 +54,6 @@ class Learner:
             self.model.optimizer.build(self.model.trainable_variables)
 
     def fit(self, batches: tf.data.Dataset, hooks: Hooks) -> None:
-        """Train on each of the batches once."""
         with _errors_of_data():
             self.model.fit(batches, shuffle=False, verbose=0, callbacks=hooks)
 
@@ -74,7 +70,6 @@ class Learner:
         return {name: keras.ops.convert_to_numpy(variable) for name, variable in self._variables().items()}
 
     def load(self, arrays: Arrays) -> None:
-        """Set every variable."""
         variables = self._variables()
         shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
         if shapes != {name: array.shape for name, array in arrays.items()}:
@@ -106,7 +101,6 @@ def _errors_of_data() -> Iterator[None]:
 def build_model(
     name: str, build: Callable[..., keras.Model], image_shape: tuple[int, int, int], classes: int
 ) -> keras.Model:
-    """Build a model for images of a shape."""
     try:
         model = build(image_shape, classes)
         if not hasattr(model, "operations"):

@@ -36,14 +36,6 @@ _FEWEST = 10
 
 @dataclass(frozen=True)
 class LearningRates:
-    """The loss at each learning rate.
-
-    Attributes:
-        suggestion: The rate at which the loss falls most steeply.
-        rates: The rates of the steps, rising.
-        losses: The smoothed loss of each step.
-    """
-
     suggestion: float
     rates: list[float]
     losses: list[float]
@@ -54,7 +46,6 @@ class Finder:
 
     Args:
         options: The options of the training to find a rate for; `steps` is the number of rates (STEPS).
-        data: Its examples.
     """
 
     def __init__(self, options: TrainOptions, data: DataSet) -> None:

@@ -21,9 +21,6 @@ class WarmUp(Rate):  # type: ignore[misc]  # Keras has no types
 
     Args:
         then: The schedule of the steps after the warm-up, counted from 0.
-        steps: Length of the warm-up.
-        start: The learning rate of the first step.
-        peak: The learning rate at its end.
         cosine: Rise along a cosine, not a line.
     """
 
@@ -48,11 +45,6 @@ def make_schedule(recipe: Recipe, per_epoch: int, total: int) -> WarmUp:
 
     `cosine` and `one-cycle` rise and then fall along a cosine to 0, one-cycle (Smith 2018, in the form of fastai) also
     rises along one; `linear` falls along a line to 0; `piecewise` falls at the milestones; `constant` does not fall.
-
-    Args:
-        recipe: The hyper-parameters.
-        per_epoch: Steps in an epoch.
-        total: Steps of the whole training.
     """
     # Keras would compute with integers if it got one.
     peak = float(recipe.learning_rate)

@@ -48,11 +48,7 @@ class Training:
     """A training in progress.
 
     Args:
-        options: The user's options.
-        data: The examples.
-        output: The folder for all outputs.
         url: `gs://…` that outputs are copied to; None: they stay in the folder.
-        stop: The signal to end early, if one arrived.
 
     Raises:
         DeviceUnreachable: The TPU that the environment names does not answer.
@@ -98,9 +94,6 @@ class Training:
 
     def run(self, began: float) -> TrainResult:
         """Train, evaluate, and write every output.
-
-        Args:
-            began: Time of the user's call, from time.perf_counter().
 
         Raises:
             TrainingStopped: A signal arrived; the checkpoint is written.
@@ -197,7 +190,6 @@ class Training:
         print(f"resuming from step {found.step}", flush=True)
 
     def _train_epoch(self) -> None:
-        """Train up to the epoch's end, or the training's."""
         self._stop_if_requested()
         per_epoch = self._batches.per_epoch
         last = min(self._total_steps, (self._step // per_epoch + 1) * per_epoch)

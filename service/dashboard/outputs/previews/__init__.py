@@ -49,10 +49,6 @@ class Preview:
     Attributes:
         kind: The part of the template that shows it, such as `image` or `table`; `lines` for a long text of lines, and
             `none` if a page cannot show it.
-        parsed: What that part shows.
-        text: A part of the file, if it is text.
-        start: Offset of that part.
-        stop: Offset of its end.
         reason: A sentence that says why a document is shown as plain text; empty: it is not.
     """
 
@@ -70,7 +66,6 @@ def is_image(path: str) -> bool:
 
 
 def is_event_file(path: str) -> bool:
-    """Return whether a file has TensorBoard's events, by its name."""
     return ".tfevents." in PurePosixPath(path).name
 
 
@@ -78,11 +73,7 @@ def read_preview(file: BinaryIO, size: int, path: str, start: int, order: TableO
     """Read the preview of a file.
 
     Args:
-        file: The file, opened for reading.
         size: Its size in bytes.
-        path: Its path, whose suffix is its type.
-        start: Offset of the part of a text to show.
-        order: The order of a table's rows.
     """
     suffix = _suffix(path)
     medium = INLINE_TYPES.get(suffix, "").partition("/")[0]

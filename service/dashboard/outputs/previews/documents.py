@@ -36,8 +36,6 @@ class Node:
     Attributes:
         label: Its key or index; empty at the top.
         value: A scalar as JSON, or the size of an object or array in words.
-        children: The values in it.
-        open: Whether its children are shown at first.
     """
 
     label: str

@@ -23,16 +23,6 @@ class TableOrder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The first rows of a table.
-
-    Attributes:
-        header: Names of the columns.
-        rows: Their values, as text.
-        numeric: For each column, whether all its values are numbers.
-        order: The order of the rows.
-        cut: Whether the file has more rows or columns.
-    """
-
     header: list[str]
     rows: list[list[str]]
     numeric: list[bool]
@@ -44,9 +34,6 @@ def read_table(text: str, delimiter: str, order: TableOrder, *, cut: bool) -> Ta
     """Read the beginning of a table; None: the text is not one.
 
     Args:
-        text: The file, or its beginning.
-        delimiter: Between two values.
-        order: The order of the rows.
         cut: Whether `text` is only the beginning: its last line may be incomplete.
     """
     if cut:

@@ -51,22 +51,12 @@ class ContainerOptions:
     """The host's choices for a container.
 
     Attributes:
-        image: Image reference.
         home: The service's folder on this host, which marks containers as ours.
         user: `UID:GID`.
-        groups: Supplementary groups of that user.
         network: Name of the engine's network, or `none`.
-        pids: Limit on processes and threads.
-        shm_bytes: Size of /dev/shm.
         memory_bytes: Memory limit if the job names none; None: no limit.
-        capabilities: Linux capabilities that are kept.
-        devices: Devices of the host, with read and write access.
         folders: Folders of the host and their paths inside, read-only.
-        cdi: The GPUs' CDI names, if the engine passes them by name.
         layer_mb: MiB that the container's own files may take, if the engine can limit that; 0: no limit.
-        bind: Address of the host that ports are published on.
-        datasets_writable: Whether jobs may write into the data sets.
-        image_variables: Names of the variables that the image sets.
     """
 
     image: str
@@ -88,7 +78,6 @@ class ContainerOptions:
 
 
 def container_name(name: str) -> str:
-    """Return the name of an attempt's container."""
     return f"gradient-{name}"
 
 

@@ -128,12 +128,7 @@ class ContainerStream:
     """A command in a container; see `JobStream`.
 
     Args:
-        engine: The engine.
-        handle: The job.
-        exec_id: The engine's id of the command.
-        opened: The SDK's connection to the command.
         pid_file: File with the command's pid in the container; the job can write it, too.
-        framed: Whether the engine tells stdout and stderr apart.
     """
 
     def __init__(

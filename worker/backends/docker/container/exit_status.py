@@ -16,7 +16,6 @@ def determine_exit(handle: Handle, state: ContainerState | None, code: int | Non
     The exit file takes precedence over the engine, which has been seen to be wrong after a crash.
 
     Args:
-        handle: The attempt's handle.
         state: Its ended container; None: the container no longer exists.
         code: The code in the exit file; None: there is no file.
     """

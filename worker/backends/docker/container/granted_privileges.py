@@ -16,8 +16,6 @@ from worker.backends.base import LaunchError
 
 
 class PolicyByMachineType:
-    """The extra privileges on this host."""
-
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._catalogue = Catalogue.load(override_path=settings.machines.file)

@@ -55,9 +55,7 @@ class StartedContainer:
     """A container that was started.
 
     Attributes:
-        container: Its id.
         image: `repository@sha256:…` of its image, or an id.
-        memory_bytes: Its memory limit.
     """
 
     container: str

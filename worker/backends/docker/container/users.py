@@ -21,8 +21,6 @@ class ContainerUser:
     """The user that a container runs as.
 
     Attributes:
-        uid: Id of the user.
-        gid: Id of the group.
         project: `(uid, gid)` of the project's jobs that name no user; they own the project's storage.
     """
 

@@ -21,7 +21,6 @@ def volume_folders(engine: Engine, listed: Iterable[dict[str, Any]]) -> list[str
     """Return the host folders of containers' volumes.
 
     Args:
-        engine: The engine.
         listed: Containers as the engine lists them, which names their volumes without the folders.
 
     Raises:

@@ -48,13 +48,6 @@ class EngineUnavailable(EngineError):
 
 
 class EngineRefused(EngineError):
-    """The engine answered with an error.
-
-    Attributes:
-        status: HTTP status.
-        detail: The engine's message.
-    """
-
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(f"{status}: {detail}")
         self.status = status
@@ -71,11 +64,7 @@ class ContainerState:
     """State of a container.
 
     Attributes:
-        id: The engine's id.
-        image: Id of its image.
         status: created, running, paused, restarting, removing, exited or dead.
-        exit_code: Valid once it ended.
-        oom_killed: The kernel killed one of its processes for lack of memory.
         error: The reason that it could not be started.
     """
 
@@ -101,7 +90,6 @@ class ContainerState:
 
     @classmethod
     def made(cls, container: str, image: str) -> Self:
-        """Return the state of a container created just now."""
         return cls(id=container, image=image, status="created", exit_code=0, oom_killed=False, error="")
 
     @property
@@ -122,7 +110,6 @@ class Engine:
     """Connection to one engine; any thread may use it.
 
     Args:
-        settings: The engine's address.
         timeout: Seconds that an answer may take; default: the setting.
     """
 
@@ -163,7 +150,6 @@ class Engine:
 
     @property
     def url(self) -> str:
-        """The engine's address."""
         return self._settings.url
 
     def info(self) -> dict[str, Any]:
@@ -249,7 +235,6 @@ class Engine:
         the container running when it came up has either killed it, or seen it end by itself (`live-restore`).
 
         Args:
-            name: The container's name.
             ended: Time of its end, in seconds since the epoch.
         """
         # With nanoseconds, which the SDK's types do not allow: whole seconds would miss the latest events.

@@ -37,8 +37,6 @@ class EngineRequest:
 
     Attributes:
         path: After the API's version, for example `/images/create`.
-        params: The query.
-        headers: In addition to the usual ones.
         body: The request's body, or None.
     """
 
@@ -52,8 +50,6 @@ def stream_messages(engine: Engine, request: EngineRequest, check: Callable[[], 
     """Send a request, and yield the engine's messages as they arrive.
 
     Args:
-        engine: The engine.
-        request: The request.
         check: Called about once a second; raises to abort the work.
 
     Raises:

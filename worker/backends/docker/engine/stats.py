@@ -23,8 +23,6 @@ class StatsSample:
 
     Attributes:
         at: Seconds since the epoch, by the engine's clock.
-        cpu_seconds: CPU time used so far.
-        values: Values that need no earlier reading.
     """
 
     at: float
@@ -84,12 +82,7 @@ class ContainerSampler:
         self._last: dict[str, StatsSample] = {}
 
     def sample(self, container: str, gpus: tuple[str, ...]) -> dict[str, float]:
-        """Return the answer to the previous query, and query again; empty while nothing is known.
-
-        Args:
-            container: Its name.
-            gpus: Its GPUs, in the order of its own numbering.
-        """
+        """Return the answer to the previous query, and query again; empty while nothing is known."""
         with self._lock:
             requested = self._queried.get(container)
             if requested is None:

@@ -25,12 +25,7 @@ _CDI_NAME = re.compile(r"""(?:^|[\s{,-])["']?name["']?\s*:\s*["']?([A-Za-z0-9][A
 
 
 def cdi_names(gpus: Sequence[str], info: dict[str, Any]) -> tuple[str, ...]:
-    """Return the GPUs' CDI names; empty if the engine does not offer all of them by name.
-
-    Args:
-        gpus: Indices or UUIDs.
-        info: The engine's description of itself.
-    """
+    """Return the GPUs' CDI names; empty if the engine does not offer all of them by name."""
     names = tuple(f"{CDI_KIND}={gpu}" for gpu in gpus)
     return names if set(names) <= set(_cdi_devices(info)) else ()
 
@@ -39,8 +34,6 @@ def check_supported(gpus: Sequence[str], info: dict[str, Any], *, old_toolkit: b
     """Check that the engine can pass these GPUs to a container, before anything is created.
 
     Args:
-        gpus: Indices or UUIDs.
-        info: The engine's description of itself.
         old_toolkit: Whether to allow a toolkit that lets a container become root on the host.
 
     Raises:

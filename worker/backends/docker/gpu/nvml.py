@@ -21,7 +21,6 @@ class Gpu:
     """Properties of a GPU.
 
     Attributes:
-        index: Its number among the host's GPUs, in the driver's order.
         memory: Bytes.
         serial: None if the GPU has none (most consumer GPUs).
         cuda: The newest CUDA version that the driver supports; None if unknown.
@@ -49,7 +48,6 @@ class GpuUsage:
         percent: Utilization in the last moments; None if unknown.
         watts: None if unknown.
         celsius: None if unknown.
-        pids: Processes that use it, by their pids on this host.
     """
 
     memory: int
@@ -61,8 +59,6 @@ class GpuUsage:
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """A GPU and its use at one moment."""
-
     gpu: Gpu
     use: GpuUsage
 

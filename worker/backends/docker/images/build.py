@@ -53,8 +53,6 @@ def built_name(spec: LaunchSpec) -> str:
 
 
 class ImageBuilder:
-    """Builds and pushes on one engine."""
-
     def __init__(self, engine: Engine, images: ImageStore, settings: Settings) -> None:
         self._engine = engine
         self._images = images
@@ -72,11 +70,7 @@ class ImageBuilder:
         """Build the attempt's image if it is not built yet, and push it if it has a target.
 
         Args:
-            spec: The attempt.
             progress: Called with the current step.
-            network: The network that its steps run on.
-            memory_bytes: Memory limit of a step.
-            push_auth: Credentials for the registry of its target.
 
         Raises:
             LaunchError: The image cannot be built or pushed.

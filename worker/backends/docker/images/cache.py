@@ -22,9 +22,6 @@ class ImageCache:
     """The images of one engine.
 
     Args:
-        engine: The engine.
-        images: Its images.
-        settings: Retention of images.
         measure: Returns the used percentage of a folder's disk.
     """
 

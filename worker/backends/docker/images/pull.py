@@ -36,9 +36,7 @@ class Image:
     """An image on this host.
 
     Attributes:
-        id: The engine's id.
         digest: `repository@sha256:…` as in its registry; its id if it has no digest.
-        variables: Names of the variables that it sets.
     """
 
     id: str
@@ -87,10 +85,7 @@ class ProgressThrottle:
     """Reports progress at intervals, and enforces a time limit.
 
     Args:
-        phase: The phase to report.
         progress: Called with the phase and the text.
-        seconds: The time limit.
-        timeout_error: Raised when the time limit is exceeded.
     """
 
     def __init__(self, phase: str, progress: Progress, seconds: float, timeout_error: LaunchError) -> None:
@@ -112,8 +107,6 @@ class ProgressThrottle:
 
 
 class ImageStore:
-    """The images of one host."""
-
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._folder = settings.root / "images"
@@ -132,7 +125,6 @@ class ImageStore:
             raise LaunchError(reason, f"{reference}: {error.message}") from error
 
     def journal(self) -> ImageUsageJournal:
-        """Return the journal of the current engine."""
         return ImageUsageJournal(self._folder, str(self._engine.cached_info().get("ID") or ""))
 
     def ensure(
@@ -168,10 +160,6 @@ class ImageStore:
 
     def find(self, reference: str, name: str | None = None) -> Image | None:
         """Find the image of this name or id on this host.
-
-        Args:
-            reference: Its name or id.
-            name: The name that the job uses, if it is another one.
 
         Raises:
             LaunchError: The engine does not accept the name.

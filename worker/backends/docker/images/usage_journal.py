@@ -62,7 +62,6 @@ class UsageRecords:
     """Private images: by image id, hashes of the accounts that a registry gave the image to."""
 
     def record_use(self, image_id: str, reference: str | None, *, built: bool = False) -> None:
-        """Record that this service pulled or built an image and uses it now."""
         entry = self.images.setdefault(image_id, ImageRecord(time.time(), built))
         entry.used_at = time.time()
         if reference is not None and reference not in entry.references:
@@ -83,13 +82,6 @@ class UsageRecords:
 
 
 class ImageUsageJournal:
-    """The journal of one engine.
-
-    Args:
-        folder: The folder of the journals.
-        engine_id: The engine's id.
-    """
-
     def __init__(self, folder: Path, engine_id: str) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = folder
@@ -112,7 +104,6 @@ class ImageUsageJournal:
             yield
 
     def is_name_held(self, reference: str) -> bool:
-        """Return whether the name is being held now."""
         path = self._name_lock(reference)
         if not path.exists():
             return False

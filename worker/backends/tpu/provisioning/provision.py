@@ -47,18 +47,12 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ReservedTpu:
-    """A TPU reserved for the attempt."""
-
     entry: ResourceEntry
     node: Node
 
 
 class _NextZone(Exception):
-    """This zone has no device for the job.
-
-    Attributes:
-        reason: The reason that the job ends with if no zone has one.
-    """
+    """This zone has no device for the job."""
 
     def __init__(self, detail: str, reason: str = CAPACITY) -> None:
         super().__init__(detail)
@@ -73,7 +67,6 @@ class RetryBudget:
         self._answered = time.monotonic()
 
     def record_answer(self) -> None:
-        """Record that the API answered."""
         self._answered = time.monotonic()
 
     def record_failure(self, error: ApiUnavailable) -> None:
@@ -87,11 +80,7 @@ class Provisioner:
     """Searches for one device for one attempt.
 
     Args:
-        api: Google's TPU API.
-        resource_inventory: The record of billed resources.
-        settings: The TPU settings.
         prepare_zone: Checks that a job can use a device in a zone, before one is requested; raises LaunchError.
-        deleter: Releases devices that cannot be used.
         spot_price: US dollars per hour of spot capacity, for nodes of a pool; None: not known.
     """
 
@@ -152,7 +141,6 @@ class Provisioner:
 
 
 def _may_be_in(zone: str, request: NodeRequest) -> bool:
-    """Return whether the node can be in this zone, which has its reservation and its disks."""
     has_disks = request.zones is None or zone in request.zones
     return has_disks and (request.reservation is None or request.reservation.startswith(f"{zone}/"))
 

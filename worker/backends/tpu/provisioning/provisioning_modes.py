@@ -11,14 +11,7 @@ from worker.backends.tpu.resource_inventory import NODE, QUEUED, ResourceEntry
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """State of an attempt's resource in the cloud.
-
-    Attributes:
-        exists: A resource of ours exists.
-        state: The cloud's name of its state.
-        node: The node, once there is one.
-        failure: A permanent problem.
-    """
+    """State of an attempt's resource in the cloud."""
 
     exists: bool
     state: str

@@ -24,13 +24,6 @@ _PERMISSIONS = [f"storage.objects.{verb}" for verb in ("create", "delete", "get"
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Result of a check.
-
-    Attributes:
-        proved: Whether the account wrote, read and removed an object.
-        statement: The result as a sentence.
-    """
-
     proved: bool
     statement: str
 
@@ -61,7 +54,6 @@ def probe_bucket(bucket: storage.Bucket, account: str, *, until: float) -> Probe
 
     Args:
         bucket: Opened by a client that acts as the account.
-        account: Its name.
         until: Monotonic time until which a refusal may be due to a grant that is not applied yet.
 
     Raises:

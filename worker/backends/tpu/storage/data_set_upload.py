@@ -35,12 +35,7 @@ def upload_tree(
     """Copy a file, or every regular file below a folder; objects that are there already are not sent again.
 
     Args:
-        bucket: The bucket.
-        prefix: Prefix of the objects' names.
-        name: The data set's name.
         source: Descriptor of the file or folder; stays open.
-        parallel: Files sent in parallel.
-        max_bytes: Limit on the total size.
         check: Called again and again; what it raises ends the copy.
 
     Raises:
@@ -139,7 +134,6 @@ class _CheckedFile(io.FileIO):
         self._check = check
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read up to this many bytes."""
         self._check()
         return super().read(size)
 

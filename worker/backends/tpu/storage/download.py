@@ -29,8 +29,6 @@ class DownloadResult:
     """Result of mirroring a prefix to a folder.
 
     Attributes:
-        files: Objects that are files in the folder now.
-        bytes: Their total size.
         skipped: Objects that could not be downloaded, and why.
         changing: Objects that were replaced or removed while they were fetched; the next run may find them stable.
     """
@@ -48,11 +46,8 @@ class OutputDownloader:
     target folder too: no link in it is followed, nor the folder itself if it is a link.
 
     Args:
-        bucket: The source.
-        prefix: Ends with a slash.
         into: The target folder; created if missing.
         aside: A private folder on the same file system, which the job cannot write to.
-        parallel: Files fetched at once.
     """
 
     def __init__(self, bucket: storage.Bucket, prefix: str, into: Path, aside: Path, parallel: int) -> None:

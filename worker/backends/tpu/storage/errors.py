@@ -12,7 +12,6 @@ class BucketRefused(GradientError):
 
     Attributes:
         reason: `bucket_missing`, `bucket_refused` or `bucket_region`.
-        detail: The problem and its solution.
     """
 
     def __init__(self, reason: str, detail: str) -> None:

@@ -110,7 +110,6 @@ class JobStorage:
             raise
 
     def folders(self, zone: str) -> dict[str, str]:
-        """Return the variables with the job's folders, for a TPU in this zone."""
         paths = self._paths.get(region_of(zone))
         return {} if paths is None else {"TPU_MODEL_DIR": paths.model_dir, "TPU_DATA_DIR": paths.data_dir}
 
@@ -150,7 +149,6 @@ class OutputCollector:
         """Download all that is missing, then remove the job's prefixes.
 
         Args:
-            job_id: The job.
             zones: Zones searched for a TPU; if it had one, it was in the last of them.
             artifacts: Folder for its outputs; a missing one is not created again.
 
@@ -181,7 +179,6 @@ class OutputCollector:
         """Remove the rest of jobs that are over, for example after a crash between the last download and the removal.
 
         Args:
-            zones: Zones searched for TPUs.
             is_finished: See `CloudBackend.remove_orphans`; False for jobs of other services in the bucket.
         """
         if self._open is None or self._keep_objects or time.monotonic() < self._sweep_at:

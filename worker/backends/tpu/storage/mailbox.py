@@ -17,8 +17,6 @@ class Mailbox:
 
     Args:
         bucket: Opened by a client that acts as the worker.
-        prefix: Ends with a slash.
-        parallel: Objects removed in parallel.
     """
 
     def __init__(self, bucket: storage.Bucket, prefix: str, parallel: int) -> None:
@@ -28,16 +26,13 @@ class Mailbox:
 
     @property
     def bucket(self) -> str:
-        """The bucket's name."""
         return str(self._bucket.name)
 
     @property
     def prefix(self) -> str:
-        """The common prefix of its objects' names."""
         return self._prefix
 
     def of_host(self, rank: int) -> "Mailbox":
-        """Return the objects of one host of a slice."""
         return Mailbox(self._bucket, f"{self._prefix}hosts/{rank}/", self._parallel)
 
     def put(self, name: str, content: bytes | Path) -> None:

@@ -55,7 +55,6 @@ class BucketPaths:
 
     Attributes:
         model_dir: Outputs, `gs://…/jobs/<id>/model`.
-        data_dir: Inputs.
         credentials: Environment variables that give the job's container access to both for a while; None if its machine
             has an account of its own.
         expires_at: Unix time at which the credentials expire.
@@ -84,10 +83,8 @@ class RegionBucket:
     """The bucket of TPU jobs in one region.
 
     Args:
-        settings: The configuration.
         bucket: Opened by a client that acts as the worker.
         region: Where the TPUs are.
-        credentials: The worker's.
     """
 
     def __init__(self, settings: Settings, bucket: storage.Bucket, region: str, credentials: Credentials) -> None:

@@ -17,7 +17,6 @@ class ObjectPlan(NamedTuple):
 
     Attributes:
         wanted: Relative path to the object that becomes that file; ordered by path.
-        skipped: Objects left out, and why.
     """
 
     wanted: dict[str, storage.Blob]

@@ -38,8 +38,6 @@ class TokenServer:
     """See the module; usable from any thread.
 
     Args:
-        opened: Opens the bucket of a region.
-        settings: The service's.
         find_address: Returns the address of this host that its jobs reach; None while there is none.
     """
 

@@ -77,12 +77,7 @@ class _VmStatus:
 
 
 class VmAgentClient:
-    """See the module; usable from any thread.
-
-    Args:
-        opened: Opens the bucket of a region.
-        settings: The service's.
-    """
+    """See the module; usable from any thread."""
 
     def __init__(self, opened: OpenBucket, settings: Settings) -> None:
         self._open = opened
@@ -167,9 +162,6 @@ class VmAgentClient:
         """Wait until the node's VM, or each of its VMs, runs the job.
 
         Args:
-            spec: The attempt.
-            zone: The node's zone.
-            addresses: Addresses of the VMs.
             report: Called with what is waited for; raises if the start must be aborted.
             find_failure: Returns the reason that the VM cannot run the job any more, if there is one.
 

@@ -21,7 +21,6 @@ def write_reported_end(control: Path, end: dict[str, object]) -> None:
     """Write a VM's report of the end to its control folder; whatever it says, there is an end.
 
     Args:
-        control: The folder for the files of this VM.
         end: The report. The job can write it, too: only known values are accepted.
     """
     missing, at, code, reason = (end.get(name) for name in ("missing", "at", "code", "reason"))

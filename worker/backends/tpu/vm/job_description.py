@@ -1,5 +1,3 @@
-"""The description of a job that its VM reads."""
-
 from dataclasses import asdict
 from pathlib import PurePosixPath
 

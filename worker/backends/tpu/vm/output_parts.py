@@ -20,12 +20,8 @@ def append_parts(
     """Append the new part of a file that the job writes on its VM; return False if there was no time for all of it.
 
     Args:
-        mailbox: What the VM sent.
-        file: The file here.
-        name: Its name.
         reported: The VM's report, with the bytes that it has sent, if it says so.
         aligned: Names of files here that end where a part ends: the last worker may have died in the middle of one.
-        until: Time at which to stop.
     """
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

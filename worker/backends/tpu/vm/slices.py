@@ -45,14 +45,12 @@ def host_environment(rank: int, addresses: list[str]) -> dict[str, str]:
 
 
 def host_folder(control: Path, rank: int) -> Path:
-    """Return the folder for the files of one host, and create it."""
     folder = control / "hosts" / str(rank)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def describe_host(rank: int, addresses: list[str]) -> str:
-    """Name a host for the user."""
     return f"host {rank} of {len(addresses)} ({addresses[rank]})"
 
 
@@ -62,7 +60,6 @@ class _Step(NamedTuple):
     Attributes:
         size: Bytes of the log before it.
         starts: Bytes of each host's output that the log has before it.
-        ends: The same after it.
     """
 
     size: int
@@ -77,10 +74,6 @@ class SliceLog:
     memory or read twice. Each write is first recorded in a control file. After a write that was cut short by a full
     disk or a crash, the next one adds what is missing. The log itself is not read for that: what was shipped of it is
     no longer on disk.
-
-    Args:
-        control: The job's control folder.
-        count: Number of hosts.
     """
 
     def __init__(self, control: Path, count: int) -> None:
@@ -151,7 +144,6 @@ def _with_rank(rank: int, content: bytes) -> bytes:
 
 
 def has_ended(folder: Path) -> bool:
-    """Return whether a host has reported its end."""
     return read_exit_code(folder) is not None or read_control(folder, END_FILE) is not None
 
 
@@ -169,8 +161,6 @@ def write_end(control: Path, count: int, *, given_up: bool) -> bool:
     """Write the job's end, and why artifacts are missing, once every host has ended; return whether there is an end.
 
     Args:
-        control: The job's control folder.
-        count: Number of hosts.
         given_up: The hosts had to end, and have had the time for it: one without a report is lost.
     """
     silent = [rank for rank in range(count) if not has_ended(host_folder(control, rank))]

@@ -21,7 +21,6 @@ class StartingHost:
     """A VM before it runs the job.
 
     Args:
-        mailbox: Its objects.
         name: Its name among the hosts of a slice; empty: it is the only one.
     """
 
@@ -33,7 +32,6 @@ class StartingHost:
 
     @property
     def progress(self) -> int:
-        """Number of steps done."""
         return _PHASES.index(self.phase)
 
     @property

@@ -97,15 +97,12 @@ class Reporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         self._steps, self._seconds, self._began = 0, 0.0, 0.0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Take the time."""
         self._began, self._before = time.perf_counter(), self._steps
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Count a step."""
         self._steps += 1
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Write the epoch's loss and pace."""
         seconds = time.perf_counter() - self._began
         self._seconds += seconds
         pace = (self._steps - self._before) / seconds

@@ -39,8 +39,6 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Agent:
-    """Runs one job."""
-
     def __init__(self, place: Path) -> None:
         settings = json.loads((place / "vm.json").read_text())
         self._place = place
@@ -246,7 +244,6 @@ class Agent:
         return {"missing": why} if why else {}
 
     def _is_running(self) -> bool:
-        """Return whether the job runs."""
         try:
             running: bool = self._runner.running()
         except OSError:

@@ -1,5 +1,3 @@
-"""The VM's own account."""
-
 import json
 import os
 import urllib.request

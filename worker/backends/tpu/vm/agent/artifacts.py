@@ -17,13 +17,7 @@ _REASON_CHARACTERS = 1000
 
 
 class ArtifactSender:
-    """Sends what is new in a folder; usable from any thread.
-
-    Args:
-        bucket: The job's objects.
-        root: The folder.
-        prefix: Prefix of the objects' names.
-    """
+    """Sends what is new in a folder; usable from any thread."""
 
     def __init__(self, bucket: Bucket, root: Path, prefix: str) -> None:
         self._bucket = bucket

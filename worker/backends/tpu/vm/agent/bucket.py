@@ -31,13 +31,7 @@ def is_permanent(error: urllib.error.HTTPError) -> bool:
 
 
 class Bucket:
-    """The objects below the job's prefix, accessed with its own tokens; usable from any thread.
-
-    Args:
-        name: The bucket's name.
-        token_name: The object that the worker writes tokens to.
-        token_url: Signed URL of that object.
-    """
+    """The objects below the job's prefix, accessed with its own tokens; usable from any thread."""
 
     def __init__(self, name: str, token_name: str, token_url: str) -> None:
         self._objects = f"{_STORAGE}/storage/v1/b/{name}/o"
@@ -107,7 +101,6 @@ class Bucket:
         return True
 
     def remove(self, name: str) -> None:
-        """Delete an object, if it is there."""
         try:
             self._request("DELETE", f"{self._objects}/{urllib.parse.quote(name, safe='')}").close()
         except urllib.error.HTTPError as error:
@@ -115,7 +108,6 @@ class Bucket:
                 raise
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Return the sizes of the objects below a prefix, by name."""
         found: dict[str, int] = {}
         token = ""
         while True:

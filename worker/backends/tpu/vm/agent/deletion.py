@@ -15,11 +15,7 @@ _MISSING = 404
 
 
 def delete_vm(resources: list[str]) -> None:
-    """Delete the VM's queued resource or node; if its account may not, switch the VM off.
-
-    Args:
-        resources: Full names, in the order in which to try them.
-    """
+    """Delete the VM's queued resource or node; if its account may not, switch the VM off."""
     for name in resources:
         force = "?force=true" if "/queuedResources/" in name else ""
         try:

@@ -20,7 +20,6 @@ class Metadata(ThreadingHTTPServer):
 
     Args:
         port: Port to listen on, at 127.0.0.1; 0 picks a free one.
-        bucket: Source of the tokens.
     """
 
     daemon_threads = True
@@ -72,7 +71,6 @@ class MetadataRequest(BaseHTTPRequestHandler):
         return (200, "text/plain", texts[name].encode()) if name in texts else (404, "text/plain", b"")
 
     def answer(self, status: int, kind: str, content: bytes) -> None:
-        """Send a response."""
         self.send_response(status)
         for name, value in (("Metadata-Flavor", "Google"), ("Content-Type", kind), ("Content-Length", len(content))):
             self.send_header(name, str(value))

@@ -22,13 +22,6 @@ _ENGINE_SECONDS = 300.0
 
 
 class JobFailed(Exception):
-    """The job cannot be started.
-
-    Args:
-        reason: The service's name for it.
-        detail: Text for the user.
-    """
-
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
@@ -54,7 +47,6 @@ class Process:
         """Do nothing: a process needs no image."""
 
     def start(self, job: dict[str, Any]) -> None:
-        """Start the wrapper in a session of its own."""
         folders = {f"GRADIENT_{name.upper()}_DIR": str(self._place / name) for name in FOLDERS}
         metrics = {"GRADIENT_METRICS_FILE": str(self._place / "control" / "metrics.jsonl")}
         disks = {"GRADIENT_DISKS_DIR": str(self._place / "disks")} if job.get("disks") else {}
@@ -73,7 +65,6 @@ class Process:
         )
 
     def running(self) -> bool:
-        """Return whether the wrapper is alive."""
         leader = self._leader()
         return leader is not None and leader in set(self._members(leader))
 
@@ -158,14 +149,12 @@ class Container:
         return self._inspect("{{.State.Running}}") == "true"
 
     def code(self) -> int | None:
-        """Return the container's exit code from the engine."""
         text = ""
         with contextlib.suppress(OSError):
             text = self._inspect("{{.State.ExitCode}}")
         return int(text) if text.isdecimal() else None
 
     def signal(self, number: int) -> None:
-        """Signal the wrapper, which forwards it."""
         self._docker("kill", f"--signal={number}", _CONTAINER)
 
     def _inspect(self, what: str) -> str:

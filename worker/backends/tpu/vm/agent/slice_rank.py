@@ -1,5 +1,3 @@
-"""The place of this VM in its slice."""
-
 import os
 import urllib.request
 
