@@ -23,12 +23,7 @@ _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Manifest(BaseModel):
-    """The files, folders and links of a workspace.
-
-    Attributes:
-        files: Path, permission bits, bytes and sha256 of each file.
-        folders: Path and permission bits of each folder.
-    """
+    """The files, folders and links of a workspace."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
