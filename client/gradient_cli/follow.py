@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import time
+from collections import deque
 
 from gradient_cli import terminal
 from gradient_cli.api.retries import Reconnection, retry_until_connected
@@ -24,7 +25,7 @@ from gradient_cli.formatting import (
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from gradient_cli.api.client import Api
@@ -40,6 +41,7 @@ _LAST_POLL_SECONDS = 5.0
 _SAME_REASON_SECONDS = 10.0
 _NEAR = 3
 _PARTIAL_SECONDS = 10.0
+_LAST_LINES = 20
 
 
 class LogPrinter:
@@ -54,6 +56,7 @@ class LogPrinter:
         self, *, raw: bool = False, timestamps: bool = False, search: str = "", rank: int | None = None
     ) -> None:
         self.printed = False
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._prefix = "" if rank is None else f"[{rank}] "
         self._search = search.casefold()
         self._raw = raw
@@ -62,6 +65,7 @@ class LogPrinter:
         self._colours = terminal.supports_colour(sys.stdout)
         self._drawn = False
         self._partial_at = -_PARTIAL_SECONDS
+        self._partial_shown = ""
         self._phase = ""
         self._reason: tuple[object, object] = (None, None)
         self._last_status = 0.0
@@ -70,7 +74,9 @@ class LogPrinter:
     def line(self, row: dict[str, Any]) -> None:
         """Print a finished line, unless it lacks the text that is searched, or is another host's."""
         self.clear()
+        self._partial_at = time.monotonic()  # most lines are finished soon: shown before, they would come twice
         message = str(row["message"])
+        self.last_lines.append(message)
         if message.startswith(self._prefix) and self._search in message.casefold():
             print(self._text({**row, "message": message[len(self._prefix) :]}))
             self.printed = True
@@ -94,9 +100,10 @@ class LogPrinter:
 
     def _is_partial_due(self, row: dict[str, Any]) -> bool:
         now = time.monotonic()
-        if not row.get("message") or now - self._partial_at < _PARTIAL_SECONDS:
+        text = row.get("message") or ""
+        if text in {"", self._partial_shown} or now - self._partial_at < _PARTIAL_SECONDS:
             return False
-        self._partial_at = now
+        self._partial_at, self._partial_shown = now, text
         return True
 
     def _print_partial(self, row: dict[str, Any]) -> None:
@@ -181,12 +188,18 @@ def print_notes(job: Mapping[str, Any], shown: Sequence[str] = ()) -> None:
 
 
 def attach(
-    api: Api, job: Mapping[str, Any], printer: LogPrinter, *, line: int = 0, shown_notes: Sequence[str] = ()
+    api: Api,
+    job: Mapping[str, Any],
+    printer: LogPrinter,
+    *,
+    line: int = 0,
+    shown_notes: Sequence[str] = (),
+    explain: Callable[[Iterable[str]], Iterable[str]] = lambda _lines: (),
 ) -> int:
     """Follow a job from after `line` to its end, print its summary, and return the exit code.
 
     The links to its ports are printed as soon as it runs. Ctrl-C leaves the job running and prints how to follow it
-    again.
+    again. `explain` returns what this computer knows of a failure, from the last lines of the log.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # in a pipe, too, each line must appear at once
@@ -204,6 +217,8 @@ def attach(
         printer.clear()
         ended = retry_until_connected(lambda: api.job(job_id))
         print_summary(api, ended, shown_notes)
+        if exit_code(ended) != OK:
+            print_notes({"notes": list(explain(printer.last_lines))})
     except KeyboardInterrupt:
         printer.clear()
         return detach(job_id)

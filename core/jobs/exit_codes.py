@@ -20,9 +20,13 @@ _LAST_LINE_CAUSES = {
     r"EOFError: EOF when reading a line\Z": "after it asked for input, of which a job has none",
     r"(?:ModuleNotFoundError|.*python[\d.]*): No module named '?(?P<name>[\w.]{1,100})'?": "because Python has no "
     "module {name}: list its package in requirements.txt, or use a --container that has it",
+    r"FileNotFoundError: \[Errno 2\] No such file or directory: (?P<name>'[^']{1,300}')": "because the job has no file "
+    "{name}",
 }
 """What the last line of a log says of a command's end, by a pattern for its beginning."""
-_DEVICE_CAUSES = {
+_CAUSES = {
+    ".*(?:Name or service not known|failure in name resolution|(?:to|not) (?:resolve|lookup) )": "after the name of a "
+    "host could not be resolved: upload what it downloads with the folder, or by `gradient-cli storage put`",
     ".*(?:(?:CUDA|HIP) (?:error: )?out of memory|OOM when allocating tensor|RESOURCE_EXHAUSTED: )": "after a "
     "device's memory was full: choose a smaller batch, or a machine type whose GPU or TPU has more memory",
     ".*(?:No CUDA GPUs are available|Found no NVIDIA driver|not compiled with CUDA|no CUDA-capable)": "because "
@@ -32,7 +36,13 @@ _DEVICE_CAUSES = {
     ".*(?:CUDA driver version is insufficient|NVIDIA driver on your system is too old)": "because the machine's NVIDIA "
     "driver is too old for it: use a --container with an older CUDA",
 }
-"""The same for lines near the end: frameworks print advice after errors of a device."""
+"""The same for lines near the end: programs print advice after such errors."""
+_OF_LAUNCHER = re.compile(
+    r"^Set the environment variable HYDRA_FULL_ERROR|^[EW]\d{4} .*torch/distributed/elastic/"
+    r"|^Traceback \(most recent call last\):\n(?:[ \t].*\n)+subprocess\.CalledProcessError: ",
+    re.MULTILINE,
+)
+"""Where Hydra, torchrun and accelerate begin to report a program's exception, which ends right before."""
 _HINTS = {
     "python|python2|pip|pip3": "Call python3, or use an image that has it where others than root may read it: a job is "
     "not root, and cannot enter /root.",
@@ -60,7 +70,7 @@ def reason_of_exit(code: int, log_end: str = "") -> tuple[str, str | None]:
     """
     if code == 0:
         return "completed", None
-    lines = [line.strip() for line in log_end.replace("\r", "\n").splitlines() if line.strip()][-_LAST_LINES:]
+    lines = _lines(log_end)
     missing = next(filter(None, map(_MISSING.search, reversed(lines))), None)
     if code == _NOT_FOUND and missing is not None:
         return "command_not_found", _describe_missing(missing["name"] or missing["program"])
@@ -68,16 +78,21 @@ def reason_of_exit(code: int, log_end: str = "") -> tuple[str, str | None]:
         return "command_not_executable", None
     number = code - _SIGNALLED
     if number not in set(signal.Signals):
-        return "exit_nonzero", f"exit code {code}{_describe_cause(lines)}"
+        own = _lines(_OF_LAUNCHER.split(log_end, maxsplit=1)[0])
+        return "exit_nonzero", f"exit code {code}{_describe_cause(own)}"
     name, text = signal.Signals(number).name, signal.strsignal(number) or ""
     if not any(text in line for line in lines):
         return "exit_nonzero", f"exit code {code}, its own or that of {name}"
     return ("killed", None) if number == signal.SIGKILL else ("signalled", f"{name} (exit code {code})")
 
 
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()][-_LAST_LINES:]
+
+
 def _describe_cause(lines: Sequence[str]) -> str:
     """Return what the last lines of a log tell of the command's end, to follow its exit code."""
-    for causes, shown in ((_LAST_LINE_CAUSES, lines[-1:]), (_DEVICE_CAUSES, lines)):
+    for causes, shown in ((_LAST_LINE_CAUSES, lines[-1:]), (_CAUSES, lines)):
         for pattern, text in causes.items():
             if match := next(filter(None, (re.match(pattern, line) for line in shown)), None):
                 return f", {text.format(**match.groupdict())}"

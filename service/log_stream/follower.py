@@ -151,7 +151,7 @@ class Follower:
                 self.woken.clear()
                 events = await self.next_events()
                 if events or self.silent:
-                    await _send_part(send, events or b": still here\n\n")
+                    await _send_part(send, events or self._keep_alive())
                     self._sent_at = time.monotonic()
                 if self._skipped:  # the client cannot keep up
                     await anyio.sleep(AFTER_GAP_SECONDS)
@@ -180,6 +180,10 @@ class Follower:
             self._partial = reading.partial
             events.append(format_event("partial", {"message": reading.partial}))
         return b"".join(events)
+
+    def _keep_alive(self) -> bytes:
+        # The unfinished line once more: a client shows it only if it stays one.
+        return format_event("partial", {"message": self._partial}) if self._partial else b": still here\n\n"
 
     def _skip_ahead(self, total: int) -> bytes:
         first = self._after + 1

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gradient_cli.api.client import Api
+    from gradient_cli.workspace.archive import WorkspaceFolder
 
 PORT = 8888
 _POLL_SECONDS = 0.5
@@ -72,14 +73,14 @@ def run(args: argparse.Namespace) -> int:
     return create.submit(args, spec, workspace, include)
 
 
-def _open(args: argparse.Namespace, api: Api, job: dict[str, Any]) -> int:
+def _open(args: argparse.Namespace, api: Api, job: dict[str, Any], folder: WorkspaceFolder | None = None) -> int:
     from gradient_cli.commands.jobs.port_forward import Forward
     from gradient_cli.follow import wait
 
     job_id = job["id"]
     if args.json or args.detach:
         again = _describe_opening(job_id, args.token)
-        code = create.follow_or_detach(args, api, job)
+        code = create.follow_or_detach(args, api, job, folder)
         terminal.print_message(again)
         return code
     terminal.print_message(

@@ -71,7 +71,7 @@ class WorkspaceFolder:
         self.ignored: list[tuple[str, str]] = []
         self.scanned_at = time.time_ns()
         self._unreadable: list[str] = []
-        rules = IgnoreRules.for_root(self.root, include)
+        rules = self._rules = IgnoreRules.for_root(self.root, include)
         self._scan(self.root, "", rules)
         _raise_unreadable(self._unreadable)
         if rules.inclusion:
@@ -94,6 +94,20 @@ class WorkspaceFolder:
         found = sorted(self.files, key=lambda entry: (-entry.size, entry.path))[:_MAX_NAMED]
         return [entry for entry in found if entry.size * _SMALL_SHARE >= found[0].size]
 
+    def find_exclusion(self, path: str) -> str:
+        """Return what excludes a file or folder, or an empty text; `path` is relative to the folder."""
+        full, rules = self.root, self._rules
+        for name in path.split("/") if os.path.exists(os.path.join(self.root, path)) else ():
+            full = os.path.join(full, name)
+            excluded = rules.excluded_by(full, is_folder=os.path.isdir(full))
+            if excluded in {BY_DEFAULT, BY_RULE}:
+                return "default"
+            if excluded != NOT_EXCLUDED:
+                return excluded.removeprefix(f"{self.root}/")
+            if os.path.isdir(full):
+                rules = IgnoreRules(full, rules)
+        return ""
+
     def _scan(self, folder: str, prefix: str, rules: IgnoreRules) -> None:
         for item in self._list(folder, prefix):
             path, is_folder = prefix + item.name, item.is_dir(follow_symlinks=False)
@@ -104,7 +118,7 @@ class WorkspaceFolder:
                 continue
             elif excluded == BY_DEFAULT:
                 self.left_out.append(path)
-            elif excluded != BY_RULE:
+            elif excluded != BY_RULE and "/.gradientignore" not in excluded:  # which is written for jobs
                 self.ignored.append((path + "/" * is_folder, excluded.removeprefix(f"{self.root}/")))
 
     def _list(self, folder: str, prefix: str) -> list[os.DirEntry[str]]:

@@ -127,8 +127,8 @@ class IgnoreRules:
         """Return what excludes the file or folder at this absolute path.
 
         Returns:
-            `NOT_EXCLUDED`; `BY_DEFAULT` for a default that a user may not expect; the place of a pattern of git's
-            ignore files, which are not written for jobs; else `BY_RULE`.
+            `NOT_EXCLUDED`; `BY_DEFAULT` for a default that a user may not expect; the place of a pattern; else
+            `BY_RULE`.
         """
         name = os.path.basename(path)
         if name in _ALWAYS:
@@ -141,8 +141,9 @@ class IgnoreRules:
             for one in reversed(self.patterns[kind]):
                 found = _check(one.spec, one.base, path, is_folder=is_folder)
                 if found.include is not None:
-                    named = kind == ".gitignore" and name not in _CACHES
-                    return (one.place(found.index) if named else BY_RULE) if found.include else NOT_EXCLUDED
+                    if not found.include:
+                        return NOT_EXCLUDED
+                    return BY_RULE if name in _CACHES else one.place(found.index)
         if name in _CACHES:
             return BY_RULE
         return BY_DEFAULT if _is_left_out(path, name, is_folder=is_folder) else NOT_EXCLUDED

@@ -7,6 +7,7 @@ from core.jobs.reasons import REASONS, reason_message
 from core.jobs.states import JobState
 
 MISSING = "command_not_found"
+NO_MODULE = "Traceback (most recent call last):\n  File 'b'\nModuleNotFoundError: No module named 'a'"
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,22 @@ MISSING = "command_not_found"
         ),
         (1, "RuntimeError: The NVIDIA driver on your system is too old (found 11040).", "exit_nonzero", "older CUDA"),
         (0, "CUDA out of memory; halved the batch\ndone", "completed", "exit code 0"),
+        (1, f"{NO_MODULE}\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a", "exit_nonzero", "no module a:"),
+        (1, f"{NO_MODULE}\nE1127 02:13:22 12 torch/distributed/elastic/a.py:882] f\n-\n", "exit_nonzero", "module a:"),
+        (
+            1,
+            f"{NO_MODULE}\nTraceback (most recent call last):\n  File 'a'\nsubprocess.CalledProcessError: 'a'",
+            "exit_nonzero",
+            "no module a:",
+        ),
+        (
+            1,
+            "FileNotFoundError: [Errno 2] No such file or directory: 'data/a b.bin'",
+            "exit_nonzero",
+            "exit code 1, because the job has no file 'data/a b.bin'.",
+        ),
+        (1, "Tried https://a, got:\n<urlopen error [Errno -2] Name or service not known>\n", "exit_nonzero", "storage"),
+        (6, "curl: (6) Could not resolve host: a", "exit_nonzero", "storage put"),
         (137, "bash: line 1: 12 Killed    python main.py", "killed", "memory"),
         (137, "", "exit_nonzero", "SIGKILL"),
         (139, "Segmentation fault (core dumped)", "signalled", "by SIGSEGV"),

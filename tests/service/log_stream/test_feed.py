@@ -193,6 +193,20 @@ def test_a_follower_of_a_silent_job_gets_signs_of_life(stores, job_id, worker, m
     assert stores.streams.active == 0
 
 
+def test_an_unfinished_line_comes_again_while_nothing_else_does(stores, job_id, worker, monkeypatch):
+    worker.start()
+    monkeypatch.setattr("service.log_stream.follower._KEEP_ALIVE_SECONDS", 0.5)
+    with stores.logs.open_writer(job_id, 1) as log:
+        log.append(b"waits", 1)
+
+        async def follow():
+            client = Client(stores, job_id)
+            await wait_for(lambda: client.text.count(b'{"message":"waits"}') >= 2)
+            await leave([client])
+
+        asyncio.run(follow())
+
+
 def test_a_feed_seldom_computes_why_a_job_waits(feed, worker, monkeypatch, make_follower):
     computed = []
 

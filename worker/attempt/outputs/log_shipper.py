@@ -25,7 +25,7 @@ MAX_METRIC_NAMES = 200
 BATCH_VALUES = 20_000
 """Values of metrics in one batch, read or written."""
 _BATCH_BLOCKS = 4
-_END_BYTES = 4096
+_END_BYTES = 1 << 14
 _COMPARED_BYTES = 64  # of the last line that was read
 _QUOTED_BYTES = 80  # of a malformed line
 _THINNING_STEPS = 16

@@ -140,7 +140,9 @@ class WorkspaceFiles:
         new = {
             path: seen.size
             for path, seen in found.files.items()
-            if before.get(path) != [seen.size, seen.mtime_ns] and not _is_output(patterns, path)
+            if before.get(path) != [seen.size, seen.mtime_ns]
+            and not _is_output(patterns, path)
+            and ".egg-info/" not in path  # written by the installation of the folder itself
         }
         copied = _find_copied(self._workspace, new, artifacts)
         unkept = {path: size for path, size in new.items() if path not in copied}

@@ -16,7 +16,7 @@ from gradient_cli.workspace import workspace_path
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from gradient_cli.api.client import Api
@@ -98,17 +98,22 @@ def join_program(command: str | None, program: list[str]) -> str:
 def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace: str, include: list[str]) -> int:
     from gradient_cli.workspace import submission
 
-    after: Callable[[argparse.Namespace, Api, dict[str, Any]], int] = args.after
+    after: Callable[[argparse.Namespace, Api, dict[str, Any], WorkspaceFolder | None], int] = args.after
     if workspace == "none" or workspace_path.is_url(workspace):
         _check_no_include(args)
         spec["workspace"] = workspace
         if args.dry_run:
             return _show_plan(args, api.resolve_job(spec), None, None)
-        return after(args, api, _remembered(api, api.create(spec)))
+        return after(args, api, _remembered(api, api.create(spec)), None)
     # Without a limit in a dry run: it lists the largest files anyway.
     folder = read_folder(args, workspace, include, math.inf if args.dry_run else args.largeWorkspace)
+    if folder:
+        from gradient_cli.workspace.absent_files import explain_command
+
+        for line in explain_command(folder, spec["command"] or "", spec.get("workingDir") or ""):
+            terminal.print_message(f"workspace: {terminal.sanitize(line)}")
     if not args.dry_run:
-        return after(args, api, _remembered(api, submission.submit(api, spec, workspace, folder)))
+        return after(args, api, _remembered(api, submission.submit(api, spec, workspace, folder)), folder)
     planned = submission.plan_upload(api, workspace, folder)
     return _dry_run(args, api, spec, planned, folder, known=api.has_workspace(planned.sha256))
 
@@ -188,8 +193,10 @@ def _describe_folder(folder: WorkspaceFolder, path: str, large: float) -> None:
         terminal.print_message("  a .gradientignore excludes files; --largeWorkspace MB changes this limit")
 
 
-def follow_or_detach(args: argparse.Namespace, api: Api, job: dict[str, Any]) -> int:
-    """Follow a submitted job, or only print its id."""
+def follow_or_detach(
+    args: argparse.Namespace, api: Api, job: dict[str, Any], folder: WorkspaceFolder | None = None
+) -> int:
+    """Follow a submitted job, or only print its id; `folder` is its uploaded workspace."""
     job_id = str(job["id"])
     if args.json:
         print_json(job)
@@ -209,7 +216,13 @@ def follow_or_detach(args: argparse.Namespace, api: Api, job: dict[str, Any]) ->
         f"job {terminal.style(job_id, 'bold', sys.stderr)}  {terminal.sanitize(job.get('url') or '')}"
     )
     print_notes(job)
-    return attach(api, job, LogPrinter(raw=args.raw), shown_notes=job.get("notes") or [])
+
+    def explain(lines: Iterable[str]) -> list[str]:
+        from gradient_cli.workspace.absent_files import explain_log
+
+        return explain_log(folder, lines, job.get("workingDir") or "") if folder else []
+
+    return attach(api, job, LogPrinter(raw=args.raw), shown_notes=job.get("notes") or [], explain=explain)
 
 
 def _remembered(api: Api, job: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""Files that a command or the end of a log names, and that a job lacks because they were not uploaded."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from gradient_cli.workspace.archive import WorkspaceFolder
+
+_FEW = 3
+_WORD = re.compile(r"'([^']+)'|\"([^\"]+)\"|([^\s'\",;:()\[\]=<>|&]+)")
+_PROBLEM = re.compile(
+    r"no such file|not ?f(?:ound|ile)|(?:not|n't) (?:exist|find|open|load|read)|unable to |failed to |missing|invalid",
+    re.IGNORECASE,
+)
+_OF_EVERY_MACHINE = re.compile(
+    r"/(?:(?:bin|dev|etc|lib\w*|opt|proc|run|s?bin|sys|usr|var|storage|artifacts)(?:/|\Z)|\w*\Z)"
+)
+"""Absolute paths that mean the job's own machine, and top folders such as /tmp."""
+
+
+def explain_command(folder: WorkspaceFolder, command: str, working_directory: str = "") -> list[str]:
+    """Return a sentence for each file of this computer that a command names and its job will lack."""
+    return _explain(folder, _words(command), working_directory, of_job=False)
+
+
+def explain_log(folder: WorkspaceFolder, lines: Iterable[str], working_directory: str = "") -> list[str]:
+    """Return a sentence for each file that lines of a log say is missing, and that this computer has."""
+    words = (word for line in lines if _PROBLEM.search(line) for word in _words(line))
+    return _explain(folder, words, working_directory, of_job=True)
+
+
+def _words(text: str) -> Iterator[str]:
+    for quoted in _WORD.finditer(text):
+        yield next(filter(None, quoted.groups())).rstrip(".")
+
+
+def _explain(folder: WorkspaceFolder, words: Iterable[str], working_directory: str, *, of_job: bool) -> list[str]:
+    found = {}
+    for word in words:
+        path = os.path.expanduser(word)
+        relative = _find_excluded(folder, path, working_directory, of_job=of_job)
+        if relative:
+            place, pattern = folder.find_exclusion(relative), shlex.quote(relative)
+            found[relative] = f"{relative} is excluded by {place}; --include {pattern} uploads it"
+        elif os.path.isabs(path) and not _OF_EVERY_MACHINE.match(path) and os.path.exists(path):
+            found[path] = _explain_place(folder, path)
+    return list(found.values())[:_FEW]
+
+
+def _find_excluded(folder: WorkspaceFolder, path: str, working_directory: str, *, of_job: bool) -> str:
+    """Return the excluded file of the folder that a path means, or an empty text."""
+    parts = os.path.normpath(path).split("/")
+    inside = os.path.relpath(path, folder.root) if path.startswith(f"{folder.root}/") else path
+    candidates = [os.path.join(working_directory, inside), inside]
+    if of_job:  # its folder has another absolute path, and a program may have changed to a folder below
+        candidates += ["/".join(parts[index:]) for index in range(1, len(parts))]
+        candidates += [one for one, _ in folder.ignored if f"/{one}".endswith(f"/{parts[-1]}")]
+    for one in map(os.path.normpath, filter(None, candidates)):
+        if one != os.curdir and not os.path.isabs(one) and folder.find_exclusion(one):
+            return one
+    return ""
+
+
+def _explain_place(folder: WorkspaceFolder, path: str) -> str:
+    if path.startswith(f"{folder.root}/"):
+        inside = os.path.relpath(path, folder.root)
+        return f"{path} has another absolute path in the job: call it {inside}, relative to the folder"
+    name = os.path.basename(path.rstrip("/"))
+    put = f"gradient-cli storage put {shlex.quote(path)}"
+    return f"{path} is not in the uploaded folder: `{put}` makes it /storage/{name} in jobs"
