@@ -41,7 +41,8 @@ _LAST_POLL_SECONDS = 5.0
 _SAME_REASON_SECONDS = 10.0
 _NEAR = 3
 _PARTIAL_SECONDS = 10.0
-_LAST_LINES = 20
+_LAST_LINES = 100
+"""What a launcher such as torchrun prints after the exception is among them."""
 
 
 class LogPrinter:
