@@ -300,7 +300,8 @@ def _describe_machines(settings: Settings, why_backend: str) -> str:
     backend = "process" if settings.machines.simulate else "docker"
     lines = f"\n  Backend    {backend}" + (f" ({why_backend})" if why_backend else "")
     if settings.machines.simulate:
-        lines += "\n  Machines   simulated: every machine type runs on this computer's CPU"
+        own = f"this computer as {settings.machines.host!r}; " if settings.machines.host else ""
+        lines += f"\n  Machines   {own}every other type is simulated on its CPU"
         if reason_without_sandbox(settings) is None:
             lines += ", each job in a sandbox"
         else:

@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     health = commands.add_parser("alive", help="exit with 0 if a worker sends heartbeats and receives messages, else 1")
     for command in (up, worker, health):
         command.add_argument("--name", help="name of the worker (default: name of this machine)")
-    for add in (_add_maintenance, _add_workers, _add_migrate, _add_keys):
+    for add in (_add_maintenance, _add_machines, _add_workers, _add_migrate, _add_keys):
         add(commands)
     _add_sessions(commands)
     _add_signing(commands)
@@ -164,6 +164,22 @@ def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         description="Show the disk space below GRADIENT_HOME by what holds it, and the ten largest jobs.",
     )
     disk.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_machines(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    machines = commands.add_parser("machines", help="measure this machine, for comparisons and predictions")
+    add = machines.add_subparsers(dest="verb", required=True, metavar="VERB").add_parser(
+        "add",
+        help="measure this machine for about 10 seconds, and write it into the list of machine types",
+        description="Measure matrix products in each type of number, the bandwidth of memory, the launch of operations "
+        "and the decoding of images, in at most 20 seconds, and write them to GRADIENT_MACHINES__FILE (default: "
+        "machines.toml under GRADIENT_HOME). Predictions prefer them to the data sheet.",
+    )
+    add.add_argument("--name", help="name of the machine type (default: GRADIENT_MACHINES__HOST)")
+    add.add_argument("--price", type=float, metavar="DOLLARS", help="what an hour of it costs")
+    add.add_argument("--python", metavar="PATH", help="Python with torch, or for CPUs numpy (default: one that has it)")
+    add.add_argument("--dry-run", action="store_true", help="print the entry, but write nothing")
+    add.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_migrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -286,10 +302,11 @@ def _run_command(parsed: argparse.Namespace, settings: Settings) -> int:
 
         run = {"keys": keys.run, "users": users.run, "sessions": sessions.run, "audit": audit.run}[parsed.command]
         return run(parsed, settings)
-    if parsed.command in {"workers", "drain", "resume"}:
-        from gradient_server.commands import workers
+    if parsed.command in {"workers", "drain", "resume", "machines"}:
+        from gradient_server.commands import machines, workers
 
-        return workers.run(parsed, settings)
+        run = machines.run if parsed.command == "machines" else workers.run
+        return run(parsed, settings)
     if parsed.command == "doctor":
         from gradient_server.commands import doctor
 

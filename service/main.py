@@ -119,9 +119,9 @@ def create_app_state(settings: Settings, database: Database, *, wake: Callable[[
 
 
 def _load_catalogue(settings: Settings) -> Catalogue:
-    catalogue = Catalogue.load(override_path=settings.machines.file)
+    catalogue = Catalogue.offered(settings)
     try:
-        catalogue.get(settings.machines.default)
+        catalogue.get(settings.default_machine)
     except MachineTypeUnknown as error:
         raise SpecInvalid(f"GRADIENT_MACHINES__DEFAULT: {error.message}") from error
     return catalogue

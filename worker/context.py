@@ -185,7 +185,7 @@ class WorkerContext(Stores):
         Raises:
             MachineTypeUnknown: The settings name a machine type that is not in the catalogue.
         """
-        catalogue = Catalogue.load(override_path=self.settings.machines.file)
+        catalogue = Catalogue.offered(self.settings)
         configured = self.settings.worker.machine_types
         if configured is not None:
             return [catalogue.get(name) for name in configured]

@@ -302,7 +302,7 @@ def print_summary(api: Api, job: dict[str, Any], shown_notes: Sequence[str] = ()
     facts = [
         _describe_exit_code(job),
         f"ran {format_duration(job['durationSeconds'])} on {machine}" if job.get("durationSeconds") else "",
-        f"{would}{format_money(job['cost'])} at {format_price(job)}" if job.get("cost") is not None else "",
+        f"{would}{format_money(job['cost'])} at {format_price(job)}" if job.get("cost") else "",
     ]
     if any(facts):
         terminal.print_message(terminal.sanitize(", ".join(fact for fact in facts if fact)))

@@ -5,20 +5,28 @@ or adds some.
 """
 
 import difflib
+import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from core.catalogue import host_measurement
 from core.catalogue.backends import BACKENDS
 from core.catalogue.container_privileges import ContainerPolicy
 from core.catalogue.toml_file import CatalogueEntry, TomlCatalogue
 from core.errors import MachineTypeUnknown
+from core.settings import Settings
+from core.settings.worker import PROCESS_BACKEND
 
 PACKAGED = Path(__file__).with_name("machine_types.toml")
 
+_OLD_MONTHS = 6
+_RECKONED_BANDWIDTH = 8.0
+"""GB/s of memory for each CPU of a host, until it is measured."""
 _MAX_SUGGESTIONS = 3
 _MIN_SIMILARITY = 0.5
 _MAX_TPU_SIZE = 8
@@ -45,7 +53,11 @@ class MachineType(CatalogueEntry):
         min_length=1,
         description="peak 10^12 operations/s by precision, all devices together, without sparsity",
     )
-    price_per_hour: float = Field(gt=0, description="US dollars for the whole machine")
+    measured_tflops: dict[str, float] = Field({}, description="the same, measured; predictions prefer it")
+    measured_bandwidth_gb_per_s: float | None = Field(None, gt=0, description="GB/s of one device's memory, measured")
+    launch_microseconds: float | None = Field(None, gt=0, description="time that one small operation takes to launch")
+    decoded_images_per_s: float | None = Field(None, gt=0, description="photographs that all CPUs decode and resize")
+    price_per_hour: float = Field(ge=0, description="US dollars for the whole machine; 0: it costs nothing")
     spot_price_per_hour: float | None = Field(None, gt=0, description="US dollars as spot capacity, if it is known")
     flex_start_price_per_hour: float | None = Field(
         None, gt=0, description="US dollars as flex-start capacity, if it is known"
@@ -73,6 +85,21 @@ class MachineType(CatalogueEntry):
     def tpu_on_vm(self) -> bool:
         """Default placement of its jobs: on the TPU's own hosts, or, if False, on the worker's."""
         return self.hosts > 1 or (self.tpu_type or "").partition("-")[0] not in _REMOTE_GENERATIONS
+
+    @property
+    def peak_tflops(self) -> dict[str, float]:
+        """Measured peaks, where there are some, and those of the data sheet."""
+        return self.tflops | self.measured_tflops
+
+    @property
+    def price_is_old(self) -> bool:
+        """True if the source of its price is dated more than six months ago; of a mere year, its end counts."""
+        dates = re.findall(r"\b(20\d\d)(?:-(\d\d))?", self.price_source)
+        if not dates or not self.price_per_hour:
+            return False
+        year, month = dates[0]
+        today = datetime.now(UTC)
+        return (today.year - int(year)) * 12 + today.month - int(month or 12) > _OLD_MONTHS
 
     @property
     def gpus(self) -> int:
@@ -113,6 +140,22 @@ class Catalogue:
         """
         return cls.packaged() if override_path is None else cls(_LIST.read(PACKAGED, override_path))
 
+    @classmethod
+    def offered(cls, settings: Settings) -> "Catalogue":
+        """Read the machine types of this installation: with this host, and without simulated ones if so set.
+
+        Raises:
+            SpecInvalid: As of `load`.
+        """
+        types = list(cls.load(settings.machines_file))
+        known = {_normalize_name(name) for each in types for name in each.names}
+        if settings.machines.host and _normalize_name(settings.machines.host) not in known:
+            entry = host_entry(settings, host_measurement.describe_once())
+            types.insert(0, MachineType.model_validate(entry | {"name": settings.machines.host}))
+        if not settings.machines.offer_simulated:
+            types = [each for each in types if settings.backend_of(each.backend) == each.backend]
+        return cls(types)
+
     def get(self, name: str) -> MachineType:
         """Return the type with this name or alias, ignoring case.
 
@@ -137,3 +180,51 @@ class Catalogue:
 
     def __len__(self) -> int:
         return len(self._types)
+
+
+def host_entry(settings: Settings, found: dict[str, Any]) -> dict[str, Any]:
+    """Return the table of the machine type that this host is, from what `host_measurement` found on it.
+
+    Processes have no GPUs: where jobs are processes, it is its CPUs. The data sheet of a GPU is that of the type whose
+    name is part of the name of the GPU.
+    """
+    backend = PROCESS_BACKEND if settings.machines.simulate else "docker"
+    gpus = found["gpus"] if backend == "docker" else []
+    sheet = _data_sheet(gpus[0]["name"]) if gpus else None
+    measured = found.get("tflops") or {}
+    of_gpu = bool(gpus) and bool(sheet or found.get("device") == "gpu")
+    mine = measured if of_gpu == (found.get("device") == "gpu") else {}
+    count = len(gpus) if of_gpu else 1
+    peaks = {name: value * count for name, value in mine.items()}
+    sheet_peaks = {name: value * count for name, value in sheet.tflops.items()} if sheet and of_gpu else None
+    bandwidth = found.get("memory_bandwidth_gb_per_s") if mine or not of_gpu else None
+    entry: dict[str, Any] = {
+        "backend": backend,
+        "kind": "gpu" if of_gpu else "cpu",
+        "accelerator": gpus[0]["name"] if of_gpu else f"{found['cpu']}, {found['cpus']} CPUs",
+        "count": count,
+        "replicas": count,
+        "cpus": found["cpus"],
+        "memory_gb": round(sum(each["memory_gb"] for each in gpus), 1) if of_gpu else found["memory_gb"],
+        "memory_bandwidth_gb_per_s": (sheet.memory_bandwidth_gb_per_s if sheet and of_gpu else None)
+        or bandwidth
+        or _RECKONED_BANDWIDTH * found["cpus"],
+        "tflops": sheet_peaks or (peaks if of_gpu else found["reckoned_tflops"]),
+        "measured_tflops": peaks,
+        "price_per_hour": settings.machines.host_price,
+        "price_source": "GRADIENT_MACHINES__HOST_PRICE",
+        "spec_source": "measured on this host" if mine else "reckoned; `gradient-server machines add` measures",
+    }
+    known = {name: found.get(name) for name in ("launch_microseconds", "decoded_images_per_s")}
+    known["measured_bandwidth_gb_per_s"] = bandwidth
+    return entry | {name: value for name, value in known.items() if value}
+
+
+def _data_sheet(gpu: str) -> MachineType | None:
+    words = gpu.casefold().replace("-", " ")
+    fits = [one for one in Catalogue.packaged() if one.kind == "gpu" and _names_gpu(one, words)]
+    return max(fits, key=lambda one: len(one.name), default=None)
+
+
+def _names_gpu(machine: MachineType, words: str) -> bool:
+    return machine.count == 1 and re.search(rf"\b{re.escape(machine.name.casefold())}\b", words) is not None

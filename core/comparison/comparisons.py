@@ -15,7 +15,7 @@ from core.comparison import measurement
 from core.comparison.differences import WORKSPACE, find_differences
 from core.comparison.measurement import Arrival, Goal, Pace, Point
 from core.comparison.measurement_cache import MeasurementCache
-from core.comparison.run_figures import build_figures, find_pace, last_values, peak_usage, run_times
+from core.comparison.run_figures import build_figures, find_pace, last_values, other_cpus, peak_usage, run_times
 from core.comparison.table import Member
 from core.db.database import now
 from core.db.light_rows import LightRows
@@ -247,6 +247,7 @@ def _measure(
         memory_bytes=peak_usage(attempts, "peak_memory_bytes"),
         gpu_memory_bytes=peak_usage(attempts, "peak_gpu_memory_bytes"),
         figures=build_figures(attempts, current, measured.pace, measured.last_values),
+        other_cpus=other_cpus(attempts),
     )
 
 

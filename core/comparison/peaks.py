@@ -51,17 +51,20 @@ def peaks_of(machine: MachineType, bits: float, replicas: float | None = None) -
     """
     used = machine.replicas if replicas is None else min(machine.replicas, replicas)
     share = used / machine.replicas
-    half = max((machine.tflops[name] for name in _HALF_NAMES if name in machine.tflops), default=0.0)
-    single = machine.tflops.get("fp32", 0.0)
+    peaks = machine.peak_tflops
+    half = max((peaks[name] for name in _HALF_NAMES if name in peaks), default=0.0)
+    single = peaks.get("fp32", 0.0)
     # TPUs multiply in bfloat16 whatever the program's precision.
-    has_units = half >= _MATRIX_RATIO * single or bool(_OF_MATRIX_UNITS & machine.tflops.keys())
-    matrix = machine.tflops.get("tf32", 0.0) if bits > HALF and single else has_units * half
+    has_units = half >= _MATRIX_RATIO * single or bool(_OF_MATRIX_UNITS & peaks.keys())
+    matrix = peaks.get("tf32", 0.0) if bits > HALF and single else has_units * half
     flops = (matrix or single) * share * _TERA
     if not flops:
         return None
     # A device's own vector units may be faster than what programs reach of its matrix units.
     attainable = max(flops * MATRIX_UNIT_SHARE, single * share * _TERA) if matrix else flops
-    bandwidth = machine.memory_bandwidth_gb_per_s * machine.count * share * _GIGA
+    bandwidth = (
+        (machine.measured_bandwidth_gb_per_s or machine.memory_bandwidth_gb_per_s) * machine.count * share * _GIGA
+    )
     return Peaks(flops, attainable, bandwidth, used, launches=machine.kind != "cpu")
 
 

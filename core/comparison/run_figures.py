@@ -103,6 +103,13 @@ def peak_usage(attempts: Sequence[Attempt], name: str) -> int | None:
     return max((value for each in attempts if (value := getattr(each, name)) is not None), default=None)
 
 
+def other_cpus(attempts: Sequence[Attempt]) -> float | None:
+    """Return how many CPUs of the last attempt's host other programs kept busy, on average; None: not measured."""
+    found = [(one.mean_host_cpu_percent, one.mean_cpu_percent) for one in attempts]
+    host, own = found[-1] if found else (None, None)
+    return None if host is None or own is None else max(0.0, host - own) / 100
+
+
 def build_figures(
     attempts: Sequence[Attempt], current: datetime, pace: Pace | None, values: Mapping[str, float | None]
 ) -> RunFigures:

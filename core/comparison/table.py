@@ -30,6 +30,7 @@ class Member:
         pace: Steps a second; None if its metrics have no steps.
         arrival: The report that reached the target; None: not reached, or the comparison has none.
         beside: It ran at the same time as another job of the comparison on the same host.
+        other_cpus: CPUs of its host that something else kept busy, on average; None: not measured.
     """
 
     job_id: str
@@ -45,6 +46,7 @@ class Member:
     gpu_memory_bytes: int | None
     figures: RunFigures
     beside: bool = False
+    other_cpus: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,11 @@ def _rank(rows: Sequence[Row], goal: Goal, *, by_target: bool) -> list[Row]:
     paces = [row.steps_per_second for row in rows]
     slowest = min((pace.median for pace in paces if pace), default=None)
     times = [_times(row, by_target=by_target) for row in rows]
-    costs = [[log(row.price_per_hour) + time for time in each] for row, each in zip(rows, times, strict=True)]
+    # What costs nothing has no ratio to anything: its cost is shown, and not ranked.
+    costs = [
+        [log(row.price_per_hour) + time for time in each] if row.price_per_hour else []
+        for row, each in zip(rows, times, strict=True)
+    ]
     sign = -1 if goal == "max" else 1
     finals = [[sign * one.final for one in row.done if one.final is not None] for row in rows]
     by_time, by_cost = ([_as_factor(each) for each in rank(samples)] for samples in (times, costs))

@@ -80,6 +80,7 @@ _ALL = (
         "The project runs {detail} that it may run at once. The job can start when one of them has ended, or when an "
         "administrator has raised the limit.",
     ),
+    Reason("after_job", None, FaultOwner.NOBODY, "The comparison is serial: the job starts when {detail} has ended."),
     Reason("waiting_for_gpus", None, FaultOwner.NOBODY, "The job needs {detail}. It starts when enough GPUs are free."),
     Reason(
         "waiting_for_port",

@@ -34,6 +34,7 @@ class NewJob:
     request_id: str | None = None
     trace_parent: str | None = None
     image: str | None = None
+    after_job: str | None = None
 
 
 _DEFAULTS = {
@@ -89,6 +90,7 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
         "memory_mb": spec.memory_mb,
         "image": new_job.image,
         "dynamic_ports": count_dynamic_ports(spec),
+        "after_job": new_job.after_job,
         "state": JobState.QUEUED,
         "reason": "waiting_for_machine",
         "phase": "queued",

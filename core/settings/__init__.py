@@ -113,6 +113,17 @@ class Settings(BaseSettings):
         return PROCESS_BACKEND if self.machines.simulate else machine
 
     @property
+    def machines_file(self) -> Path | None:
+        """The administrator's machine types; None: there are none."""
+        own = self.root / "machines.toml"
+        return self.machines.file or (own if own.is_file() else None)
+
+    @property
+    def default_machine(self) -> str:
+        """Name of the machine type of jobs that name none."""
+        return self.machines.default or self.machines.host or "CPU"
+
+    @property
     def own_ports(self) -> dict[int, str]:
         """Ports that the service itself uses, with their uses; jobs cannot have them."""
         found = {self.api.port: "its API"}

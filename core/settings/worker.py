@@ -104,10 +104,21 @@ class MachineSettings(SettingsGroup):
     """The catalogue of machine types, and simulation."""
 
     file: Path | None = Field(
-        default=None, description="TOML file that overrides or adds machine types (prices, specs)"
+        default=None,
+        description="TOML file that overrides or adds machine types (prices, specs); default: machines.toml under "
+        "GRADIENT_HOME, if it exists",
     )
-    default: str = Field(
-        default="CPU", max_length=200, description="machine type of jobs for which gradient-cli is given none"
+    host: str = Field(
+        default="host", max_length=64, description="name of the machine type that this host itself is; empty: none"
+    )
+    host_price: float = Field(default=0.0, ge=0, description="US dollars that an hour of this host costs")
+    default: str | None = Field(
+        default=None,
+        max_length=200,
+        description="machine type of jobs for which gradient-cli is given none; default: this host, else CPU",
+    )
+    offer_simulated: bool = Field(
+        default=True, description="offer machine types that this host can only simulate, to try things out"
     )
     simulate: bool = Field(
         default=True,

@@ -162,7 +162,7 @@ def toolkit() -> Iterator[Finding]:
 def container_policies(settings: Settings) -> Iterator[Finding]:
     """Check the extra privileges, if any, that this host's file grants to containers of machine types."""
     try:
-        types = [one for one in Catalogue.load(override_path=settings.machines.file) if one.docker.describe()]
+        types = [one for one in Catalogue.offered(settings) if one.docker.describe()]
     except SpecInvalid:
         return  # another check reports the error in the file
     for machine in types:
@@ -171,7 +171,7 @@ def container_policies(settings: Settings) -> Iterator[Finding]:
             yield problem(
                 "privileges",
                 f"{machine.name}: {wrong}. Its jobs fail here.",
-                f"Correct [{machine.name}.docker] in {settings.machines.file}.",
+                f"Correct [{machine.name}.docker] in {settings.machines_file}.",
             )
         else:
             yield ok(

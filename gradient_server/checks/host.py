@@ -44,7 +44,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield ports(settings)
     yield wakeup_file(settings.root)
     yield inotify()
-    yield machine_types(settings.machines.file)
+    yield machine_types(settings)
 
 
 def python() -> Finding:
@@ -235,14 +235,15 @@ def inotify() -> Finding:
     return ok("inotify", f"Limits for this user: {allowed or 'unknown'} instances, {watches or 'unknown'} watches.")
 
 
-def machine_types(file: Path | None) -> Finding:
+def machine_types(settings: Settings) -> Finding:
+    file = settings.machines_file
     try:
-        number = len(list(Catalogue.load(override_path=file)))
+        number = len(Catalogue.offered(settings))
     except SpecInvalid as error:
         return problem(
             "machines",
             f"{error.message.rstrip('.')}.",
-            "Correct the file that GRADIENT_MACHINES__FILE names; the API does not start with it.",
+            "Correct this file; the API does not start with it.",
         )
     return ok("machines", f"{number} machine types" + (f", with changes from {file}." if file else "."))
 

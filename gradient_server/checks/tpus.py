@@ -178,5 +178,5 @@ def _buckets(settings: Settings, open_bucket: OpenBucket | None) -> Iterator[Fin
 
 
 def _tpu_machine_types(settings: Settings) -> list[MachineType]:
-    catalogue = Catalogue.load(override_path=settings.machines.file)
+    catalogue = Catalogue.offered(settings)
     return [one for one in catalogue if one.backend == "tpu"]

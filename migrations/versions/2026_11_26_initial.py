@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "a81f3c06d7e2"
+revision = "5d0c92b7e41f"
 down_revision = None
 
 
@@ -211,6 +211,7 @@ def upgrade() -> None:
         sa.Column("heartbeat_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("stop_requested_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("run_after", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("after_job", sa.String(length=16), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("claimed_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
@@ -315,6 +316,7 @@ def upgrade() -> None:
         sa.Column("peak_gpu_memory_bytes", sa.BigInteger(), nullable=True),
         sa.Column("peak_gpu_percent", sa.Double(), nullable=True),
         sa.Column("mean_gpu_percent", sa.Double(), nullable=True),
+        sa.Column("mean_host_cpu_percent", sa.Double(), nullable=True),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_attempts_job_id_jobs")),
         sa.PrimaryKeyConstraint("job_id", "attempt", name=op.f("pk_attempts")),
     )

@@ -98,7 +98,7 @@ def _dots(
         judged = getattr(row, front)
         if x is not None and y is not None and judged is not None:
             name = "Pareto front of simulated machines" if row.simulated else "Pareto front"
-            dots.append(Dot(row.machine_type, colours[row.machine_type], x, y, text(x, y), name if judged else None))
+            dots.append(Dot(row.title, colours[row.machine_type], x, y, text(x, y), name if judged else None))
     return dots
 
 

@@ -25,6 +25,9 @@ from service.schemas.comparisons import (
     SpreadView,
 )
 
+_BUSY_CPUS = 0.5
+"""Load of other programs from which it is said beside a machine type."""
+
 
 def comparison_view(session: Session, app_state: AppState, comparison: Comparison) -> ComparisonView:
     """Measure the jobs of a comparison and return its table."""
@@ -69,6 +72,7 @@ def _row_view(app_state: AppState, row: Row, jobs: dict[str, Job]) -> MachineRow
     states = [member.state for member in row.members]
     return MachineRow(
         machine_type=row.machine_type,
+        title=_title(row),
         simulated=row.simulated,
         jobs=len(row.members),
         succeeded=states.count("succeeded"),
@@ -110,16 +114,20 @@ def _marks(row: Row) -> list[str]:
     ended = [member for member in row.members if member.state != "unfinished"]
     failed = len(ended) - len(row.done)
     beside = sum(member.beside for member in row.members)
+    load = max((member.other_cpus or 0.0 for member in row.members), default=0.0)
+    lost = sum(member.final is None for member in row.done) if row.final else 0
     return [
         *["simulated"] * row.simulated,
         *[f"{failed} of {len(ended)} failed"] * bool(failed),
+        *[f"{lost} of {len(row.done)} without a final value"] * bool(lost),
         *[f"{beside} of {len(row.members)} ran side by side"] * bool(beside),
+        *[f"others used {load:.1f} CPUs"] * (load >= _BUSY_CPUS),
     ]
 
 
 def _title(row: Row) -> str:
-    failed = [mark for mark in _marks(row) if mark.endswith("failed")]
-    return f"{row.machine_type} ({failed[0]})" if failed else row.machine_type
+    lost = [mark for mark in _marks(row) if mark.endswith(("failed", "final value"))]
+    return f"{row.machine_type} ({', '.join(lost)})" if lost else row.machine_type
 
 
 def _results(rows: Sequence[Row]) -> list[str]:
@@ -190,6 +198,8 @@ def _member_view(app_state: AppState, member: Member, job: Job) -> MemberView:
         seconds=member.seconds,
         seconds_to_target=member.arrival.seconds if member.arrival else None,
         steps_to_target=member.arrival.step if member.arrival else None,
+        beside=member.beside,
+        other_cpus=None if member.other_cpus is None else round(member.other_cpus, 2),
         url=f"{app_state.settings.public_url}/ui/jobs/{job.id}",
     )
 
@@ -212,7 +222,7 @@ def _notes(comparison: Comparison, rows: Sequence[Row], unmeasured: set[str], *,
         notes.append("Some jobs have not ended; figures are of those that succeeded.")
     if any(member.beside for row in rows for member in row.members):
         notes.append(
-            "Jobs that ran side by side on one host slowed each other: their times say less. A worker with one slot "
+            "Jobs that ran side by side on one host slowed each other: their times say less. `compare create --serial` "
             "runs one after the other."
         )
     if unmeasured:

@@ -254,6 +254,7 @@ def _usage_view(attempt: Attempt | None) -> UsageView | None:
         peak_gpu_memory_bytes=attempt.peak_gpu_memory_bytes,
         peak_gpu_percent=_round_percent(attempt.peak_gpu_percent),
         mean_gpu_percent=_round_percent(attempt.mean_gpu_percent),
+        mean_host_cpu_percent=_round_percent(attempt.mean_host_cpu_percent),
     )
 
 
@@ -326,10 +327,12 @@ def machine_type_view(machine: MachineType, backend: str, offered: LiveWorkers) 
         count=machine.count,
         cpus=machine.cpus,
         memory_gb=machine.memory_gb,
-        memory_bandwidth_gbps=machine.memory_bandwidth_gb_per_s,
-        tflops=machine.tflops,
+        memory_bandwidth_gbps=machine.measured_bandwidth_gb_per_s or machine.memory_bandwidth_gb_per_s,
+        tflops=machine.peak_tflops,
+        measured=bool(machine.measured_tflops),
         price_per_hour=machine.price_per_hour,
         price_source=machine.price_source,
+        price_is_old=machine.price_is_old,
         spec_source=machine.spec_source,
         simulated=backend != machine.backend,
         available=offered.available(machine.name, backend),

@@ -15,6 +15,7 @@ class SubmitComparison(SubmitJob):
 
     machine_type: str = Field(max_length=2000, description="names or aliases from GET /machine-types, comma separated")
     repeats: int = Field(1, ge=1, le=50, description="jobs on each machine type; each has its number as SEED")
+    serial: bool = Field(default=False, description="run its jobs one after the other, so that none slows another")
     metric: str | None = Field(None, description=_METRIC)
     goal: Literal["max", "min"] = Field("max", description=_GOAL)
     target: float | None = Field(None, allow_inf_nan=False, description=_TARGET)
@@ -76,6 +77,10 @@ class MemberView(View):
     seconds: float = Field(description="running time")
     seconds_to_target: float | None = Field(description="running time until the target was reached")
     steps_to_target: float | None
+    beside: bool = Field(description="whether another job of the comparison ran on its host at the same time")
+    other_cpus: float | None = Field(
+        description="CPUs of its host that other programs kept busy, on average; null: not measured"
+    )
     url: str = Field(description="address of the job's page")
 
 
@@ -83,6 +88,7 @@ class MachineRow(View):
     """The figures of one machine type, over its jobs that succeeded; null: not measured."""
 
     machine_type: str
+    title: str = Field(description="its name, with the jobs that its figures leave out")
     simulated: bool = Field(description="whether stand-ins ran the jobs: they are never ranked beside real machines")
     jobs: int
     succeeded: int

@@ -142,6 +142,7 @@ class UsageView(View):
     peak_gpu_memory_bytes: int | None = Field(description="of the GPU with the highest usage")
     peak_gpu_percent: float | None = Field(description="of the busiest GPU; 100 is full use")
     mean_gpu_percent: float | None = Field(description="over all its GPUs")
+    mean_host_cpu_percent: float | None = Field(description="of everything that its host ran; null: it ran elsewhere")
 
 
 class RemovedView(View):

@@ -44,7 +44,7 @@ def submit(
         repeated = comparisons.find_repeated(session, new)
         if repeated is not None:
             return repeated.id, False
-        made = _insert(session, app_state, origin, new, list(zip(jobs, valid, strict=True)))
+        made = _insert(session, app_state, origin, new, list(zip(jobs, valid, strict=True)), serial=request.serial)
         return made.id, True
 
 
@@ -83,6 +83,8 @@ def _insert(
     origin: RequestOrigin,
     new: NewComparison,
     requested: list[tuple[SubmitJob, ValidatedJob]],
+    *,
+    serial: bool,
 ) -> Comparison:
     own = replace(origin, idempotency_key=None)
     jobs: list[Job] = []
@@ -94,6 +96,7 @@ def _insert(
             project_id=request.project_id,
             project_name=request.project,
             save_logins=partial(save_logins, app_state, request.registry_password, valid.git_login),
+            after_job=jobs[-1].id if serial and jobs else None,
         )
         jobs.append(insert(session, app_state, prepared).job)
     return comparisons.create(session, new, jobs)

@@ -43,6 +43,7 @@ class PreparedJob:
         project_id: Id of its project; None: `project_name` counts.
         project_name: Name of its project, created if missing; None: the default project.
         withheld: What it goes without, as sentences: see `service.submission.withheld`.
+        after_job: Id of the job that has to end first.
     """
 
     origin: RequestOrigin
@@ -53,6 +54,7 @@ class PreparedJob:
     parent_id: str | None = None
     save_logins: Callable[[Session, Job], None] | None = None
     withheld: Sequence[str] = ()
+    after_job: str | None = None
     trace_parent: str | None = field(default_factory=tracing.trace_parent)
 
     @property
@@ -245,4 +247,5 @@ def _new_job(app_state: AppState, prepared: PreparedJob, project: Project) -> Ne
         request_id=origin.request_id,
         trace_parent=prepared.trace_parent,
         image=valid.image.reference,
+        after_job=prepared.after_job,
     )

@@ -20,6 +20,7 @@ BOTTLENECK = {
 def machine_row(name, **fields):
     row = {
         "machineType": name,
+        "title": name,
         "simulated": False,
         "jobs": 3,
         "succeeded": 3,
@@ -101,12 +102,16 @@ def test_a_folder_is_uploaded_once_for_all_machine_types(cli, server):
     assert (spec["machineType"], spec["repeats"], spec["command"]) == ("cpu,V100", 3, "python train.py")
     assert (spec["metric"], spec["target"], spec["goal"]) == ("val_accuracy", 0.9, "max")
     assert sent.headers["Idempotency-Key"]
+    assert "serial" not in spec
+    cli("compare", "create", "-m", "cpu,V100", "--serial", "--", "python", "train.py")
+    assert server.requests_to("POST", "/comparisons")[1].json["serial"] is True
 
 
 def test_fronts_are_words_in_the_table_and_lines_below_it(cli, server):
     low = {"median": 0.9, "low": 0.9, "high": 0.9}
     cpu = machine_row("CPU", final=low, cost=0.001, onMetricTimeFront=False, onMetricCostFront=True)
-    v100 = machine_row("V100", onMetricCostFront=True, onTimeCostFront=True)
+    survivors = {"title": "V100 (2 of 3 failed)", "marks": ["2 of 3 failed"]}
+    v100 = machine_row("V100", onMetricCostFront=True, onTimeCostFront=True, **survivors)
     server.on(
         "GET", "/comparisons/c1234567890abc", comparison(v100, cpu, UNMEASURED, machine_row("TPU", simulated=True))
     )
@@ -119,9 +124,9 @@ def test_fronts_are_words_in_the_table_and_lines_below_it(cli, server):
         "acc|x and time",
     ]
     assert [line for line in shown.stderr.splitlines() if "Pareto" in line] == [
-        "Pareto front of acc|x and time: V100 (0.95 in 20s)",
-        "Pareto front of acc|x and cost: CPU (0.9 for $0.0010), V100 (0.95 for $0.0174)",
-        "Pareto front of time and cost: V100 (1m 30s for $0.0765)",
+        "Pareto front of acc|x and time: V100 (2 of 3 failed) (0.95 in 20s)",
+        "Pareto front of acc|x and cost: CPU (0.9 for $0.0010), V100 (2 of 3 failed) (0.95 for $0.0174)",
+        "Pareto front of time and cost: V100 (2 of 3 failed) (1m 30s for $0.0765)",
         "Pareto front of acc|x and time (simulated): TPU (0.95 in 20s)",
     ]
 

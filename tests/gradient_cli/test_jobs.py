@@ -238,16 +238,21 @@ def test_wait_gives_up_in_time(cli, server, protocol):
 def test_machine_types_are_shown_as_the_server_has_them(cli, server):
     kinds = [
         {"name": "TPU", "aliases": ["v2"], "backend": "process", "accelerator": "TPU v2", "count": 8, "memoryGb": 64,
-         "pricePerHour": 4.5, "simulated": True, "available": True},
+         "pricePerHour": 4.5, "simulated": True, "available": True, "memoryBandwidthGbps": 700.0,
+         "tflops": {"bf16": 180.0, "int8": 1.0}, "priceSource": "list price, set your own: Google, 2018",
+         "priceIsOld": True},
         {"name": "X99", "aliases": [], "backend": "docker", "accelerator": None, "count": 0, "memoryGb": None,
          "pricePerHour": None, "simulated": False, "available": False},
     ]  # fmt: skip
     server.on("GET", "/machine-types", {"machineTypes": kinds})
     shown = cli("machine-types")
-    _, tpu, unknown = shown.stdout.splitlines()
-    assert tpu.split() == ["TPU", "8", "x", "TPU", "v2", "64", "GB", "$4.50/hour", "simulated", "process", "v2"]
+    _, unknown, tpu = shown.stdout.splitlines()
+    assert " ".join(tpu.split()) == (
+        "TPU 8 x TPU v2 64 GB 700 bf16 180 $4.50/hour Google, 2018 simulated process v2"
+    ), "real ones come first"
     assert unknown.split() == ["X99", "no", "docker"]
-    assert "simulated: the job really runs" in shown.stderr
+    assert "simulated: to try things out; the job really runs" in shown.stderr
+    assert "prices older than six months: 1 of 2, such as that of TPU" in shown.stderr
     assert json.loads(cli("machine-types", "--json").stdout)["machineTypes"] == kinds
 
 

@@ -227,7 +227,7 @@ class JobMonitor:
         self._kill_at = time.monotonic() + self._grace
         self._interval = SAMPLE_SECONDS
         self._sample_at = time.monotonic() + self._interval / 4  # not during its start
-        self._usage_sampler = UsageSampler(totals, self._interval, ran)
+        self._usage_sampler = UsageSampler(totals, self._interval, ran, on_host=not self._backend.capabilities.billed)
         if not fresh:
             self.correct_record()  # what is shown and billed while it runs
 

@@ -6,8 +6,11 @@ maxima of everything else. Peaks and means cover all samples, and continue those
 """
 
 import re
+import time
 from dataclasses import dataclass, field
 from typing import Any
+
+import psutil
 
 from core.db.models.jobs import Attempt
 
@@ -15,8 +18,29 @@ _INTERVAL_GROWTH_SECONDS = 600.0
 _MAX_GAP_SECONDS = 60.0
 _AVERAGED = ("_percent", "_watts", "_celsius")
 _OF_GPUS = re.compile(r"gpu\d+_(percent|memory_bytes)\Z")
-_STORED: tuple[str, ...] = ("cpu_percent", "memory_bytes")
-_MEANS = ("cpu_percent", "gpu_percent")
+_STORED: tuple[str, ...] = ("cpu_percent", "memory_bytes", "host_cpu_percent")
+_LEAST_SECONDS = 0.1
+"""Ten times the unit in which the kernel counts."""
+_MEANS = ("cpu_percent", "gpu_percent", "host_cpu_percent")
+
+
+class HostMeter:
+    """The CPU time of everything that this host runs, since the last reading."""
+
+    def __init__(self) -> None:
+        self._read_at, self._busy = time.monotonic(), _busy_seconds()
+
+    def read(self) -> dict[str, float]:
+        """Return `host_cpu_percent`, of which 100 is one CPU; nothing at once after another reading."""
+        now, busy = time.monotonic(), _busy_seconds()
+        passed, worked = now - self._read_at, busy - self._busy
+        self._read_at, self._busy = now, busy
+        return {"host_cpu_percent": max(0.0, 100 * worked / passed)} if passed >= _LEAST_SECONDS else {}
+
+
+def _busy_seconds() -> float:
+    times = psutil.cpu_times()  # guests are part of user
+    return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal")))
 
 
 @dataclass
@@ -25,7 +49,7 @@ class UsageTotals:
 
     Attributes:
         maxima: By name: cpu_percent, memory_bytes, gpu_percent, gpu_memory_bytes (the GPU with the most).
-        means: By name: cpu_percent, gpu_percent (of all its GPUs).
+        means: By name: cpu_percent, gpu_percent (of all its GPUs), host_cpu_percent (of everything on its host).
     """
 
     seconds: float = 0.0
@@ -43,7 +67,7 @@ class UsageTotals:
             "gpu_memory_bytes": attempt.peak_gpu_memory_bytes,
             "gpu_percent": attempt.peak_gpu_percent,
         }
-        means = {"cpu_percent": attempt.mean_cpu_percent, "gpu_percent": attempt.mean_gpu_percent}
+        means = {name: getattr(attempt, f"mean_{name}") for name in _MEANS}
         return cls(
             attempt.sampled_seconds,
             {name: float(value) for name, value in maxima.items() if value is not None},
@@ -77,10 +101,9 @@ class UsageTotals:
             "sampled_seconds": self.seconds,
             "peak_memory_bytes": _to_int(self.maxima.get("memory_bytes")),
             "peak_cpu_percent": self.maxima.get("cpu_percent"),
-            "mean_cpu_percent": self.means.get("cpu_percent"),
             "peak_gpu_memory_bytes": _to_int(self.maxima.get("gpu_memory_bytes")),
             "peak_gpu_percent": self.maxima.get("gpu_percent"),
-            "mean_gpu_percent": self.means.get("gpu_percent"),
+            **{f"mean_{name}": self.means.get(name) for name in _MEANS},
         }
 
 
@@ -90,9 +113,11 @@ class UsageSampler:
     Args:
         every: Seconds between samples, and between rows at first.
         elapsed: Seconds that the job has run.
+        on_host: It runs on this host, whose load is part of the totals.
     """
 
-    def __init__(self, totals: UsageTotals, every: float, elapsed: float) -> None:
+    def __init__(self, totals: UsageTotals, every: float, elapsed: float, *, on_host: bool = False) -> None:
+        self._host = HostMeter() if on_host else None
         self.totals = totals
         self._interval = every
         self._last_at = elapsed
@@ -107,7 +132,8 @@ class UsageSampler:
             elapsed: Seconds that the job has run.
         """
         # Nothing is known about the usage during a gap in which no worker watched.
-        self.totals.add(values, min(max(0.0, elapsed - self._last_at), max(_MAX_GAP_SECONDS, 2 * self._interval)))
+        covered = min(max(0.0, elapsed - self._last_at), max(_MAX_GAP_SECONDS, 2 * self._interval))
+        self.totals.add(values | (self._host.read() if self._host else {}), covered)
         self._last_at = elapsed
         for name, value in values.items():
             total, count = self._sums.get(name, (0.0, 0))

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_SHOWN = ("fp32", "tf32", "bf16", "fp16")
+_HEADS = ("NAME", "ACCELERATOR", "MEMORY", "GB/S", "TFLOPS", "PRICE", "PRICE OF", "AVAILABLE", "BACKEND", "ALIASES")
+
+
 def add_machine_types(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_connection(parser)
@@ -27,13 +31,23 @@ def list_machine_types(args: argparse.Namespace) -> int:
         print_json(found)
         return OK
     kinds = found["machineTypes"]
-    print_table(
-        ("NAME", "ACCELERATOR", "MEMORY", "PRICE", "AVAILABLE", "BACKEND", "ALIASES"),
-        [_row(kind) for kind in kinds],
-    )
+    rows = [_row(kind) for kind in sorted(kinds, key=lambda kind: bool(kind.get("simulated")))]
+    print_table(_HEADS, rows, spare=("ALIASES", "BACKEND", "PRICE OF"))
     if any(kind.get("simulated") for kind in kinds):
-        terminal.print_message("simulated: the job really runs, but on the server's CPU")
+        terminal.print_message(
+            "simulated: to try things out; the job really runs, but on the server's CPU. "
+            "GRADIENT_MACHINES__OFFER_SIMULATED=false leaves them out."
+        )
+    if old := [kind["name"] for kind in kinds if kind.get("priceIsOld")]:
+        terminal.print_message(
+            f"prices older than six months: {len(old)} of {len(kinds)}, such as that of {old[0]}; set your own in "
+            "GRADIENT_MACHINES__FILE"
+        )
     return OK
+
+
+def format_peaks(tflops: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in tflops.items() if name in _SHOWN)
 
 
 def _row(kind: dict[str, Any]) -> list[str]:
@@ -44,7 +58,10 @@ def _row(kind: dict[str, Any]) -> list[str]:
         str(kind["name"]),
         f"{number} x {accelerator}" if number > 1 and accelerator else accelerator,
         f"{memory:g} GB" if memory else "",
+        f"{kind['memoryBandwidthGbps']:g}" if kind.get("memoryBandwidthGbps") else "",
+        format_peaks(kind.get("tflops") or {}),
         format_price(kind),
+        str(kind.get("priceSource") or "").removeprefix("list price, set your own: "),
         available if kind.get("available") else "no",
         str(kind.get("backend") or ""),
         ", ".join(kind.get("aliases") or []),

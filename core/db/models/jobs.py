@@ -144,6 +144,8 @@ class Job(Base):
     """A request, not a state."""
     run_after: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Earliest time of the next claim, after the pause before a retry."""
+    after_job: Mapped[str | None] = mapped_column(String(16))
+    """Id of the job that has to end first: the one before it in a serial comparison."""
 
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -282,9 +284,8 @@ class Attempt(Base):
     reason: Mapped[str | None] = mapped_column(String(32))
     reason_detail: Mapped[str | None] = mapped_column(Text)
     log_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Bytes of log kept; None until they are collected."""
     artifact_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Bytes of artifacts kept; None until they are collected."""
+    """Bytes kept of both; None until they are collected."""
     gpus: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     """Its GPUs, in the attempt's numbering: index, uuid, name, memory (bytes), serial, driver, cuda."""
     tpu: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
@@ -301,6 +302,8 @@ class Attempt(Base):
     """Of the busiest GPU; 100 is full use."""
     mean_gpu_percent: Mapped[float | None]
     """Of all its GPUs."""
+    mean_host_cpu_percent: Mapped[float | None]
+    """Of all programs of its host; 100 is one CPU."""
 
 
 class GpuAllocation(Base):

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, Subquery, bindparam, func, insert, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from core.db.database import Base, now
 from core.db.models.jobs import IS_QUEUED, Attempt, GpuAllocation, Job, Project, Worker
@@ -53,6 +53,9 @@ _LATEST_CLAIM = Prepared(select(func.max(_PROJECTS.c.last_claimed_at)))
 _SET_CLAIMED = Prepared(
     update(_PROJECTS).where(_PROJECTS.c.id == bindparam("project")).values(last_claimed_at=bindparam("claimed_at"))
 )
+_before = aliased(Job)
+UNENDED_BEFORE = select(_before.id).where(_before.id == Job.after_job, _before.finished_at.is_(None)).exists()
+"""True for a job whose predecessor in a serial comparison has not ended."""
 _TICK = timedelta(microseconds=1)
 
 
@@ -197,6 +200,7 @@ def _next_job_query(backends: tuple[str, ...], machine_types: tuple[str, ...] | 
         IS_QUEUED,
         is_one_of(Job.backend, backends),
         or_(Job.run_after.is_(None), Job.run_after <= now()),
+        or_(Job.after_job.is_(None), ~UNENDED_BEFORE),
         Job.gpus <= bindparam("free_gpus"),
         or_(Job.cpus.is_(None), Job.cpus <= bindparam("free_cpus")),
         or_(Job.memory_mb.is_(None), Job.memory_mb <= bindparam("free_memory_mb")),

@@ -7,6 +7,7 @@ The first reason that applies is reported:
     draining             each of the large enough ones is drained
     low_disk             each of those not drained has too little disk space
     retrying             the job pauses before its next attempt
+    after_job            the job before it in a serial comparison has not ended
     project_quota        its project has reached its limit of running jobs
     waiting_for_gpus    no worker has as many free GPUs as it needs
     waiting_for_port     on each host, another job has a port that it names
@@ -17,7 +18,7 @@ A job that a worker holds does not wait; `worker_unresponsive` is added by `serv
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -31,6 +32,7 @@ from core.db.models.jobs import GpuAllocation, Job, Worker
 from core.formatting import format_moment
 from core.jobs.scheduling import start_estimate
 from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, job_capacity, live_workers
+from core.jobs.scheduling.claims import UNENDED_BEFORE
 from core.jobs.scheduling.port_allocations import allocated_ports_by_host
 from core.jobs.scheduling.queue_position import ProjectUsage, QueuePosition, prospective_positions, queue_positions
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
@@ -93,8 +95,10 @@ def _load_snapshot(session: Session, queued: Sequence[Job], positions: dict[str,
         for row in session.execute(_HELD_GPUS):
             gpus[row.host].add(row.gpu)
     ports = allocated_ports_by_host(session) if any(job.spec.ports for job in queued) else {}
+    serial = [job.id for job in queued if job.after_job]
+    behind = set(session.scalars(select(Job.id).where(Job.id.in_(serial), UNENDED_BEFORE))) if serial else set()
     return _QueueSnapshot(
-        at, positions, live_workers(session), held, median_durations(session, sorted(types)), gpus, ports
+        at, positions, live_workers(session), held, median_durations(session, sorted(types)), gpus, ports, behind
     )
 
 
@@ -119,6 +123,7 @@ class _QueueSnapshot:
 
     Attributes:
         at: Now, by the database's clock.
+        behind: Ids of the jobs whose predecessor in a serial comparison has not ended.
     """
 
     at: datetime
@@ -128,6 +133,7 @@ class _QueueSnapshot:
     median_durations: dict[str, float]
     gpus: Mapping[str, set[str]]
     ports: Mapping[str, Mapping[int, str]]
+    behind: Collection[str]
 
     def wait_status(self, job: Job) -> WaitStatus:
         # A job without a place was claimed meanwhile, so it was next.
@@ -160,6 +166,8 @@ class _QueueSnapshot:
 
     def _position_reason(self, job: Job, position: QueuePosition, working: Sequence[Worker]) -> tuple[str, str | None]:
         """Return reason and detail of a job that some worker could take."""
+        if job.id in self.behind:
+            return "after_job", job.after_job
         if position.usage.at_limit:
             return "project_quota", f"{position.usage.running} of {position.usage.max_running} jobs"
         most = max(working, key=self._free_gpus)

@@ -37,7 +37,7 @@ def show_machines(session: ReadSession, app_state: AppStateDep, caller: PageCall
         queue=_queue(session, app_state),
         queued_jobs=_QUEUED_JOBS,
         tpus=list_tpus(session).tpus if billed else None,
-        machines=sorted(machines, key=lambda one: not one.available),
+        machines=sorted(machines, key=lambda one: (one.simulated, not one.available)),
     )
 
 

@@ -13,5 +13,5 @@ def list_machine_types(session: ReadSession, app_state: AppStateDep) -> MachineT
     """List the machine types, with hardware, price and current availability."""
     offered = live_workers(session)
     views = [machine_type_view(machine, app_state.backend_for(machine), offered) for machine in app_state.catalogue]
-    default = app_state.catalogue.get(app_state.settings.machines.default).name
+    default = app_state.catalogue.get(app_state.settings.default_machine).name
     return MachineTypes(machine_types=views, default=default)

@@ -14,9 +14,11 @@ class MachineTypeView(View):
     cpus: int | None
     memory_gb: float
     memory_bandwidth_gbps: float
-    tflops: dict[str, float]
+    tflops: dict[str, float] = Field(description="peaks: measured ones, where there are some, else of the data sheet")
+    measured: bool = Field(description="whether its peaks were measured")
     price_per_hour: float
     price_source: str
+    price_is_old: bool = Field(description="whether the price is dated more than six months ago")
     spec_source: str
     simulated: bool = Field(description="whether a stand-in runs its jobs")
     available: bool = Field(description="whether a running worker offers it now")

@@ -143,7 +143,7 @@ def test_an_administrators_file_changes_values_and_adds_types(tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("[V100]\nprice_per_hour = -1", "'V100', price_per_hour: .*greater than 0"),
+        ("[V100]\nprice_per_hour = -1", "'V100', price_per_hour: .*greater than or equal to 0"),
         ("[V100]\nprice_per_hor = 1", "'V100', price_per_hor: "),
         ('[V100]\nbackend = "slurm"', "'V100', backend: .*'docker'"),
         ("[L4]\nprice_per_hour = 1", "'L4', backend: Field required"),

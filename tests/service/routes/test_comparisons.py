@@ -160,6 +160,19 @@ def test_survivors_do_not_win_in_silence(client, train):
     found = client.get(f"/comparisons/{made['id']}").json()
     assert [row["marks"] for row in found["rows"]] == [["simulated"], ["simulated", "1 of 3 failed"]]
     assert "V100 (1 of 3 failed)" in found["results"][0]
+    assert found["rows"][1]["title"] == "V100 (1 of 3 failed)"
+    page = client.get(f"/ui/comparisons/{made['id']}").text
+    chart = page[page.index("Cost by running time") :]
+    assert "V100 (1 of 3 failed)" in chart, "its point says so, too"
+
+
+def test_repeats_that_ended_without_a_value_are_counted_beside_the_median(client, train):
+    made = submit(client, repeats=3, metric="accuracy").json()
+    for number in range(6):
+        train(1.0, [0.5, 0.9] if number != 3 else [{"accuracy": None, "lr": 0.1}] * 2)
+    found = client.get(f"/comparisons/{made['id']}").json()
+    assert [row["marks"][1:] for row in found["rows"]] == [[], ["1 of 3 without a final value"]]
+    assert "V100 (1 of 3 without a final value)" in found["results"][2]
 
 
 def test_members_that_ran_side_by_side_on_one_host_are_marked(client, train, database):
@@ -179,6 +192,34 @@ def test_members_that_ran_side_by_side_on_one_host_are_marked(client, train, dat
     with database.write() as session:
         session.get(Attempt, (ids[1], 1)).host = "other"
     assert client.get(f"/comparisons/{made['id']}").json()["rows"][0]["marks"] == ["simulated"]
+
+
+def test_a_serial_comparison_runs_one_job_after_the_other(client, worker):
+    worker.register()
+    made = submit(client, serial=True).json()
+    first_id, second_id = (row["members"][0]["jobId"] for row in made["rows"])
+    alone = client.post("/jobs", json=make_job_body()).json()["id"]
+    first = worker.start()
+    assert first.id == first_id
+    waiting = client.get(f"/jobs/{second_id}").json()
+    assert waiting["reason"] == "after_job"
+    assert waiting["message"] == f"The comparison is serial: the job starts when {first_id} has ended."
+    assert worker.start().id == alone, "it waits though there is room; others do not"
+    worker.end(first, "exit_nonzero", exit_code=1)
+    assert worker.start().id == second_id
+
+
+def test_the_load_by_others_stands_beside_the_machine_type(client, train, database):
+    made = submit(client).json()
+    ids = [train(2.0, [0.5, 0.9]), train(1.0, [0.5, 0.9])]
+    with database.write() as session:
+        for job_id, host in zip(ids, (310.0, 130.0), strict=True):
+            attempt = session.get(Attempt, (job_id, 1))
+            attempt.sampled_seconds, attempt.mean_cpu_percent, attempt.mean_host_cpu_percent = 2.0, 100.0, host
+    found = client.get(f"/comparisons/{made['id']}").json()
+    assert [row["members"][0]["otherCpus"] for row in found["rows"]] == [2.1, 0.3]
+    assert [row["marks"][1:] for row in found["rows"]] == [["others used 2.1 CPUs"], []]
+    assert "others used 2.1 CPUs" in client.get(f"/ui/comparisons/{made['id']}").text
 
 
 def fronts(found):

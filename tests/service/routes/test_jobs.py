@@ -437,6 +437,7 @@ def test_gpus_and_peaks_are_shown_once_they_are_known(client, database, worker):
         "peakGpuMemoryBytes": None,
         "peakGpuPercent": None,
         "meanGpuPercent": 12.3,
+        "meanHostCpuPercent": None,
     }
     page = client.get(f"/ui/jobs/{job_id}").text
     assert re.search("2 . NVIDIA Test GPU, 17.2 GB each", page)

@@ -1,9 +1,13 @@
 """Samples: how many rows a job leaves, what they tell, and the peaks."""
 
+import subprocess
+import sys
+import time
+
 import pytest
 
 from core.db.models.jobs import Attempt
-from worker.attempt.usage import UsageSampler, UsageTotals
+from worker.attempt.usage import HostMeter, UsageSampler, UsageTotals
 
 HOURS = 3600
 
@@ -53,6 +57,17 @@ def test_means_go_by_time_and_gpus_count_together():
     assert (columns["mean_gpu_percent"], columns["peak_gpu_percent"]) == (30.0, 80.0)
     assert (columns["peak_gpu_memory_bytes"], columns["peak_memory_bytes"]) == (4, None)
     assert columns["sampled_seconds"] == 40.0
+
+
+def test_the_load_of_the_host_is_that_of_all_its_programs():
+    assert HostMeter().read() == {}, "the kernel counts in hundredths of a second"
+    sampling = UsageSampler(UsageTotals(), 2.0, 0.0, on_host=True)
+    busy = "import time\nend = time.process_time() + 1\nwhile time.process_time() < end: pass"
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", busy], check=True)
+    passed = time.monotonic() - began
+    assert "host_cpu_percent" not in (sampling.add(2.0, {"memory_bytes": 1.0}) or {}), "no chart of a job"
+    assert sampling.totals.columns()["mean_host_cpu_percent"] >= 95 / (passed + 0.05)
 
 
 def test_the_next_worker_goes_on_where_the_last_one_left():

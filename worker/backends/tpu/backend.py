@@ -70,7 +70,7 @@ class TpuBackend(CloudBackend):
         self._open_bucket = open_bucket = make_bucket_opener(settings)
         self._output_collector = OutputCollector(open_bucket, settings)
         self._vm_client = VmAgentClient(open_bucket, settings) if open_bucket is not None else None
-        self._catalogue = Catalogue.load(override_path=settings.machines.file)
+        self._catalogue = Catalogue.offered(settings)
         self._attempts = settings.root / "attempts"
         self._resource_inventory = resource_inventory
         # A job beside its device reaches it, and its tokens, by this host's network.

@@ -27,6 +27,9 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats", metavar="N", type=int, default=1, help="jobs on each machine type, with SEED=1 to N (default: 1)"
     )
+    parser.add_argument(
+        "--serial", action="store_true", help="run the jobs one after the other, so that none slows another"
+    )
     _add_judgement(parser)
     add_carry_options(parser, may_apply=False)
     jobs.add_large_workspace(parser)
@@ -67,7 +70,7 @@ def create(args: argparse.Namespace) -> int:
         raise UsageError(
             "machineType: required", hint="Give --machineType NAME,NAME; `gradient-cli machine-types` lists them."
         )
-    spec = {**job, "repeats": args.repeats, **_judgement(args)}
+    spec = {**job, "repeats": args.repeats, **({"serial": True} if args.serial else {}), **_judgement(args)}
     try:
         api = connect(args)
         carry(args, api, job["machineType"], job["command"])

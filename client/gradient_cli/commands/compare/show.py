@@ -250,11 +250,11 @@ def _front_point(row: Mapping[str, Any], name: str, target: float | None) -> tup
     if name == "onTimeCostFront":
         if target is not None:
             time, cost = row["secondsToTarget"], row["costToTarget"]
-        return time["median"], f"{row['machineType']} ({_median_duration(time)} for {format_money(cost)})"
+        return time["median"], f"{row['title']} ({_median_duration(time)} for {format_money(cost)})"
     best = f"{row['final']['median']:.4g}"
     if name == "onMetricTimeFront":
-        return time["median"], f"{row['machineType']} ({best} in {_median_duration(time)})"
-    return cost, f"{row['machineType']} ({best} for {format_money(cost)})"
+        return time["median"], f"{row['title']} ({best} in {_median_duration(time)})"
+    return cost, f"{row['title']} ({best} for {format_money(cost)})"
 
 
 def _bound(row: Mapping[str, Any]) -> str:
@@ -268,7 +268,7 @@ def _judgements(found: Mapping[str, Any]) -> list[str]:
     for row in found["rows"]:
         judged = row["bottleneck"]
         if judged is not None:
-            lines.append(f"{row['machineType']}: {' '.join(_sentences({**judged, 'advice': []}))}")
+            lines.append(f"{row['title']}: {' '.join(_sentences({**judged, 'advice': []}))}")
             lines += [f"  advice: {text}" for text in judged["advice"]]
     return [terminal.sanitize(line) for line in lines]
 
@@ -320,7 +320,7 @@ def _print_markdown(found: Mapping[str, Any]) -> None:
         print("| " + " | ".join(map(_escape, row)) + " |")
     for row in found["rows"]:
         if row["bottleneck"]:
-            print(f"\n{_escape(row['machineType'])}: {_escape(' '.join(_sentences(row['bottleneck'])))}")
+            print(f"\n{_escape(row['title'])}: {_escape(' '.join(_sentences(row['bottleneck'])))}")
     for line in [*found["results"], *_front_lines(found)]:
         print(f"\n{_escape(line)}")
     for text in found["notes"]:

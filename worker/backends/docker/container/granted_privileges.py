@@ -18,7 +18,7 @@ from worker.backends.base import LaunchError
 class PolicyByMachineType:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._catalogue = Catalogue.load(override_path=settings.machines.file)
+        self._catalogue = Catalogue.offered(settings)
 
     def for_type(self, machine_type: str) -> ContainerPolicy:
         """Return the extra privileges of a machine type; a type that this host does not know gets the default.
