@@ -92,7 +92,7 @@ def measure() -> "dict[str, Any]":
     if found["gpus"] and torch is not None and torch.cuda.is_available():
         return {**found, **_measure_gpu(torch, end), "device": "gpu"}
     if found["gpus"]:
-        found["note"] = "The GPUs were not measured: this Python has no torch that can use them."
+        found["unmeasured"] = "The GPUs were not measured: this Python has no torch that can use them."
     of_one = _measure_cpu(torch, end)
     found["tflops"] = {name: float(f"{each * found['cores']:.4g}") for name, each in of_one.items()}
     found["memory_bandwidth_gb_per_s"] = round(_copy_rate(found["cpus"]) / _GIGA, 1)

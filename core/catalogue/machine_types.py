@@ -221,10 +221,10 @@ def host_entry(settings: Settings, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _data_sheet(gpu: str) -> MachineType | None:
-    words = gpu.casefold().replace("-", " ")
-    fits = [one for one in Catalogue.packaged() if one.kind == "gpu" and _names_gpu(one, words)]
-    return max(fits, key=lambda one: len(one.name), default=None)
+    words = _words(gpu)
+    fits = [one for one in Catalogue.packaged() if one.gpus == 1 and _words(one.name) <= words]
+    return max(fits, key=lambda one: len(_words(one.name)), default=None)
 
 
-def _names_gpu(machine: MachineType, words: str) -> bool:
-    return machine.count == 1 and re.search(rf"\b{re.escape(machine.name.casefold())}\b", words) is not None
+def _words(name: str) -> set[str]:
+    return set(name.casefold().replace("-", " ").split())

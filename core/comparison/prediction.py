@@ -7,7 +7,7 @@ beyond the share that large networks reach may be launch overhead, which no devi
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log2
+from math import log2, sqrt
 
 from core.catalogue.machine_types import MachineType
 from core.comparison.bottleneck import Kind
@@ -57,6 +57,9 @@ class Estimate:
         return Estimate(*(offset + factor * each for each in (self.value, self.low, self.high)))
 
 
+_SAME_RATE = Estimate(1.0, 1.0, 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """A run on another machine type.
@@ -85,11 +88,13 @@ class Source:
         machine_type: Its name; None: a stand-in, which is no machine of that name.
         peaks: The peaks of the devices in use; None: not known, so a share of peak is assumed.
         bound_by: The part that takes most of the run; None: not measured.
+        host: Its entry in the catalogue, for how fast its CPUs prepare input; None: not known.
     """
 
     machine_type: str | None
     peaks: Peaks | None
     bound_by: Kind | None = None
+    host: MachineType | None = None
 
 
 def missing_figures(run: RunFigures) -> list[str]:
@@ -144,7 +149,11 @@ def predict(
     own = _is_own(run, source, target, bits)
     pace = run.steps_per_second or 1.0
     correction = None if own else correction
-    step = Estimate.within(1 / pace, 1) if own else predict_step(run, source.peaks, peaks, bits, correction)
+    step = (
+        Estimate.within(1 / pace, 1)
+        if own
+        else predict_step(run, source.peaks, peaks, bits, correction, _input_rate(source, target))
+    )
     seconds = step.scaled(pace * (run.seconds - run.before_steps), run.before_steps)
     memory = _memory(run, wanted)
     return Prediction(
@@ -155,7 +164,7 @@ def predict(
         fits=_fits(memory, target),
         memory_bytes=memory and memory[1],
         correction=correction,
-        notes=("Measured: it is the machine type of the run.",) if own else tuple(_notes(run, source.peaks, target)),
+        notes=("Measured: it is the machine type of the run.",) if own else tuple(_notes(run, source, target)),
     )
 
 
@@ -173,21 +182,22 @@ def predict_step(
     target: Peaks,
     bits: float | None = None,
     correction: Correction | None = None,
+    rate: Estimate = _SAME_RATE,
 ) -> Estimate:
-    """Predict the time of a step in seconds. The run needs its pace, flops and bytes."""
+    """Predict the time of a step in seconds. The run needs its pace, flops and bytes; input arrives at `rate`."""
     pace, flops, moved = run.steps_per_second or 1.0, run.flops_per_step or 0.0, run.bytes_per_step or 0.0
     factor = min(1.0, max(0.5, (bits or run.compute_bits or SINGLE) / (run.compute_bits or SINGLE)))
     least = target.seconds(flops, moved * factor)
     if source is None:
-        return _slowest_part(run, Estimate.within(least / _ASSUMED_SHARE, _ASSUMED_MARGIN))
+        return _slowest_part(run, rate, Estimate.within(least / _ASSUMED_SHARE, _ASSUMED_MARGIN))
     own = (1 - (run.input_wait_share or 0.0)) / pace
     before = source.seconds(flops, moved)
     ratio = least / before / _efficiency(source, target)
     if correction is not None:
-        return _slowest_part(run, Estimate.within(own * ratio * correction.ratio, _CORRECTED_MARGIN))
+        return _slowest_part(run, rate, Estimate.within(own * ratio * correction.ratio, _CORRECTED_MARGIN))
     # Between none and all of the time beyond what large nets reach is launch overhead, of which the target has as much.
     fixed = max(0.0, 1 - before / own / _REACHED) / 2 if source.launches and target.launches else 0.0
-    return _slowest_part(run, Estimate.within(own * (fixed + (1 - fixed) * ratio), _MARGIN))
+    return _slowest_part(run, rate, Estimate.within(own * (fixed + (1 - fixed) * ratio), _MARGIN))
 
 
 def _efficiency(source: Peaks, target: Peaks) -> float:
@@ -196,13 +206,33 @@ def _efficiency(source: Peaks, target: Peaks) -> float:
     return efficiency
 
 
-def _slowest_part(run: RunFigures, device: Estimate) -> Estimate:
-    """Add the input to the device's time of a step: on another machine it arrives no faster."""
+def _input_rate(source: Source, target: MachineType) -> Estimate:
+    """Return how many times as fast a machine prepares input, by measured decoding, else between as fast and by CPUs.
+
+    Where the CPUs of either are not known it is as fast.
+    """
+    host = source.host
+    if host is None:
+        return _SAME_RATE
+    if host.decoded_images_per_s and target.decoded_images_per_s:
+        return Estimate.within(target.decoded_images_per_s / host.decoded_images_per_s, _INPUT_MARGIN)
+    if not host.cpus or not target.cpus:
+        return _SAME_RATE
+    cpus = target.cpus / host.cpus
+    return Estimate(sqrt(cpus), min(1.0, cpus), max(1.0, cpus))
+
+
+def _slowest_part(run: RunFigures, rate: Estimate, device: Estimate) -> Estimate:
+    """Add the input to the device's time of a step."""
     pace, waiting = run.steps_per_second or 1.0, run.input_wait_share or 0.0
     if waiting <= _SMALL_WAIT:
         return device.scaled(1.0, waiting / pace)
     floor = 1 / pace
-    return Estimate(max(floor, device.value), max(floor, device.low), max(floor * _INPUT_MARGIN, device.high))
+    return Estimate(
+        max(floor / rate.value, device.value),
+        max(floor / rate.high, device.low),
+        max(floor / rate.low * _INPUT_MARGIN, device.high),
+    )
 
 
 def _memory(run: RunFigures, bits: float) -> tuple[float, float] | None:
@@ -228,14 +258,16 @@ def _fits(memory: tuple[float, float] | None, target: MachineType) -> bool | Non
     return False if least > total else None
 
 
-def _notes(run: RunFigures, source: Peaks | None, target: MachineType) -> list[str]:
+def _notes(run: RunFigures, source: Source, target: MachineType) -> list[str]:
     notes = []
-    if source is None:
+    if source.peaks is None:
         notes.append("The peaks of the machine that ran it are not known: a share of 0.3 assumed, 0.1 to 0.9.")
     if run.input_wait_share is None:
         notes.append("Waiting for input was not measured; none is assumed.")
     elif run.input_wait_share > _SMALL_WAIT:
-        notes.append("The run waits for its input, which is assumed to be no faster on another machine.")
+        known = _input_rate(source, target) != _SAME_RATE
+        by = "faster or slower as the CPUs of the two hosts are" if known else "no faster on another machine"
+        notes.append(f"The run waits for its input, which is assumed to be {by}.")
     if run.compute_bits is None:
         notes.append("The precision was not measured; single precision is assumed.")
     if target.replicas > (run.replicas or 1):

@@ -31,8 +31,8 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
         file = settings.machines.file or settings.root / "machines.toml"
         _write(settings, file, name, entry)
         print(f"Wrote [{name}] to {file}. Restart the service and its workers to use it.", file=sys.stderr)
-    if note := found.get("note"):
-        print(note, file=sys.stderr)
+    if reason := found.get("unmeasured"):
+        print(reason, file=sys.stderr)
     print(json.dumps({name: entry}) if parsed.json else format_table(name, entry))
     return 0
 

@@ -55,7 +55,9 @@ def prediction_view(
     measured = measure_run(session, job, session.scalars(select(now())).one())
     run, peaks = _with_peaks(app_state, measured, job.machine_type, simulated=job.simulated)
     bottleneck = bottleneck_view(app_state, measured, job.machine_type, simulated=job.simulated)
-    source = Source(None if job.simulated else job.machine_type, peaks, bottleneck.kind)
+    own = None if job.simulated else job.machine_type
+    host = next((each for each in app_state.catalogue if each.name == own), None)
+    source = Source(own, peaks, bottleneck.kind, host)
     missing = missing_figures(run)
     experience = Experience([]) if missing else find_experience(session, app_state.catalogue)
     machines = [_machine_view(run, source, target, bits, experience) for target in targets]

@@ -19,8 +19,8 @@ from gradient_server.simulator.tpu.faults import TpuFault, TpuFaults
 from gradient_server.simulator.tpu.state import TpuApiError, TpuProject
 
 TYPES = (
-    *(f"{name}-{size}" for name in ("v2", "v3", "v4", "v5p") for size in (8, 16, 32, 64)),
-    *(f"{name}-{size}" for name in ("v5litepod", "v6e") for size in (1, 4, 8, 16, 32, 64)),
+    *(f"{name}-{size}" for name in ("v2", "v3", "v4", "v5p") for size in (8, 16, 32, 64, 128, 256)),
+    *(f"{name}-{size}" for name in ("v5litepod", "v6e") for size in (1, 4, 8, 16, 32, 64, 128, 256)),
 )
 RUNTIMES = ("tpu-ubuntu2204-base", "v2-alpha-tpuv5-lite", "v2-alpha-tpuv5", "v2-alpha-tpuv6e")
 _DOMAIN = "googleapis.com"

@@ -7,10 +7,13 @@ from core.settings import Settings
 CATALOGUE = Catalogue.load()
 EXPECTED = [
     "CPU", "GPU+", "P4000", "P5000", "P6000", "K80", "P100", "T4", "V100", "A100", "H100",
+    "A100-80GB", "H200", "B200", "L4", "L40S", "A10G", "RTX 3090", "RTX 4090", "RTX 5090", "RTX A6000", "MI300X",
+    "8x V100", "8x A100", "8x H100", "8x H200", "8x B200", "4x L4", "4x A10G",
     "TPU", "TPU v3-8", "TPU v5e", "TPU v6e", "TPU v2-32", "TPU v3-32",
     "TPU v4-8", "TPU v4-16", "TPU v4-32", "TPU v5p-8", "TPU v5p-16", "TPU v5p-32",
+    "TPU v5p-64", "TPU v5p-128", "TPU v5p-256",
     "TPU v5e-1", "TPU v5e-4", "TPU v5e-16", "TPU v5e-32", "TPU v5e-64",
-    "TPU v6e-1", "TPU v6e-4", "TPU v6e-16", "TPU v6e-32", "TPU v6e-64",
+    "TPU v6e-1", "TPU v6e-4", "TPU v6e-16", "TPU v6e-32", "TPU v6e-64", "TPU v6e-128", "TPU v6e-256",
 ]  # fmt: skip
 NEW = """
 [{name}]
@@ -131,9 +134,9 @@ def test_types_cannot_be_changed():
 
 def test_an_administrators_file_changes_values_and_adds_types(tmp_path):
     path = tmp_path / "machines.toml"
-    path.write_text('[v100]\nprice_per_hour = 1.2\nprice_source = "our contract"\n' + NEW.format(name="L4"))
+    path.write_text('[v100]\nprice_per_hour = 1.2\nprice_source = "our contract"\n' + NEW.format(name="L40"))
     catalogue = Catalogue.load(override_path=path)
-    assert [machine_type.name for machine_type in catalogue] == [*EXPECTED, "L4"]
+    assert [machine_type.name for machine_type in catalogue] == [*EXPECTED, "L40"]
     v100 = catalogue.get("V100")
     assert (v100.price_per_hour, v100.price_source) == (1.2, "our contract")
     assert v100.tflops == CATALOGUE.get("V100").tflops
@@ -146,7 +149,7 @@ def test_an_administrators_file_changes_values_and_adds_types(tmp_path):
         ("[V100]\nprice_per_hour = -1", "'V100', price_per_hour: .*greater than or equal to 0"),
         ("[V100]\nprice_per_hor = 1", "'V100', price_per_hor: "),
         ('[V100]\nbackend = "slurm"', "'V100', backend: .*'docker'"),
-        ("[L4]\nprice_per_hour = 1", "'L4', backend: Field required"),
+        ("[L40]\nprice_per_hour = 1", "'L40', backend: Field required"),
         ("V100 = 3", "'V100' is not a table"),
         ("[V100", "not valid TOML"),
         (NEW.format(name='"v2-8"'), "'v2-8' already means 'TPU'"),

@@ -40,6 +40,23 @@ def test_start_up_takes_as_long_and_steps_scale():
     assert found.notes == ()
 
 
+def test_input_arrives_as_fast_as_the_hosts_prepare_it():
+    waiting, host = replace(RUN, input_wait_share=0.9), T4.model_copy(update={"cpus": 4})
+    source = replace(SOURCE, host=host)
+    large = V100.model_copy(update={"cpus": 32})
+    step = predict(waiting, source, large).step_seconds
+    assert (step.low, step.high) == pytest.approx((1 / 8, 1.25)), "eight times the CPUs: between no and eight times"
+    assert step.low < step.value < 1
+    assert predict(waiting, SOURCE, large).step_seconds.low == 1, "the CPUs of the run are not known"
+    measured = replace(source, host=host.model_copy(update={"decoded_images_per_s": 500.0}))
+    step = predict(waiting, measured, large.model_copy(update={"decoded_images_per_s": 1500.0})).step_seconds
+    assert (step.low, step.value, step.high) == pytest.approx((1 / 3.75, 1 / 3, 1.25 / 2.4))
+    small = predict(waiting, source, V100.model_copy(update={"cpus": 1})).step_seconds
+    assert small.value == pytest.approx(2), "a smaller host may be slower"
+    notes = predict(waiting, source, large).notes
+    assert any("as the CPUs of the two hosts are" in note for note in notes)
+
+
 def test_a_prediction_of_its_own_machine_is_the_run():
     found = predict(RUN, SOURCE, T4, correction=Correction(2.0, 3))
     assert (found.step_seconds.value, found.step_seconds.low, found.step_seconds.high) == (1, 1, 1)
