@@ -40,11 +40,14 @@ def _seal(folder: Path) -> None:
 
 
 def _keep(packages: Path, downloads: Path) -> None:
-    """Link the bytecode beside the files of downloads that the environment links."""
+    """Link the bytecode beside the files of downloads that the environment links.
+
+    Not in a `.data` folder of a wheel: uv installs nothing from there that its RECORD does not list.
+    """
     compiled = {file.stat().st_ino: _bytecode(file) for file in _modules(packages)}
     for file in _modules(downloads):
         made, kept = compiled.get(file.stat().st_ino), _bytecode(file)
-        if made is not None and made.exists() and not kept.exists():
+        if made is not None and made.exists() and not kept.exists() and ".data/" not in str(file):
             kept.parent.mkdir(exist_ok=True)
             with contextlib.suppress(OSError):
                 os.link(made, kept)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ DAY = 24 * 3600
 PYTHON = Path(sys.executable).resolve()
 BARE = Wanted(python=PYTHON)
 PROJECT = "pr1"
+DATA = "tiny-1.0.data/purelib/tiny.py"
 
 
 @pytest.fixture
@@ -104,6 +106,20 @@ def test_bytecode_is_written_once_for_each_wheel_while_jobs_run(index, cache, at
     assert cache.remove(second) is False, "it is in use"
     subprocess.run([first / "bin" / "python", "-c", ""], check=True)
     assert (tmp_path / "ran").exists(), "the wheel runs nothing, so this test could not fail"
+
+
+def test_a_wheel_with_a_data_folder_is_installed_again_after_its_bytecode_was_written(index, cache, attempt):
+    wheel = index.add_wheel("tiny")
+    with zipfile.ZipFile(wheel) as made:
+        files = {name: made.read(name).decode() for name in made.namelist()}
+    with zipfile.ZipFile(wheel, "w") as moved:
+        for name, text in files.items():
+            moved.writestr(name.replace("tiny.py", DATA), text.replace("tiny.py", DATA))
+    index.add_wheel("more")
+    first, _ = use(cache, attempt(), "tiny")
+    wait_until((first / "compiled").exists, "the bytecode")
+    second, _ = use(cache, attempt("j2-1"), "tiny", "more")
+    assert (site_packages(second) / "tiny.py").exists()
 
 
 def test_a_change_of_a_copied_package_makes_another_environment(cache, attempt, tmp_path):
