@@ -1,7 +1,7 @@
 """Authentication: an API key in a header, or a browser session opened with one."""
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -119,12 +119,12 @@ def is_administrator(app_state: AppState, key_id: str) -> bool:
     return key_id in app_state.settings.sign_in.administrators
 
 
-def require_key_again(app_state: AppState, caller: Principal, given: str) -> None:
-    """Require the key of a browser's session, too, for what would outlive the session: it may have been copied."""
+def require_key_again(app_state: AppState, caller: Principal, form: Mapping[str, str]) -> None:
+    """Require a form to have the key of its session, too, for what would outlive it: the session may be a copy."""
     if caller.session_token is None:
         return
     with suppress(Unauthorized):
-        if app_state.keys.authenticate(given.strip()).id == caller.id:
+        if app_state.keys.authenticate(form.get("own_key", "").strip()).id == caller.id:
             return
     raise KeyNeeded(f"Enter the API key {caller.id} ({caller.name}) that you are signed in with: nothing was changed.")
 

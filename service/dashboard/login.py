@@ -17,6 +17,7 @@ from core.errors import Unauthorized
 from core.security import one_time_tokens
 from core.security.one_time_tokens import Purpose
 from core.security.sessions import open_session
+from service.auth.authentication import PageCaller
 from service.auth.session_cookie import clear_session_cookie, session_token, set_session_cookie
 from service.auth.sign_in_throttle import FailureBackoff
 from service.dashboard.rendering import render_page
@@ -66,6 +67,14 @@ async def read_form_texts(request: Request) -> dict[str, str]:
     """Read the fields of a form without files. FastAPI's `Form` would read it before authentication."""
     form = await request.form(max_files=0, max_fields=FORM_FIELDS)
     return {name: value for name, value in form.items() if isinstance(value, str)}
+
+
+async def _read_own_texts(request: Request, _caller: PageCaller) -> dict[str, str]:
+    return {name: value.replace("\r\n", "\n") for name, value in (await read_form_texts(request)).items()}
+
+
+FormTexts = Annotated[dict[str, str], Depends(_read_own_texts)]
+"""The fields of a form of somebody who is signed in."""
 
 
 def safe_redirect_target(wanted: str | None) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
@@ -23,7 +22,7 @@ from service.auth.authentication import (
     require_key_or_session,
 )
 from service.auth.ownership import require_project_owner
-from service.dashboard.login import SameOriginForm, read_form_texts
+from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page, settings_url
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.http.errors import STATUS_BY_ERROR
@@ -41,13 +40,6 @@ _PAGES = {
     "server": "Server",
     "health": "Health",
 }
-
-
-async def _read_texts(request: Request, _caller: PageCaller) -> dict[str, str]:
-    return {name: value.replace("\r\n", "\n") for name, value in (await read_form_texts(request)).items()}
-
-
-Texts = Annotated[dict[str, str], Depends(_read_texts)]
 
 
 def _render(
@@ -80,13 +72,13 @@ def show_keys(session: ReadSession, app_state: AppStateDep, caller: PageCaller) 
 
 
 @router.post("/ui/settings/keys", dependencies=[SameOriginForm])
-def create_key(app_state: AppStateDep, caller: PageCaller, texts: Texts) -> Response:
+def create_key(app_state: AppStateDep, caller: PageCaller, texts: FormTexts) -> Response:
     """Create an API key, and show it this once."""
     require_administrator(app_state, caller)
     created: CreatedKey | None = None
     error: GradientError | None = None
     try:
-        require_key_again(app_state, caller, texts.get("own_key", ""))
+        require_key_again(app_state, caller, texts)
         wanted = parse_request(CreateKey, {"name": texts.get("name", "").strip(), "days": _days(texts.get("days", ""))})
         with app_state.database.write() as session:
             created = keys.make_key(session, wanted)
@@ -109,12 +101,12 @@ def _days(text: str) -> int | None:
 
 @router.post("/ui/settings/keys/{key_id}/revoke", dependencies=[SameOriginForm])
 def revoke_key(
-    session: WriteSession, app_state: AppStateDep, caller: PageCaller, texts: Texts, key_id: str
+    session: WriteSession, app_state: AppStateDep, caller: PageCaller, texts: FormTexts, key_id: str
 ) -> Response:
     """Revoke an API key."""
     if key_id != caller.id:
         require_administrator(app_state, caller)
-    require_key_again(app_state, caller, texts.get("own_key", ""))
+    require_key_again(app_state, caller, texts)
     api_keys.revoke(session, key_id)
     on_commit(session, app_state.keys.clear)
     return RedirectResponse("/ui/settings/keys", 303)
@@ -136,7 +128,7 @@ def _stored_page(
     app_state: AppState,
     caller: Principal,
     texts: Mapping[str, str],
-    error: SpecInvalid | None = None,
+    error: GradientError | None = None,
 ) -> Response:
     project = texts.get("project", "")
     names = [one.name for one in queries.projects(session)]
@@ -155,10 +147,11 @@ def show_secrets(session: ReadSession, app_state: AppStateDep, caller: PageCalle
 
 
 @router.post("/ui/settings/secrets", dependencies=[SameOriginForm])
-def change_secrets(app_state: AppStateDep, caller: PageCaller, texts: Texts) -> Response:
+def change_secrets(app_state: AppStateDep, caller: PageCaller, texts: FormTexts) -> Response:
     """Store a secret, or delete one."""
     project, name = texts.get("project", ""), texts.get("name", "").strip()
     try:
+        require_key_again(app_state, caller, texts)
         with app_state.database.write() as session:
             project_id = _project_id(session, project)
             require_project_owner(session, app_state, caller, project_id)
@@ -166,7 +159,7 @@ def change_secrets(app_state: AppStateDep, caller: PageCaller, texts: Texts) -> 
                 credentials.delete_secret(session, project_id, name)
             else:
                 credentials.put_secret(session, Vault(app_state.settings), project_id, name, texts.get("value", ""))
-    except SpecInvalid as error:
+    except (KeyNeeded, SpecInvalid) as error:
         with app_state.database.read() as session:
             return _secrets_page(session, app_state, caller, texts, error)
     return _redirect("secrets", project)
@@ -179,10 +172,11 @@ def show_registries(session: ReadSession, app_state: AppStateDep, caller: PageCa
 
 
 @router.post("/ui/settings/registries", dependencies=[SameOriginForm])
-def change_registries(app_state: AppStateDep, caller: PageCaller, texts: Texts) -> Response:
+def change_registries(app_state: AppStateDep, caller: PageCaller, texts: FormTexts) -> Response:
     """Store the login for a registry, or delete one."""
     project, host = texts.get("project", ""), texts.get("host", "").strip()
     try:
+        require_key_again(app_state, caller, texts)
         with app_state.database.write() as session:
             project_id = _project_id(session, project)
             require_project_owner(session, app_state, caller, project_id)
@@ -195,7 +189,7 @@ def change_registries(app_state: AppStateDep, caller: PageCaller, texts: Texts) 
                     push="push" in texts,
                 )
                 registries.set_registry_login(session, app_state, project_id, host, login)
-    except SpecInvalid as error:
+    except (KeyNeeded, SpecInvalid) as error:
         with app_state.database.read() as session:
             return _registries_page(session, app_state, caller, texts, error)
     return _redirect("registries", project)

@@ -6,9 +6,9 @@ from sqlalchemy.orm import Session
 
 from core.catalogue.backends import capabilities_of
 from core.jobs import queries
-from service.auth.authentication import PageCaller, require_key_or_session
+from service.auth.authentication import PageCaller, require_key_again, require_key_or_session
 from service.auth.ownership import OwnerCheck
-from service.dashboard.login import SameOriginForm
+from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppState, AppStateDep, ReadSession, WriteSession
 from service.presenters.jobs import job_views
@@ -49,14 +49,20 @@ def _queue(session: Session, app_state: AppState) -> list[JobView]:
 
 
 @router.post("/ui/machines/{worker}/drain", dependencies=[SameOriginForm])
-def drain_worker(session: WriteSession, caller: PageCaller, worker: str) -> Response:
+def drain_worker(
+    session: WriteSession, app_state: AppStateDep, caller: PageCaller, texts: FormTexts, worker: str
+) -> Response:
     """Let a worker claim no more jobs."""
+    require_key_again(app_state, caller, texts)
     workers.drain_worker(session, caller, worker)
     return RedirectResponse("/ui/machines", 303)
 
 
 @router.post("/ui/machines/{worker}/resume", dependencies=[SameOriginForm])
-def resume_worker(session: WriteSession, caller: PageCaller, worker: str) -> Response:
+def resume_worker(
+    session: WriteSession, app_state: AppStateDep, caller: PageCaller, texts: FormTexts, worker: str
+) -> Response:
     """Let a drained worker claim jobs again."""
+    require_key_again(app_state, caller, texts)
     workers.resume_worker(session, caller, worker)
     return RedirectResponse("/ui/machines", 303)

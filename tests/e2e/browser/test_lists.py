@@ -126,12 +126,16 @@ def test_the_first_page_shows_what_runs_and_what_failed(service, browser, jobs):
 
 def test_a_worker_is_drained_and_resumed(service, browser):
     browser.open(f"{service.cli_json['url']}/ui/machines")
+    browser.click("#change-1 summary")
+    browser.fill("#own-key-1", service.cli_json["apiKey"])
     browser.click("#drain-1")
     browser.wait_for("document.getElementById('resume-1')")
     browser.wait_for("document.readyState === 'complete'")
     waiting = service.submit("true", name="waits-for-it")
     browser.wait_for("document.querySelector('#queue-title ~ .scroll table')?.innerText.includes('waits-for-it')")
     assert fits(browser)
+    browser.click("#change-1 summary")
+    browser.fill("#own-key-1", service.cli_json["apiKey"])
     browser.click("#resume-1")
     browser.wait_for("document.getElementById('drain-1')")
     assert service.wait_ended(waiting)["state"] == "Stopped"

@@ -117,17 +117,23 @@ def test_forms_of_other_sites_change_nothing(signed_in_browser, submit, client, 
     assert client.get(f"/jobs/{job_id}").json()["state"] == "Pending"
 
 
-def test_a_worker_is_drained_from_its_page(signed_in_browser, submit, client, worker):
+def test_a_worker_is_drained_from_its_page(signed_in_browser, submit, client, worker, api_key):
     worker.register()
     name = client.get("/workers").json()["workers"][0]["name"]
     submit(name="queued")
+    own_key = {"own_key": api_key}
+    refused = signed_in_browser.post(f"/ui/machines/{name}/drain")
+    assert (refused.status_code, "Enter the API key" in refused.text) == (403, True)
+    assert client.get("/workers").json()["workers"][0]["state"] == "ready"
     page = signed_in_browser.get("/ui/machines").text
     assert f'action="/ui/machines/{name}/drain"' in page
     assert re.search(r"queued</a>", page)
-    assert signed_in_browser.post(f"/ui/machines/{name}/drain").headers["location"] == "/ui/machines"
+    assert signed_in_browser.post(f"/ui/machines/{name}/drain", data=own_key).headers["location"] == "/ui/machines"
     assert client.get("/workers").json()["workers"][0]["state"] == "drained"
     assert f'action="/ui/machines/{name}/resume"' in signed_in_browser.get("/ui/machines").text
-    signed_in_browser.post(f"/ui/machines/{name}/resume")
+    assert signed_in_browser.post(f"/ui/machines/{name}/resume", data={"own_key": "gj_x"}).status_code == 403
+    assert client.get("/workers").json()["workers"][0]["state"] == "drained"
+    signed_in_browser.post(f"/ui/machines/{name}/resume", data=own_key)
     assert client.get("/workers").json()["workers"][0]["state"] == "ready"
 
 

@@ -51,6 +51,27 @@ def test_a_copied_session_makes_and_revokes_no_key(signed_in_browser, client, ap
     assert client.get("/keys").json()["keys"] == before
 
 
+@pytest.mark.parametrize("own_key", [{}, {"own_key": "gj_wrong"}], ids=["none", "wrong"])
+@pytest.mark.parametrize(
+    ("page", "form"),
+    [
+        ("secrets", {"name": "kept", "value": "hush"}),
+        ("secrets", {"name": "kept", "action": "delete"}),
+        ("registries", {"host": "kept", "username": "alice", "password": "hush"}),
+        ("registries", {"host": "kept", "action": "delete"}),
+    ],
+)
+@pytest.mark.usefixtures("administrator")
+def test_a_copied_session_changes_no_secrets_and_registries(signed_in_browser, client, page, form, own_key):
+    client.put("/secrets/kept", json={"value": "before"})
+    client.put("/registries/kept", json={"username": "bob", "password": "before"})
+    before = client.get(f"/{page}").json()
+    refused = signed_in_browser.post(f"/ui/settings/{page}", data=form | own_key)
+    text = refused.text
+    assert (refused.status_code, "Enter the API key" in text, 'value="kept"' in text, "hush" in text) == (403, 1, 1, 0)
+    assert client.get(f"/{page}").json() == before != {page: []}
+
+
 def test_who_is_no_administrator_is_told_so(signed_in_browser):
     page = signed_in_browser.get("/ui/settings/keys").text
     assert "Only administrators create keys" in page
@@ -63,9 +84,9 @@ def test_who_is_no_administrator_is_told_so(signed_in_browser):
         assert (answer.status_code, "Only administrators may do this" in answer.text) == (403, True)
 
 
-def test_secrets_are_stored_and_deleted_by_name_and_never_shown(signed_in_browser, client):
+def test_secrets_are_stored_and_deleted_by_name_and_never_shown(signed_in_browser, client, api_key):
     project = client.post("/projects", json={"name": "vision"}).json()["id"]
-    stored = {"project": "vision", "name": "HF_TOKEN", "value": "line one\r\nline two"}
+    stored = {"project": "vision", "name": "HF_TOKEN", "value": "line one\r\nline two", "own_key": api_key}
     answer = signed_in_browser.post("/ui/settings/secrets", data=stored)
     assert answer.headers["location"] == "/ui/settings/secrets?project=vision"
     page = signed_in_browser.get(answer.headers["location"]).text
@@ -73,13 +94,13 @@ def test_secrets_are_stored_and_deleted_by_name_and_never_shown(signed_in_browse
     assert "line one" not in page
     assert [one["name"] for one in client.get(f"/projects/{project}/secrets").json()["secrets"]] == ["HF_TOKEN"]
     assert client.get("/secrets").json()["secrets"] == []
-    gone = {"project": "vision", "name": "HF_TOKEN", "action": "delete"}
+    gone = {"project": "vision", "name": "HF_TOKEN", "action": "delete", "own_key": api_key}
     assert signed_in_browser.post("/ui/settings/secrets", data=gone).status_code == 303
     assert client.get(f"/projects/{project}/secrets").json()["secrets"] == []
 
 
-def test_a_wrong_secret_keeps_its_name_but_not_its_value(signed_in_browser):
-    page = signed_in_browser.post("/ui/settings/secrets", data={"name": "9 lives", "value": "hush"})
+def test_a_wrong_secret_keeps_its_name_but_not_its_value(signed_in_browser, api_key):
+    page = signed_in_browser.post("/ui/settings/secrets", data={"name": "9 lives", "value": "hush", "own_key": api_key})
     assert page.status_code == 400
     assert 'value="9 lives"' in page.text
     assert "is not a name for a secret" in page.text
@@ -87,8 +108,8 @@ def test_a_wrong_secret_keeps_its_name_but_not_its_value(signed_in_browser):
     assert signed_in_browser.get("/ui/settings/secrets?project=none").status_code == 404
 
 
-def test_registries_are_stored_and_deleted_without_showing_the_password(signed_in_browser, client):
-    login = {"host": "registry.example.org", "username": "alice", "password": "hush", "push": "on"}
+def test_registries_are_stored_and_deleted_without_showing_the_password(signed_in_browser, client, api_key):
+    login = {"host": "registry.example.org", "username": "alice", "password": "hush", "push": "on", "own_key": api_key}
     assert signed_in_browser.post("/ui/settings/registries", data=login).status_code == 303
     (stored,) = client.get("/registries").json()["registries"]
     assert (stored["host"], stored["username"], stored["push"]) == ("registry.example.org", "alice", True)
@@ -97,7 +118,7 @@ def test_registries_are_stored_and_deleted_without_showing_the_password(signed_i
     assert "hush" not in page
     wrong = signed_in_browser.post("/ui/settings/registries", data=login | {"host": "not a host"})
     assert (wrong.status_code, 'value="alice"' in wrong.text, "hush" in wrong.text) == (400, True, False)
-    gone = {"host": "registry.example.org", "action": "delete"}
+    gone = {"host": "registry.example.org", "action": "delete", "own_key": api_key}
     assert signed_in_browser.post("/ui/settings/registries", data=gone).status_code == 303
     assert client.get("/registries").json()["registries"] == []
 
