@@ -128,6 +128,8 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
         detail = "without a sandbox: as a process of the server's own user"
     elif handle.get("own_network") is False:
         detail = "in the server's own network: it reaches what listens there"
+    elif handle.get("by_proxy"):
+        detail = "in a network that reaches HTTP and HTTPS alone, by a proxy"
     add_event(session, moved, "started", from_state=source, to_state=moved.state, detail=detail)
     return moved
 

@@ -17,7 +17,7 @@ from core.system.inotify import FileWatcher
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from gradient_server.job_ports_address import are_ports_at_dashboard
 from worker.backends.control_groups import control_group_support
-from worker.backends.job_network import reason_without_network
+from worker.backends.job_network import reason_for_proxy, reason_without_network
 from worker.backends.job_sandbox import reason_without_sandbox, sandbox_support
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -98,9 +98,11 @@ def job_sandbox(settings: Settings, *, shared: bool = False) -> Finding:
 
 def job_network(settings: Settings) -> Finding:
     why = reason_without_sandbox(settings) or reason_without_network(settings)
+    fix = "Start the worker as root with the package `iptables`, or as another user with `passt` and /dev/net/tun."
+    if why is None and (limited := reason_for_proxy()):
+        return warning("network", f"Jobs reach HTTP and HTTPS alone, by a proxy: {limited}.", fix)
     if why is None:
         return ok("network", "Jobs of simulated machines have networks of their own.")
-    fix = "Start the worker as root with the package `iptables`, or as another user with `passt`."
     if settings.process.network == "off":
         fix = "Unset GRADIENT_PROCESS__NETWORK."
     if settings.process.network == "require":

@@ -8,7 +8,7 @@ from functools import partial
 import httpx
 import psutil
 import pytest
-from support.deployment import ORDINARY, wait_until
+from support.deployment import ORDINARY, WITHOUT_TUN, wait_until
 from support.servers.neighbour import PORT, neighbour
 
 from worker.backends.linked_networks import LINK_PREFIX
@@ -49,12 +49,19 @@ while not os.path.exists("/storage/" + os.environ["OTHER"]):
 PROBE = """
 import json, os, socket, sys, time
 
+proxy, _, port = os.environ.get("HTTPS_PROXY", "").removeprefix("http://").partition(":")
+
 def reached(address):
     try:
         socket.create_connection(address, 20).close()
     except OSError:
-        return False
+        return proxy and reached_by_proxy(*address)
     return True
+
+def reached_by_proxy(address, at):
+    with socket.create_connection((proxy, int(port)), 20) as connection:
+        connection.sendall(f"CONNECT {address}:{at} HTTP/1.1\\r\\n\\r\\n".encode())
+        return b" 200 " in connection.recv(100)
 
 print("FOUND" + json.dumps([address for address in json.loads(sys.argv[1]) if reached(address)]))
 """
@@ -71,10 +78,10 @@ SERVES = "echo hello >index.html; echo up; exec python3 -m http.server --bind 12
 pytestmark = [pytest.mark.usefixtures("bubblewrap")]
 
 
-@pytest.fixture(params=["linked", "relayed"])
+@pytest.fixture(params=["linked", "relayed", "proxied"])
 def inside(request):
-    """Words before a worker that is root, and before one that is not."""
-    return ORDINARY if request.param == "relayed" else ()
+    """Words before a worker that is root, before one that is not, and before one whose jobs reach HTTP alone."""
+    return {"linked": (), "relayed": ORDINARY, "proxied": WITHOUT_TUN}[request.param]
 
 
 @pytest.fixture
@@ -158,7 +165,11 @@ def test_a_job_reaches_neither_this_host_nor_other_jobs(deployment, inside, netw
     else:
         assert (reached, len(linked)) == ([], 1)
     events = str(deployment.events(other))
+    page = deployment.request("GET", f"/ui/jobs/{other}").text
     assert ("in the server's own network" in events) == (network == "off")
+    assert ("No network of its own" in page) == (network == "off")
+    assert ("HTTP and HTTPS alone" in events) == ("HTTP and HTTPS alone" in page)
+    assert ("HTTP and HTTPS alone" in page) == (network == "require" and inside == WITHOUT_TUN)
 
 
 @pytest.mark.parametrize("allowed", ["", "network", "name"])
@@ -183,7 +194,7 @@ def test_a_port_leads_into_it(service, inside):
     (port,) = service.job(job)["ports"]
     wait_until(lambda: fetched(port["url"]) == b"hello\n", "its answer")
     first = find_sandbox(job, 1)
-    assert len(relays(first)) == (1 if inside else 0)
+    assert len(relays(first)) == (1 if inside == ORDINARY else 0)
     service.request("POST", f"/jobs/{job}/stop")
     service.wait_ended(job)
     wait_until(lambda: not relays(first), "nothing to be left of its network")

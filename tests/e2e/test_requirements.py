@@ -6,7 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from support.deployment import ORDINARY
+from support.deployment import ORDINARY, WITHOUT_TUN
 from support.servers.git_server import GitServer, commit_files
 from support.servers.package_index import PackageIndex, source_files
 
@@ -56,13 +56,13 @@ def git(tmp_path):
     server.close()
 
 
-@pytest.fixture(params=["linked", "relayed"])
+@pytest.fixture(params=["linked", "relayed", "proxied"])
 def service(request, deployment, index, git):
     """A worker that is root, and one that is not, each with jobs in networks of their own."""
     deployment.start_api()
     deployment.start_worker(
         "w1",
-        inside=ORDINARY if request.param == "relayed" else (),
+        inside={"linked": (), "relayed": ORDINARY, "proxied": WITHOUT_TUN}[request.param],
         UV_DEFAULT_INDEX=index.url,
         UV_EXTRA_INDEX_URL=f"http://{git.address}/simple",  # so that it is reached, though it is on this machine
         UV_PYTHON_DOWNLOADS="never",

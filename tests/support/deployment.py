@@ -53,6 +53,8 @@ PLAIN_JOBS = {"GRADIENT_PROCESS__SANDBOX": "off", "GRADIENT_ENVIRONMENTS__DEFAUL
 ORDINARY = (
     *("bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--unshare-user", "--uid", "12345", "--gid", "12345", "--"),
 )
+# Likewise, on a machine where pasta makes no networks.
+WITHOUT_TUN = (*ORDINARY[:-1], "--tmpfs", "/dev/net", "--")
 
 
 class Process:

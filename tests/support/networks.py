@@ -4,13 +4,13 @@ import os
 import shutil
 
 from core.settings import Settings
-from worker.backends.job_network import reason_without_network
+from worker.backends.job_network import reason_for_proxy, reason_without_network
 from worker.backends.job_sandbox import sandbox_support
 
 
 def can_link() -> bool:
     """Return whether a worker that is root can link them with this host."""
-    return os.geteuid() == 0 and reason_without_network(Settings()) is None
+    return os.geteuid() == 0 and reason_without_network(Settings()) is None and reason_for_proxy() is None
 
 
 def can_relay() -> bool:

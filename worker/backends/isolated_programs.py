@@ -158,7 +158,7 @@ class Isolation:
             if program.folder.is_relative_to(source)
         )
         command += ["-c", _SHELL, "sh", str(folder), *program.words]
-        env = {"HOME": TEMPORARY, **program.env}
+        env = {"HOME": TEMPORARY, **program.env, **self._network.variables}
         ours, theirs = socket.socketpair()
         stack.enter_context(ours)
         with theirs:

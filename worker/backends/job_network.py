@@ -2,20 +2,27 @@
 
 A worker that is root links it with this host by a pair of interfaces, behind its firewall. For another user `pasta`
 (package `passt`) passes the job's connections on. Either way the namespace has rules of its own against what jobs must
-not reach, which the job cannot change. The kernel deletes it, and its interfaces, after the job's last process.
+not reach, which the job cannot change. Where neither can be had, an HTTP proxy has the same rules, and the network is
+loopback alone. The kernel deletes it, and its interfaces, after the job's last process.
 """
 
 import logging
 import os
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Protocol, TypeVar
 
 from core.settings import Settings
+from core.system.bubblewrap_command import begin_command, bind_system
 from worker.backends.linked_networks import LinkedNetworks, set_firewall
 from worker.backends.network_limits import FirewallUnavailable, find_limits
 from worker.backends.package_indexes import configured_addresses
-from worker.backends.relayed_networks import RelayedNetworks, try_relay
+from worker.backends.proxied_networks import ProxiedNetworks
+from worker.backends.relayed_networks import RelayedNetworks
+from worker.backends.sandbox_processes import children_of
+from worker.sandbox.netlink import Rule
+from worker.sandbox.network_namespace import NetworkUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +34,11 @@ class JobNetwork(Protocol):
 
     Attributes:
         unshare: Words of bubblewrap.
+        variables: Variables of the programs in it.
     """
 
     unshare: tuple[str, ...]
+    variables: Mapping[str, str]
 
     def resolvers(self) -> list[str]:
         """Return the DNS servers of its jobs."""
@@ -47,6 +56,8 @@ class JobNetwork(Protocol):
 
 class _NoNetworks:
     """Sandboxes whose network is as bubblewrap makes it."""
+
+    variables: Mapping[str, str] = {}
 
     def __init__(self, *unshare: str) -> None:
         self.unshare = unshare
@@ -81,10 +92,13 @@ def make_network(settings: Settings, shared: Callable[[], bool]) -> JobNetwork:
                 extra={"why": why},
             )
         return HOST_NETWORK
-    kind = LinkedNetworks if os.geteuid() == 0 else RelayedNetworks
+    kind, limited = _find_kind()
+    assert kind is not None  # noqa: S101 - for mypy: there is no reason against it
+    if kind is ProxiedNetworks:
+        logger.warning("jobs_by_proxy: jobs reach HTTP and HTTPS alone", extra={"why": limited})
 
-    def limits(servers: list[str]) -> bytes:
-        indexes = [one for one, own in configured_addresses().items() if not own]
+    def limits(servers: list[str]) -> list[Rule]:
+        indexes = [one for one, own in configured_addresses().items() if not own or kind is ProxiedNetworks]
         return find_limits(settings, servers, indexes, shared=shared())
 
     return kind(limits)
@@ -92,18 +106,49 @@ def make_network(settings: Settings, shared: Callable[[], bool]) -> JobNetwork:
 
 def reason_without_network(settings: Settings) -> str | None:
     """Return the reason that jobs in a sandbox have this host's network; None if they have one of their own."""
-    return "GRADIENT_PROCESS__NETWORK=off" if settings.process.network == "off" else _find_problem()
+    if settings.process.network == "off":
+        return "GRADIENT_PROCESS__NETWORK=off"
+    kind, why = _find_kind()
+    return why if kind is None else None
+
+
+def reason_for_proxy() -> str | None:
+    """Return the reason that jobs with a network of their own reach HTTP and HTTPS alone; None if they reach all."""
+    kind, why = _find_kind()
+    return why if kind is ProxiedNetworks else None
 
 
 @cache
-def _find_problem() -> str | None:
-    """Make a network once, as for a job; return the reason that this fails."""
-    try:
-        if os.geteuid() == 0:
-            set_firewall([])
-            os.close(LinkedNetworks(lambda _: b"").make())
+def _find_kind() -> tuple[type[LinkedNetworks | RelayedNetworks | ProxiedNetworks] | None, str | None]:
+    """Make networks once, as for a job; return the best kind that can be made, and why no better one can."""
+    whys = []
+    for kind in (LinkedNetworks if os.geteuid() == 0 else RelayedNetworks, ProxiedNetworks):
+        try:
+            network = kind(lambda _: [])
+            if isinstance(network, LinkedNetworks):
+                set_firewall([])
+                os.close(network.make())
+            else:
+                _try_network(network)
+        except (FirewallUnavailable, OSError) as error:
+            whys.append(str(error))
         else:
-            try_relay()
-    except (FirewallUnavailable, OSError) as error:
-        return str(error)
-    return None
+            return kind, "; ".join(whys) or None
+    return None, "; ".join(whys)
+
+
+def _try_network(network: JobNetwork) -> None:
+    """Make a network for a sandbox that runs nothing.
+
+    Raises:
+        OSError: This fails.
+    """
+    words = [*begin_command(), *bind_system(), *network.unshare, "--", "sh", "-c", "echo; read _"]
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=none) as child:  # noqa: S603 - words of ours
+        try:
+            if child.stdout is None or not child.stdout.readline():
+                raise NetworkUnavailable("bubblewrap makes no network")
+            network.attach(children_of(child.pid)[0])
+        finally:
+            child.kill()

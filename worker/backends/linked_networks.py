@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from ipaddress import IPv4Address
@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from worker.backends.network_limits import FirewallUnavailable, inner_bridges, resolvers, run_iptables
 from worker.sandbox import netlink
+from worker.sandbox.netlink import Rule
 from worker.sandbox.network_namespace import NetworkUnavailable, call_in_network
 
 T = TypeVar("T")
@@ -58,8 +59,9 @@ class LinkedNetworks:
     """
 
     unshare: tuple[str, ...] = ()
+    variables: Mapping[str, str] = {}
 
-    def __init__(self, limits: Callable[[list[str]], bytes]) -> None:
+    def __init__(self, limits: Callable[[list[str]], list[Rule]]) -> None:
         self._find_limits = limits
         self._limits = b""
         self._lock = threading.Lock()
@@ -73,7 +75,7 @@ class LinkedNetworks:
         with self._lock:
             if time.monotonic() - self._checked_at > _CHECK_SECONDS:
                 set_firewall(self.resolvers())
-                limits = self._find_limits(self.resolvers())
+                limits = netlink.add_rules(self._find_limits(self.resolvers()))
                 if limits != self._limits:
                     self._limits, outdated = limits, self._ready
                     self._ready = deque()

@@ -5,13 +5,15 @@ import logging
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
+
 from core.settings import Settings
-from worker.sandbox import netlink
+from worker.sandbox.netlink import Rule
 
 logger = logging.getLogger(__name__)
 
@@ -118,36 +120,45 @@ def _resolve(urls: Iterable[str | None]) -> Iterable[tuple[str, int]]:
 
 def find_limits(
     settings: Settings, servers: Iterable[str], indexes: Iterable[tuple[str, int]] = (), *, shared: bool
-) -> bytes:
+) -> list[Rule]:
     """Return the rules that refuse a job what it must not reach, but not its DNS servers and package indexes.
 
     Args:
         shared: Also refuse private addresses, but those of GRADIENT_EGRESS__ALLOWED.
     """
     rules = [
-        netlink.add_rule(_ALLOWED, IPv4Network(one), protocol, _DNS, prohibit=False)
+        Rule(_ALLOWED, IPv4Network(one), protocol, _DNS, prohibit=False)
         for one in servers
         for protocol in (socket.IPPROTO_UDP, socket.IPPROTO_TCP)
     ]
     rules += [
-        netlink.add_rule(_ALLOWED, IPv4Network(address), socket.IPPROTO_TCP, port, prohibit=False)
-        for address, port in indexes
+        Rule(_ALLOWED, IPv4Network(address), socket.IPPROTO_TCP, port, prohibit=False) for address, port in indexes
     ]
     blocked = (ip_network(one, strict=False) for one in (LINK_LOCAL, *settings.docker.blocked))
-    rules += [netlink.add_rule(REFUSED, one, prohibit=True) for one in blocked if isinstance(one, IPv4Network)]
+    rules += [Rule(REFUSED, one) for one in blocked if isinstance(one, IPv4Network)]
     if shared:
         rules += _close_private(settings)
     services = ((ip_network(address), port) for address, port in service_addresses(settings))
-    return b"".join(rules) + b"".join(
-        netlink.add_rule(REFUSED, address, socket.IPPROTO_TCP, port, prohibit=True)
+    return rules + [
+        Rule(REFUSED, address, socket.IPPROTO_TCP, port)
         for address, port in services
         if isinstance(address, IPv4Network)
-    )
+    ]
 
 
-def _close_private(settings: Settings) -> list[bytes]:
+def host_rules() -> Iterator[Rule]:
+    """Yield rules against this host's own addresses, and all those behind its bridges."""
+    bridges = inner_bridges()
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            if one.family == socket.AF_INET:
+                length = one.netmask if name in bridges else 32
+                yield Rule(REFUSED, IPv4Network(f"{one.address}/{length}", strict=False))
+
+
+def _close_private(settings: Settings) -> list[Rule]:
     allowed = [one if "/" in one else f"https://{one}" for one in settings.egress.allowed]
     found = [address for address, _ in _resolve(one for one in allowed if "://" in one)]
     networks = (ip_network(one, strict=False) for one in (*found, *(one for one in allowed if "://" not in one)))
-    rules = [netlink.add_rule(_OPEN, one, prohibit=False) for one in networks if isinstance(one, IPv4Network)]
-    return rules + [netlink.add_rule(_CLOSED, IPv4Network(one), prohibit=True) for one in _PRIVATE]
+    rules = [Rule(_OPEN, one, prohibit=False) for one in networks if isinstance(one, IPv4Network)]
+    return rules + [Rule(_CLOSED, IPv4Network(one)) for one in _PRIVATE]

@@ -143,6 +143,7 @@ class ProcessBackend(Backend):
             "stop_grace": spec.job_spec.stop_grace,
             "sandboxed": sandboxed,
             "own_network": own_network,
+            "by_proxy": own_network and bool(self._network_of(spec).variables),
             "metrics_port": self._connections.ports_on_host.get(spec.name),
             "reaches_indexes": own_network and spec.job_spec.network is None,
             "ports": [(port.external, port.internal) for port in spec.ports],
@@ -284,12 +285,13 @@ class ProcessBackend(Backend):
         start = None
         try:
             group = self._make_group(spec)
-            inherited = inherited_environment(spec.python)
+            network = self._network_of(spec)
+            inherited = {**inherited_environment(spec.python), **network.variables}
             if self._sandbox is None:
                 child = start_plain(spec, join_words(group), inherited)
             else:
                 joined = group if group is not None and group.joined_at_once else None
-                start = start_sandboxed(spec, self._sandbox, inherited, join_words(joined), self._network_of(spec))
+                start = start_sandboxed(spec, self._sandbox, inherited, join_words(joined), network)
                 group = group if joined is None else None
                 child = start.bubblewrap
         except (OSError, FirewallUnavailable) as error:

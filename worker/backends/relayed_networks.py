@@ -5,18 +5,14 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from ipaddress import IPv4Network
-from socket import AF_INET
 from typing import BinaryIO, TypeVar
 
-import psutil
-
-from core.system.bubblewrap_command import PATH, begin_command, bind_system
-from worker.backends.network_limits import REFUSED, has_default_route, inner_bridges
-from worker.backends.sandbox_processes import children_of
+from core.system.bubblewrap_command import PATH
+from worker.backends.network_limits import has_default_route, host_rules
 from worker.sandbox import netlink
+from worker.sandbox.netlink import Rule
 from worker.sandbox.network_namespace import NetworkUnavailable, enter, network_of, owner_of
 
 T = TypeVar("T")
@@ -36,8 +32,9 @@ class RelayedNetworks:
     """
 
     unshare: tuple[str, ...] = ("--unshare-net",)
+    variables: Mapping[str, str] = {}
 
-    def __init__(self, limits: Callable[[list[str]], bytes]) -> None:
+    def __init__(self, limits: Callable[[list[str]], list[Rule]]) -> None:
         self._find_limits = limits
 
     def resolvers(self) -> list[str]:
@@ -53,20 +50,24 @@ class RelayedNetworks:
             raise NetworkUnavailable("pasta is not installed (apt-get install passt)")
         with network_of(first) as network, owner_of(network) as owner, _open_messages() as messages:
             names = [f"/proc/self/fd/{descriptor}" for descriptor in (owner, network)]
-            relay = _start([*_PASTA, "--userns", names[0], "--netns", names[1]], messages, network, owner)
+            relay = start_helper([*_PASTA, "--userns", names[0], "--netns", names[1]], messages, network, owner)
             # It would keep the network.
-            _start(["/bin/sh", "-c", 'tail --pid="$0" -f /dev/null; kill "$1"', str(first), str(relay.pid)], messages)
+            start_helper(
+                ["/bin/sh", "-c", 'tail --pid="$0" -f /dev/null; kill "$1"', str(first), str(relay.pid)], messages
+            )
             _wait_for_route(first, relay, messages)
-            enter(network, "netlink", given=self._find_limits([]) + b"".join(_refuse_host()))
+            enter(network, "netlink", given=netlink.add_rules([*self._find_limits([]), *host_rules()]))
 
 
-def _start(words: list[str], messages: BinaryIO, *inherited: int) -> "subprocess.Popen[bytes]":
+def start_helper(
+    words: list[str], messages: BinaryIO | int, *inherited: int, given: BinaryIO | int = subprocess.DEVNULL
+) -> "subprocess.Popen[bytes]":
     """Start a program that outlives the worker."""
     return subprocess.Popen(  # noqa: S603 - words of ours
         words,
         cwd="/",
         env={"PATH": PATH},
-        stdin=subprocess.DEVNULL,
+        stdin=given,
         stdout=subprocess.DEVNULL,
         stderr=messages,
         pass_fds=inherited,
@@ -87,35 +88,8 @@ def _wait_for_route(first: int, relay: "subprocess.Popen[bytes]", messages: Bina
     until = time.monotonic() + _START_SECONDS
     while not has_default_route(first):
         if time.monotonic() > until or relay.poll() is not None:
+            messages.seek(0)
             lines = messages.read().rstrip(b"\0").decode(errors="replace").splitlines()
             why = " ".join(line for line in lines if not line.startswith("Failed to send"))
             raise NetworkUnavailable(f"pasta: {why[-300:] or 'no connection'}")
         time.sleep(_PAUSE_SECONDS)
-
-
-def _refuse_host() -> Iterator[bytes]:
-    """Yield rules against this host's own addresses, and all those behind its bridges."""
-    bridges = inner_bridges()
-    for name, addresses in psutil.net_if_addrs().items():
-        for one in addresses:
-            if one.family == AF_INET:
-                length = one.netmask if name in bridges else 32
-                network = IPv4Network(f"{one.address}/{length}", strict=False)
-                yield netlink.add_rule(REFUSED, network, prohibit=True)
-
-
-def try_relay() -> None:
-    """Make a network for a sandbox that runs nothing.
-
-    Raises:
-        OSError: This fails.
-    """
-    words = [*begin_command(), *bind_system(), *RelayedNetworks.unshare, "--", "sh", "-c", "echo; read _"]
-    pipe, none = subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=none) as child:  # noqa: S603 - words of ours
-        try:
-            if child.stdout is None or not child.stdout.readline():
-                raise NetworkUnavailable("bubblewrap makes no network")
-            RelayedNetworks(lambda _: b"").attach(children_of(child.pid)[0])
-        finally:
-            child.kill()

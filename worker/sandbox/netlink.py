@@ -4,7 +4,9 @@ import errno
 import os
 import socket
 import struct
+from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network
+from typing import NamedTuple
 
 _NEW_LINK, _NEW_ADDRESS, _NEW_ROUTE, _NEW_RULE = 16, 20, 24, 32
 _REQUEST, _ACKNOWLEDGE, _EXCLUSIVE, _CREATE = 0x1, 0x4, 0x200, 0x400
@@ -13,6 +15,16 @@ _HEADER = struct.Struct("IHHII")
 _MAIN_TABLE, _BOOT, _UNICAST = 254, 3, 1
 _TO_TABLE, _PROHIBIT = 1, 8
 _UP = 1
+
+
+class Rule(NamedTuple):
+    """Prohibits or allows packets to addresses, perhaps only of one protocol to one port."""
+
+    order: int
+    to: IPv4Network
+    protocol: int | None = None
+    port: int | None = None
+    prohibit: bool = True
 
 
 def add_pair(here: str, there: str, network: int) -> bytes:
@@ -36,18 +48,19 @@ def add_default_route(gateway: IPv4Address) -> bytes:
     return _message(_NEW_ROUTE, head + _attribute(5, gateway.packed))
 
 
-def add_rule(
-    order: int, to: IPv4Network, protocol: int | None = None, port: int | None = None, *, prohibit: bool
-) -> bytes:
-    """Prohibit or allow packets to addresses, perhaps only of one protocol to one port."""
-    action, table = (_PROHIBIT, 0) if prohibit else (_TO_TABLE, _MAIN_TABLE)
-    rule = struct.pack("8BI", socket.AF_INET, to.prefixlen, 0, 0, table, 0, 0, action, 0)
-    rule += _attribute(1, to.network_address.packed) + _attribute(6, struct.pack("I", order))
-    if protocol is not None:
-        rule += _attribute(22, struct.pack("B", protocol))
-    if port is not None:
-        rule += _attribute(24, struct.pack("HH", port, port))
-    return _message(_NEW_RULE, rule)
+def add_rules(rules: Iterable[Rule]) -> bytes:
+    return b"".join(map(_add_rule, rules))
+
+
+def _add_rule(rule: Rule) -> bytes:
+    action, table = (_PROHIBIT, 0) if rule.prohibit else (_TO_TABLE, _MAIN_TABLE)
+    body = struct.pack("8BI", socket.AF_INET, rule.to.prefixlen, 0, 0, table, 0, 0, action, 0)
+    body += _attribute(1, rule.to.network_address.packed) + _attribute(6, struct.pack("I", rule.order))
+    if rule.protocol is not None:
+        body += _attribute(22, struct.pack("B", rule.protocol))
+    if rule.port is not None:
+        body += _attribute(24, struct.pack("HH", rule.port, rule.port))
+    return _message(_NEW_RULE, body)
 
 
 def send(messages: bytes) -> None:
