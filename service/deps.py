@@ -65,7 +65,7 @@ class AppState(stores.Stores):
         super().__post_init__()
         self.storage_usage = StorageUsage(self.storage, self.settings.api.processes)
         self.boards = Boards(self.settings)
-        self.lanes = Lanes(self.settings.database.pool_size, self.settings.limits.archives)
+        self.lanes = Lanes(self.settings.database.pool_size)
 
     def backend_for(self, machine: MachineType) -> str:
         return self.settings.backend_of(machine.backend)

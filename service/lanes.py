@@ -47,6 +47,9 @@ class Lane:
             self._waiting -= 1
 
 
+_ARCHIVES = 4  # each is unpacked to a temporary folder while it is checked
+
+
 class Lanes:
     """All lanes of a process.
 
@@ -56,12 +59,12 @@ class Lanes:
         urgent: Sign-ins, checks of keys, and stops, which have to work however busy the rest is.
     """
 
-    def __init__(self, database_threads: int, archives: int) -> None:
+    def __init__(self, database_threads: int) -> None:
         self.reading = Lane("reading", database_threads)
         self.files = Lane("files", database_threads)
         self.changing = Lane("changing", max(2, database_threads // 2))
         self.urgent = Lane("urgent", 2)
-        self.archives = Lane("archives", archives)
+        self.archives = Lane("archives", _ARCHIVES)
         self.following = Lane("following", database_threads)
 
 

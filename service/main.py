@@ -14,6 +14,7 @@ from core.catalogue.images import ImageCatalogue
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
 from core.errors import MachineTypeUnknown, SpecInvalid, StoreUnavailable
+from core.jobs.metrics import MetricLimits
 from core.release import release_version
 from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
@@ -107,7 +108,7 @@ def create_app_state(settings: Settings, database: Database, *, wake: Callable[[
         streams=streams,
         limits=Limits(settings.limits, settings.api.processes),
         job_counts=JobCounts(),
-        metrics=JobMetricsCache(settings.metrics),
+        metrics=JobMetricsCache(MetricLimits()),
         service_metrics=ServiceMetrics(streams),
         wake=wake,
     )

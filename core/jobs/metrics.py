@@ -29,6 +29,18 @@ _FETCH_SIZE = 500
 _DELETE_BATCH = 5000
 
 
+class MetricLimits(NamedTuple):
+    """Limits of a job's stored metrics, more than a page can show.
+
+    Attributes:
+        names: Most names; values under further names are dropped.
+        values: Most values; the more a job has sent, the fewer of its lines are stored.
+    """
+
+    names: int = 200
+    values: int = 1_000_000
+
+
 @dataclass(slots=True)
 class Series:
     """One metric of a job over time."""

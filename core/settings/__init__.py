@@ -20,7 +20,7 @@ from core.settings.encryption import SecretSettings
 from core.settings.environments import EnvironmentSettings
 from core.settings.exec import ExecSettings
 from core.settings.group import SettingsGroup
-from core.settings.limits import LimitSettings, MetricSettings
+from core.settings.limits import LimitSettings
 from core.settings.network import EgressSettings, PortSettings, TensorBoardSettings
 from core.settings.retention import RetentionSettings
 from core.settings.worker import PROCESS_BACKEND, MachineSettings, ProcessSettings, StatsdSettings, WorkerSettings
@@ -53,7 +53,6 @@ class Settings(BaseSettings):
     api: ApiSettings = ApiSettings()
     sign_in: SignInSettings = SignInSettings()
     limits: LimitSettings = LimitSettings()
-    metrics: MetricSettings = MetricSettings()
     database: DatabaseSettings = DatabaseSettings()
     queue: QueueSettings = QueueSettings()
     logs: LogSettings = LogSettings()

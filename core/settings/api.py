@@ -27,7 +27,6 @@ class ApiSettings(SettingsGroup):
     )
     max_upload_bytes: int = Field(default=10 * GIB, description="bytes of the largest workspace upload, as sent")
     max_unpacked_bytes: int = Field(default=10 * GIB, description="bytes of the largest workspace, unpacked")
-    max_body_bytes: int = Field(default=1024**2, description="bytes of the largest JSON body")
     max_connections: int = Field(
         default=1024,
         ge=1,
@@ -36,21 +35,8 @@ class ApiSettings(SettingsGroup):
     max_connections_per_client: int = Field(
         default=512, ge=1, description="most connections at once from one address; trusted proxies are exempt"
     )
-    header_seconds: float = Field(
-        default=20.0,
-        gt=0,
-        description="seconds within which a client must send the headers of a request, and a WebSocket is answered",
-    )
     idle_seconds: int = Field(
         default=5, ge=1, description="seconds that an idle connection is kept open for another request"
-    )
-    body_seconds: float = Field(
-        default=30.0, gt=0, description="seconds within which a request body must deliver another 16 KiB, or end"
-    )
-    send_seconds: float = Field(
-        default=300.0,
-        gt=0,
-        description="seconds that a client may read nothing of a response before its connection is closed",
     )
     trusted_proxies: list[str] = Field(
         default=[],

@@ -39,9 +39,6 @@ class DiskSettings(SettingsGroup):
     artifact_files: int = Field(
         default=100_000, ge=1, description="artifact files stored per attempt; the rest is left out"
     )
-    check_seconds: float = Field(
-        default=10.0, gt=0, description="seconds between measurements of a running job's disk usage"
-    )
 
 
 class LogSettings(SettingsGroup):

@@ -13,16 +13,12 @@ _LAST_UID = 2**31 - 2
 class DockerSettings(SettingsGroup):
     url: str = Field(default="unix:///var/run/docker.sock", description="address of the Docker engine's socket")
     timeout_seconds: float = Field(default=30.0, description="seconds that one response of the engine may take")
-    engine_retry_seconds: float = Field(
-        default=60.0, description="seconds that a job's start waits for an engine that does not respond"
-    )
     default_image: str = Field(default="python:3.12-slim", description="image for jobs that name no container")
     pull: str = Field(
         default="missing",
         description="when to pull images for jobs that do not specify it: missing, always or never",
         pattern="^(missing|always|never)$",
     )
-    pull_seconds: float = Field(default=3600.0, description="seconds that pulling an image may take")
     user: str | None = Field(
         default=None,
         description="user that jobs run as, UID:GID; default: the worker's own user or, if the worker runs as root, "
@@ -47,17 +43,6 @@ class DockerSettings(SettingsGroup):
     )
     pids: int = Field(default=4096, description="most processes and threads of one job")
     shm_mb: int = Field(default=1024, description="MiB of shared memory (/dev/shm) of a job that requests none")
-    gpu_idle_max_memory_mb: int = Field(
-        default=512,
-        ge=0,
-        description="MiB of a GPU's memory that other programs may use; above it, no job gets the GPU",
-    )
-    gpu_idle_max_percent: float = Field(
-        default=20.0,
-        ge=0,
-        le=100,
-        description="percentage of a GPU's time that other programs may use; above it, no job gets the GPU",
-    )
     old_toolkit: bool = Field(
         default=False,
         description="give GPUs to jobs even with an NVIDIA Container Toolkit older than 1.17.8, which lets a "
@@ -99,38 +84,16 @@ class ImageSettings(SettingsGroup):
     unused_ttl_seconds: float = Field(
         default=600.0, ge=0, description="seconds since a job last used an image before the image may be removed"
     )
-    built_ttl_seconds: float = Field(
-        default=86_400.0,
-        ge=0,
-        description="seconds since their last use after which images built for jobs are removed, however much disk "
-        "is free",
-    )
     builds: bool = Field(
         default=False,
         description="let jobs build an image from their workspace's Dockerfile; the steps run as root in their "
         "containers, with the engine's default capabilities and without its no-new-privileges limit",
-    )
-    build_seconds: float = Field(default=3600.0, gt=0, description="seconds that building an image may take")
-    build_memory_mb: int | None = Field(
-        default=None,
-        ge=16,
-        description="MiB of memory for a build's steps; default: what the job requests, else what a job that "
-        "requests none gets",
-    )
-    build_cpus: float | None = Field(
-        default=None, gt=0, description="CPUs for a build's steps; default: what the job requests, else all"
     )
     build_cgroup: str | None = Field(
         default=None,
         description="control group for a build's steps, to limit what the engine's builder cannot (above all "
         "processes): a systemd slice, or a path if Docker's cgroup driver is cgroupfs",
         min_length=1,
-    )
-    build_disk_percent: float = Field(
-        default=90.0,
-        gt=0,
-        le=100,
-        description="percentage of the engine's disk in use at which a build is stopped; 100: never",
     )
     build_network: str | None = Field(
         default=None,

@@ -15,9 +15,6 @@ class EnvironmentSettings(SettingsGroup):
         description="packages of jobs whose folder names none: a JSON list of requirements, [] for Python alone, or "
         "trainer (numpy, pandas, scikit-learn, matplotlib, tqdm, TensorFlow and gradient_trainer, in fixed versions)",
     )
-    unused_days: int = Field(
-        default=30, ge=0, description="days since its last use after which an environment is removed; 0: never"
-    )
     max_mb: int = Field(
         default=20_480,
         ge=0,

@@ -1,4 +1,4 @@
-"""Limits of submissions and of the metrics of jobs."""
+"""Limits of submissions."""
 
 from typing import ClassVar
 
@@ -14,8 +14,7 @@ class LimitSettings(SettingsGroup):
     """
 
     shared: ClassVar = (
-        *("requests_per_minute", "submissions_per_minute", "streams", "exec_sessions", "exec_connections"),
-        *("searches", "uploads", "archives"),
+        *("requests_per_minute", "submissions_per_minute", "streams", "exec_sessions", "searches", "uploads"),
     )
     requests_per_minute: int = Field(
         default=12_000, ge=0, description="requests per minute of one API key; the API counts; 0: no limit"
@@ -38,11 +37,6 @@ class LimitSettings(SettingsGroup):
         ge=0,
         description="exec sessions that one API key may have at once; the API counts; 0: no limit",
     )
-    exec_connections: int = Field(
-        default=64,
-        ge=0,
-        description="connections to jobs' ports that one API key may have at once; the API counts; 0: no limit",
-    )
     searches: int = Field(
         default=4,
         ge=0,
@@ -55,23 +49,4 @@ class LimitSettings(SettingsGroup):
         description="submissions with an archive and forms that are checked, JSON bodies over 64 KiB that are parsed, "
         "and files of the storage that are received, at once for one API key; the API counts; others "
         "wait; 0: no limit",
-    )
-    archives: int = Field(
-        default=4,
-        ge=1,
-        description="archives that are checked at once, for all API keys together; the API counts; others wait",
-    )
-    wait_seconds: float = Field(
-        default=20.0, ge=0, description="seconds that a request waits for its turn before it is rejected"
-    )
-
-
-class MetricSettings(SettingsGroup):
-    names: int = Field(
-        default=200, ge=1, description="metric names stored per job; values under further names are dropped"
-    )
-    values: int = Field(
-        default=1_000_000,
-        ge=1000,
-        description="metric values stored per job; the more a job has sent, the fewer of its lines are stored",
     )

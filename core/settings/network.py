@@ -44,14 +44,6 @@ class TensorBoardSettings(SettingsGroup):
         description="URL at which users reach that port, if it is behind a proxy; must not have the dashboard's host "
         "name; default: http://, the host of links to jobs' ports, and the port",
     )
-    idle_seconds: float = Field(
-        default=900.0, gt=0, description="seconds without a request after which a TensorBoard is ended"
-    )
-    max_boards: int = Field(
-        default=4,
-        ge=1,
-        description="most TensorBoards at once; at the limit, a new one replaces the one that has been idle longest",
-    )
     sandbox: Literal["auto", "require", "off"] = Field(
         default="auto",
         description="sandbox (bubblewrap) of TensorBoard: auto: where it works; require: refuse to start without one; "

@@ -59,10 +59,6 @@ class WorkerSettings(SettingsGroup):
     )
     sync_seconds: float = Field(default=10.0, description="seconds between copies of a running job's artifacts")
     sweep_seconds: float = Field(default=30.0, description="seconds between sweeps for lost jobs and orphans")
-    fetch_seconds: float = Field(default=900.0, gt=0, description="seconds that fetching a workspace from git may take")
-    fetch_silent_seconds: int = Field(
-        default=60, gt=0, description="seconds without data after which a fetch from git is aborted"
-    )
     keep_scratch: bool = Field(default=False, description="keep each attempt's scratch directory, for debugging")
 
     @property

@@ -15,6 +15,7 @@ from core.storage.prune import PruneReport, RemovalCount, prune
 from core.storage.retention import OutputKind
 from core.storage.stores import Stores
 from gradient_server.schema_upgrade import prepare_schema
+from worker.environments.cache import UNUSED_DAYS
 
 _ROW = "{:24} {:10} {:>8} {:>10}  {:20} {}"
 
@@ -34,10 +35,10 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
     else:
         print("\n".join(_report_lines(report, dry_run=dry_run)))
         if packages:
-            days = settings.environments.unused_days
-            unused = f"workers remove those unused for {days} days" if days else "unused ones are kept"
-            print(f"Python packages of jobs take {format_bytes(packages)}; {unused} (GRADIENT_ENVIRONMENTS__*),")
-            print("and `gradient-server prune --environments` all that no job uses.")
+            print(
+                f"Python packages of jobs take {format_bytes(packages)}; workers remove those unused for {UNUSED_DAYS}"
+            )
+            print("days, and `gradient-server prune --environments` all that no job uses.")
     return int(report.failed > 0)
 
 

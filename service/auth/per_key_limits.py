@@ -25,23 +25,26 @@ _WINDOW_SECONDS = 60.0
 _MAX_IDLE_KEYS = 4096
 _QUEUE_RETRY_SECONDS = 30.0
 _SLOT_RETRY_SECONDS = 5.0
+_SLOT_WAIT_SECONDS = 20.0  # below the 30 s after which clients and proxies usually give up
 _SESSION_WAIT_SECONDS = 1.0
+_EXEC_CONNECTIONS = 64  # a notebook's page opens about 20; each costs two descriptors
 _GRANT_DIVISOR = 8
 _GRANT_SECONDS = 30.0
 _TAKE_LOCK = select(func.pg_advisory_xact_lock(0x6772_6165))  # no other lock of this database has this number
 
 
-def limit_reached(limit: int, of: str, setting: str, retry_after: float, processes: int = 1) -> LimitReached:
+def limit_reached(limit: int, of: str, setting: str | None, retry_after: float, processes: int = 1) -> LimitReached:
     """Build the error of a request over a limit.
 
     Args:
         of: The limited things, in the plural.
-        setting: Name of its field in `LimitSettings`.
+        setting: Name of its field in `LimitSettings`; None: it is no setting.
         retry_after: Seconds until a repeat may succeed.
         processes: Number of processes that share the setting; the limit's value is the share of one.
     """
     shared = f", shared by {processes} processes" if processes > 1 else ""
-    return LimitReached(f"Limit reached: {limit:,} {of} (GRADIENT_LIMITS__{setting.upper()}{shared}).", retry_after)
+    name = f" (GRADIENT_LIMITS__{setting.upper()}{shared})" if setting else ""
+    return LimitReached(f"Limit reached: {limit:,} {of}{name}.", retry_after)
 
 
 class RateLimit:
@@ -111,11 +114,11 @@ class ConcurrencyLimit:
     Args:
         per_key: Slots of one key; 0: no limit.
         of: The things that slots are for, in the plural.
-        setting: Name of the limit's field in `LimitSettings`.
+        setting: Name of the limit's field in `LimitSettings`; None: it is no setting.
         processes: Number of processes that share the setting.
     """
 
-    def __init__(self, per_key: int, of: str, setting: str, *, wait_seconds: float, processes: int = 1) -> None:
+    def __init__(self, per_key: int, of: str, setting: str | None, *, wait_seconds: float, processes: int = 1) -> None:
         self._processes = processes
         self._per_key = per_key
         self._of = of
@@ -251,15 +254,17 @@ class Limits:
         uploads: Slots for submissions with an archive, which is checked during the request.
     """
 
-    def __init__(self, settings: LimitSettings, processes: int = 1) -> None:
+    def __init__(
+        self, settings: LimitSettings, processes: int = 1, *, wait_seconds: float = _SLOT_WAIT_SECONDS
+    ) -> None:
         self.settings = settings
         rate = partial(RateLimit, processes=processes)
         self.requests = rate(settings.requests_per_minute, "requests", "requests_per_minute")
         self.submissions = rate(settings.submissions_per_minute, "submissions", "submissions_per_minute")
         self.queue = QueueLimit(settings, processes)
-        slots = partial(ConcurrencyLimit, processes=processes, wait_seconds=settings.wait_seconds)
+        slots = partial(ConcurrencyLimit, processes=processes, wait_seconds=wait_seconds)
         self.searches = slots(settings.searches, "searches", "searches")
         self.uploads = slots(settings.uploads, "uploads", "uploads")
-        slots = partial(slots, wait_seconds=min(settings.wait_seconds, _SESSION_WAIT_SECONDS))
+        slots = partial(slots, wait_seconds=min(wait_seconds, _SESSION_WAIT_SECONDS))
         self.exec_sessions = slots(settings.exec_sessions, "exec sessions", "exec_sessions")
-        self.exec_connections = slots(settings.exec_connections, "connections to jobs' ports", "exec_connections")
+        self.exec_connections = slots(_EXEC_CONNECTIONS, "connections to jobs' ports", None)

@@ -17,6 +17,9 @@ from service.http.errors import http_error_response
 DEFAULT_MAX_BYTES = 64 * 1024
 """Default limit, for sign-ins, forms and every route that does not raise it."""
 
+MAX_JSON_BYTES = 1024**2
+"""Limit of JSON bodies: what is parsed in some milliseconds; jobs are far smaller."""
+
 BATCH_BODIES = 16
 """Size of the largest batch, in JSON bodies of the largest size."""
 
@@ -29,14 +32,14 @@ _LINGER_SECONDS = 10.0
 _PAUSE_SECONDS = 0.05
 
 
-def allow_json(connection: HTTPConnection, api: ApiSettings) -> None:
+def allow_json(connection: HTTPConnection) -> None:
     """Raise this request's limit to that of JSON bodies. Only for authenticated callers."""
-    _allow(connection, api.max_body_bytes)
+    _allow(connection, MAX_JSON_BYTES)
 
 
-def allow_batch(connection: HTTPConnection, api: ApiSettings) -> None:
+def allow_batch(connection: HTTPConnection) -> None:
     """Raise this request's limit to that of a batch of JSON objects. Only for authenticated callers."""
-    _allow(connection, BATCH_BODIES * api.max_body_bytes)
+    _allow(connection, BATCH_BODIES * MAX_JSON_BYTES)
 
 
 def allow_upload(connection: HTTPConnection, api: ApiSettings, *, json_bytes: int | None = None) -> None:
@@ -45,7 +48,7 @@ def allow_upload(connection: HTTPConnection, api: ApiSettings, *, json_bytes: in
     Args:
         json_bytes: Largest JSON; None: that of JSON bodies.
     """
-    _allow(connection, api.max_upload_bytes + (json_bytes or api.max_body_bytes) + _FORM_OVERHEAD)
+    _allow(connection, api.max_upload_bytes + (json_bytes or MAX_JSON_BYTES) + _FORM_OVERHEAD)
 
 
 def _allow(connection: HTTPConnection, limit: int) -> None:

@@ -9,6 +9,7 @@ import logging
 import resource
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import h11
@@ -26,11 +27,26 @@ BACKLOG = 100
 """Largest number of connections that wait in the kernel, and that one turn of the event loop accepts."""
 
 MIN_BODY_BYTES = 16 * 1024
-"""Least bytes of a body in every `body_seconds`."""
+"""Least bytes of a body in every `ConnectionTimes.body`."""
 
 _RESERVED_DESCRIPTORS = 64
 _MIN_CONNECTIONS = 16
 _LOG_INTERVAL_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class ConnectionTimes:
+    """Seconds that a client may take, so that slow ones cannot hold all connections.
+
+    Attributes:
+        head: To send the head of a request; a WebSocket is answered within the same time.
+        body: For each `MIN_BODY_BYTES` of a body.
+        reading: To read anything of a response. A laptop that sleeps for a moment keeps its download.
+    """
+
+    head: float = 20.0
+    body: float = 30.0
+    reading: float = 300.0
 
 
 class Connections:
@@ -39,8 +55,9 @@ class Connections:
     At a limit, a new connection replaces the one that has been idle for the longest. It is refused if none is idle.
     """
 
-    def __init__(self, settings: ApiSettings) -> None:
+    def __init__(self, settings: ApiSettings, times: ConnectionTimes = ConnectionTimes()) -> None:
         self.settings = settings
+        self.times = times
         self.most = max_connections(settings.max_connections)
         self._proxies = [ipaddress.ip_network(one) for one in settings.trusted_proxies]
         self._by_client: Counter[str] = Counter()
@@ -143,7 +160,7 @@ class Connection(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self.client_network = ""
         self._connections = connections
-        self._limits = connections.settings
+        self._times = connections.times
         self._awaited: type[h11.IDLE | h11.SEND_BODY] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
@@ -186,7 +203,7 @@ class Connection(H11Protocol):
         """Pause sending, because the client does not read, and start the timeout."""
         super().pause_writing()
         if self._write_deadline is None:
-            self._write_deadline = self.loop.call_later(self._limits.send_seconds, self.end)
+            self._write_deadline = self.loop.call_later(self._times.reading, self.end)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -211,7 +228,7 @@ class Connection(H11Protocol):
         super().handle_websocket_upgrade(event)
         protocol = self.transport.get_protocol()
         if isinstance(protocol, WebSocketConnection):
-            protocol.upgraded_from, protocol.send_seconds = self, self._limits.send_seconds
+            protocol.upgraded_from, protocol.send_seconds = self, self._times.reading
             if self._write_deadline is not None:  # only the new protocol will be told to resume
                 self.resume_writing()
                 protocol.pause_writing()
@@ -240,14 +257,14 @@ class Connection(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
         if awaited is h11.IDLE:
-            self._deadline = self.loop.call_later(self._limits.header_seconds, self.end)
+            self._deadline = self.loop.call_later(self._times.head, self.end)
         elif awaited is h11.SEND_BODY:
             self._held_back = False
             self._measure_body()
 
     def _measure_body(self) -> None:
         self._received = 0
-        self._deadline = self.loop.call_later(self._limits.body_seconds, self._check_body)
+        self._deadline = self.loop.call_later(self._times.body, self._check_body)
 
     def _check_body(self) -> None:
         # A client cannot send more while reading is paused, nor before it gets "100 Continue".

@@ -51,7 +51,7 @@ def parse_json_body(
     """Build a dependency that reads and validates the body; an empty one, if it may be, as an object without fields."""
 
     async def read(request: Request, app_state: AppStateDep, caller: Caller) -> R:
-        allow_json(request, app_state.settings.api)
+        allow_json(request)
         body = await request.body()
         if len(body) <= LARGE_BYTES:
             return parse_request(model, b"{}" if may_be_empty and not body else body)

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from core.jobs.exec.channel import MAX_PAYLOAD
 from service.deps import AppState
 from service.exec.bridge import PING_SECONDS
-from service.http.connections import BACKLOG, Connection, Connections
+from service.http.connections import BACKLOG, Connection, Connections, ConnectionTimes
 from service.http.websocket_connections import WebSocketConnection
 
 _GRACEFUL_SECONDS = 10
@@ -24,12 +24,20 @@ class Server(uvicorn.Server):
     Args:
         host: Address to listen on; default: the settings'.
         port: Port to listen on; 0 picks a free one.
+        times: Timeouts of connections.
     """
 
-    def __init__(self, app: FastAPI, *, host: str | None = None, port: int | None = None) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        *,
+        host: str | None = None,
+        port: int | None = None,
+        times: ConnectionTimes = ConnectionTimes(),
+    ) -> None:
         self._app_state: AppState = app.state.app_state
         api = self._app_state.settings.api
-        self._connections = Connections(api)
+        self._connections = Connections(api, times)
         config = uvicorn.Config(
             app,
             host=host or api.host,
@@ -39,7 +47,7 @@ class Server(uvicorn.Server):
             ws_max_size=MAX_PAYLOAD,
             ws_ping_interval=PING_SECONDS,
             # A client that reads nothing answers no ping either.
-            ws_ping_timeout=api.send_seconds,
+            ws_ping_timeout=times.reading,
             ws_per_message_deflate=False,
             backlog=BACKLOG,
             timeout_keep_alive=api.idle_seconds,

@@ -14,7 +14,6 @@ from starlette.datastructures import QueryParams
 
 from core.errors import SpecInvalid
 from service.auth.authentication import Caller
-from service.deps import AppStateDep
 from service.http.body_limit import allow_json
 from service.http.errors import problem
 
@@ -103,9 +102,9 @@ async def read_params(request: Request) -> Params:
     return Params(request.query_params, parse_object(body, "body") if body.strip() else {})
 
 
-async def _authenticated_params(request: Request, app_state: AppStateDep, _caller: Caller) -> Params:
+async def _authenticated_params(request: Request, _caller: Caller) -> Params:
     # The key is checked before the body is read.
-    allow_json(request, app_state.settings.api)
+    allow_json(request)
     return await read_params(request)
 
 

@@ -11,8 +11,7 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.jobs import metrics
-from core.jobs.metrics import MAX_SERIES, RowCount, XRange
-from core.settings.limits import MetricSettings
+from core.jobs.metrics import MAX_SERIES, MetricLimits, RowCount, XRange
 from service.presenters.downsample import series_view
 from service.schemas.metrics import Metrics, SeriesView
 
@@ -58,7 +57,7 @@ class JobMetricsCache:
     A cached response is used until its metrics change; that of a large job for at least 10 seconds.
     """
 
-    def __init__(self, settings: MetricSettings) -> None:
+    def __init__(self, settings: MetricLimits) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._build_locks = [threading.Lock() for _ in range(_LOCKS)]

@@ -21,7 +21,7 @@ from core.security import users
 from service.auth.authentication import Caller, PageCaller, Principal, SearchSlot, require_key
 from service.auth.ownership import require_owner
 from service.deps import AppState, AppStateDep, ReadSession, RequestId, WriteSession
-from service.http.body_limit import allow_batch, allow_upload
+from service.http.body_limit import MAX_JSON_BYTES, allow_batch, allow_upload
 from service.http.errors import error_detail
 from service.http.json_body import body_schema, json_body_schema, parse_json_body, run_with_json
 from service.presenters import openapi_links
@@ -96,7 +96,7 @@ async def _read_submission(request: Request, app_state: AppStateDep, caller: Cal
         body = await read_submission(
             request,
             app_state.settings.root / "workspaces",
-            max_spec_bytes=api.max_body_bytes,
+            max_spec_bytes=MAX_JSON_BYTES,
             max_upload_bytes=api.max_upload_bytes,
             min_free_mb=app_state.settings.disk.min_free_mb,
         )
@@ -164,7 +164,7 @@ class PlainSubmissionRoute(BaseRoute):
         caller = await require_key(request, app_state, request.headers["x-api-key"], None)
         app_state.limits.submissions.acquire(caller.id)
         allow_upload(request, app_state.settings.api)
-        body = SubmissionBody(await read_json(request.stream(), app_state.settings.api.max_body_bytes))
+        body = SubmissionBody(await read_json(request.stream(), MAX_JSON_BYTES))
         origin = RequestOrigin(caller.id, request.state.request_id, request.headers.get("idempotency-key"))
         submitted = await _submit(app_state, origin, body)
         status = 201 if submitted.created else 200
@@ -174,7 +174,6 @@ class PlainSubmissionRoute(BaseRoute):
 
 async def _read_batch(
     request: Request,
-    app_state: AppStateDep,
     _caller: Caller,
     idempotency_key: Annotated[str | None, Header(alias="Idempotency-Key", include_in_schema=False)] = None,
 ) -> bytes:
@@ -182,7 +181,7 @@ async def _read_batch(
         raise SpecInvalid(
             "A batch has no Idempotency-Key of its own. Give each job an idempotencyKey.", field="Idempotency-Key"
         )
-    allow_batch(request, app_state.settings.api)
+    allow_batch(request)
     return await request.body()
 
 

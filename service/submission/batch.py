@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from core.errors import GradientError, LimitReached, StoreUnavailable
 from core.monitoring import tracing
 from service.deps import AppState
+from service.http.body_limit import MAX_JSON_BYTES
 from service.http.errors import error_detail
 from service.schemas.base import parse_request
 from service.schemas.jobs import BatchError, BatchJob, BatchResult, BatchResults, RawBatch
@@ -70,9 +71,9 @@ def _check_all(
 
 
 def _prepare(app_state: AppState, key_id: str, request_id: str, given: object) -> PreparedJob:
-    text, limit = to_json(given), app_state.settings.api.max_body_bytes
-    if len(text) > limit:
-        raise HTTPException(413, f"The job is larger than {limit:,} bytes, the limit here.")
+    text = to_json(given)
+    if len(text) > MAX_JSON_BYTES:
+        raise HTTPException(413, f"The job is larger than {MAX_JSON_BYTES:,} bytes, the limit here.")
     request = parse_request(BatchJob, text)
     return prepare(app_state, RequestOrigin(key_id, request_id, request.idempotency_key), request)
 

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 _TOKEN_BYTES = 24
 _MAX_VISITORS = 100
 _IN_USE_SECONDS = 60.0
+_IDLE_SECONDS = 900.0
+_MAX_BOARDS = 4  # each may use 2 GiB of memory
 _CHECK_SECONDS = 1.0
 
 
@@ -76,8 +78,11 @@ class Board:
 class Boards:
     """The boards of one process. Everything happens in the event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, *, idle_seconds: float = _IDLE_SECONDS, max_boards: int = _MAX_BOARDS
+    ) -> None:
         self._settings = settings
+        self._idle_seconds, self._max_boards = idle_seconds, max_boards
         self._listener = Listener(settings, self)
         self._opening = asyncio.Lock()
         self._boards: dict[str, Board] = {}
@@ -112,32 +117,28 @@ class Boards:
 
     def _start(self, folders: Mapping[str, Path]) -> Board:
         self._end_unused()
-        settings, board_id = self._settings.tensorboard, secrets.token_urlsafe(_TOKEN_BYTES)
-        if len(self._boards) >= settings.max_boards:
+        board_id = secrets.token_urlsafe(_TOKEN_BYTES)
+        if len(self._boards) >= self._max_boards:
             oldest = min(self._boards.values(), key=lambda board: board.used_at)
-            wait = oldest.used_at + min(_IN_USE_SECONDS, settings.idle_seconds) - time.monotonic()
+            wait = oldest.used_at + min(_IN_USE_SECONDS, self._idle_seconds) - time.monotonic()
             if wait > 0:
-                raise LimitReached(
-                    f"{settings.max_boards} TensorBoards are in use, the limit of this server "
-                    "(GRADIENT_TENSORBOARD__MAX_BOARDS).",
-                    wait,
-                )
+                raise LimitReached(f"{self._max_boards} TensorBoards are in use, the limit of this server.", wait)
             self._end(oldest, "replaced")
-        board = Board(board_id, dict(folders), BoardProcess(folders, f"/{board_id}", settings))
+        board = Board(board_id, dict(folders), BoardProcess(folders, f"/{board_id}", self._settings.tensorboard))
         self._boards[board_id] = board
         logger.info("tensorboard_started", extra={"runs": len(folders), "pid": board.process.pid})
         return board
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(min(_CHECK_SECONDS, self._settings.tensorboard.idle_seconds / 4))
+            await asyncio.sleep(min(_CHECK_SECONDS, self._idle_seconds / 4))
             self._end_unused()
 
     def _end_unused(self) -> None:
         for board in list(self._boards.values()):
             if board.process.has_ended():
                 self._end(board, "failed", error=board.process.problem())
-            elif time.monotonic() - board.used_at > self._settings.tensorboard.idle_seconds:
+            elif time.monotonic() - board.used_at > self._idle_seconds:
                 self._end(board, "idle")
 
     def _end(self, board: Board, reason: str, **fields: str) -> None:

@@ -119,8 +119,7 @@ def test_a_limit_of_a_key_holds_for_both_together(make_deployment):
 
 
 def test_a_limit_of_connections_holds_for_both_together(make_deployment):
-    limits = {"GRADIENT_API__MAX_CONNECTIONS_PER_CLIENT": "20", "GRADIENT_API__HEADER_SECONDS": "600"}
-    deployment = make_deployment(**limits)
+    deployment = make_deployment(GRADIENT_API__MAX_CONNECTIONS_PER_CLIENT="20")
     wait_for_two(deployment.start_api())
     url = urlsplit(deployment.cli_json["url"])
     with ExitStack() as opened:

@@ -102,8 +102,8 @@ def bob(add_key: Callable[..., tuple[str, dict[str, str]]]) -> tuple[str, dict[s
 
 
 @pytest.fixture
-def live_server(app: FastAPI, api_key: str) -> Iterator[LiveServer]:
-    live_server = LiveServer(app, api_key)
+def live_server(app: FastAPI, api_key: str, request: pytest.FixtureRequest) -> Iterator[LiveServer]:
+    live_server = LiveServer(app, api_key, *([request.param] if hasattr(request, "param") else []))
     yield live_server
     live_server.stop()
 

@@ -28,6 +28,7 @@ from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
 from core.settings import Settings
 from service.deps import AppState
+from service.http.connections import ConnectionTimes
 from service.http.server import Server
 
 OFFER = WorkerOffer("w", "h", ("process",), cpus=8.0, memory_mb=65_536, ports=PortRange(20_000, 29_999, "h.example"))
@@ -84,8 +85,8 @@ class _PromptServer(Server):
 class LiveServer:
     """The application behind a real uvicorn, in a thread."""
 
-    def __init__(self, app: FastAPI, secret: str) -> None:
-        self.server = _PromptServer(app, port=0)
+    def __init__(self, app: FastAPI, secret: str, times: ConnectionTimes = ConnectionTimes()) -> None:
+        self.server = _PromptServer(app, port=0, times=times)
         self.api_key = secret
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 _REASONS = ("disk_quota", "disk_full")
 """Also names of control files, with the detail, for a worker that adopts the job."""
+_CHECK_SECONDS = 10.0  # a quota is of gigabytes, which no disk writes in a moment
 _PAUSE_FACTOR = 10
 _POLL_SECONDS = 0.5
 
@@ -62,7 +63,7 @@ class DiskQuota(PeriodicTask):
     """
 
     def __init__(self, context: WorkerContext, job: Job, scratch: Scratch, *, fresh: bool = False) -> None:
-        self._interval = context.settings.disk.check_seconds
+        self._interval = _CHECK_SECONDS
         super().__init__(self._interval, job.log_context())
         self.fresh = fresh
         self._job = job

@@ -29,6 +29,8 @@ _MAX_FILES = ArchiveLimits.max_files
 _MEASURE_SHARE = 20
 """The folder is measured again after this multiple of the time that measuring took: a large one less often."""
 _MAX_NAMED = 5
+_FETCH_SECONDS = 900.0  # for the largest workspace (10 GiB) at 12 MB/s
+_SILENT_SECONDS = 60
 # Reads the commit before the checkout creates files that the repository chooses. What follows the mark is its result.
 _SCRIPT = """set -e
 ulimit -d 4194304
@@ -78,7 +80,7 @@ _ERROR_MESSAGES = (
     (r"unable to update url base from redirection|returned error: 30\d", "the server sends on to another address"),
     (r"certificate", "the server's certificate cannot be trusted"),
     (r"returned error: ([1-5]\d\d)\b", r"the server answered \1"),
-    (r"Operation too slow", "the server said nothing for too long (GRADIENT_WORKER__FETCH_SILENT_SECONDS)"),
+    (r"Operation too slow", "the server said nothing for too long"),
     (r"Could not resolve host", "its host has no address here"),
     (r"Failed to connect|Couldn't connect", "nothing answers at its address"),
     (r"not valid: |invalid server response|protocol error|expected flush", "the server's answer is not git's"),
@@ -102,8 +104,16 @@ class Fetched(NamedTuple):
 class GitFetcher:
     """Fetches workspaces within the limits of the settings."""
 
-    def __init__(self, settings: Settings, shared: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        shared: Callable[[], bool] = lambda: False,
+        *,
+        seconds: float = _FETCH_SECONDS,
+        silent_seconds: int = _SILENT_SECONDS,
+    ) -> None:
         self._settings = settings
+        self._seconds, self._silent_seconds = seconds, silent_seconds
         self._shared = shared
         self._egress = Egress(settings.egress)
 
@@ -147,7 +157,7 @@ class GitFetcher:
             addresses = [Address(*one) for one in self._egress.resolve(host, port, "workspace")]
         except SpecInvalid as error:
             raise LaunchError("workspace_fetch", error.message) from error
-        config = _CONFIG | {"http.lowSpeedTime": str(self._settings.worker.fetch_silent_seconds)}
+        config = _CONFIG | {"http.lowSpeedTime": str(self._silent_seconds)}
         if not own_network:
             known = ",".join(f"[{one.host}]" if ":" in one.host else one.host for one in addresses)
             config |= {"http.followRedirects": "false", "http.curloptResolve": f"{host}:{port}:{known}"}
@@ -163,7 +173,7 @@ class GitFetcher:
             project_id=project_id,
             env=_environment(config),
             given=f"{unquote(user)}\n{unquote(password)}\n".encode(),
-            seconds=self._settings.worker.fetch_seconds,
+            seconds=self._seconds,
             reaches=[one for one in addresses if is_own(one)],
         )
 

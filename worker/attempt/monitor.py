@@ -85,9 +85,8 @@ class OutputRecorder:
         if self._job.attempt > 1 or lines.size:  # else nothing can be stored yet
             with self._context.database.read() as session:
                 stored = metrics.summarize_stored(session, self._job.id, self._job.attempt)
-        settings = self._context.settings.metrics
         earlier = self._scratch.root / "metrics-earlier"
-        self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, settings, stored, earlier)
+        self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, metrics.MetricLimits(), stored, earlier)
         self._queue = MetricsQueue(self._job, self.metrics.left_out)
         return self
 

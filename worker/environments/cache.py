@@ -37,6 +37,8 @@ _SHOWN = 4
 _LOCK_PAUSE_SECONDS = 0.2
 _FROZEN_SECONDS = 20.0
 _DAY_SECONDS = 24 * 3600
+UNUSED_DAYS = 30
+"""Days since its last use after which an environment is removed: it is installed again in a minute."""
 
 
 class _InUse(Exception):
@@ -154,7 +156,7 @@ class EnvironmentCache:
             if time.time() - abandoned.lstat().st_mtime > _DAY_SECONDS:
                 _remove(abandoned)
         stored = [one for one in self.stored() if one.folder != kept]
-        oldest = time.time() - settings.unused_days * _DAY_SECONDS if settings.unused_days else 0.0
+        oldest = time.time() - UNUSED_DAYS * _DAY_SECONDS
         removed = sum(self.remove(one.folder) for one in stored if one.used_at < oldest or one.of_attempt)
         limit = settings.max_mb * MIB
         if not limit or (measure(self.root) or 0) <= limit:

@@ -22,7 +22,7 @@ from core.formatting import MIB
 from core.system.filesystem import describe_shortage
 from service.auth.authentication import PageCaller
 from service.deps import AppState, AppStateDep
-from service.http.body_limit import allow_json, allow_upload
+from service.http.body_limit import MAX_JSON_BYTES, allow_json, allow_upload
 
 MAX_FILES = 1000
 MAX_UPLOAD_BYTES = 256 * MIB
@@ -53,7 +53,7 @@ async def _read_form(request: Request, app_state: AppStateDep, caller: PageCalle
     # Not parameters with FastAPI's `Form`: the form would be read before authentication.
     api = app_state.settings.api
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        allow_json(request, api)
+        allow_json(request)
         yield _job_form(await request.form(max_files=0, max_fields=_MAX_FIELDS))
         return
     allow_upload(request, api.model_copy(update={"max_upload_bytes": MAX_UPLOAD_BYTES}))
@@ -64,7 +64,7 @@ async def _read_form(request: Request, app_state: AppStateDep, caller: PageCalle
         except OSError as error:
             raise _not_received(error) from error
         with shared:
-            yield await _parse(_FormParser(request, shared, shortage, api.max_body_bytes))
+            yield await _parse(_FormParser(request, shared, shortage, MAX_JSON_BYTES))
 
 
 def upload_folder(app_state: AppState) -> Path:

@@ -48,7 +48,7 @@ async def _read_submission(
     """Read the parameters from JSON, or from the query if the body is a form with one file."""
     app_state.limits.submissions.acquire(caller.id)
     if not request.headers.get("content-type", "").startswith("multipart/"):
-        allow_json(request, app_state.settings.api)
+        allow_json(request)
         yield await read_params(request), SubmissionBody(b"")
         return
     allow_upload(request, app_state.settings.api)

@@ -23,12 +23,17 @@ from core.security import api_keys
 from core.settings import Settings
 from core.settings.limits import LimitSettings
 from core.storage.workspaces import WorkspaceStore
-from service.auth.per_key_limits import RateLimit
+from service.auth.per_key_limits import Limits, RateLimit
 
 
 @pytest.fixture
 def settings(settings: Settings, request: pytest.FixtureRequest) -> Settings:
     return settings.model_copy(update={"limits": LimitSettings(**getattr(request, "param", {}))})
+
+
+@pytest.fixture(autouse=True)
+def _short_wait(stores, settings):
+    stores.limits = Limits(settings.limits, wait_seconds=0.2)
 
 
 @pytest.fixture
@@ -185,7 +190,7 @@ def test_one_key_that_follows_many_logs_does_not_shut_out_another(client, other,
         assert mine.status_code == 200
 
 
-@pytest.mark.parametrize("settings", [{"uploads": 1, "archives": 2, "wait_seconds": 0.2}], indirect=True)
+@pytest.mark.parametrize("settings", [{"uploads": 1}], indirect=True)
 def test_archives_that_take_long_to_check_hold_up_nobody_else(client, other, monkeypatch):
     began, go_on = threading.Semaphore(0), threading.Event()
     add = WorkspaceStore.add
@@ -216,7 +221,7 @@ def test_archives_that_take_long_to_check_hold_up_nobody_else(client, other, mon
         assert "uploads at once for one key" in limited(answer, "UPLOADS", 1)
 
 
-@pytest.mark.parametrize("settings", [{"searches": 2, "wait_seconds": 0.2}], indirect=True)
+@pytest.mark.parametrize("settings", [{"searches": 2}], indirect=True)
 @pytest.mark.parametrize(
     "path", ["/jobs?tag=x", "/jobs?query=x", "/jobs/getJobs?command=x", "/jobs/getJobList?tagFilter=x"]
 )
@@ -251,7 +256,7 @@ def test_many_searches_of_one_key_hold_up_nobody_else(client, other, monkeypatch
         assert "searches at once for one key" in limited(answer, "SEARCHES", 2)
 
 
-@pytest.mark.parametrize("settings", [{"searches": 2, "wait_seconds": 0.2}], indirect=True)
+@pytest.mark.parametrize("settings", [{"searches": 2}], indirect=True)
 @pytest.mark.parametrize(("path", "body"), [("/tensorboards", "json"), ("/ui/tensorboard", "data")])
 def test_a_key_looks_for_the_files_of_few_tensorboards_at_once(live_server, client, monkeypatch, path, body):
     go_on = threading.Event()

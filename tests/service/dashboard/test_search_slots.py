@@ -7,11 +7,17 @@ import pytest
 from support.live_service import make_job_body, wait_until
 
 from core.settings.limits import LimitSettings
+from service.auth.per_key_limits import Limits
 
 
 @pytest.fixture
 def settings(settings):
-    return settings.model_copy(update={"limits": LimitSettings(searches=2, wait_seconds=0.2)})
+    return settings.model_copy(update={"limits": LimitSettings(searches=2)})
+
+
+@pytest.fixture(autouse=True)
+def _short_wait(stores, settings):
+    stores.limits = Limits(settings.limits, wait_seconds=0.2)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from support.deployment import EMPTY_SSL_CONTEXT, Deployment
 from support.live_service import make_job_body, make_zip
 
 from core.storage.workspaces.manifest import MAX_MANIFEST_BYTES
-from service.http.body_limit import BATCH_BODIES, DEFAULT_MAX_BYTES
+from service.http.body_limit import BATCH_BODIES, DEFAULT_MAX_BYTES, MAX_JSON_BYTES
 
 pytestmark = pytest.mark.integration
 
@@ -106,10 +106,10 @@ def test_no_route_takes_more_than_a_little_from_a_stranger(app, kind, monkeypatc
     anyio.run(attack)
 
 
-def test_with_a_key_only_uploads_are_large(app, api_key, settings):
+def test_with_a_key_only_uploads_are_large(app, api_key):
     large = {"/jobs", "/original/jobs/createJob"}
     largest_json = dict.fromkeys(("/workspaces/missing", "/workspaces/x"), MAX_MANIFEST_BYTES)
-    largest_json["/jobs:batch"] = BATCH_BODIES * settings.api.max_body_bytes
+    largest_json["/jobs:batch"] = BATCH_BODIES * MAX_JSON_BYTES
     more = 2 * DEFAULT_MAX_BYTES + 4 * 8192
 
     async def attack() -> None:
@@ -117,11 +117,11 @@ def test_with_a_key_only_uploads_are_large(app, api_key, settings):
             sent = Sent(method, path, FORM if path in large else "application/json", api_key)
             await app(sent.scope, sent.receive, sent.send)
             if method == "POST" and path in large:
-                assert sent.before > settings.api.max_body_bytes + more or sent.status == 422, (
+                assert sent.before > MAX_JSON_BYTES + more or sent.status == 422, (
                     path
                 )  # a form of another part is refused at once
             else:
-                limit = largest_json.get(path, settings.api.max_body_bytes)
+                limit = largest_json.get(path, MAX_JSON_BYTES)
                 assert sent.before <= limit + more, (method, path)
 
     anyio.run(attack)

@@ -17,7 +17,7 @@ from support.live_service import LiveServer, make_form, make_job_body, make_zip
 from core.security.api_keys import ApiKeyCache
 from core.settings.api import ApiSettings
 from service.http.asgi_scope import client_network
-from service.http.connections import Connections, max_connections
+from service.http.connections import Connections, ConnectionTimes, max_connections
 from service.main import create_app
 
 pytestmark = pytest.mark.integration
@@ -32,13 +32,13 @@ UPGRADE = (
 
 @pytest.fixture
 def serve(settings, database, api_key) -> Iterator[Callable[..., LiveServer]]:
-    """Serve with these limits."""
+    """Serve with these limits and times."""
     served = []
 
-    def begin(**limits: object) -> LiveServer:
+    def begin(times: ConnectionTimes = ConnectionTimes(), **limits: object) -> LiveServer:
         api = ApiSettings.model_validate(settings.api.model_dump() | limits)
         app = create_app(settings.model_copy(update={"api": api}), database=database, wake=list)
-        served.append(LiveServer(app, api_key))
+        served.append(LiveServer(app, api_key, times))
         return served[-1]
 
     yield begin
@@ -75,14 +75,14 @@ def ask(live_server: LiveServer, stack: contextlib.ExitStack, source: str = "127
 
 @pytest.mark.parametrize("sent", [b"", b"GET", HALF, HEALTH.replace(b"Connection: close\r\n", b"") + HALF])
 def test_a_head_that_does_not_come_ends_the_connection(serve, sockets, sent):
-    live = serve(header_seconds=0.3, idle_seconds=1)
+    live = serve(ConnectionTimes(head=0.3), idle_seconds=1)
     silent = connect(live, sockets, sent)
     answer = all_of(silent)
     assert answer.count(b"HTTP/1.1 ") == sent.count(b"\r\n\r\n")
 
 
 def test_a_head_that_drips_ends_all_the_same(serve, sockets):
-    live = serve(header_seconds=0.3)
+    live = serve(ConnectionTimes(head=0.3))
     drip = connect(live, sockets, HALF)
     drip.settimeout(0.02)
     for _ in range(3000):
@@ -109,7 +109,7 @@ def test_a_request_with_two_lengths_is_refused_and_its_connection_ends(serve, so
 
 @pytest.mark.parametrize("body", [b"", b'{"machineType"'])
 def test_a_body_that_does_not_come_ends_the_connection(serve, sockets, body):
-    live = serve(body_seconds=0.3)
+    live = serve(ConnectionTimes(body=0.3))
     head = f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.api_key}\r\nContent-Length: 1000\r\n"
     silent = connect(live, sockets, f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
     all_of(silent)
@@ -118,7 +118,7 @@ def test_a_body_that_does_not_come_ends_the_connection(serve, sockets, body):
 
 def test_a_slow_upload_that_goes_on_is_taken(serve, sockets, monkeypatch):
     monkeypatch.setattr("service.http.connections.MIN_BODY_BYTES", 1)
-    live = serve(body_seconds=1.5)
+    live = serve(ConnectionTimes(body=1.5))
     request = live.client().build_request(
         "POST", "/jobs", files=make_form(make_job_body(), make_zip({"main.py": bytes(3)}))
     )
@@ -136,7 +136,7 @@ def test_a_slow_upload_that_goes_on_is_taken(serve, sockets, monkeypatch):
 
 
 def test_a_body_is_not_late_before_it_was_asked_for(serve, sockets, monkeypatch):
-    live = serve(body_seconds=2.0)
+    live = serve(ConnectionTimes(body=2.0))
     authenticate = ApiKeyCache.authenticate
     go_on = threading.Event()
 
@@ -159,7 +159,7 @@ def test_a_body_is_not_late_before_it_was_asked_for(serve, sockets, monkeypatch)
 
 
 def test_who_reads_nothing_of_an_answer_is_cut_off(serve, sockets):
-    live = serve(send_seconds=1.5)
+    live = serve(ConnectionTimes(reading=1.5))
     deaf = sockets.enter_context(socket.socket())
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     deaf.connect(("127.0.0.1", live.port))
@@ -171,7 +171,7 @@ def test_who_reads_nothing_of_an_answer_is_cut_off(serve, sockets):
 
 
 def test_an_idle_follower_of_a_log_is_left_alone(serve, sockets, submit):
-    live = serve(header_seconds=0.2, body_seconds=0.2, send_seconds=0.2, idle_seconds=1)
+    live = serve(ConnectionTimes(head=0.2, body=0.2, reading=0.2), idle_seconds=1)
     head = f"GET /jobs/{submit().id}/logs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.api_key}\r\n"
     follower = connect(live, sockets, f"{head}Accept: text/event-stream\r\n\r\n".encode())
     assert follower.recv(12) == b"HTTP/1.1 200"
@@ -252,7 +252,7 @@ def test_handshakes_with_a_body_leave_room_for_others(serve, sockets):
 
 
 def test_a_handshake_that_is_not_answered_ends(serve, sockets, monkeypatch):
-    live = serve(header_seconds=0.3)
+    live = serve(ConnectionTimes(head=0.3))
     go_on = threading.Event()
     monkeypatch.setattr(ApiKeyCache, "authenticate", lambda *_: go_on.wait(60))
     silent = connect(live, sockets, UPGRADE + f"x-api-key: {live.api_key}\r\n\r\n".encode())
@@ -300,7 +300,7 @@ def test_that_no_descriptor_is_left_is_logged_once_and_other_errors_always(caplo
 
 
 def test_a_thousand_half_sent_requests_with_few_descriptors_neither_stop_it_nor_fill_its_log(tmp_path, sockets):
-    deployment = Deployment(tmp_path / "home", GRADIENT_API__HEADER_SECONDS="600")
+    deployment = Deployment(tmp_path / "home")
     try:
         few = ["prlimit", "--nofile=256:256", "--"]
         api = deployment.start("api", "--port", "0", inside=few)

@@ -17,7 +17,7 @@ from websockets.protocol import State
 
 from core.settings.api import ApiSettings
 from service.http import websocket_connections
-from service.http.connections import Connection, Connections
+from service.http.connections import Connection, Connections, ConnectionTimes
 from service.http.websocket_connections import (
     BLOCK_BYTES,
     FRAMES_PER_SECOND,
@@ -45,11 +45,11 @@ PING, PONG, TEXT, BINARY, CONT = Opcode.PING, Opcode.PONG, Opcode.TEXT, Opcode.B
 class Served:
     """An ASGI application behind uvicorn, with small buffers, in a thread."""
 
-    def __init__(self, app: Callable, send_seconds: float, **options: object) -> None:
+    def __init__(self, app: Callable, times: ConnectionTimes, **options: object) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * KIB)
         self.address = listener.getsockname()
-        http = partial(Connection, connections=Connections(ApiSettings(send_seconds=send_seconds)))
+        http = partial(Connection, connections=Connections(ApiSettings(), times))
         given = {"ws_ping_interval": None, "ws_per_message_deflate": False, "lifespan": "off", "log_config": None}
         config = uvicorn.Config(app, http=http, ws=WebSocketConnection, timeout_graceful_shutdown=0, **given | options)
         self.server = uvicorn.Server(config)
@@ -90,8 +90,8 @@ class Served:
 def serve() -> Iterator[Callable[..., Served]]:
     served = []
 
-    def begin(app: Callable, send_seconds: float = 600, **options: object) -> Served:
-        served.append(Served(app, send_seconds, **options))
+    def begin(app: Callable, reading: float = 600, **options: object) -> Served:
+        served.append(Served(app, ConnectionTimes(reading=reading), **options))
         return served[-1]
 
     yield begin
@@ -143,7 +143,7 @@ def read_frames(one: socket.socket) -> Iterator[tuple[int, bytes]]:
 def test_pings_of_who_reads_nothing_take_no_memory_and_no_connection(serve, monkeypatch):
     monkeypatch.setattr(websocket_connections, "FRAMES_PER_SECOND", 10**9)
     app = Listener()
-    served = serve(app, send_seconds=3)
+    served = serve(app, reading=3)
     client = served.connect()
     protocol = served.protocol()
     client.sendall(frame(PING, b"x" * 125) * 16_000 + frame(TEXT, b"x"))
@@ -175,7 +175,7 @@ def test_pings_are_answered(serve):
 
 
 def test_who_reads_nothing_is_cut_off(serve):
-    served = serve(talk, send_seconds=0.5)
+    served = serve(talk, reading=0.5)
     served.connect()
     wait_until(lambda: not served.open, 20)
 
@@ -196,7 +196,7 @@ def test_who_reads_nothing_of_the_end_is_cut_off(serve, closes):
         if closes:
             await send({"type": "websocket.close", "code": 1000})
 
-    served = serve(end, send_seconds=0.5)
+    served = serve(end, reading=0.5)
     served.connect()
     wait_until(lambda: not served.open, 20)
 

@@ -10,6 +10,7 @@ from support.live_service import make_job_body, measure_peak_memory, wait_until
 
 from core.settings import Settings
 from core.settings.limits import LimitSettings
+from service.auth.per_key_limits import Limits
 from service.http import json_body
 from service.http.json_body import LARGE_BYTES
 from service.schemas.base import parse_request
@@ -41,6 +42,11 @@ REQUESTS = {
 @pytest.fixture
 def settings(settings: Settings, request: pytest.FixtureRequest) -> Settings:
     return settings.model_copy(update={"limits": LimitSettings(**getattr(request, "param", {}))})
+
+
+@pytest.fixture(autouse=True)
+def _short_wait(stores, settings):
+    stores.limits = Limits(settings.limits, wait_seconds=0.2)
 
 
 @pytest.fixture
@@ -151,7 +157,7 @@ def test_of_every_list_and_mapping_of_a_body_one_error_is_found():
     assert checked > 15
 
 
-@pytest.mark.parametrize("settings", [{"uploads": 1, "wait_seconds": 0.1}], indirect=True)
+@pytest.mark.parametrize("settings", [{"uploads": 1}], indirect=True)
 def test_a_large_body_is_parsed_in_a_thread_with_a_slot_of_its_key(live_server, send, monkeypatch):
     threads, go_on = [], threading.Event()
 

@@ -189,7 +189,7 @@ def test_requests_by_s3_s_protocol_count_as_those_of_the_key(s3, client, anonymo
 
 def test_a_key_lists_few_files_at_once_by_s3_s_protocol(s3, anonymous_client, stores, monkeypatch):
     bucket, folder, headers = s3
-    stores.limits = Limits(LimitSettings(searches=2, wait_seconds=0.2))
+    stores.limits = Limits(LimitSettings(searches=2), wait_seconds=0.2)
     go_on, began = threading.Event(), threading.Semaphore(0)
 
     def wait(*_args):

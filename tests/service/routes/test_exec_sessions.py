@@ -16,6 +16,7 @@ from core.jobs import queries
 from core.jobs.exec import audit, channel
 from core.security import api_keys
 from service.exec import bridge
+from service.http.connections import ConnectionTimes
 
 TRUE = json.dumps({"command": ["true"]})
 
@@ -127,9 +128,9 @@ def test_a_session_passes_input_and_output_on_and_is_recorded(open_session, work
     assert "exit code 3, after" in result
 
 
+@pytest.mark.parametrize("live_server", [ConnectionTimes(head=2.0, body=0.2)], indirect=True)
 @pytest.mark.usefixtures("worker")
-def test_a_session_outlasts_the_timeouts_of_the_connection_that_it_was_opened_on(open_session, live_server, settings):
-    settings.api.body_seconds, settings.api.header_seconds = 0.2, 2.0
+def test_a_session_outlasts_the_timeouts_of_the_connection_that_it_was_opened_on(open_session, live_server):
     with closing(HTTPConnection("127.0.0.1", live_server.port)) as used:
         used.request("GET", "/health")
         assert used.getresponse().read()

@@ -16,6 +16,7 @@ from core.errors import SecretUnreadable, StoreUnavailable
 from core.security import api_keys
 from core.settings import Settings
 from core.settings.limits import LimitSettings
+from service.http.body_limit import MAX_JSON_BYTES
 from service.main import create_app
 
 
@@ -210,12 +211,11 @@ def test_the_limit_holds_when_grants_were_used_before(client, database):
     assert count_jobs(database) == 2001
 
 
-def test_the_size_of_each_job_and_of_the_batch_are_limited(client, stores, database):
-    stores.settings.api.max_body_bytes = 10_000
-    results = submit(client, [make_job_body(command="x" * 10_000), make_job_body()])
+def test_the_size_of_each_job_and_of_the_batch_are_limited(client, database):
+    results = submit(client, [make_job_body(command="x" * MAX_JSON_BYTES), make_job_body()])
     assert statuses(results) == [413, 201]
     assert results[0]["error"]["name"] == "TooLarge"
-    answer = client.post("/jobs:batch", json={"jobs": [make_job_body(command="x" * 9000)] * 20})
+    answer = client.post("/jobs:batch", json={"jobs": [make_job_body(command="x" * 900_000)] * 20})
     assert answer.status_code == 413
     assert count_jobs(database) == 1
 

@@ -25,6 +25,7 @@ from service.main import create_app
 from service.tensorboard import availability
 from service.tensorboard.availability import unavailable
 from service.tensorboard.board_process import sandbox_problem
+from service.tensorboard.boards import Boards
 
 PAGE = {"Accept": "text/html"}
 NAVIGATION = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
@@ -34,14 +35,14 @@ SCALARS = "data/plugin/scalars/scalars"
 
 @pytest.fixture
 def tensorboard():
-    """Settings of the server's TensorBoard."""
+    """Limits of the server's TensorBoards."""
     return {}
 
 
 @pytest.fixture
 def server(settings, database, api_key, tensorboard):
-    settings = settings.model_copy(update={"tensorboard": TensorBoardSettings(**tensorboard)})
     app = create_app(settings, database=database, wake=lambda: None)
+    app.state.app_state.boards = Boards(settings, **tensorboard)
     server = LiveServer(app, api_key)
     server.app = app
     yield server
@@ -231,7 +232,7 @@ def test_their_number_is_limited(client, trained):
     assert opened(client, first)["url"].partition("?")[0] == address, "one for the same jobs"
     refused = client.post("/tensorboards", json={"ids": [second]})
     assert refused.status_code == 429
-    assert "GRADIENT_TENSORBOARD__MAX_BOARDS" in refused.json()["error"]["message"]
+    assert "1 TensorBoards are in use" in refused.json()["error"]["message"]
 
 
 @pytest.mark.integration

@@ -18,7 +18,7 @@ from core.notify.wakeup_file import WakeupFile
 from core.settings import Settings
 from core.settings.disk import DiskSettings
 from core.storage.artifacts.store import ArtifactLimits, DirectoryStore
-from worker.attempt import pipeline
+from worker.attempt import disk_quota, pipeline
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import measure_used_bytes
 from worker.attempt.monitor import OutputRecorder
@@ -39,9 +39,11 @@ def database(sqlite_database: Database):
 
 
 @pytest.fixture
-def opened(database, tmp_path):
+def opened(database, tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_quota, "_CHECK_SECONDS", 0.1)
+
     def opened(**limits):
-        settings = Settings(home=tmp_path / "home", disk=DiskSettings(**{"check_seconds": 0.1} | limits))
+        settings = Settings(home=tmp_path / "home", disk=DiskSettings(**limits))
         settings.worker.poll_seconds = settings.worker.heartbeat_seconds = 0.05
         settings.worker.sweep_seconds = 0.1
         return WorkerContext.open(settings, database, worker_name="w1", hostname="here")

@@ -271,9 +271,9 @@ def test_a_server_that_never_answers_is_given_up(answering, tmp_path, released):
     address, _ = answering(lambda _: released.wait(60))
     folder = tmp_path / "workspace"
     folder.mkdir()
-    settings = Settings(worker={"fetch_silent_seconds": 1}, egress=OPEN)
+    settings = Settings(egress=OPEN)
     with pytest.raises(LaunchError, match="said nothing for too long"):
-        GitFetcher(settings).fetch(f"http://{address}/repo.git", None, folder, lambda: None, "pr1")
+        GitFetcher(settings, silent_seconds=1).fetch(f"http://{address}/repo.git", None, folder, lambda: None, "pr1")
 
 
 @pytest.mark.parametrize("mode", ["auto", "off"])
@@ -289,9 +289,9 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(answering, tmp_path
     address, _ = answering(answer)
     folder = tmp_path / "workspace"
     folder.mkdir()
-    settings = Settings(worker={"fetch_seconds": 1}, process={"sandbox": mode}, egress=OPEN)
+    settings = Settings(process={"sandbox": mode}, egress=OPEN)
     with pytest.raises(LaunchError, match="not done within 1 seconds"):
-        GitFetcher(settings).fetch(f"http://{address}/repo.git", None, folder, lambda: None, "pr1")
+        GitFetcher(settings, seconds=1).fetch(f"http://{address}/repo.git", None, folder, lambda: None, "pr1")
 
 
 @pytest.mark.parametrize("mode", ["auto", "off"])

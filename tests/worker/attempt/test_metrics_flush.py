@@ -7,8 +7,7 @@ from support.deployment import wait_until
 from core.db.models.jobs import Job
 from core.db.models.metrics import LastMetric, Metric
 from core.errors import StoreUnavailable
-from core.jobs.metrics import last_values
-from core.settings.limits import MetricSettings
+from core.jobs.metrics import MetricLimits, last_values
 from worker.attempt.outputs import metrics_flush
 from worker.attempt.outputs.log_shipper import MetricsReader, SourceFile
 from worker.attempt.outputs.metrics_flush import MetricsFlush, MetricsQueue
@@ -137,7 +136,7 @@ def test_a_name_that_postgresql_does_not_take_is_stored_without_it(database, flu
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"loss\\u0000": 1}\n{"loss": 2}\n')
     job = submit()
-    reader = MetricsReader(SourceFile(file), job.id, 1, MetricSettings())
+    reader = MetricsReader(SourceFile(file), job.id, 1, MetricLimits())
     queue = MetricsQueue(job, reader.left_out)
     queue.add(reader.read())
     flush.flush(queue)

@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from core.jobs.metrics import MAX_TIME, StoredSummary
-from core.settings.limits import MetricSettings
+from core.jobs.metrics import MAX_TIME, MetricLimits, StoredSummary
 from core.storage.joblogs.redrawn_rows import RedrawnRows
 from core.storage.joblogs.store import LogWriter
 
@@ -198,7 +197,7 @@ class MetricsReader:
         source: SourceFile,
         job_id: str,
         attempt: int,
-        settings: MetricSettings,
+        settings: MetricLimits,
         stored: StoredSummary | None = None,
         earlier: Path | None = None,
     ) -> None:
@@ -317,8 +316,7 @@ class MetricsReader:
         if len(values) < len(given):
             self.left_out.setdefault(
                 "metric_names_limit",
-                f"Of its metrics {self._settings.names:,} names are stored (GRADIENT_METRICS__NAMES): values of later "
-                "names are left out.",
+                f"Of its metrics {self._settings.names:,} names are stored: values of later names are left out.",
             )
         return values
 
@@ -333,7 +331,7 @@ class MetricsReader:
     def _report_omitted_values(self) -> None:
         self.left_out.setdefault(
             "metric_values_limit",
-            f"Of its metrics {self._settings.values:,} values are stored at most (GRADIENT_METRICS__VALUES): the more "
+            f"Of its metrics {self._settings.values:,} values are stored at most: the more "
             "there are, the more lines are left out.",
         )
 

@@ -9,6 +9,7 @@ import pytest
 from support.live_service import list_stored_workspaces, wait_until
 
 from core.settings.limits import LimitSettings
+from service.auth.per_key_limits import Limits
 from service.dashboard.forms import job_form_pages
 
 PAGE = "/ui/jobs/new"
@@ -17,7 +18,12 @@ MIB = 1024**2
 
 @pytest.fixture
 def settings(settings):
-    return settings.model_copy(update={"limits": LimitSettings(uploads=1, wait_seconds=0.2)})
+    return settings.model_copy(update={"limits": LimitSettings(uploads=1)})
+
+
+@pytest.fixture(autouse=True)
+def _short_wait(stores, settings):
+    stores.limits = Limits(settings.limits, wait_seconds=0.2)
 
 
 def send(browser, *files, **fields):

@@ -11,7 +11,7 @@ from core.settings import Settings
 from core.settings.docker import ImageSettings
 from core.settings.network import EgressSettings
 from worker.backends.docker.engine.client import Engine
-from worker.backends.docker.images.pull import ImageStore
+from worker.backends.docker.images.pull import TRANSFER_SECONDS, ImageStore
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def make_unique_layers():
 class EngineImages:
     """The images of one engine under one GRADIENT_HOME."""
 
-    def __init__(self, server, home, images=None, **docker):
+    def __init__(self, server, home, images=None, seconds=TRANSFER_SECONDS, **docker):
         self.settings = Settings(
             home=home,
             docker=server.settings(**docker),
@@ -77,7 +77,7 @@ class EngineImages:
             egress=EgressSettings(allowed=["127.0.0.1", "localhost"]),
         )
         self.engine = Engine(self.settings.docker)
-        self.images = ImageStore(self.engine, self.settings)
+        self.images = ImageStore(self.engine, self.settings, seconds=seconds)
         self.progress = []
         self.client = server.client
 
@@ -92,7 +92,7 @@ class EngineImages:
 
 @pytest.fixture
 def make_image_store(clean_engine, tmp_path):
-    def make(images=None, **docker):
-        return EngineImages(clean_engine, tmp_path / "home", images, **{"pull": "missing"} | docker)
+    def make(images=None, seconds=TRANSFER_SECONDS, **docker):
+        return EngineImages(clean_engine, tmp_path / "home", images, seconds, **{"pull": "missing"} | docker)
 
     return make

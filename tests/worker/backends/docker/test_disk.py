@@ -16,6 +16,7 @@ from core.jobs.submission import NewJob
 from core.settings import Settings
 from core.settings.disk import DiskSettings
 from core.settings.worker import MachineSettings, WorkerSettings
+from worker.attempt import disk_quota
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
 from worker.context import WorkerContext
@@ -63,14 +64,15 @@ def test_what_a_job_writes_into_a_volume_of_its_image_is_measured(docker_server,
 
 @pytest.mark.parametrize("folder", ["/tmp", "/data"], ids=["own", "volume"])
 def test_a_job_that_fills_its_containers_own_disk_is_ended(
-    docker_server, tmp_path, sqlite_database: Database, volume_image, folder
+    docker_server, tmp_path, sqlite_database: Database, volume_image, folder, monkeypatch
 ):
     """For an engine whose disk has no quotas, as that of the tests."""
+    monkeypatch.setattr(disk_quota, "_CHECK_SECONDS", 0.1)
     settings = Settings(
         home=tmp_path / "home",
         docker=docker_server.settings(),
         machines=MachineSettings(simulate=False),
-        disk=DiskSettings(job_mb=6, check_seconds=0.1),
+        disk=DiskSettings(job_mb=6),
     )
     host = WorkerContext.open(settings, sqlite_database, worker_name="w1", hostname="here")
 

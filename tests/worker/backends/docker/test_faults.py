@@ -11,6 +11,7 @@ from support.servers.private_docker_engine import BARE_IMAGE
 
 from worker.attempt.scratch import Scratch
 from worker.backends.base import ARTIFACTS, Exit, LaunchError, read_control
+from worker.backends.docker.container import launcher
 from worker.backends.docker.engine.client import Engine, EngineRefused, EngineUnavailable
 
 HELD = "until [ -e go ]; do sleep 0.1; done"
@@ -92,8 +93,9 @@ def test_a_start_waits_for_an_engine_that_restarts(make, killable_engine):
     assert told[0] == ("provisioning", "waiting for the container engine to answer")
 
 
-def test_a_start_does_not_wait_for_ever(make, killable_engine):
-    place = make(killable_engine, engine_retry_seconds=0)
+def test_a_start_does_not_wait_for_ever(make, killable_engine, monkeypatch):
+    monkeypatch.setattr(launcher, "_ENGINE_RETRY_SECONDS", 0)
+    place = make(killable_engine)
     killable_engine.kill()
     with pytest.raises(LaunchError) as error:
         place.launch(place.spec("exit 4"))

@@ -24,6 +24,9 @@ _PAUSE_SECONDS = 1.0
 _PAUSE_FACTOR = 5
 _DRIVER_TIMEOUT_SECONDS = 5.0
 _MAX_NAMED_PROCESSES = 3
+# Of a GPU that is free: a desktop's or a monitor's use, and not a training's.
+_IDLE_MAX_MEMORY_BYTES = 512 * MIB
+_IDLE_MAX_PERCENT = 20.0
 
 
 class DriverTimeout(Exception):
@@ -120,8 +123,8 @@ class GpuMonitor:
         one = next(iter(found), None)
         if one is None:
             return "the driver does not list it"
-        use, limits = one.use, self._settings
-        if use.memory <= limits.gpu_idle_max_memory_mb * MIB and (use.percent or 0.0) <= limits.gpu_idle_max_percent:
+        use = one.use
+        if use.memory <= _IDLE_MAX_MEMORY_BYTES and (use.percent or 0.0) <= _IDLE_MAX_PERCENT:
             return None
         what = f"{use.memory / MIB:,.0f} MiB in use" + (f", {use.percent:.0f} % busy" if use.percent else "")
         return f"{what}, by {_describe_processes(use.pids)}"

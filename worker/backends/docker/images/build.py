@@ -25,6 +25,7 @@ from worker.backends.base import LaunchError, LaunchSpec, Progress
 from worker.backends.docker.engine.client import Engine, EngineError, EngineRefused, EngineUnavailable
 from worker.backends.docker.engine.progress_stream import EngineRequest, Message, stream_messages
 from worker.backends.docker.images.pull import (
+    TRANSFER_SECONDS,
     Auth,
     Image,
     ImageStore,
@@ -44,6 +45,8 @@ _STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
 _LAYER = re.compile(r" ---> ([0-9a-f]{12,64})\n\Z")
 _DOWNLOADED = re.compile(r"Status: Downloaded newer image for (\S+)\Z")
 _MAX_STEP_LENGTH = 100
+_BUILD_SECONDS = 3600.0
+_MAX_DISK_PERCENT = 90.0  # what is left is for the jobs that run
 _CPU_PERIOD = 100_000
 _READABLE, _SEARCHABLE = 0o444, 0o555
 
@@ -94,22 +97,19 @@ class ImageBuilder:
         return replace(image, digest=self._push(build.target, image, progress, journal, push_auth))
 
     def _params(self, spec: LaunchSpec, dockerfile: str, network: str, memory_bytes: int) -> dict[str, Any]:
-        images = self._settings.images
-        usual = images.build_memory_mb * MIB if images.build_memory_mb else memory_bytes
         return build_params(
             built_name(spec),
             dockerfile,
             network=network,
-            memory_bytes=spec.memory_bytes or usual,
-            cpus=spec.job_spec.cpus or images.build_cpus,
+            memory_bytes=spec.memory_bytes or memory_bytes,
+            cpus=spec.job_spec.cpus,
             shm_bytes=spec.shared_mem_bytes or self._settings.docker.shm_mb * MIB,
-            cgroup=images.build_cgroup,
+            cgroup=self._settings.images.build_cgroup,
         )
 
     def _build(self, spec: LaunchSpec, progress: Progress, journal: ImageUsageJournal, params: dict[str, Any]) -> None:
-        seconds = self._settings.images.build_seconds
-        timeout_error = LaunchError("image_build", f"it was not built within {seconds:.0f} seconds")
-        pace = ProgressThrottle("building", progress, seconds, timeout_error)
+        timeout_error = LaunchError("image_build", f"it was not built within {_BUILD_SECONDS:.0f} seconds")
+        pace = ProgressThrottle("building", progress, _BUILD_SECONDS, timeout_error)
         output = _BuildOutput(spec.control / "log", pace)
         try:
             with _build_context(spec.workspace, params["dockerfile"]) as context:
@@ -127,16 +127,15 @@ class ImageBuilder:
 
     def _disk_check(self, pace: ProgressThrottle) -> Callable[[], None]:
         """Return a check of the pace and of the engine's disk, which nothing else keeps a step from filling."""
-        most, folder = self._settings.images.build_disk_percent, str(self._engine.cached_info().get("DockerRootDir"))
+        folder = str(self._engine.cached_info().get("DockerRootDir"))
 
         def check() -> None:
             pace.check()
             full = disk_percent(folder)
-            if full is not None and most < full and most < 100:  # noqa: PLR2004 - percent
+            if full is not None and full > _MAX_DISK_PERCENT:
                 raise LaunchError(
                     "image_build",
-                    f"the engine's disk is {full:.0f} % full, and a build ends at {most:.0f} % "
-                    "(GRADIENT_IMAGES__BUILD_DISK_PERCENT)",
+                    f"the engine's disk is {full:.0f} % full, and a build ends at {_MAX_DISK_PERCENT:.0f} %",
                 )
 
         return check
@@ -163,9 +162,8 @@ class ImageBuilder:
         self._images.check_registry(target, "image_push")
         name = normalize_reference(target)
         repository, tag = parse_repository_tag(name)
-        seconds = self._settings.docker.pull_seconds
-        timeout_error = LaunchError("image_push", f"{target}: not pushed within {seconds:.0f} seconds")
-        pace = ProgressThrottle("pushing", progress, seconds, timeout_error)
+        timeout_error = LaunchError("image_push", f"{target}: not pushed within {TRANSFER_SECONDS:.0f} seconds")
+        pace = ProgressThrottle("pushing", progress, TRANSFER_SECONDS, timeout_error)
         pace.words = target
         with journal.keep_name(name):
             existing = self._images.find(name)

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 _UNTAGGED = "<none>"
 _PULL_RECORD_SECONDS = 86_400.0
+_BUILT_TTL_SECONDS = 86_400.0  # no registry has a built image, and no other workspace gets the same
 
 
 class ImageCache:
@@ -108,7 +109,7 @@ class ImageCache:
         return time.time() - entry.used_at >= self._settings.unused_ttl_seconds
 
     def _is_due(self, unused: UnusedImage) -> bool:
-        if unused.built and time.time() - unused.used_at >= self._settings.built_ttl_seconds:
+        if unused.built and time.time() - unused.used_at >= _BUILT_TTL_SECONDS:
             return True
         full = self._measure(str(self._engine.cached_info().get("DockerRootDir") or ""))
         return full is not None and full > self._settings.max_disk_percent

@@ -25,6 +25,8 @@ Auth = dict[str, str]
 POLICIES = {"Always": "always", "IfNotPresent": "missing", "Never": "never"}
 """The settings' names of a job's pull policies."""
 
+TRANSFER_SECONDS = 3600.0
+"""Time limit of a pull or a push: 40 GB at 12 MB/s."""
 _REPORT_SECONDS = 2.0
 _PUSH_WAIT_SECONDS = 1.0
 _DONE = frozenset({"Pull complete", "Already exists"})
@@ -107,8 +109,9 @@ class ProgressThrottle:
 
 
 class ImageStore:
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, *, seconds: float = TRANSFER_SECONDS) -> None:
         self._engine = engine
+        self._seconds = seconds
         self._folder = settings.root / "images"
         self._settings = settings.docker
         self._egress = Egress(settings.egress)
@@ -212,10 +215,8 @@ class ImageStore:
         self, reference: str, progress: Progress, journal: ImageUsageJournal, before: Image | None, auth: Auth | None
     ) -> None:
         name = normalize_reference(reference)
-        timeout_text = f"{reference}: not pulled within {self._settings.pull_seconds:.0f} seconds"
-        pace = ProgressThrottle(
-            "pulling", progress, self._settings.pull_seconds, LaunchError("image_pull", timeout_text)
-        )
+        timeout_text = f"{reference}: not pulled within {self._seconds:.0f} seconds"
+        pace = ProgressThrottle("pulling", progress, self._seconds, LaunchError("image_pull", timeout_text))
         pace.words = reference
         with journal.open() as records:
             records.pulls.setdefault(name, PendingPull(time.time(), before.id if before else None))

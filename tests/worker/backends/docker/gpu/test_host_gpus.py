@@ -44,7 +44,7 @@ def no_library(driver):
 def gpus(monkeypatch):
     monkeypatch.setattr(host_gpus, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(host_gpus, "_PAUSE_FACTOR", 0)
-    return GpuMonitor(DockerSettings(gpu_idle_max_memory_mb=100, gpu_idle_max_percent=20))
+    return GpuMonitor(DockerSettings())
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_gpu_that_something_uses_is_told_with_its_process(driver, gpus):
 
 
 @pytest.mark.parametrize(
-    ("memory", "percent", "free"), [(100, 20, True), (101, 0, False), (0, 21, False), (0, 0, True)]
+    ("memory", "percent", "free"), [(512, 20, True), (513, 0, False), (0, 21, False), (0, 0, True)]
 )
 def test_up_to_both_thresholds_a_gpu_is_free(driver, gpus, memory, percent, free):
     driver.memory[1], driver.percent[1] = memory * MIB, percent

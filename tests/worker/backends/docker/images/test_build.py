@@ -10,6 +10,7 @@ from support.servers.private_docker_engine import BARE_IMAGE, SHELL_IMAGE, build
 from core.settings.docker import ImageSettings
 from worker.backends.base import ImageBuild, LaunchError
 from worker.backends.docker.backend import DockerBackend
+from worker.backends.docker.images import build
 from worker.backends.docker.images.build import build_params, built_name
 
 DOCKERFILE = f"""FROM {SHELL_IMAGE}
@@ -147,8 +148,9 @@ def test_a_dockerfile_has_to_be_a_file_of_the_workspace(place, tmp_path):
     assert "no file of the workspace" in refused(place, place.spec("true", build=ImageBuild("folder/Dockerfile")))
 
 
-def test_a_build_has_a_time_limit(place, clean_engine):
-    limited(place, build_seconds=2.0)
+def test_a_build_has_a_time_limit(place, clean_engine, monkeypatch):
+    monkeypatch.setattr(build, "_BUILD_SECONDS", 2.0)
+    limited(place)
     spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN echo up; sleep 600\n")
     assert "not built within 2 seconds" in refused(place, spec)
     wait_until(lambda: left(clean_engine) == [], "its step to be ended")
@@ -211,16 +213,17 @@ def test_a_build_has_the_limits_of_its_job(place):
     assert str(96 * 1024) in output
 
 
-def test_a_build_ends_when_it_fills_the_engines_disk(place, clean_engine):
-    limited(place, build_disk_percent=0.001)
+def test_a_build_ends_when_it_fills_the_engines_disk(place, clean_engine, monkeypatch):
+    monkeypatch.setattr(build, "_MAX_DISK_PERCENT", 0.001)
+    limited(place)
     spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN echo up; sleep 600\n")
-    assert "GRADIENT_IMAGES__BUILD_DISK_PERCENT" in refused(place, spec)
+    assert "% full, and a build ends at" in refused(place, spec)
     wait_until(lambda: left(clean_engine) == [], "its step to be ended")
 
 
 def test_a_build_has_a_memory_limit(place):
-    limited(place, build_memory_mb=32)
-    spec = workspace(place, f"FROM {SHELL_IMAGE}\nRUN tail /dev/zero\n")
+    spec = place.spec("true", build=ImageBuild("Dockerfile"), memory_mb=32)
+    (spec.workspace / "Dockerfile").write_text(f"FROM {SHELL_IMAGE}\nRUN tail /dev/zero\n")
     assert "non-zero code: 137" in refused(place, spec)
 
 

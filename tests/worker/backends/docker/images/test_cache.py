@@ -107,9 +107,11 @@ def test_built_images_go_after_a_while_whatever_the_disk(make_image_store, clean
     found = place.images.find("gradient-jobs/jx:1")
     with place.images.journal().open() as page:
         page.record_use(found.id, "gradient-jobs/jx:1", built=True)
-        page.images[found.id].used_at = time.time() - 5000
-    assert pruned(shelf(place, built_ttl_seconds=6000)) == []
-    assert pruned(shelf(place, built_ttl_seconds=4000)) == ["gradient-jobs/jx:1"]
+        page.images[found.id].used_at = time.time() - 86_000
+    assert pruned(shelf(place)) == []
+    with place.images.journal().open() as page:
+        page.images[found.id].used_at -= 1000
+    assert pruned(shelf(place)) == ["gradient-jobs/jx:1"]
 
 
 def test_what_a_newer_image_of_the_same_name_replaced_goes_too(

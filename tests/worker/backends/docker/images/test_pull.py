@@ -128,7 +128,7 @@ def test_a_pull_has_a_time_limit_also_while_the_registry_says_nothing(registry, 
     reference, _ = registry.add_image("team/model:1", make_unique_layers())
     registry.configure(stall=True)
     began = time.monotonic()
-    assert "not pulled within 2 seconds" in refused(make_image_store(pull_seconds=2.0), reference)
+    assert "not pulled within 2 seconds" in refused(make_image_store(seconds=2.0), reference)
     assert time.monotonic() - began < 20
     registry.configure()
 
