@@ -34,7 +34,6 @@ QUERIES = {
     "/ui/jobs/{job_id}/artifacts/selected": "path=a.txt",
     "/ui/jobs/{job_id}/artifacts/view": "path=a.txt",
     "/ui/jobs/{job_id}/artifacts/frame": "path=a.txt",
-    "/ui/jobs/{job_id}/artifacts/scalars": "path=a.txt",
     "/original/jobs/getJob": "jobId={job_id}",
     "/original/jobs/logs": "jobId={job_id}",
     "/original/jobs/artifactsList": "jobId={job_id}",

@@ -21,24 +21,20 @@ from service.auth.authentication import PageCaller, SearchSlot, require_key_or_s
 from service.dashboard.job.header import LIVE, JobHeader, read_header, render_job_page
 from service.dashboard.job.log_page import FOUND_LINES, LINES_WITHOUT_SCRIPT
 from service.dashboard.outputs.folder_view import FolderEntry, Order, crumbs, list_entries, summarize_entries
-from service.dashboard.outputs.previews import TEXT_BYTES, Preview, TableOrder, is_event_file, is_image, read_preview
-from service.dashboard.outputs.previews.event_files import read_scalars
+from service.dashboard.outputs.previews import TEXT_BYTES, Preview, TableOrder, is_image, read_preview
 from service.dashboard.rendering import PAGE_HEADERS
 from service.deps import AppState, AppStateDep, ReadSession
-from service.presenters.downsample import series_view
 from service.presenters.removed import check_not_removed
 from service.routes.artifacts import AttemptNumber, artifact_view, list_artifacts, read_text_page, read_zip
 from service.routes.logs import SEARCH_SECONDS
 from service.schemas.artifacts import ArtifactsPage, TextPage
 from service.schemas.jobs import MAX_LINE
-from service.schemas.metrics import Metrics
 
 router = APIRouter(prefix="/ui/jobs/{job_id}/artifacts", dependencies=[Depends(require_key_or_session)])
 
 PAGE_ENTRIES = 500
 COUNTED_FILES = 20_000
 """Most files of a job whose folders are counted, sorted and searched."""
-_CHART_POINTS = 1000
 _MAX_HTML = 2 * 1024**2
 _MAX_OFFSET = 2**62
 _FILE_POLICY = PAGE_HEADERS["Content-Security-Policy"] + "; frame-src 'self'; media-src 'self'"
@@ -224,19 +220,6 @@ def show_html(
         raise HTTPException(404, "This address is only for the frame of a preview.")
     with _open(session, app_state, job_id, path, attempt).file as file:
         return HTMLResponse(file.read(_MAX_HTML), headers=_FRAME_HEADERS)
-
-
-@router.get("/scalars", dependencies=[SearchSlot])
-def read_event_scalars(
-    session: ReadSession, app_state: AppStateDep, job_id: str, path: str, attempt: AttemptNumber = None
-) -> Metrics:
-    """Read the scalars of one of TensorBoard's event files, as metrics."""
-    if not is_event_file(path):
-        raise not_found(path)
-    with _open(session, app_state, job_id, path, attempt).file as file:
-        scalars = read_scalars(file)
-    left_out = None if scalars.complete else "The file has more than is read here: these are its first scalars."
-    return Metrics(series=[series_view(series, _CHART_POINTS) for series in scalars.series], left_out=left_out)
 
 
 def _open(session: Session, app_state: AppState, job_id: str, path: str, attempt: int | None) -> OpenArtifact:

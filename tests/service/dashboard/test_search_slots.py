@@ -38,7 +38,6 @@ def ids(client, worker, stores, tmp_path):
     ("path", "slow"),
     [
         ("/ui/jobs/{job}/artifacts/view?path=a.md", "service.dashboard.outputs.artifact_pages.read_preview"),
-        ("/ui/jobs/{job}/artifacts/scalars?path=x.tfevents.1", "service.dashboard.outputs.artifact_pages.read_scalars"),
         ("/comparisons/{comparison}", "core.comparison.comparisons.measure"),
         ("/ui/comparisons/{comparison}", "core.comparison.comparisons.measure"),
         ("POST /comparisons/from-jobs", "core.comparison.comparisons.measure"),

@@ -35,14 +35,18 @@ SCALARS = "data/plugin/scalars/scalars"
 
 @pytest.fixture
 def tensorboard():
-    """Limits of the server's TensorBoards."""
+    """Settings and limits of the server's TensorBoards."""
     return {}
 
 
 @pytest.fixture
 def server(settings, database, api_key, tensorboard):
+    limits = {name: tensorboard[name] for name in tensorboard.keys() & {"idle_seconds", "max_boards"}}
+    settings = settings.model_copy(
+        update={"tensorboard": TensorBoardSettings(**{name: tensorboard[name] for name in tensorboard.keys() - limits})}
+    )
     app = create_app(settings, database=database, wake=lambda: None)
-    app.state.app_state.boards = Boards(settings, **tensorboard)
+    app.state.app_state.boards = Boards(settings, **limits)
     server = LiveServer(app, api_key)
     server.app = app
     yield server

@@ -13,7 +13,7 @@ from service.dashboard.outputs.previews.headers import read_npy, read_npz, read_
 from service.dashboard.outputs.previews.tables import TableOrder, read_table
 from service.http.file_responses import INLINE_TYPES
 
-__all__ = ["TEXT_BYTES", "Preview", "TableOrder", "is_event_file", "is_image", "read_preview"]
+__all__ = ["TEXT_BYTES", "Preview", "TableOrder", "is_image", "read_preview"]
 
 TEXT_BYTES = 256 * 1024
 """Bytes of a text shown at once."""
@@ -65,10 +65,6 @@ def is_image(path: str) -> bool:
     return INLINE_TYPES.get(_suffix(path), "").startswith("image/")
 
 
-def is_event_file(path: str) -> bool:
-    return ".tfevents." in PurePosixPath(path).name
-
-
 def read_preview(file: BinaryIO, size: int, path: str, start: int, order: TableOrder) -> Preview:
     """Read the preview of a file.
 
@@ -79,8 +75,8 @@ def read_preview(file: BinaryIO, size: int, path: str, start: int, order: TableO
     medium = INLINE_TYPES.get(suffix, "").partition("/")[0]
     if medium in {"image", "audio", "video"}:
         return Preview(medium)
-    if is_event_file(path):
-        return Preview("scalars")
+    if ".tfevents." in PurePosixPath(path).name:
+        return Preview("events")
     if suffix == ".pdf":
         return Preview("pdf")
     if suffix in _HEADERS:

@@ -8,8 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from service.dashboard.outputs.previews import TableOrder, event_files, read_preview
-from service.dashboard.outputs.previews.event_files import read_scalars
+from service.dashboard.outputs.previews import TableOrder, read_preview
 
 MIB = 1024**2
 NESTED = b"[" + b"[]," * 21_000 + b"]"
@@ -163,30 +162,3 @@ def test_long_json_is_shown_as_text():
     assert look(content, "a.json").kind == "text"
     assert look(content + b"\n", "a.jsonl").kind == "text"
     assert look(b"[" + b"[]," * 300_000 + b"[]]", "a.json").kind == "tree"
-
-
-def record(message):
-    return struct.pack("<Q", len(message)) + bytes(4) + message + bytes(4)
-
-
-SCALAR = record(
-    b"\x09" + struct.pack("<d", 1_700_000_000.0) + b"\x10\x01\x2a\x0c\x0a\x0a\x0a\x03abc\x15" + struct.pack("<f", 1.0)
-)
-
-
-@pytest.mark.parametrize("before", [record(b"\x08\x01" * 500), record(b"") * 500])
-def test_after_many_fields_an_event_file_is_read_no_further(monkeypatch, before):
-    monkeypatch.setattr(event_files, "_MAX_FIELDS", 300)
-    file = CountedFile(SCALAR + before + SCALAR + bytes(MIB))
-    scalars = read_scalars(file)
-    assert [len(one.points) for one in scalars.series] == [1], "what came before the limit is shown"
-    assert not scalars.complete
-    assert sum(file.reads) < len(SCALAR + before) + 1
-    assert read_scalars(io.BytesIO(SCALAR * 20)).complete
-
-
-def test_points_of_more_than_the_most_series_are_said_to_be_left_out(monkeypatch):
-    monkeypatch.setattr(event_files, "_MAX_SERIES", 1)
-    other = SCALAR.replace(b"abc", b"abd")
-    scalars = read_scalars(io.BytesIO(SCALAR + other))
-    assert ([one.name for one in scalars.series], scalars.complete) == (["abc"], False)

@@ -11,7 +11,6 @@ import pytest
 
 from service.dashboard.outputs.previews import TEXT_BYTES, TableOrder, read_preview
 from service.dashboard.outputs.previews.documents import read_json, read_json_lines, read_markdown
-from service.dashboard.outputs.previews.event_files import read_scalars
 
 FILE_ORDER = TableOrder()
 
@@ -118,39 +117,3 @@ def test_a_large_text_comes_in_parts():
     last = look(content, "x.json", start=TEXT_BYTES * 2)
     assert (last.kind, last.text, last.stop) == ("text", content[TEXT_BYTES * 2 :].decode(), len(content))
     assert look(content, "x.txt", start=2**60).text == ""
-
-
-def event(step, summary, at=1_700_000_000.0):
-    message = b"\x09" + struct.pack("<d", at) + b"\x10" + bytes([step]) + b"\x2a" + bytes([len(summary)]) + summary
-    return struct.pack("<Q", len(message)) + bytes(4) + message + bytes(4)
-
-
-def scalar(tag, value):
-    content = b"\x0a" + bytes([len(tag)]) + tag.encode() + b"\x15" + struct.pack("<f", value)
-    return b"\x0a" + bytes([len(content)]) + content
-
-
-def tensor(tag, value):
-    inner = b"\x08\x01\x22\x04" + struct.pack("<f", value)
-    content = b"\x0a" + bytes([len(tag)]) + tag.encode() + b"\x42" + bytes([len(inner)]) + inner
-    return b"\x0a" + bytes([len(content)]) + content
-
-
-def test_scalars_of_event_files_are_series():
-    content = event(1, scalar("loss", 0.5)) + event(2, tensor("loss", 0.25) + scalar("acc", 1.0))
-    series = read_scalars(io.BytesIO(content)).series
-    assert [(one.name, one.points) for one in series] == [
-        ("loss", [(1.0, 1_700_000_000.0, 0.5), (2.0, 1_700_000_000.0, 0.25)]),
-        ("acc", [(2.0, 1_700_000_000.0, 1.0)]),
-    ]
-    assert len(read_scalars(io.BytesIO(content[:-5])).series) == 1
-    assert look(content, "a/events.out.tfevents.1.host").kind == "scalars"
-
-
-def test_a_damaged_event_file_has_the_scalars_before_the_damage():
-    chance = random.Random(1)  # noqa: S311 - a repeatable test
-    good = event(1, scalar("loss", 0.5))
-    for length in range(200):
-        found = read_scalars(io.BytesIO(good + chance.randbytes(length))).series
-        assert found[0].points[0] == (1.0, 1_700_000_000.0, 0.5)
-    assert read_scalars(io.BytesIO(struct.pack("<Q", 2**63) + bytes(100))).series == []
