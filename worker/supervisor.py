@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -80,6 +81,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Work until `stop` is called, then release all attempts; their jobs keep running."""
+        _close_job_folders(self._context.settings.root)
         self._sweep_thread.start()
         self._fence_thread.start()
         self._statsd.start()
@@ -306,6 +308,15 @@ class Supervisor:
         self._exec.stop()
         self._watcher.close()
         os.close(self._lock)
+
+
+def _close_job_folders(root: Path) -> None:
+    """Keep other users of this host from programs that jobs leave: these may have the setuid bit of a job's user."""
+    for name in ("attempts", "environments", "storage/projects"):
+        folder = root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(PermissionError):  # it is another user's
+            folder.chmod(0o700)
 
 
 def _lock_worker_name(path: Path, name: str) -> int:

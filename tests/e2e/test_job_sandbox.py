@@ -3,12 +3,15 @@
 import json
 import os
 import shutil
+import stat
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import httpx
 import pytest
-from support.deployment import ORDINARY, wait_until
+from support.deployment import ORDINARY, Deployment, wait_until
 
 CANARY = "canary-5e1f"
 
@@ -65,6 +68,14 @@ print("FOUND" + json.dumps({
                                         os.path.expanduser("~/h")) if works(open, path, "w")),
 }))
 """
+LEAVES = """
+for folder in /storage /artifacts . ; do
+    cp /bin/sh $folder/left && chmod 6777 $folder/left && chmod 0777 $folder
+    for kind in b c; do mknod $folder/device-$kind $kind 1 1 2>/dev/null && echo made; done
+done
+echo up; while [ ! -e /storage/over ]; do sleep 0.1; done
+"""
+NOBODY = 65534
 FOLDERS = ["/artifacts/a", "/dev/shm/m", "/home/gradient/h", "/paperspace/w", "/storage/s", "/tmp/t", "/var/tmp/v"]
 
 pytestmark = pytest.mark.usefixtures("bubblewrap")
@@ -187,3 +198,33 @@ def test_a_job_outlives_its_worker_and_the_next_one_stops_it(deployment):
     ended = deployment.wait_ended(job)
     assert (ended["state"], ended["attempt"]) == ("Cancelled", 1)
     assert deployment.artifact(job, "model") == b"saved\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_what_a_job_leaves_with_the_setuid_bit_is_run_by_nobody_else():
+    """Also where an administrator has opened GRADIENT_HOME to all users of the host."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder, "home")
+        home.mkdir()
+        for one in (home.parent, home):
+            one.chmod(0o755)
+        deployment = Deployment(home)
+        try:
+            deployment.start_api()
+            deployment.start_worker(GRADIENT_PROCESS__SANDBOX="require")
+            job = deployment.submit(LEAVES)
+            wait_until(lambda: b"up" in deployment.raw_log(job), "the job to run")
+            left = list(home.rglob("left"))
+            assert len(left) == 3
+            for path in left:
+                assert path.stat().st_mode & (stat.S_ISUID | stat.S_ISGID)
+                assert path.stat().st_uid != 0
+                with pytest.raises(PermissionError):
+                    subprocess.run([path, "-c", "true"], user=NOBODY, group=NOBODY, extra_groups=[], check=True)
+            assert deployment.wait_ended(deployment.submit("touch /storage/over"))["exitCode"] == 0
+            assert deployment.wait_ended(job)["exitCode"] == 0
+            assert (deployment.raw_log(job), list(home.rglob("device-*"))) == (b"up\n", [])
+            [stored] = (home / "artifacts").rglob("left")
+            assert not stored.stat().st_mode & (stat.S_ISUID | stat.S_ISGID)
+        finally:
+            deployment.stop()
