@@ -9,6 +9,7 @@ from gradient_jobs.errors import JobFailed, LibraryMissing
 from gradient_jobs.metrics import log, watch_input
 from gradient_jobs.records import Artifact, LogLine, Prediction
 from gradient_jobs.remote import RemoteCall, RemoteFunction, RemoteTraceback, remote
+from gradient_jobs.watch import watch
 
 __all__ = [
     "Artifact",
@@ -31,6 +32,7 @@ __all__ = [
     "__version__",
     "log",
     "remote",
+    "watch",
     "watch_input",
 ]
 

@@ -4,9 +4,7 @@
 # ///
 """Train a small network in JAX on scikit-learn's handwritten digits. Its requirements are in the script (PEP 723)."""
 
-import json
 import os
-import time
 from pathlib import Path
 
 import jax
@@ -15,6 +13,8 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+
+import gradient_jobs
 
 OUTPUT = Path(os.environ.get("GRADIENT_ARTIFACTS_DIR", "."))
 Parameters = dict[str, jax.Array]
@@ -31,12 +31,6 @@ def loss(parameters: Parameters, images: jax.Array, targets: jax.Array) -> jax.A
     return optax.softmax_cross_entropy_with_integer_labels(predict(parameters, images), targets).mean()
 
 
-def report(step: int, **values: float) -> None:
-    """Append a line to the job's metrics, under the names that comparisons of jobs read."""
-    with Path(os.environ.get("GRADIENT_METRICS_FILE", os.devnull)).open("a", buffering=1, encoding="utf-8") as file:
-        file.write(json.dumps({"step": step, "time": time.time(), **values}) + "\n")
-
-
 def main() -> None:
     """Train, print the accuracy, and save the parameters."""
     print(f"JAX {jax.__version__} on {jax.devices()}")
@@ -51,6 +45,7 @@ def main() -> None:
     }
     optimizer = optax.adam(0.01)
 
+    @gradient_jobs.watch
     @jax.jit
     def step(parameters: Parameters, state: optax.OptState) -> tuple[Parameters, optax.OptState, jax.Array]:
         value, gradients = jax.value_and_grad(loss)(parameters, train_x, train_y)
@@ -58,21 +53,13 @@ def main() -> None:
         return optax.apply_updates(parameters, updates), state, value
 
     state = optimizer.init(parameters)
-    first, began = 1, time.perf_counter()
     for number in range(1, 201):
         parameters, state, value = step(parameters, state)
-        if number == 1:
-            value.block_until_ready()  # JAX computes while Python goes on; the first step compiles
-            report(number, compile_seconds=time.perf_counter() - began)
-            began = time.perf_counter()
         if number % 50 == 0:
-            value.block_until_ready()
-            pace = (number - first) / (time.perf_counter() - began)
-            report(number, loss=float(value), steps_per_second=pace, examples_per_second=pace * len(train_x))
-            first, began = number, time.perf_counter()
+            gradient_jobs.log(step=number, loss=value)
             print(f"step {number} loss {value:.4f}", flush=True)
     accuracy = (predict(parameters, test_x).argmax(1) == test_y).mean()
-    report(number, test_accuracy=float(accuracy))
+    gradient_jobs.log(step=number, test_accuracy=accuracy)
     np.savez(OUTPUT / "parameters.npz", **parameters)
     print(f"accuracy {accuracy:.4f}")
 

@@ -5,10 +5,11 @@ import os
 from pathlib import Path
 
 import torch
-from metrics import Metrics
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
+
+import gradient_jobs
 
 
 def main() -> None:
@@ -32,22 +33,22 @@ def main() -> None:
         *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 4 * 4, 10)),
     ).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
-    loss_of, metrics = nn.CrossEntropyLoss(), Metrics(batch_size=32)
+    loss_of = nn.CrossEntropyLoss()
+    gradient_jobs.watch(model)
 
     for epoch in range(options.epochs):
         model.train()
-        for inputs, targets in DataLoader(train, batch_size=32, shuffle=True):
+        for inputs, targets in gradient_jobs.watch_input(DataLoader(train, batch_size=32, shuffle=True)):
             optimizer.zero_grad()
             loss = loss_of(model(inputs.to(device)), targets.to(device))
             loss.backward()
             optimizer.step()
-            metrics.step()
-        metrics.report(loss=loss.item())
+        gradient_jobs.log(loss=loss.item())
         model.eval()
         with torch.no_grad():
             inputs, targets = next(iter(DataLoader(test, batch_size=len(test))))
             accuracy = (model(inputs.to(device)).argmax(1).cpu() == targets).float().mean().item()
-        metrics.report(val_accuracy=accuracy)
+        gradient_jobs.log(val_accuracy=accuracy)
         print(f"epoch {epoch + 1} accuracy {accuracy:.4f}", flush=True)
 
     torch.save(model.state_dict(), options.output / "model.pt")

@@ -85,8 +85,9 @@ def measure_cost(model: keras.Model, batch: tuple[Any, ...], batch_size: int) ->
 
 def _outputs(model: keras.Model) -> Iterator[tuple[Any, Any]]:
     """Yield each operation of a model, also of the models in it, with its output; of other models than graphs none."""
-    for operation in getattr(model, "operations", [model]):
-        if isinstance(operation, keras.Model) and hasattr(operation, "operations"):
+    # A sequential model is a graph inside.
+    for operation in getattr(getattr(model, "_functional", None) or model, "operations", [model]):
+        if isinstance(operation, keras.Model) and operation is not model:
             yield from _outputs(operation)
         else:
             for node in getattr(operation, "_inbound_nodes", ()):

@@ -1,0 +1,224 @@
+"""Measures the training steps of any program, so that a comparison can say what bounds it and predict it elsewhere."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gradient_jobs.metrics import log
+
+_WARM_UP_STEPS = 5
+_COUNTED_STEP = 3
+_MIN_SECONDS, _MAX_SECONDS, _SHARE_OF_RUN = 0.2, 10.0, 0.05
+_HALF_BYTES, _HALF_BITS, _SINGLE_BITS = 2, 16, 32
+_JAX_PRODUCT = re.compile(r"stablehlo\.(?:dot_general|convolution).*?tensor<(?:\d+x)*(?P<type>\w+)>")
+
+
+def watch(trained: Any, *, batch_size: int | None = None) -> Any:  # noqa: ANN401  of optional packages
+    """Record the steps of a training, their pace, and the work of one step, as metrics of this job.
+
+    `watch(model)` for a module of PyTorch, `step = watch(jax.jit(step))` for JAX, and
+    `model.fit(..., callbacks=[watch(model, batch_size=64)])` for Keras.
+
+    Metrics: `step` with `steps_per_second`, at first several times a second and later every 10 seconds;
+    `flops_per_step` and `bytes_per_step`, `compute_bits` and `replicas`; with PyTorch on a GPU `peak_device_bytes`,
+    with JAX `compile_seconds`. Of several processes of `torch.distributed` the first records, for all.
+
+    PyTorch's steps are those of the module's optimizer. The third is counted operation by operation: products by
+    PyTorch's own formulas, and the bytes of all operations as if none were fused. JAX's first step is analysed by XLA.
+    Keras' layers are counted by this project's trainer, if it is installed.
+
+    Args:
+        trained: What is trained.
+        batch_size: Examples of a step; without it no work of Keras is counted.
+
+    Returns:
+        The same module; a function that calls the step; or a callback of Keras.
+
+    Raises:
+        TypeError: It is none of these.
+    """
+    torch, keras = sys.modules.get("torch"), sys.modules.get("keras")
+    if keras is not None and isinstance(trained, keras.Model):
+        return _keras_callback(keras, trained, batch_size)
+    if torch is not None and isinstance(trained, torch.nn.Module):
+        _ModuleWatch(torch, trained)
+        return trained
+    if callable(trained) and hasattr(trained, "lower"):
+        return _watch_jax_step(trained)
+    kinds = "a torch.nn.Module, a keras.Model or a function compiled by jax.jit"
+    raise TypeError(f"watch() takes {kinds}, not {type(trained).__name__}")
+
+
+class Steps:
+    """Counts training steps, and records their pace."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        """Recorded with the next report."""
+        self._count, self._began = 0, time.monotonic()
+        self._since: tuple[int, float] | None = None
+        atexit.register(self.report)
+
+    def count(self, steps: int = 1) -> int:
+        """Count steps; return how many there were so far."""
+        self._count += steps
+        if self._count < _WARM_UP_STEPS:
+            return self._count
+        now = time.monotonic()
+        if self._since is None:
+            self._since = self._count, now
+        elif now - self._since[1] >= min(max(_MIN_SECONDS, (now - self._began) * _SHARE_OF_RUN), _MAX_SECONDS):
+            self.report()
+        return self._count
+
+    def report(self) -> None:
+        """Record the pace since the last report, and the values."""
+        values, now = self.values, time.monotonic()
+        if self._since is not None and self._count > self._since[0]:
+            values["steps_per_second"] = (self._count - self._since[0]) / (now - self._since[1])
+            self._since = self._count, now
+        if values:
+            log(step=self._count, **values)
+            self.values = {}
+
+
+class _ModuleWatch:
+    """Watches the training of a module of PyTorch by a hook that runs after each step of its optimizers."""
+
+    def __init__(self, torch: Any, module: Any) -> None:  # noqa: ANN401  an optional package
+        self._torch, self._steps, self._counting = torch, Steps(), contextlib.ExitStack()
+        self._counter: Any = None
+        self._parameters = {id(parameter) for parameter in module.parameters()}
+        importlib.import_module("torch.optim.optimizer").register_optimizer_step_post_hook(self._after_step)
+
+    def _after_step(self, optimizer: Any, _arguments: Any, _options: Any) -> None:  # noqa: ANN401
+        groups, torch = optimizer.param_groups, self._torch
+        if not any(id(parameter) in self._parameters for group in groups for parameter in group["params"]):
+            return
+        grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if grouped and torch.distributed.get_rank():
+            return
+        self._counting.close()
+        if self._counter is not None:
+            log(**self._counter.metrics(torch.distributed.get_world_size() if grouped else 1))
+            self._counter = None
+        if self._steps.count() == _COUNTED_STEP - 1:
+            # A compiled module runs its operations one by one meanwhile.
+            self._counting.enter_context(torch.compiler.set_stance("force_eager"))
+            self._counter = self._counting.enter_context(_counting_mode(torch)())
+        elif torch.cuda.is_initialized():
+            self._steps.values["peak_device_bytes"] = torch.cuda.max_memory_allocated()
+
+
+@functools.cache
+def _counting_mode(torch: Any) -> Any:  # noqa: ANN401
+    """Return a mode of PyTorch that sees each operation, also those of the backward pass and of the optimizer."""
+    base: Any = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
+    tree_leaves = importlib.import_module("torch.utils._pytree").tree_leaves
+    flop_registry = importlib.import_module("torch.utils.flop_counter").flop_registry
+
+    class Counter(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.flops = self.half_flops = self.bytes = 0
+
+        def __torch_dispatch__(self, operation: Any, _types: Any, arguments: Any, options: Any = None) -> Any:  # noqa: ANN401
+            options = options or {}
+            result = operation(*arguments, **options)
+            tensors = [leaf for leaf in tree_leaves((arguments, options, result)) if isinstance(leaf, torch.Tensor)]
+            if not operation.is_view:
+                self.bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            formula = flop_registry.get(operation.overloadpacket)
+            if formula is not None:
+                flops = formula(*arguments, **options, out_val=result)
+                self.flops += flops
+                self.half_flops += flops * (tensors[0].element_size() <= _HALF_BYTES)
+            return result
+
+        def metrics(self, replicas: int) -> dict[str, float]:
+            bits = _HALF_BITS if self.half_flops > self.flops / 2 else _SINGLE_BITS
+            work: dict[str, float] = {"flops_per_step": self.flops * replicas, "bytes_per_step": self.bytes * replicas}
+            return work | {"compute_bits": bits, "replicas": replicas}
+
+    return Counter
+
+
+def _watch_jax_step(step: Any) -> Callable[..., Any]:  # noqa: ANN401
+    steps, compiled = Steps(), list[Any]()
+
+    @functools.wraps(step)
+    def watched(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        if not compiled:
+            began = time.monotonic()
+            lowered = step.lower(*arguments, **options)
+            compiled.append(lowered.compile())
+            log(compile_seconds=time.monotonic() - began, **_jax_work(lowered, compiled[0]))
+        steps.count()
+        try:
+            return compiled[0](*arguments, **options)
+        except TypeError:  # static arguments, or other shapes
+            return step(*arguments, **options)
+
+    return watched
+
+
+def _jax_work(lowered: Any, compiled: Any) -> dict[str, float]:  # noqa: ANN401
+    """Return the work of a compiled step: XLA analyses the program of one device, which does its share of it."""
+    analysis = compiled.cost_analysis() or {}
+    analysis = analysis[0] if isinstance(analysis, list) else analysis
+    shardings = sys.modules["jax"].tree.leaves(compiled.input_shardings)
+    replicas = max((len(sharding.device_set) for sharding in shardings), default=1)
+    types = _JAX_PRODUCT.findall(lowered.as_text())
+    half = sum(name in {"bf16", "f16"} for name in types) > len(types) / 2
+    work = {"flops_per_step": analysis.get("flops", 0.0), "bytes_per_step": analysis.get("bytes accessed", 0.0)}
+    counted = {name: value * replicas for name, value in work.items() if value > 0}
+    return counted | {"compute_bits": _HALF_BITS if half else _SINGLE_BITS, "replicas": replicas}
+
+
+def _keras_callback(keras: Any, model: Any, batch_size: int | None) -> Any:  # noqa: ANN401
+    class StepsCallback(keras.callbacks.Callback):  # type: ignore[misc]
+        _last = -1
+
+        def on_train_begin(self, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+            self._steps = Steps()
+            if batch_size is not None:
+                log(**_keras_work(model, batch_size))
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+            # Keras calls once for several steps (steps_per_execution), and counts anew in each epoch.
+            self._steps.count(batch - self._last if batch > self._last else batch + 1)
+            self._last = batch
+
+        def on_train_end(self, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+            self._steps.report()
+
+    return StepsCallback()
+
+
+def _keras_work(model: Any, batch_size: int) -> dict[str, float]:  # noqa: ANN401
+    try:
+        work = importlib.import_module("gradient_trainer.measurement.cost").count_cost(model, batch_size)
+    except ImportError:
+        work = None
+    if work is None:
+        print(
+            "gradient_jobs: the work of a step is not counted: it needs gradient_trainer, and a graph of layers that "
+            "it knows",
+            file=sys.stderr,
+        )
+        return {"replicas": 1}
+    half = "16" in model.dtype_policy.compute_dtype
+    return {
+        "flops_per_step": work["flops"],
+        "bytes_per_step": work["bytes"],
+        "compute_bits": _HALF_BITS if half else _SINGLE_BITS,
+        "replicas": 1,
+    }
