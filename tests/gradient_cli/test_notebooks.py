@@ -20,6 +20,9 @@ class RefusingApi:
     def job(self, _job_id):
         return self._answers.pop() if self._answers else ENDED
 
+    def logs(self, _job_id, *, line):
+        return {"lines": [], "total": line}
+
     @contextmanager
     def forward_port(self, _job_id, _port):
         yield self

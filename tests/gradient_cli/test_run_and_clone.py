@@ -44,7 +44,7 @@ def test_a_notebook_is_run_and_kept(script, server):
     (script.folder / "src" / "my nb.ipynb").write_text("{}")
     command = planned(script, server, "src/my nb.ipynb", "-p", "lr", "1e-3")["command"]
     program = shlex.split(command.replace("\\\n", "")[command.index("exec") :])
-    assert program[:4] == ["exec", "python", "-m", "papermill"]
+    assert program[:4] == ["exec", "python3", "-m", "papermill"]
     assert program[-6:] == ["src", "src/my nb.ipynb", "$GRADIENT_ARTIFACTS_DIR/my nb.ipynb", "-p", "lr", "1e-3"]
 
 

@@ -10,6 +10,7 @@ import time
 from gradient_cli import terminal
 from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.commands.jobs import create
+from gradient_cli.commands.jobs.run import install
 from gradient_cli.errors import OK, ServerError, UsageError
 from gradient_cli.options import add_option
 from gradient_cli.workspace import job_spec as specs
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
     from gradient_cli.workspace.archive import WorkspaceFolder
 
 PORT = 8888
+_OUTPUTS = "**/*.ipynb"
 _POLL_SECONDS = 0.5
 _ENDED = ("Stopped", "Failed", "Error", "Cancelled")
-# Its files are artifacts, so that they outlive the job. Only the service reaches the port: it listens on localhost.
+_STARTS = "starting JupyterLab"
+# Only the service reaches the port: it listens on localhost.
 _COMMAND = """\
-python3 -c 'import jupyterlab' 2>/dev/null || python3 -m pip install --quiet jupyterlab || {{
-    echo 'JupyterLab is not installed here, and pip could not install it. Name an image that has it by --container.'
-    exit 1
-}} >&2
+[ -e artifacts ] || ln -s "$GRADIENT_ARTIFACTS_DIR" artifacts
+echo {starts}
 exec python3 -m jupyterlab --no-browser --allow-root --ip=127.0.0.1 --port="$GRADIENT_PORT_{port}" \
-    --ServerApp.port_retries=0 --ServerApp.root_dir="$GRADIENT_ARTIFACTS_DIR" \
+    --ServerApp.port_retries=0 --ServerApp.root_dir="$GRADIENT_WORKSPACE_DIR" \
     --ServerApp.shutdown_no_activity_timeout={idle} --MappingKernelManager.cull_idle_timeout={idle} \
     --MappingKernelManager.cull_connected=True
 """
@@ -65,10 +66,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("command: `notebooks run` makes it itself", hint="Use `gradient-cli jobs create --command`.")
     if not args.idleMinutes > 0:
         raise UsageError("idleMinutes: must be more than 0", hint="For example --idleMinutes 30.")
-    args.command = _COMMAND.format(port=PORT, idle=max(1, round(args.idleMinutes * 60)))
+    idle = max(1, round(args.idleMinutes * 60))
+    args.command = install("jupyterlab") + _COMMAND.format(starts=_STARTS, port=PORT, idle=idle)
     args.token = os.urandom(24).hex()
     args.envVars = [*(args.envVars or []), f"JUPYTER_TOKEN={args.token}"]
     spec, workspace, include = specs.resolve(args)
+    spec["outputs"] = list(dict.fromkeys([*spec.get("outputs", []), _OUTPUTS]))
     spec["ports"] = list(dict.fromkeys([*spec.get("ports", []), str(PORT)]))
     return create.submit(args, spec, workspace, include)
 
@@ -123,7 +126,8 @@ def _wait_until_running(api: Api, job_id: str) -> dict[str, Any]:
         job = retry_until_connected(lambda: api.job(job_id))
         if job["state"] in ("Running", *_ENDED):
             return job
-        text = terminal.sanitize(job.get("message") or job.get("phase") or job["state"])
+        parts = (job.get("phase") or job["state"], job.get("message"))
+        text = terminal.sanitize(": ".join(filter(None, parts)))
         if text != shown:
             terminal.print_message(text)
             shown = text
@@ -134,7 +138,8 @@ def _wait_until_it_answers(api: Api, job_id: str, forward: Any) -> bool:  # noqa
     """Return whether JupyterLab answers; false if the job ended before."""
     import http.client
 
-    terminal.print_message("waiting for JupyterLab; the first start of an environment installs it")
+    terminal.print_message("waiting for JupyterLab, which is installed if it is missing")
+    seen: int | None = 0
     forward.quiet = True
     host, port = forward.address
     while True:
@@ -143,6 +148,8 @@ def _wait_until_it_answers(api: Api, job_id: str, forward: Any) -> bool:  # noqa
             connection.request("GET", "/api")
             connection.getresponse()
         except (OSError, http.client.HTTPException):
+            if seen is not None:
+                seen = _show_installation(api, job_id, seen)
             if retry_until_connected(lambda: api.job(job_id))["state"] in _ENDED:
                 return False
             time.sleep(_POLL_SECONDS)
@@ -151,6 +158,17 @@ def _wait_until_it_answers(api: Api, job_id: str, forward: Any) -> bool:  # noqa
             return True
         finally:
             connection.close()
+
+
+def _show_installation(api: Api, job_id: str, seen: int) -> int | None:
+    """Print the lines of the log after `seen`, and return the number of the last; None: JupyterLab starts."""
+    page = retry_until_connected(lambda: api.logs(job_id, line=seen))
+    for row in page["lines"]:
+        if row["message"] == _STARTS:
+            return None
+        terminal.print_message(terminal.style(terminal.sanitize_line(row["message"], colours=False), "dim", sys.stderr))
+        seen = int(row["line"])
+    return seen
 
 
 def _report_end(api: Api, job: dict[str, Any]) -> int:

@@ -24,7 +24,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     os.chdir(options["--ServerApp.root_dir"])
+    assert os.path.exists("jupyterlab.py"), "the uploaded folder"
     open("notebook.ipynb", "w").write("{}")
+    open("artifacts/weights", "w").close()
     http.server.HTTPServer((options["--ip"], int(options["--port"])), Answer).serve_forever()
 """
 
@@ -63,7 +65,7 @@ def test_a_notebook_opens_with_its_token_and_goes_on_after_ctrl_c(service, tmp_p
     assert service.job(job["id"])["state"] == "Running"
     service.request("POST", f"/jobs/{job['id']}/stop")
     service.wait_ended(job["id"])
-    assert [file["path"] for file in service.artifacts(job["id"])["files"]] == ["notebook.ipynb"]
+    assert [file["path"] for file in service.artifacts(job["id"])["files"]] == ["notebook.ipynb", "weights"]
 
 
 def test_a_notebook_that_ends_at_once_shows_why(service, tmp_path):

@@ -14,13 +14,19 @@ from gradient_cli.workspace import job_spec as specs
 _PROGRAMS = {".py": ["python"], ".sh": ["bash"]}
 _NOTEBOOK = ".ipynb"
 _PROCESSES = ("auto", "cpu", "gpu")
-# Another kernel than the job's own Python is one of the computer that the notebook was written on.
-_RUN_NOTEBOOK = """\
-python -c 'import papermill, ipykernel' 2>/dev/null || python -m pip install --quiet papermill ipykernel || {{
-    echo 'papermill, which runs notebooks, is not installed here, and pip could not install it.'
+# uv is quicker, and keeps its downloads for the project's next job; an image may have pip alone, or the packages.
+_INSTALL = """\
+have() {{ python3 -c 'import importlib.util as u, sys; sys.exit(None in map(u.find_spec, sys.argv[1:]))' {packages}; }}
+quick() {{ UV_CACHE_DIR="$GRADIENT_STORAGE_DIR/cache/uv" UV_LINK_MODE=symlink uv pip install {packages}; }}
+have || {{ command -v uv >/dev/null && quick 2>&1 | grep -v '^ + '; have; }} ||
+    python3 -m pip install --quiet {packages} || {{
+    echo 'Neither uv nor pip could install {packages}. Name an image that has it by --container.'
     exit 1
 }} >&2
-exec python -m papermill --kernel python3 --log-output --no-progress-bar --cwd {folder} {file} \
+"""
+# Another kernel than the job's own Python is one of the computer that the notebook was written on.
+_RUN_NOTEBOOK = """\
+exec python3 -m papermill --kernel python3 --log-output --no-progress-bar --cwd {folder} {file} \
     "$GRADIENT_ARTIFACTS_DIR"/{name} {arguments}
 """
 _OF_MOST_PROGRAMS = {"-h", "--help"}
@@ -68,6 +74,11 @@ def run(args: argparse.Namespace) -> int:
     return create.create(args)
 
 
+def install(*packages: str) -> str:
+    """Return the lines of a command that install packages, which have the names of their modules, where they lack."""
+    return _INSTALL.format(packages=" ".join(packages))
+
+
 def _launcher(processes: str | None, kind: str) -> list[str]:
     if processes is None:
         return []
@@ -81,7 +92,7 @@ def _launcher(processes: str | None, kind: str) -> list[str]:
 
 
 def _notebook_command(path: str, arguments: list[str]) -> str:
-    return _RUN_NOTEBOOK.format(
+    return install("papermill", "ipykernel") + _RUN_NOTEBOOK.format(
         folder=shlex.quote(os.path.dirname(path) or "."),
         file=shlex.quote(path),
         name=shlex.quote(os.path.basename(path)),
