@@ -52,6 +52,7 @@ class JobOptions(TypedDict, total=False):
     image_pull_policy: str
     use_dockerfile: bool
     build_only: bool
+    ignore_entrypoint: bool
     wait_anyway: bool
     rel_dockerfile_path: str
     registry_target: str

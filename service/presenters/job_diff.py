@@ -10,7 +10,7 @@ from service.schemas.jobs import JobView
 
 _COMPARED = (
     *("name", "project", "command", "machineType", "backend", "simulated", "container", "image", "imageDigest"),
-    *("useDockerfile", "relDockerfilePath", "buildOnly", "registryTarget", "imagePullPolicy"),
+    *("useDockerfile", "relDockerfilePath", "buildOnly", "registryTarget", "imagePullPolicy", "ignoreEntrypoint"),
     *(
         "workspace",
         "workspaceSha256",

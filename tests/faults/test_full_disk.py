@@ -5,6 +5,7 @@ import shutil
 import pytest
 from support.deployment import wait_until
 from support.faults.fault_report import FULL_RUN
+from support.servers.private_docker_engine import SHELL_IMAGE, running_engine
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL_RUN else 300)]
 
@@ -20,6 +21,10 @@ WRITES = {
     "log": "head -c 1250M /dev/zero | tr '\\0' 'x' | fold -w 100",
     "at once": 'fallocate -l 1200M "$GRADIENT_WORKSPACE_DIR/big"',
     "unlinked": 'exec 3>"$GRADIENT_WORKSPACE_DIR/big"; rm "$GRADIENT_WORKSPACE_DIR/big"; head -c 1250M /dev/zero >&3',
+}
+CONTAINER_WRITES = {
+    "its own files": "i=0; while head -c 4000000 /dev/zero >/tmp/$i; do i=$((i+1)); sleep 0.03; done",
+    "storage": 'i=0; while head -c 4000000 /dev/zero >"$GRADIENT_STORAGE_DIR/$i"; do i=$((i+1)); sleep 0.03; done',
 }
 TICKS = "while :; do echo tick; sleep 0.2; done"
 
@@ -78,6 +83,37 @@ def test_the_job_that_fills_the_disk_ends_before_the_reserve_is_used(
     assert deployment.wait_ended(other)["state"] == "Cancelled"
     assert disk.used_bytes() < 64 * MIB
     check_no_storm(deployment)
+
+
+@pytest.mark.parametrize("where", CONTAINER_WRITES)
+@pytest.mark.usefixtures("docker_server")
+def test_the_container_that_fills_the_disk_ends_before_the_reserve_is_used(make_deployment, small_disk, where):
+    deployment = make_deployment(
+        GRADIENT_DISK__MIN_FREE_MB="1024",
+        GRADIENT_MACHINES__SIMULATE="false",
+        GRADIENT_DOCKER__PULL="never",
+        GRADIENT_DOCKER__FIREWALL="off",
+        GRADIENT_DOCKER__DEFAULT_IMAGE=SHELL_IMAGE,
+    )
+    small_disk(deployment.home, DISK)
+    with running_engine(data=deployment.home / "engine") as engine:
+        deployment.start_up(GRADIENT_DOCKER__URL=engine.url)
+        other = deployment.submit(TICKS)
+        wait_until(lambda: lines(deployment, other), "the other job to run")
+        filler = deployment.submit(f"trap '' TERM; {CONTAINER_WRITES[where]}; sleep 600")
+        ended = deployment.wait_ended(filler)
+        assert (ended["state"], ended["reason"]) == ("Failed", "disk_full")
+        assert "of all jobs there this one wrote most" in ended["message"]
+        assert free(deployment) > 64 * MIB
+        check_others_go_on(deployment, other)
+        assert deployment.request("DELETE", f"/jobs/{filler}").status_code < 300
+        for one in deployment.storage.glob("[0-9]*"):
+            one.unlink()
+        assert deployment.wait_ended(deployment.submit("true"))["state"] == "Stopped"
+        assert deployment.request("POST", f"/jobs/{other}/stop").status_code < 300
+        assert deployment.wait_ended(other)["state"] == "Cancelled"
+        check_no_storm(deployment)
+        deployment.stop()
 
 
 def test_a_full_disk_without_a_reserve_still_lets_jobs_be_listed_stopped_and_deleted(make_deployment, small_disk):

@@ -144,10 +144,11 @@ class AttemptRun:
 
     def _record_start(self, session: Session, handle: Handle) -> Job:
         """Record that the command runs; or that it ended unrecorded, so that it is started again as any such job."""
+        for text in handle.get("notes", ()):
+            job_notes.add(session, self.job, text)
         if self._requests.contact_lost:
-            return lifecycle.mark_finishing(
-                session, self.job, "lost_contact", detail=contact_lost_detail(self._context)
-            )
+            detail = contact_lost_detail(self._context)
+            return lifecycle.mark_finishing(session, self.job, "lost_contact", detail=detail)
         return lifecycle.mark_running(session, self.job, handle)
 
     def _launch(self) -> Handle | None:

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 Handle = dict[str, Any]
 """Identifies a launched job: plain JSON with a `version`, storable in the job's row.
 
+`notes` are for the job's user.
 `gpus` may describe the job's GPUs: for each its index and, as far as known, uuid, name, memory (bytes), serial, driver
 and cuda. `image` describes the image it runs, and `tpu` its TPU: zone, name, type and url.
 `sandboxed` and `own_network` are set for a process of this host: whether it runs in a sandbox, and whether that has a

@@ -1,14 +1,16 @@
 #!/bin/sh
-# Every job runs under this: run.sh CONTROL_FOLDER [alone]
+# Every job runs under this: run.sh CONTROL_FOLDER [alone [SIGNAL]]
 #
 # The command is the file `command` in that folder: arguments are shown to everybody on the host, by ps.
 # It takes the start lock, writes its pid, keeps the output in a file, and writes the exit code. All of this is in files,
 # so that nothing is lost if the worker dies. Builtins only: it starts in milliseconds.
 #
-# `alone`: only this job runs here, in a container of its own.
+# `alone`: only this job runs here, in a container of its own. A stop sends SIGTERM to this wrapper, and the wrapper
+# SIGNAL to all of the job.
 
 control=$1
 alone=${2:-}
+signal=${3:-TERM}
 
 # Only bash has job control without a terminal. With -p it reads no file that the job's variables name.
 own=sh
@@ -17,10 +19,12 @@ if [ -z "${BASH_VERSION:-}" ] && [ "$own" != sh ]; then exec $own "$0" "$@"; fi
 
 # In a container, this process alone gets the signal of a stop, and passes it on to all.
 if [ "$alone" = alone ]; then
-    trap 'kill -TERM -1 2>/dev/null' TERM
+    # Without job control a shell has its programs ignore SIGINT and SIGQUIT.
+    case $own$signal in sh2 | sh3) signal=TERM ;; esac
+    trap "kill -$signal -1 2>/dev/null" TERM
     trap : HUP INT QUIT USR1 USR2
     set -m
-    $own "$0" "$control" &
+    $own "$0" "$control" "" "$signal" &
     set +m
     # A trapped signal ends a wait early, with a code above 128; bash may lose the code then.
     wait $!
@@ -35,7 +39,7 @@ if [ "$alone" = alone ]; then
 fi
 
 # Until the command has begun nothing is ignored: it would inherit that.
-trap : HUP INT QUIT TERM USR1 USR2
+trap : HUP INT QUIT TERM USR1 USR2 "$signal"
 
 # The third safeguard: noclobber opens with O_EXCL, so of all starts of one attempt only the first runs the command.
 # Noclobber spares only regular files, and the job may have put something else there: any file ends this. So does a
@@ -64,17 +68,20 @@ run='eval "$(cat "$gradient_control/command")"'
 if [ "$shell" = bash ]; then run='eval "$(<"$gradient_control/command")"'; fi
 if read -r first <"$control/command"; then case $first in '#!'*) run='"$gradient_control/command"' ;; esac fi
 # A stop that was requested before this trap was set signalled no process.
-run="gradient_control=\$1; shift; trap '$trap' TERM; [ ! -e $stopping ] || exit 143; $run"
+run="gradient_control=\$1; shift; trap '$trap' TERM $signal; [ ! -e $stopping ] || exit 143; $run"
+# What the image has run before a command.
+set --
+if [ -f "$control/entrypoint" ] && read -r words <"$control/entrypoint"; then eval "set -- $words"; fi
 # If a signal ends the command, this shell says so.
 if { true >"$control/signals"; } 2>/dev/null; then exec 2>"$control/signals"; fi
 # With job control the command has a process group of its own, which it may signal, and bash lets it have SIGINT and
 # SIGQUIT, which shells have background commands ignore. Afterwards `wait` must not end when the command is suspended.
 set -m 2>/dev/null
-"$shell" -c "$run" "$shell" "$control" </dev/null >>"$control/log" 2>&1 3>&- &
+"$@" "$shell" -c "$run" "$shell" "$control" </dev/null >>"$control/log" 2>&1 3>&- &
 set +m
 # A stop signals the job's processes; the wrapper survives to record how they ended. A trap would interrupt `wait`, and
 # if the command ended just then, bash loses its exit code.
-trap '' HUP INT QUIT TERM USR1 USR2
+trap '' HUP INT QUIT TERM USR1 USR2 "$signal"
 wait $!
 code=$?
 # One write, by a builtin: a program started here could be killed with the rest of the job, and the code be lost.

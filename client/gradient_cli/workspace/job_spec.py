@@ -342,6 +342,7 @@ _LISTS = {
 _FLAGS = {
     "useDockerfile": "build the image from the workspace's Dockerfile, and run in it",
     "buildOnly": "with --useDockerfile: build and push the image, but run no command",
+    "ignoreEntrypoint": "run the command without the image's ENTRYPOINT",
     "waitAnyway": "submit the job although no worker is large enough for it now",
 }
 

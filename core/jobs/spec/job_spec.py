@@ -67,6 +67,7 @@ class JobSpec:
     image_pull_policy: Annotated[str | None, "Always, IfNotPresent or Never; default: the worker's setting"] = None
     use_dockerfile: Annotated[bool, "build the image from the workspace's Dockerfile"] = False
     rel_dockerfile_path: Annotated[str | None, "the Dockerfile's path in the workspace; default: Dockerfile"] = None
+    ignore_entrypoint: Annotated[bool, "run the command without the image's ENTRYPOINT"] = False
     build_only: Annotated[bool, "build (and push) the image and run nothing"] = False
     registry_target: Annotated[str | None, "image reference that the built image is pushed to"] = None
     name: Annotated[str | None, "name shown to people; default: job N"] = None

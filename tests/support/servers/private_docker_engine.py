@@ -51,15 +51,17 @@ class PrivateDockerEngine:
 
     Args:
         programs: A folder that it looks for programs in first: a stand-in for NVIDIA's toolkit, say.
+        data: Folder of its images and containers; the default is in its own.
         config: More for its daemon.json.
 
     Attributes:
         kills: How often it was killed.
     """
 
-    def __init__(self, programs: Path | None = None, **config) -> None:
+    def __init__(self, programs: Path | None = None, data: Path | None = None, **config) -> None:
         self._path = _PATH if programs is None else f"{programs}:{_PATH}"
         self.folder = Path(tempfile.mkdtemp(prefix="dockerd-"))
+        self._data = data or self.folder / "data"
         fixed = {"live-restore": True, "cgroup-parent": f"/{self.folder.name}"}
         (self.folder / "daemon.json").write_text(json.dumps(fixed | config))
         self.socket = self.folder / "docker.sock"
@@ -90,7 +92,7 @@ class PrivateDockerEngine:
                 [
                     *self.namespaces,
                     *("dockerd", "--config-file", folder / "daemon.json", "--host", self.url, "--bridge", "none"),
-                    *("--data-root", folder / "data", "--exec-root", folder / "exec", "--pidfile", folder / "pid"),
+                    *("--data-root", self._data, "--exec-root", folder / "exec", "--pidfile", folder / "pid"),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -182,16 +184,17 @@ class PrivateDockerEngine:
 
 @contextlib.contextmanager
 def running_engine(
-    programs: Path | None = None, data_bytes: int | None = None, **config
+    programs: Path | None = None, data_bytes: int | None = None, data: Path | None = None, **config
 ) -> Iterator[PrivateDockerEngine]:
     """An engine with two small images, gone when the block ends.
 
     Args:
         programs: See `PrivateDockerEngine`.
+        data: See `PrivateDockerEngine`.
         data_bytes: Its data are on a disk of their own of so many bytes.
         config: See `PrivateDockerEngine`.
     """
-    server = PrivateDockerEngine(programs, **config)
+    server = PrivateDockerEngine(programs, data, **config)
     try:
         if data_bytes is not None:
             server.mount_data(data_bytes)

@@ -118,6 +118,7 @@ class DockerBackend(Backend):
             "boot_id": boot_id(),
             "launched_at": time.time(),
             "memory_bytes": started.memory_bytes,
+            "notes": list(started.notes),
             **({"gpus": self._gpus.facts(spec.gpus)} if spec.gpus else {}),
         }
 
@@ -197,6 +198,9 @@ class DockerBackend(Backend):
             return size + measure_folders(folders, lambda: self._is_gone(handle["name"]))
         except OSError as error:
             raise LaunchError("launch_failed", f"the container's volumes were not measured: {error}") from error
+
+    def written_bytes(self, handle: Handle) -> int:
+        return _job_processes(handle).written_bytes()
 
     def run_in_job(self, handle: Handle, request: ExecRequest) -> ContainerStream:
         return run_in_container(self._engine, handle, request)

@@ -5,6 +5,7 @@ environment and the limits.
 """
 
 import math
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class ContainerOptions:
         memory_bytes: Memory limit if the job names none; None: no limit.
         folders: Folders of the host and their paths inside, read-only.
         layer_mb: MiB that the container's own files may take, if the engine can limit that; 0: no limit.
+        stop_signal: Number of the signal that a stopped job's programs get first.
     """
 
     image: str
@@ -75,6 +77,7 @@ class ContainerOptions:
     groups: tuple[str, ...] = ()
     datasets_writable: bool = False
     image_variables: frozenset[str] = frozenset()
+    stop_signal: int = signal.SIGTERM
 
 
 def container_name(name: str) -> str:
@@ -86,7 +89,8 @@ def container_config(spec: LaunchSpec, options: ContainerOptions) -> dict[str, A
     return {
         "Image": options.image,
         "Entrypoint": ["/bin/sh", WRAPPER_PATH],
-        "Cmd": [base.CONTROL, "alone"],
+        "Cmd": [base.CONTROL, "alone", str(int(options.stop_signal))],
+        "StopSignal": "SIGTERM",  # the wrapper passes the image's on
         "Env": _environment(spec, options),
         "User": options.user,
         "WorkingDir": spec.working_dir or base.WORKSPACE,

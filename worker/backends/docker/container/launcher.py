@@ -1,14 +1,16 @@
 """Starts an attempt: image, network, container; confirm; start. Waits a while for an engine that restarts."""
 
 import logging
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from core.formatting import MIB
 from core.settings import Settings
 from core.system.failpoints import failpoint
+from core.system.filesystem import write_atomically
 from worker.backends.base import (
     LaunchError,
     LaunchSpec,
@@ -18,6 +20,7 @@ from worker.backends.base import (
     read_control,
     write_command,
 )
+from worker.backends.docker.container import image_settings
 from worker.backends.docker.container.config import ContainerOptions, container_config, container_name
 from worker.backends.docker.container.granted_privileges import PolicyByMachineType
 from worker.backends.docker.container.users import chown_folders, passwd_with, resolve_user
@@ -62,6 +65,7 @@ class StartedContainer:
     container: str
     image: str
     memory_bytes: int
+    notes: Sequence[str]
 
 
 class _RecreateContainer(Exception):
@@ -142,8 +146,9 @@ class Launcher:
                 self._require_free_gpus(spec)
                 self._name_user(state, spec)
             # Another worker may have created it meanwhile, from an older or newer image of that name.
-            known = image.digest if image is not None and image.id == state.image else None
-            digest = known or self.images.digest(state.image, spec.container)
+            if image is None or image.id != state.image:
+                image = self.images.of_container(state.image, spec.container)
+            notes = self._apply_image_settings(state, spec, image)
             confirm()
             mark_launched(spec.control)
         except LaunchError:
@@ -154,7 +159,8 @@ class Launcher:
         failpoint("confirmed")
         if not began and state.status == "created":
             self._start(state, spec)
-        return StartedContainer(state.id, digest, spec.memory_bytes or self._default_memory(self._engine.cached_info()))
+        memory = spec.memory_bytes or self._default_memory(self._engine.cached_info())
+        return StartedContainer(state.id, image.digest, memory, notes)
 
     def _create(self, spec: LaunchSpec, progress: Progress) -> tuple[ContainerState, Image]:
         policy = self._policies.for_type(spec.machine_type)
@@ -182,6 +188,7 @@ class Launcher:
             bind=self._bind,
             datasets_writable=self._settings.datasets_writable,
             image_variables=image.variables,
+            stop_signal=image_settings.stop_signal(image.config),
         )
         try:
             return self._create_container(spec, options), image
@@ -275,6 +282,17 @@ class Launcher:
                 self._engine.write_file(state.id, _LIST_OF_USERS, named)
         except EngineRefused:  # it cannot be changed: the job runs without a name
             logger.info("user_not_named", exc_info=True)
+
+    def _apply_image_settings(self, state: ContainerState, spec: LaunchSpec, image: Image) -> list[str]:
+        """Have the wrapper run the image's ENTRYPOINT before the command; return notes on what of it is not obeyed."""
+        user = resolve_user(spec, self._policies.for_type(spec.machine_type), self._settings)
+        entrypoint = image_settings.find_entrypoint(
+            image.config, lambda path: self._engine.read_file(state.id, path, most_bytes=MIB)
+        )
+        if entrypoint and not spec.job_spec.ignore_entrypoint and not may_have_launched(spec.control):
+            words = f"{shlex.join(entrypoint)}\n".encode()
+            write_atomically(spec.control / image_settings.ENTRYPOINT_FILE, words, durable=False, mode=0o644)
+        return image_settings.describe_rest(image.config, spec, str(user), entrypoint)
 
     def _start(self, state: ContainerState, spec: LaunchSpec) -> None:
         try:

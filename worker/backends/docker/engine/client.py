@@ -204,14 +204,26 @@ class Engine:
 
         return self.call(head) != NOT_FOUND
 
-    def read_file(self, container: str, path: str) -> bytes | None:
-        """Return a file of a container, empty if there is none; None if it is a link or no file."""
+    def read_file(self, container: str, path: str, *, most_bytes: int | None = None) -> bytes | None:
+        """Return a file of a container, empty if there is none; None if it is no file, or larger.
+
+        Links are followed only where the size is limited: the file is read, and not replaced.
+        """
+
+        def read(api: APIClient) -> bytes:
+            stream, found = api.get_archive(container, path)
+            if most_bytes is not None and found["linkTarget"]:
+                stream, found = api.get_archive(container, found["linkTarget"])
+            return b"" if most_bytes is not None and found["size"] > most_bytes else b"".join(stream)
+
         try:
-            packed = self.call(lambda api: b"".join(api.get_archive(container, path)[0]))
+            packed = self.call(read)
         except EngineRefused as error:
             if error.status == NOT_FOUND:
                 return b""
             raise
+        if not packed:
+            return None
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             entry = archive.next()
             content = archive.extractfile(entry) if entry is not None and entry.isreg() else None

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from docker import auth as registry_auth
@@ -39,11 +39,17 @@ class Image:
 
     Attributes:
         digest: `repository@sha256:…` as in its registry; its id if it has no digest.
+        config: Its configuration, in the engine's format.
     """
 
     id: str
     digest: str
-    variables: frozenset[str] = frozenset()
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names of the variables that it sets."""
+        return frozenset(one.partition("=")[0] for one in self.config.get("Env") or ())
 
 
 def disk_percent(folder: str) -> float | None:
@@ -176,14 +182,11 @@ class ImageStore:
             if error.transient:
                 raise
             raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
-        variables = (inspected.get("Config") or {}).get("Env") or []
-        names = frozenset(one.partition("=")[0] for one in variables)
-        return Image(str(inspected["Id"]), _digest(name or reference, inspected), names)
+        return Image(str(inspected["Id"]), _digest(name or reference, inspected), inspected.get("Config") or {})
 
-    def digest(self, image_id: str, reference: str | None) -> str:
-        """Return the digest of a container's image; its id if the image itself was removed already."""
-        found = self.find(image_id, reference)
-        return found.digest if found else image_id
+    def of_container(self, image_id: str, reference: str | None) -> Image:
+        """Return a container's image; with its id as digest if the image itself was removed already."""
+        return self.find(image_id, reference) or Image(image_id, image_id)
 
     def _record_use(self, reference: str, found: Image | None, journal: ImageUsageJournal) -> Image | None:
         """Record a use of the image; finds it again, because it may have been removed until the record was written."""

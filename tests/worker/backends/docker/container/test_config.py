@@ -55,7 +55,8 @@ def alone(source, target):
 GOLDEN = {
     "Image": "org/image:tag",
     "Entrypoint": ["/bin/sh", "/.gradient/run.sh"],
-    "Cmd": ["/.gradient/control", "alone"],
+    "Cmd": ["/.gradient/control", "alone", "15"],
+    "StopSignal": "SIGTERM",
     "Env": [
         "GRADIENT_JOB_ID=jabc",
         "HOME=/home/gradient",
