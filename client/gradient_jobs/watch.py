@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import importlib
+import os
 import re
 import sys
 import time
@@ -28,8 +29,9 @@ def watch(trained: Any, *, batch_size: int | None = None) -> Any:  # noqa: ANN40
     `model.fit(..., callbacks=[watch(model, batch_size=64)])` for Keras.
 
     Metrics: `step` with `steps_per_second`, at first several times a second and later every 10 seconds;
-    `flops_per_step` and `bytes_per_step`, `compute_bits` and `replicas`; with PyTorch on a GPU `peak_device_bytes`,
-    with JAX `compile_seconds`. Of several processes of `torch.distributed` the first records, for all.
+    `startup_seconds`; `flops_per_step` and `bytes_per_step`, `compute_bits` and `replicas`; with PyTorch on a GPU
+    `peak_device_bytes`, with JAX `compile_seconds`. Of several processes of `torch.distributed` the first records, for
+    all.
 
     PyTorch's steps are those of the module's optimizer. The third is counted operation by operation: products by
     PyTorch's own formulas, and the bytes of all operations as if none were fused. JAX's first step is analysed by XLA.
@@ -67,9 +69,16 @@ class Steps:
         self._since: tuple[int, float] | None = None
         atexit.register(self.report)
 
+    def begin(self) -> None:
+        """Record the time before the training, unless it is recorded."""
+        if sys.platform == "linux":
+            self.values.setdefault("startup_seconds", _seconds_of_this_process())
+
     def count(self, steps: int = 1) -> int:
         """Count steps; return how many there were so far."""
         self._count += steps
+        if self._count == steps:
+            self.begin()
         if self._count < _WARM_UP_STEPS:
             return self._count
         now = time.monotonic()
@@ -88,6 +97,13 @@ class Steps:
         if values:
             log(step=self._count, **values)
             self.values = {}
+
+
+def _seconds_of_this_process() -> float:
+    """Return the time since this process began, from proc(5): the 22nd field, without the program's name."""
+    with open("/proc/self/stat", "rb") as file:
+        ticks = int(file.read().rpartition(b")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 class _ModuleWatch:
@@ -157,6 +173,7 @@ def _watch_jax_step(step: Any) -> Callable[..., Any]:  # noqa: ANN401
     @functools.wraps(step)
     def watched(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
         if not compiled:
+            steps.begin()
             began = time.monotonic()
             lowered = step.lower(*arguments, **options)
             compiled.append(lowered.compile())
@@ -189,6 +206,7 @@ def _keras_callback(keras: Any, model: Any, batch_size: int | None) -> Any:  # n
 
         def on_train_begin(self, logs: Any = None) -> None:  # noqa: ANN401, ARG002
             self._steps = Steps()
+            self._steps.begin()
             if batch_size is not None:
                 log(**_keras_work(model, batch_size))
 

@@ -12,6 +12,10 @@ _WORTH_ADVICE = 0.25
 """Parts of the running time from which their removal is worth the work."""
 _OVERHEAD_BELOW = 0.1
 """Share of the attainable peaks below which neither of them limits a step."""
+_IDLE_BELOW = 0.7
+"""A GPU that never worked more of the time waits for its host. An H100 trained a small network at 49 %."""
+_SAMPLED_SECONDS = 6.0
+"""Training of three samples of the worker; a shorter one may lie between two."""
 
 _PEAKS = "peaks"
 _OF_PARTS = frozenset({"steps_per_second", "input_wait_share", "replicas", "communication_share"})
@@ -82,8 +86,8 @@ class Bottleneck:
 def judge(run: RunFigures, peaks: Peaks | None) -> Bottleneck:
     """Judge a run: the largest of start-up, waiting for input, communication and the device's own work.
 
-    The device's work is compute-bound or memory-bound by the roofline model; if a step reaches less than a tenth of
-    what the device could do, it is neither.
+    The device's work is compute-bound or memory-bound by the roofline model. It is neither if a step reaches less than
+    a tenth of what the device could do, or if the driver saw the GPU idle for much of the time.
 
     Args:
         peaks: The peaks of the devices it had; None: not known.
@@ -135,9 +139,13 @@ def _judge_device(run: RunFigures, peaks: Peaks | None) -> Kind | None:
     if reached is None:
         return None
     computing, moving, _ = reached
-    if computing + moving < _OVERHEAD_BELOW:
+    if computing + moving < _OVERHEAD_BELOW or (_busy_share(run) or 1.0) < _IDLE_BELOW:
         return "overhead"
     return "compute" if computing >= moving else "memory"
+
+
+def _busy_share(run: RunFigures) -> float | None:
+    return run.gpu_busy_share if run.seconds - run.before_steps >= _SAMPLED_SECONDS else None
 
 
 def _device_figures(run: RunFigures, peaks: Peaks | None) -> list[Figure]:
@@ -145,7 +153,9 @@ def _device_figures(run: RunFigures, peaks: Peaks | None) -> list[Figure]:
     if reached is None:
         return []
     _, moving, share = reached
+    busy = _busy_share(run)
     return [
+        *([Figure("gpu_busy_share", busy, f"the GPU worked {busy:.0%} of the time at most")] if busy else []),
         Figure("flops_share", share, f"{share:.0%} of the peak operations a second, while not waiting for input"),
         Figure("bandwidth_share", moving, f"{moving:.0%} of the memory bandwidth, while not waiting for input"),
     ]

@@ -27,6 +27,8 @@ class RunFigures:
         compute_bits: Bits of the numbers that it multiplies: 32, or 16 in mixed precision.
         peak_flops_share: Share of the peak, if the program was given the peak.
         peak_bandwidth_share: Share of the memory bandwidth, if the program was given that.
+        gpu_busy_share: Share of a sample's time in which a GPU worked, 0..1, as the driver counts it: the largest; None
+            also for a run that was never seen at work.
         gpu_memory_bytes: Most GPU memory that its processes had reserved, as the driver counts it.
     """
 
@@ -47,6 +49,7 @@ class RunFigures:
     batch_size: float | None = None
     peak_learning_rate: float | None = None
     weight_decay: float | None = None
+    gpu_busy_share: float | None = None
     gpu_memory_bytes: float | None = None
     memory_bytes: float | None = None
 
@@ -114,7 +117,9 @@ def build_figures(
     attempts: Sequence[Attempt], current: datetime, pace: Pace | None, values: Mapping[str, float | None]
 ) -> RunFigures:
     """Build the figures from a job's attempts, its pace, and the last values of its metrics."""
+    busy = max((each.peak_gpu_percent or 0.0 for each in attempts), default=0.0)
     return RunFigures(
+        gpu_busy_share=busy / 100 or None,
         seconds=sum(end - start for start, end in run_times(attempts, current)),
         steps_per_second=pace.median if pace else None,
         gpu_memory_bytes=peak_usage(attempts, "peak_gpu_memory_bytes"),

@@ -43,6 +43,7 @@ def test_a_step_of_jax_is_analysed_by_xla(tmp_path, number, bits):
     products = 2 * 2 * 32 * 64 * 128  # x @ w, and the gradient's product
     assert products <= work["flops_per_step"] <= 1.2 * products
     assert (work["compute_bits"], work["replicas"], work["bytes_per_step"] > 64 * 128) == (bits, 1, True)
+    assert 0 < reports[0]["startup_seconds"] < 60
     assert reports[-1]["step"] == 401, "the step with another batch size counts as well"
     assert all(report["steps_per_second"] > 0 for report in reports)
     assert "(64, 128)" in output

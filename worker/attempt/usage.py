@@ -133,7 +133,9 @@ class UsageSampler:
         """
         # Nothing is known about the usage during a gap in which no worker watched.
         covered = min(max(0.0, elapsed - self._last_at), max(_MAX_GAP_SECONDS, 2 * self._interval))
-        self.totals.add(values | (self._host.read() if self._host else {}), covered)
+        host = self._host.read() if self._host else {}
+        # The first sample has no CPU time of the job's own, beside which that of the host would say nothing.
+        self.totals.add(values | (host if "cpu_percent" in values else {}), covered)
         self._last_at = elapsed
         for name, value in values.items():
             total, count = self._sums.get(name, (0.0, 0))

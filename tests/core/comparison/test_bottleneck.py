@@ -33,6 +33,9 @@ RUN = RunFigures(
         ({"seconds": 40}, "startup", "Run longer"),
         ({"replicas": 8, "communication_share": 0.7}, "communication", "larger batch"),
         ({"flops_per_step": 1e10, "bytes_per_step": 1e9}, "overhead", "larger batch"),
+        ({"gpu_busy_share": 0.49}, "overhead", "larger batch"),
+        ({"gpu_busy_share": 0.98}, "compute", "mixed precision"),
+        ({"gpu_busy_share": 0.49, "seconds": 32}, "startup", "Run longer"),
     ],
 )
 def test_the_part_that_takes_most_of_the_time(changed, kind, advice):
