@@ -173,7 +173,8 @@ def _add_machines(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="measure this machine for about 10 seconds, and write it into the list of machine types",
         description="Measure matrix products in each type of number, the bandwidth of memory, the launch of operations "
         "and the decoding of images, in at most 20 seconds, and write them to GRADIENT_MACHINES__FILE (default: "
-        "machines.toml under GRADIENT_HOME). Predictions prefer them to the data sheet.",
+        "machines.toml under GRADIENT_HOME). Predictions prefer them to the data sheet. GPUs are measured where "
+        "jobs run in Docker containers (`up --backend docker`, GRADIENT_MACHINES__SIMULATE=false), else the CPUs.",
     )
     add.add_argument("--name", help="name of the machine type (default: GRADIENT_MACHINES__HOST)")
     add.add_argument("--price", type=float, metavar="DOLLARS", help="what an hour of it costs")

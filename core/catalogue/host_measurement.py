@@ -81,17 +81,22 @@ def _output(*command: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def measure() -> "dict[str, Any]":
-    """Measure what `describe` found: of one GPU if there is one that torch can use, else of the CPUs."""
+def measure(device: str = "gpu") -> "dict[str, Any]":
+    """Measure what `describe` found.
+
+    Args:
+        device: gpu: one GPU, if there is one that torch can use; else, and for cpu, the CPUs.
+    """
     end = time.monotonic() + _MOST_SECONDS
     found = describe()
-    if not found["gpus"]:
+    use_gpu = bool(found["gpus"]) and device != "cpu"
+    if not use_gpu:
         os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
     torch = _import("torch")
     found["decoded_images_per_s"] = _decode_rate(found["cores"])
-    if found["gpus"] and torch is not None and torch.cuda.is_available():
+    if use_gpu and torch is not None and torch.cuda.is_available():
         return {**found, **_measure_gpu(torch, end), "device": "gpu"}
-    if found["gpus"]:
+    if use_gpu:
         found["unmeasured"] = "The GPUs were not measured: this Python has no torch that can use them."
     of_one = _measure_cpu(torch, end)
     found["tflops"] = {name: float(f"{each * found['cores']:.4g}") for name, each in of_one.items()}
@@ -245,5 +250,6 @@ def _decode_rate(cores: int) -> "float | None":
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON in one line")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu", help="gpu: if there is one (default)")
     parsed = parser.parse_args()
-    sys.stdout.write(json.dumps(measure(), indent=None if parsed.json else 2) + "\n")
+    sys.stdout.write(json.dumps(measure(parsed.device), indent=None if parsed.json else 2) + "\n")

@@ -147,11 +147,13 @@ class Catalogue:
         Raises:
             SpecInvalid: As of `load`.
         """
-        types = list(cls.load(settings.machines_file))
-        known = {_normalize_name(name) for each in types for name in each.names}
-        if settings.machines.host and _normalize_name(settings.machines.host) not in known:
+        name = settings.machines.host
+        if not name or _normalize_name(name) in cls.packaged()._by_name:  # noqa: SLF001 - its own class
+            types = list(cls.load(settings.machines_file))
+        else:
             entry = host_entry(settings, host_measurement.describe_once())
-            types.insert(0, MachineType.model_validate(entry | {"name": settings.machines.host}))
+            types = _LIST.read(PACKAGED, settings.machines_file, {name: entry})
+            types[0] = _only_of_same_device(types[0], entry)
         if not settings.machines.offer_simulated:
             types = [each for each in types if settings.backend_of(each.backend) == each.backend]
         return cls(types)
@@ -182,6 +184,14 @@ class Catalogue:
         return len(self._types)
 
 
+def _only_of_same_device(changed: MachineType, entry: dict[str, Any]) -> MachineType:
+    """Return this host as it was changed; of figures of another backend or device only the price."""
+    if (changed.backend, changed.kind) == (entry["backend"], entry["kind"]):
+        return changed
+    kept = {field: getattr(changed, field) for field in ("price_per_hour", "price_source", "docker")}
+    return MachineType.model_validate(entry | kept | {"name": changed.name})
+
+
 def host_entry(settings: Settings, found: dict[str, Any]) -> dict[str, Any]:
     """Return the table of the machine type that this host is, from what `host_measurement` found on it.
 
@@ -193,11 +203,12 @@ def host_entry(settings: Settings, found: dict[str, Any]) -> dict[str, Any]:
     sheet = _data_sheet(gpus[0]["name"]) if gpus else None
     measured = found.get("tflops") or {}
     of_gpu = bool(gpus) and bool(sheet or found.get("device") == "gpu")
-    mine = measured if of_gpu == (found.get("device") == "gpu") else {}
+    fits = of_gpu == (found.get("device") == "gpu")
+    mine = measured if fits else {}
     count = len(gpus) if of_gpu else 1
     peaks = {name: value * count for name, value in mine.items()}
     sheet_peaks = {name: value * count for name, value in sheet.tflops.items()} if sheet and of_gpu else None
-    bandwidth = found.get("memory_bandwidth_gb_per_s") if mine or not of_gpu else None
+    bandwidth = found.get("memory_bandwidth_gb_per_s") if fits else None
     entry: dict[str, Any] = {
         "backend": backend,
         "kind": "gpu" if of_gpu else "cpu",
@@ -215,8 +226,8 @@ def host_entry(settings: Settings, found: dict[str, Any]) -> dict[str, Any]:
         "price_source": "GRADIENT_MACHINES__HOST_PRICE",
         "spec_source": "measured on this host" if mine else "reckoned; `gradient-server machines add` measures",
     }
-    known = {name: found.get(name) for name in ("launch_microseconds", "decoded_images_per_s")}
-    known["measured_bandwidth_gb_per_s"] = bandwidth
+    known = {"decoded_images_per_s": found.get("decoded_images_per_s"), "measured_bandwidth_gb_per_s": bandwidth}
+    known["launch_microseconds"] = found.get("launch_microseconds") if fits else None
     return entry | {name: value for name, value in known.items() if value}
 
 

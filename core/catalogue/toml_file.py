@@ -45,13 +45,14 @@ class TomlCatalogue(Generic[E]):
     entry: type[E]
     key: Callable[[str], str] = _unchanged
 
-    def read(self, path: Path, changes: Path | None) -> list[E]:
+    def read(self, path: Path, changes: Path | None, first: dict[str, dict[str, Any]] | None = None) -> list[E]:
         """Read the entries, in the order of the files.
 
         Args:
             changes: Tables that change single values of an entry of the same name, or add entries.
+            first: Tables before those of the packaged file.
         """
-        tables = self._read_tables(path)
+        tables = (first or {}) | self._read_tables(path)
         for name, table in self._read_tables(changes).items() if changes else ():
             known = next((old for old in tables if self.key(old) == self.key(name)), name)
             tables[known] = tables.get(known, {}) | table

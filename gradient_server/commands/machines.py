@@ -22,7 +22,8 @@ _FINDS = "import importlib.util as u, sys; sys.exit(not any(map(u.find_spec, sys
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Measure, and add or replace the entry."""
     name = parsed.name or settings.machines.host or "host"
-    found = _measure(parsed.python)
+    # Processes have no GPUs.
+    found = _measure(parsed.python, "cpu" if settings.machines.simulate else "gpu")
     entry = host_entry(settings, found)
     entry["spec_source"] = f"measured on this host, {datetime.now(UTC):%Y-%m-%d}"
     if parsed.price is not None:
@@ -37,13 +38,13 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def _measure(python: str | None) -> dict[str, Any]:
+def _measure(python: str | None, device: str) -> dict[str, Any]:
     """Run the measurement with a Python that has torch, or at least numpy; else with the service's own."""
-    wanted = ("torch",) if host_measurement.describe()["gpus"] else ("torch", "numpy")
+    wanted = ("torch",) if device == "gpu" and host_measurement.describe()["gpus"] else ("torch", "numpy")
     chosen = python or next((one for one in (sys.executable, "python3", "python") if _has(one, wanted)), sys.executable)
     try:
         done = subprocess.run(  # noqa: S603 - the administrator's choice
-            [chosen, host_measurement.__file__, "--json"],
+            [chosen, host_measurement.__file__, "--json", "--device", device],
             capture_output=True,
             text=True,
             timeout=_LIMIT_SECONDS,

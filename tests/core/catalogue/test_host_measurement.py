@@ -13,6 +13,7 @@ from core.catalogue.machine_types import Catalogue, host_entry
 from core.comparison.peaks import peaks_of
 from core.settings import Settings
 from core.settings.worker import MachineSettings
+from gradient_server.commands.machines import format_table
 
 BUSY = "import time\nwhile True: pass"
 H100 = {
@@ -74,3 +75,20 @@ def test_gpus_get_their_data_sheet_and_measured_peaks_beat_it(tmp_path):
     assert (before.flops, after.flops) == (1979e12, 1400e12)
     assert (before.bandwidth, after.bandwidth) == (2 * 3350e9, 2 * 2900e9)
     assert host_entry(settings(tmp_path), H100)["kind"] == "cpu", "processes have no GPUs"
+
+
+def test_a_table_of_the_host_changes_single_values(tmp_path):
+    (tmp_path / "machines.toml").write_text('[host]\nprice_per_hour = 3.0\nprice_source = "ours, 2026-11"\n')
+    host = Catalogue.offered(settings(tmp_path)).get("host")
+    assert (host.price_per_hour, host.kind, host.cpus) == (3.0, "cpu", len(os.sched_getaffinity(0)))
+
+
+def test_what_was_measured_on_a_gpu_does_not_describe_the_cpus(tmp_path):
+    of_gpu = host_entry(settings(tmp_path, simulate=False, host_price=9.5), H100)
+    of_cpu = host_entry(settings(tmp_path), H100)
+    assert of_cpu["measured_tflops"] == {}
+    assert not {"measured_bandwidth_gb_per_s", "launch_microseconds"} & of_cpu.keys()
+    (tmp_path / "machines.toml").write_text(format_table("host", of_gpu) + '\n[host.docker.mounts]\n"/a" = "/b"\n')
+    host = Catalogue.offered(settings(tmp_path)).get("host")
+    assert (host.backend, host.kind, host.price_per_hour, host.docker.mounts) == ("process", "cpu", 9.5, {"/a": "/b"})
+    assert (host.measured_tflops, host.count) == ({}, 1)
