@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import sys
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def decode(data: bytes, errors: str = "strict") -> str:
@@ -13,3 +18,13 @@ def decode(data: bytes, errors: str = "strict") -> str:
     """
     utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return data.decode("utf-16" if utf_16 else "utf-8-sig", errors)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse a document of TOML; raises ValueError if it is not valid."""
+    if sys.version_info >= (3, 11):
+        import tomllib  # novermin
+    else:
+        import tomli as tomllib
+
+    return tomllib.loads(text)

@@ -37,6 +37,10 @@ class JobOptions(TypedDict, total=False):
     tags: Sequence[str]
     ports: Sequence[str | int]
     python: str
+    packages: Sequence[str]
+    requirements_file: _Path
+    extras: Sequence[str]
+    groups: Sequence[str]
     time_limit: str | int
     stop_grace: str | int
     max_attempts: int
@@ -126,7 +130,8 @@ def _api_name(name: str) -> str:
 
 
 def _python_name(flag: str) -> str:
-    return {"tag": "tags"}.get(flag) or re.sub("([A-Z])", r"_\1", flag).lower()
+    name = {flag: name for name, flag in job_spec.FLAG_OF.items()}.get(flag, flag)
+    return "requirements_file" if name == "requirements" else re.sub("([A-Z])", r"_\1", name).lower()
 
 
 def _flag_value(name: str, value: object) -> object:
@@ -135,7 +140,8 @@ def _flag_value(name: str, value: object) -> object:
         value = os.fspath(value)
     if name == "env_file" and isinstance(value, str):
         return [value]
-    if name in {"tags", "outputs", "include", "ports", "data_disks"} and value is not None:
+    lists = {"tags", "outputs", "include", "ports", "data_disks", "packages", "extras", "groups"}
+    if name in lists and value is not None:
         if isinstance(value, str):
             raise UsageError(f"{name}: must be a list of strings", hint=f"For example {name}=[{value!r}].")
         return [str(item) for item in value] if isinstance(value, (list, tuple)) else value

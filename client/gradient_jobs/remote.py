@@ -114,9 +114,11 @@ class RemoteFunction(Generic[R]):
         """
         payload = _pickle(self._function, args, kwargs)
         with tempfile.TemporaryDirectory(prefix="gradient-") as folder:
-            _fill(Path(folder), payload, self._function, self._files, self._requirements)
+            _fill(Path(folder), payload, self._function, self._files)
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
             options: dict[str, Any] = {"name": self._function.__name__, "python": version, **self._options}
+            if self._requirements:
+                options["packages"] = [*self._requirements, *options.get("packages", ())]
             if self._options.get("container"):
                 del options["python"]  # it is the image's
             options |= {"command": f"python {_PROGRAM}", "workspace": folder}
@@ -208,9 +210,7 @@ def _by_value(cloudpickle: Any, name: str) -> Iterator[None]:  # noqa: ANN401  a
         cloudpickle.unregister_pickle_by_value(module)
 
 
-def _fill(
-    folder: Path, payload: bytes, function: Callable[..., Any], files: Sequence[str], requirements: Sequence[str]
-) -> None:
+def _fill(folder: Path, payload: bytes, function: Callable[..., Any], files: Sequence[str]) -> None:
     """Write the job's workspace: the files, and a program with the call and the libraries that it needs."""
     for given in files:
         path = os.path.relpath(given)
@@ -223,8 +223,6 @@ def _fill(
             shutil.copytree(path, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
         else:
             shutil.copy2(path, target)
-    if requirements:
-        (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements))
     facts = {"python": platform.python_version(), "function": function.__name__}
     call = {"__main__.py": _MAIN, FACTS: json.dumps(facts).encode(), CALL: payload}
     (folder / _PROGRAM).write_bytes(wheel.pack({**call, **wheel.package_files(*_LIBRARIES)}))

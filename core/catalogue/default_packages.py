@@ -4,12 +4,14 @@ import re
 from functools import cache
 from pathlib import Path
 
-LOCKED = Path(__file__).with_name("default_packages.txt")
+DEFAULT = Path(__file__).with_name("default_packages.txt")
 """Requirements with digests, as `.ci/lock-default` writes them."""
+TRAINER = DEFAULT.with_name("trainer_packages.txt")
+"""The same with those of the trainer."""
 _PINNED = re.compile(r"(?m)^([a-z0-9-]+)==([^ ;\\]+)")
 
 
 @cache
 def locked_versions() -> dict[str, str]:
     """Return the version of each distribution; of one that is locked for several Pythons, the last."""
-    return dict(_PINNED.findall(LOCKED.read_text(encoding="utf-8")))
+    return dict(_PINNED.findall(TRAINER.read_text(encoding="utf-8")))

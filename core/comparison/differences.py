@@ -10,7 +10,8 @@ SEED = "SEED"
 """Variable that tells the repeats of a comparison apart; it may differ."""
 _COMPARED = (
     *("command", "workspace", "workspace_sha256", "container", "use_dockerfile", "rel_dockerfile_path"),
-    *("working_dir", "user", "network", "python", "cpus", "memory_mb", "shared_mem_mb", "data_disks"),
+    *("working_dir", "user", "network", "python", "packages", "requirements_file", "extras", "groups"),
+    *("cpus", "memory_mb", "shared_mem_mb", "data_disks"),
 )
 """Options of a program and of what it may use. The capacity of a TPU is not one: figures are of the list price."""
 WORKSPACE = ("workspace", "workspaceSha256")

@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _NOT_EXECUTABLE, _NOT_FOUND, _SIGNALLED = 126, 127, 128
 _LAST_LINES = 10
@@ -19,7 +19,7 @@ _REFUSED = re.compile(
 _LAST_LINE_CAUSES = {
     r"EOFError: EOF when reading a line\Z": "after it asked for input, of which a job has none",
     r"(?:ModuleNotFoundError|.*python[\d.]*): No module named '?(?P<name>[\w.]{1,100})'?": "because Python has no "
-    "module {name}: list its package in requirements.txt, or use a --container that has it",
+    "module {name}: {remedy}, or use a --container that has it",
     r"FileNotFoundError: \[Errno 2\] No such file or directory: (?P<name>'[^']{1,300}')": "because the job has no file "
     "{name}",
 }
@@ -62,7 +62,7 @@ _HINTS = {
 """Advice about a program that was not found, by a pattern for its name."""
 
 
-def reason_of_exit(code: int, log_end: str = "") -> tuple[str, str | None]:
+def reason_of_exit(code: int, log_end: str, remedy_for: Callable[[str], str]) -> tuple[str, str | None]:
     """Return reason and detail for the exit code of a command that ended by itself.
 
     A program may return any code. What a shell says by codes above 125 (POSIX, 2.8.2) is believed if the log says so,
@@ -79,7 +79,7 @@ def reason_of_exit(code: int, log_end: str = "") -> tuple[str, str | None]:
     number = code - _SIGNALLED
     if number not in set(signal.Signals):
         own = _lines(_OF_LAUNCHER.split(log_end, maxsplit=1)[0])
-        return "exit_nonzero", f"exit code {code}{_describe_cause(own)}"
+        return "exit_nonzero", f"exit code {code}{_describe_cause(own, remedy_for)}"
     name, text = signal.Signals(number).name, signal.strsignal(number) or ""
     if not any(text in line for line in lines):
         return "exit_nonzero", f"exit code {code}, its own or that of {name}"
@@ -90,12 +90,13 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()][-_LAST_LINES:]
 
 
-def _describe_cause(lines: Sequence[str]) -> str:
+def _describe_cause(lines: Sequence[str], remedy_for: Callable[[str], str]) -> str:
     """Return what the last lines of a log tell of the command's end, to follow its exit code."""
     for causes, shown in ((_LAST_LINE_CAUSES, lines[-1:]), (_CAUSES, lines)):
         for pattern, text in causes.items():
             if match := next(filter(None, (re.match(pattern, line) for line in shown)), None):
-                return f", {text.format(**match.groupdict())}"
+                named = match.groupdict()
+                return f", {text.format(**named, remedy=remedy_for(named.get('name', '')))}"
     return ""
 
 

@@ -43,7 +43,7 @@ RETRY_MAX_SECONDS = 600
 MAX_MACHINE_FAULTS = 3
 """Machine faults after which the job itself is the likely cause."""
 _FINISHING = frozenset({JobState.FINISHING})
-_PHASES_WITH_PROGRESS = frozenset({"downloading", "pulling", "building", "pushing"})
+_PHASES_WITH_PROGRESS = frozenset({"installing", "downloading", "pulling", "building", "pushing"})
 
 
 def adopt(

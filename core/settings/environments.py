@@ -13,7 +13,8 @@ class EnvironmentSettings(SettingsGroup):
     default: list[str] | Literal["trainer"] = Field(
         default="trainer",
         description="packages of jobs whose folder names none: a JSON list of requirements, [] for Python alone, or "
-        "trainer (numpy, pandas, scikit-learn, matplotlib, tqdm, TensorFlow and gradient_trainer, in fixed versions)",
+        "trainer (numpy, pandas, scikit-learn, matplotlib and tqdm, in fixed versions; where a program imports it, "
+        "also TensorFlow or gradient_trainer)",
     )
     max_mb: int = Field(
         default=20_480,

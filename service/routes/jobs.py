@@ -130,7 +130,9 @@ async def submit_job(
     """Submit a job as JSON, or as a form with its JSON in `spec` and an archive in `workspace`."""
     if query.dry_run:
         response.status_code = 200
-        return await run_with_json(app_state, caller.id, body.spec, partial(_dry_run, app_state, body))
+        return await run_with_json(
+            app_state, caller.id, body.spec, partial(_dry_run, app_state, body, query.requirements)
+        )
     submitted = await _submit(app_state, RequestOrigin(caller.id, request_id, idempotency_key), body)
     response.status_code = 201 if submitted.created else 200
     return submitted.view
@@ -199,8 +201,9 @@ async def submit_batch(
     )
 
 
-def _dry_run(app_state: AppState, body: SubmissionBody) -> DryRun:
-    return create.dry_run(app_state, parse_request(SubmitJob, body.spec), uploaded=body.workspace is not None)
+def _dry_run(app_state: AppState, body: SubmissionBody, requirements: str | None) -> DryRun:
+    request, uploaded = parse_request(SubmitJob, body.spec), body.workspace is not None
+    return create.dry_run(app_state, request, uploaded=uploaded, requirements=requirements)
 
 
 async def acquire_list_slot(request: Request, app_state: AppStateDep, caller: PageCaller) -> AsyncIterator[None]:

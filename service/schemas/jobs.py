@@ -79,6 +79,11 @@ class SubmissionQuery(QueryModel):
     """Query parameters of a submission."""
 
     dry_run: bool = Field(default=False, description="only return the job that would be created")
+    requirements: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="of a dry run: digest of the requirements, to learn whether they are installed",
+    )
 
 
 class BatchJob(SubmitJob):
@@ -286,6 +291,11 @@ class DryRun(View):
     estimated_start_at: Time | None = Field(
         description="estimate from the last jobs of its machine type; null: fewer than three have ended, or no worker "
         "offers it"
+    )
+    package_sources: list[str] = Field(description="indexes from which packages are installed on the server's machine")
+    default_packages: list[str] = Field(description="distributions that jobs whose workspace declares none can import")
+    requirements_installed: bool | None = Field(
+        description="whether the requirements of the query are installed already on the server's machine; null: unknown"
     )
     max_workspace_files: int = Field(description="most files, folders and links in the archive of a workspace")
     notes: list[str]

@@ -32,6 +32,7 @@ from service.schemas.jobs import DryRun, JobView, SubmitJob
 from service.submission.body import SubmissionBody, run_submission
 from service.submission.image import with_pinned_image
 from service.submission.insert import InsertedJob, PreparedJob, RequestOrigin, insert, insert_together
+from service.submission.requirements_plan import default_packages, is_installed, package_sources
 from service.submission.validation import DEFAULT_PROJECT, ValidatedJob, check_idempotency_key, validate, validate_spec
 from service.submission.withheld import Withheld, withheld_from
 
@@ -147,8 +148,8 @@ def save_logins(
         credentials.save_git_login(session, vault, job.id, git_login)
 
 
-def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> DryRun:
-    """Return the job that `submit` would create, storing nothing."""
+def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirements: str | None = None) -> DryRun:
+    """Return the job that `submit` would create, storing nothing; `requirements` is the digest of what it declares."""
     valid = validate(app_state, request, uploaded=uploaded)
     if not request.wait_anyway:
         _check_fits(app_state, valid)
@@ -159,7 +160,8 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> DryRu
             name = queries.project(session, request.project_id).name
         else:
             name = request.project or DEFAULT_PROJECT
-        job = _prospective_job(valid, backend, request.project_id or projects.find_id(session, name) or "")
+        project_id = request.project_id or projects.find_id(session, name) or ""
+        job = _prospective_job(valid, backend, project_id)
         offered, waits = live_workers(session), prospective_waits(session, [job])[job.id]
     return DryRun(
         job=resolved_view(
@@ -172,6 +174,9 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool) -> DryRu
         wait_reason=waits.reason,
         wait_message=reason_message(waits.reason, waits.detail),
         estimated_start_at=waits.starts_at,
+        package_sources=package_sources(),
+        default_packages=default_packages(app_state.settings),
+        requirements_installed=is_installed(app_state.settings, project_id, requirements) if requirements else None,
         max_workspace_files=archive_limits(app_state).max_files,
         notes=[*_dry_run_notes(valid, job, offered, uploaded=uploaded), *valid.answer_notes, *valid.image.notes],
     )

@@ -134,12 +134,7 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
             field="outputs",
         )
     if runs_containers(backend, app_state.settings):
-        if spec.python is not None:
-            raise SpecInvalid(
-                f"{machine.name} runs jobs in containers, whose image has their Python. Leave python out, and name an "
-                "image, such as python:3.12-slim.",
-                field="python",
-            )
+        _check_no_python(spec, machine)
         return
     simulated = "Machine types are simulated on this server: jobs run as processes of the server's own user."
     if spec.user is not None:
@@ -148,6 +143,18 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
         raise SpecInvalid(
             f"{simulated} They have no container; name a folder of the workspace, such as src/train.",
             field="workingDir",
+        )
+
+
+def _check_no_python(spec: JobSpec, machine: MachineType) -> None:
+    options = {"python": spec.python, "packages": spec.packages, "requirementsFile": spec.requirements_file}
+    options |= {"extras": spec.extras, "groups": spec.groups}
+    given = next((name for name, value in options.items() if value), None)
+    if given is not None:
+        raise SpecInvalid(
+            f"{machine.name} runs jobs in containers, whose image has their Python and its packages. Leave {given} "
+            "out, and name an image, such as python:3.12-slim; the command can install packages in it (pip install).",
+            field=given,
         )
 
 

@@ -171,6 +171,123 @@ def test_while_the_default_packages_cannot_be_installed_jobs_have_none_and_say_s
     assert "default_packages_missing" in api.read_log()
 
 
+def test_packages_of_the_job_are_added_and_those_of_a_clone_too(service, index):
+    index.add_wheel("base")
+    index.add_wheel("added")
+    files = {"requirements.txt": "base\n", "main.py": "import base, added\nprint(base.VERSION, added.VERSION)\n"}
+    job, log = run(service, files, packages=["added==1.0"])
+    assert (job["state"], job["packages"], log) == ("Stopped", ["added==1.0"], "1.0 1.0\n")
+    clone = service.request("POST", f"/jobs/{job['id']}/clone", json={}).json()
+    assert (service.wait_ended(clone["id"])["state"], clone["packages"]) == ("Stopped", ["added==1.0"])
+    assert "installing" not in phases(service, clone["id"])
+    job, log = run(service, files)
+    assert (job["state"], "No module named 'added'" in log) == ("Failed", True), "not those of another job"
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "names"),
+    [
+        (
+            {"more/gpu.txt": "chosen\n", "requirements.txt": "absent\n"},
+            {"requirementsFile": "more/gpu.txt"},
+            ["chosen"],
+        ),
+        (
+            {
+                "pyproject.toml": '[dependency-groups]\ng = ["grouped"]\n[project]\nname = "p"\nversion = "1"\n'
+                '[project.optional-dependencies]\nx = ["extra"]\n'
+            },
+            {"extras": ["x"], "groups": ["g"]},
+            ["extra", "grouped"],
+        ),
+        ({"pyproject.toml": '[tool.poetry.dependencies]\npoetic = "^1"\n'}, {}, ["poetic"]),
+        ({"Pipfile": '[packages]\npiped = "*"\n'}, {}, ["piped"]),
+        ({"environment.yml": "dependencies:\n- cuda\n- pip:\n  - of_conda\n"}, {}, ["of_conda"]),
+        ({"a/requirements.txt": "above\n", "a/b/x": ""}, {"workingDir": "a/b"}, ["above"]),
+    ],
+)
+def test_requirements_as_people_keep_them(service, index, files, options, names):
+    for name in names:
+        index.add_wheel(name)
+    command = f"python -c 'import {', '.join(names)}; print({', '.join(f'{name}.VERSION' for name in names)})'"
+    job, log = run(service, files, command, **options)
+    assert (job["state"], log) == ("Stopped", " ".join(["1.0"] * len(names)) + "\n"), job["message"]
+    assert ("cuda" in str(job["notes"])) == ("environment.yml" in files), "what is not installed is said"
+
+
+def test_an_import_that_nothing_declares_is_named_before_the_job_runs_and_installed_on_request(service, index):
+    index.add_wheel("opencv_python_headless", module="cv2")
+    files = {"main.py": "import tool\n", "tool.py": "import cv2\nprint(cv2.VERSION)\n"}
+    job_id = submit(service, files)
+    job = service.wait_ended(job_id)
+    told = [event["message"] or "" for event in service.events(job_id)]
+    named = next(number for number, text in enumerate(told) if "cv2 (tool.py, line 1)" in text)
+    began = next(number for number, one in enumerate(service.events(job_id)) if one["kind"] == "started")
+    assert (job["state"], named < began) == ("Failed", True), told
+    assert "--with opencv-python-headless" in job["message"], "and at the end"
+    job, log = run(service, files, packages=["auto"])
+    assert (job["state"], log) == ("Stopped", "1.0\n")
+    assert "cv2" not in str(job["notes"])
+
+
+def test_all_that_is_wrong_with_requirements_is_told_at_once(service, index):
+    index.add_wheel("well")
+    index.add_source("unbuilt", build="raise RuntimeError('needs a compiler')\n")
+    text = "well\nabsent\nwell==99\nunbuilt\n-e ./lib\nsklearn\n???\n"
+    job, _ = run(service, {"requirements.txt": text, "main.py": ""})
+    assert (job["state"], job["reason"]) == ("Error", "requirements_install")
+    for words in (
+        "6 of 7 requirements",
+        "absent: the index has no package of this name: check its spelling.",
+        "well==99: the index has no such version",
+        "unbuilt: its build failed (RuntimeError: needs a compiler): name a version that has a wheel",
+        "-e ./lib: it is not in the uploaded folder",
+        "sklearn: the module sklearn is in the distribution scikit-learn",
+        "???: it is not a requirement",
+        "The others can be installed: well.",
+    ):
+        assert words in job["message"]
+
+
+def test_a_job_that_runs_no_python_does_not_wait_for_the_default_packages(deployment, index):
+    index.opened.clear()
+    try:
+        deployment.start_up(GRADIENT_ENVIRONMENTS__DEFAULT='["common"]', UV_DEFAULT_INDEX=index.url)
+        assert deployment.wait_ended(deployment.submit("echo hi"))["state"] == "Stopped"
+        waiting = deployment.submit("python -c 'import common'")
+        wait_until(lambda: "installing" in phases(deployment, waiting), "a job that needs them to wait")
+    finally:
+        index.opened.set()
+    assert deployment.wait_ended(waiting)["state"] == "Stopped"
+
+
+def test_a_dry_run_tells_what_will_be_installed_from_where_and_whether_it_is_here(service, index, tmp_path):
+    index.add_wheel("planned")
+    (tmp_path / "requirements.txt").write_text("planned\n")
+    (tmp_path / "main.py").write_text("import planned, yaml\n")
+    (tmp_path.parent / "outside.txt").write_text("planned<2  # of a folder above\n")
+
+    def client(*words):
+        command = [str(CLI_PROGRAM), "jobs", "run", "--machineType", "CPU", *words, "main.py"]
+        env = service.environment(HOME=str(tmp_path.parent))
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    first = client("--dry-run").stdout
+    assert "requirements.txt: planned\n" in first
+    assert f"to be installed, from {index.url}" in first
+    assert "yaml (main.py, line 1)" in first
+    client()
+    assert "installed already" in client("--dry-run").stdout
+    plan = json.loads(client("--dry-run", "--json", "--with", "six", "--requirements", "../outside.txt").stdout)
+    assert (plan["requirements"]["lines"], plan["requirementsInstalled"]) == (
+        ["planned", "planned<2", "six"],
+        False,
+    )
+    (tmp_path / "requirements.txt").rename(tmp_path / "environment.yml")
+    refused = client("--dry-run")
+    assert (refused.returncode, "environment.yml" in refused.stderr) == (2, True)
+
+
 def test_the_version_of_python_is_the_services_or_one_that_is_found(service):
     wanted = "{}.{}".format(*sys.version_info[:2])
     job, log = run(service, {}, "python -V", python=wanted)

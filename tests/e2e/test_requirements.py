@@ -136,6 +136,21 @@ def test_a_line_that_conda_wrote_is_explained(service):
     assert "as `pip freeze` does under conda: `pip list --format=freeze` writes versions" in job["message"]
 
 
+@pytest.mark.parametrize("below", ["", "lib/"])
+def test_a_build_that_takes_its_version_from_git_has_the_commit_of_the_folder(service, below):
+    """As setuptools-scm: there is no .git, but a file of what the client has told."""
+    archival = "../" * below.count("/") + ".git_archival.txt"
+    build = f"PROJECT_VERSION = open('{archival}').read().partition('describe-name: v')[2].partition('-')[0]"
+    files = {f"{below}{name}": text for name, text in source_files("ours", build=build).items()}
+    files[f"{below}pyproject.toml"] = files[f"{below}pyproject.toml"].replace(
+        'version = "1.0"', 'dynamic = ["version"]'
+    )
+    files["requirements.txt"] = f"-e ./{below}\n"
+    look = "python -c 'import importlib.metadata; print(importlib.metadata.version(\"ours\"))'"
+    job, log = run(service, files, look, codeCommit="a" * 40, codeDescribe="v1.4.2-1-gaaaaaaa")
+    assert (job["state"], log) == ("Stopped", "1.4.2\n"), job["message"]
+
+
 def test_a_line_of_git_is_installed(service, git, tmp_path):
     commit_files(tmp_path / "served" / "tool.git", source_files("tool"))
     line = f"tool @ git+http://{git.address}/tool.git\n"

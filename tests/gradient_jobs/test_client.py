@@ -142,8 +142,15 @@ def test_wrong_options_are_refused_as_by_the_client(client, options, error):
 
 
 def test_every_option_of_the_client_is_typed():
-    given = {re.sub("([A-Z])", r"_\1", name).lower() for name in job_spec.option_names()}
-    assert given - {"tag"} | {"tags"} == set(JobOptions.__annotations__)
+    flags = {re.sub("([A-Z])", r"_\1", name).lower() for name in job_spec.option_names()}
+    renamed = {
+        "tag": "tags",
+        "with": "packages",
+        "requirements": "requirements_file",
+        "extra": "extras",
+        "group": "groups",
+    }
+    assert flags - renamed.keys() | set(renamed.values()) == set(JobOptions.__annotations__)
 
 
 def test_no_server(folder, monkeypatch):

@@ -65,6 +65,9 @@ def test_the_client_has_a_flag_for_every_option():
         "ports",
         "outputs",
         "dataDisks",
+        "packages",
+        "extras",
+        "groups",
         "registryPassword",
     } == of_the_service - {
         "workspaceSha256",
@@ -182,3 +185,21 @@ def test_an_option_goes_from_the_flag_to_the_launched_job(tmp_path, settings):
     )
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout.splitlines()[-1]) == [6, 7, 7, 7, 422]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("packages", ["six\n--index-url https://x"]),
+        ("packages", [""]),
+        ("packages", ["# a comment"]),
+        ("packages", ["six"] * 501),
+        ("requirementsFile", "../r.txt"),
+        ("requirementsFile", "/etc/passwd"),
+        ("extras", ["--all"]),
+        ("groups", ["a b"]),
+    ],
+)
+def test_requirements_that_cannot_be_meant_are_refused(client, field, value):
+    answer = client.post("/jobs", json={"machineType": "CPU", "command": "true", field: value})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from uv import find_uv_bin
 
-from worker.environments.inline_metadata import read_metadata
+from gradient_cli.workspace.inline_metadata import read_metadata
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(sys.prefix) / "job-environments"
@@ -54,7 +54,9 @@ def installable(requirements: str) -> bool:
 
 def has_default_packages() -> bool:
     """Return whether the default packages can be installed."""
-    return installable((ROOT / "core" / "catalogue" / "default_packages.in").read_text())
+    catalogue = ROOT / "core" / "catalogue"
+    lines = [(catalogue / f"{name}_packages.in").read_text() for name in ("default", "trainer")]
+    return installable("".join(lines).replace("-r default_packages.in\n", ""))
 
 
 def has_packages_of(example: str) -> bool:

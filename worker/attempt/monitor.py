@@ -14,6 +14,7 @@ from core.errors import GradientError, StoreUnavailable
 from core.jobs import lifecycle, metrics, queries
 from core.jobs.exit_codes import reason_of_exit
 from core.system.inotify import FileWatcher
+from gradient_cli.workspace.imports import remedy_for
 from worker.attempt import running_clock
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota
@@ -296,7 +297,7 @@ class JobMonitor:
         if self._ending is not None:
             return replace(self._ending, code=ended.code)
         if ended.reason is None and ended.code is not None:
-            return Exit(ended.code, *reason_of_exit(ended.code, read_log_end(self._control)))
+            return Exit(ended.code, *reason_of_exit(ended.code, read_log_end(self._control), remedy_for))
         return ended
 
     def _end_if_due(self) -> None:

@@ -21,6 +21,7 @@ from worker.backends.base import RESERVED_FILES, LaunchError
 _COPY_BYTES = 1024**2
 _RESERVED_BYTES = 64
 """More than is written there; shells read the rest one byte at a time."""
+_PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _FOLDER_NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
 
 
@@ -186,7 +187,7 @@ def _check_depth(function: object, path: str, error: tuple[type[BaseException], 
 
 def _write_commit(spec: JobSpec, workspace: Path) -> None:
     """Write the commit of a project into the file in which setuptools-scm and its like look for it without git."""
-    packaged = any((workspace / name).is_file() for name in ("pyproject.toml", "setup.py"))
+    packaged = any(next(workspace.glob(f"{at}{name}"), None) for at in ("", "*/") for name in _PROJECT_FILES)
     if spec.code_commit is None or not packaged:
         return
     described = f"describe-name: {spec.code_describe}\n" if spec.code_describe else ""

@@ -280,7 +280,12 @@ def _lock_of(folder: Path) -> Path:
 
 def _describe(lock: int, wanted: Wanted) -> None:
     """Write down with what an environment was made: what is in itself is not trusted."""
-    known = {"python": str(wanted.python), "attempt": wanted.attempt, "lines": wanted.lines}
+    known = {
+        "python": str(wanted.python),
+        "attempt": wanted.attempt,
+        "lines": wanted.lines,
+        "declared": wanted.declared,
+    }
     text = json.dumps(known).encode()
     if os.pread(lock, len(text) + 1, 0) != text:
         os.ftruncate(lock, 0)

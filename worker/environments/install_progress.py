@@ -1,6 +1,7 @@
 """Reports an installation by what uv prints."""
 
 import re
+import time
 
 from worker.backends.base import Progress
 
@@ -9,7 +10,8 @@ INSTALLING = "installing"
 
 _DOWNLOADING = "downloading"
 _RESOLVED = re.compile(r"Resolved (\d+) packages?")
-_DOWNLOAD = re.compile(r"(Downloading|Downloaded) (\S+)")
+_DOWNLOAD = re.compile(r"(Downloading|Downloaded|Building|Built) ((\S+).*)")
+_QUIET_SECONDS = 4.0
 
 
 class InstallProgress:
@@ -25,15 +27,42 @@ class InstallProgress:
     def __init__(self, source: str, report: Progress) -> None:
         self._source = source
         self._report = report
-        self._started = self._completed = 0
+        self._began = self._reported = time.monotonic()
+        self._waiting: dict[str, str] = {}
+        self._completed = 0
+        self._step = INSTALLING, source
         self.count = ""
 
     def __call__(self, line: str) -> None:
         """Report the step that a line announces."""
         if found := _RESOLVED.match(line):
             self.count = f"{found[1]} package{'' if found[1] == '1' else 's'}"
-            self._report(INSTALLING, f"{self.count} for {self._source}")
+            self._tell(INSTALLING, f"{self.count} for {self._source}")
         elif found := _DOWNLOAD.match(line):
-            ended = found[1] == "Downloaded"
-            self._started, self._completed = self._started + (not ended), self._completed + ended
-            self._report(_DOWNLOADING, f"{self._source}: {self._completed} of {self._started} ({found[2]})")
+            step, text, name = found.groups()
+            if step.endswith("ing"):
+                self._waiting[name] = text
+            else:
+                self._waiting.pop(name, None)
+                self._completed += 1
+            done = f"{self._completed} of {self._completed + len(self._waiting)}"
+            phase = _DOWNLOADING if step.startswith("Download") else INSTALLING
+            self._tell(phase, f"{self._source}: {done} ({', '.join([text, *self._waiting.values()][:1])})")
+
+    def announce(self, waits: bool) -> None:  # noqa: FBT001 - see `EnvironmentCache.use`
+        """Report the beginning of an installation, here or by another job."""
+        also = " (another job is installing the same packages)" if waits else ""
+        self._tell(INSTALLING, f"{self._source}{also}")
+
+    def repeat(self) -> None:
+        """Report that the last step goes on, if nothing was reported for some seconds."""
+        if time.monotonic() - self._reported > _QUIET_SECONDS:
+            phase, detail = self._step
+            waiting = next(iter(self._waiting.values()), None)
+            detail = f"{self._source}: {waiting}" if waiting else detail
+            self._reported = time.monotonic()
+            self._report(phase, f"{detail}, {self._reported - self._began:.0f} s")
+
+    def _tell(self, phase: str, detail: str) -> None:
+        self._step, self._reported = (phase, detail), time.monotonic()
+        self._report(phase, detail)

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -20,17 +21,19 @@ from core.system.filesystem import describe_shortage
 from worker.backends.base import WORKSPACE, LaunchError
 from worker.backends.isolated_programs import Check, Isolation, OnLine, Program, TooLong
 from worker.backends.package_indexes import CONFIGURED, configuration_folders, configured_addresses, index_folders
-from worker.environments import compile_environment, finish_environment
+from worker.environments import check_requirements, compile_environment, finish_environment
+from worker.environments.requirement_faults import explain, read_faults, summarize
 from worker.environments.wanted import Wanted
 
 _FIND_SECONDS = 60.0
 _INSTALL_SECONDS = 1800.0  # frameworks of gigabytes over a slow line; more is a server that hangs
-_MAX_DETAIL = 600
+_CHECK_SECONDS = 120.0
 _PASSED_NAMES = re.compile(rf"(?:{CONFIGURED.pattern}|(PATH|HOME|USER|LANG|LC_\w+|TMPDIR|XDG_\w+)\Z)", re.IGNORECASE)
-_ELSEWHERE = re.compile(rf"not found at: file://(?!{WORKSPACE}/)")
 
 
 class UvError(Exception):
+    """The text says for users why uv failed."""
+
     def __init__(self, problem: str, output: str) -> None:
         super().__init__(problem)
         self.output = output
@@ -70,11 +73,10 @@ class Installer:
         try:
             self._run("python", "install", "--no-bin", wanted, seconds=_INSTALL_SECONDS)
         except UvError as error:
-            problem = _summarize(error.output) or str(error)
             raise LaunchError(
                 "python_unavailable",
                 f"Python {wanted} is not on the worker's machine and could not be downloaded; request another version, "
-                f"or have an administrator install this one: {problem}",
+                f"or have an administrator install this one: {error}",
             ) from error
         found = self.find_python(wanted)
         if found is None:
@@ -116,7 +118,26 @@ class Installer:
             seconds=_INSTALL_SECONDS,
             reaches=[address for address, own in configured_addresses().items() if own],
         )
-        self._run_isolated(program, check, on_line)
+        self._install(program, wanted, on_line, check)
+
+    def _install(self, program: Program, wanted: Wanted, on_line: OnLine, check: Check) -> None:
+        try:
+            self._run_isolated(program, check, on_line)
+        except UvError as error:
+            raise UvError(
+                explain(error.output, self._find_faults(program, wanted, check), wanted.lines), error.output
+            ) from error
+
+    def _find_faults(self, program: Program, wanted: Wanted, check: Check) -> list[dict[str, str]]:
+        """Return the requirements that cannot be installed even by themselves."""
+        script, uv, python = check_requirements.__file__, find_uv_bin(), str(wanted.python)
+        words = [python, "-I", "-S", script, uv]
+        lines = "".join(f"{line}\n" for line in wanted.lines).encode()
+        trial = replace(program, words=words, given=lines, readable=[*program.readable, script], seconds=_CHECK_SECONDS)
+        try:
+            return read_faults(self.isolation.run(trial, check)[1])
+        except TooLong as error:
+            return read_faults(error.output)
 
     def compile(self, environment: Path, wanted: Wanted) -> None:
         """Write the bytecode of an environment, which jobs use meanwhile, unless it has some.
@@ -151,9 +172,9 @@ class Installer:
         try:
             code, output = self.isolation.run(program, watch, on_line)
         except TooLong as error:
-            raise UvError(str(error), error.output) from error
+            raise UvError(f"{error}.", error.output) from error
         if code:
-            raise UvError(f"uv ended with exit code {code}", output)
+            raise UvError(summarize(output) or f"uv ended with exit code {code}.", output)
 
     def _environment(self) -> dict[str, str]:
         """Return uv's part of the worker's environment; in a sandbox, its folders are others."""
@@ -184,7 +205,7 @@ class Installer:
         except subprocess.TimeoutExpired as error:
             raise UvError(f"it was not done within {seconds:g} seconds", "") from error
         if done.returncode:
-            raise UvError(f"uv ended with exit code {done.returncode}", done.stdout)
+            raise UvError(summarize(done.stdout) or f"uv ended with exit code {done.returncode}", done.stdout)
         return done.stdout
 
 
@@ -207,26 +228,3 @@ def _folders_of_pip() -> tuple[Path, ...]:
     distribution = importlib.metadata.distribution("pip")
     names = {file.parts[0] for file in distribution.files or () if file.parts[0].startswith("pip")}
     return tuple(Path(str(distribution.locate_file(name))) for name in sorted(names))
-
-
-def explain(error: UvError) -> str:
-    """Say for the user what uv's output means."""
-    text = _summarize(error.output) or str(error)
-    text = text if text.endswith((".", "!", "?", "…")) else f"{text}."
-    if _ELSEWHERE.search(text):
-        text += (
-            " It is a path of the machine that wrote the line, as `pip freeze` does under conda: "
-            "`pip list --format=freeze` writes versions instead."
-        )
-    return text
-
-
-def _summarize(output: str) -> str:
-    """Return the errors in uv's output on one line."""
-    lines = [line.strip() for line in output.splitlines()]
-    first = next((number for number, line in enumerate(lines) if re.match(r"error|\u00d7", line)), None)
-    if first is None:
-        return " ".join(lines[-3:])[-_MAX_DETAIL:]
-    causes = [line.partition("cause: ")[2] or line for line in lines[first:] if line and not line.startswith("hint")]
-    text = ": ".join(causes).removeprefix("error: ")
-    return text if len(text) <= _MAX_DETAIL else f"{text[: _MAX_DETAIL - 1]}…"

@@ -4,22 +4,27 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
 from core.db.models.jobs import Job
 from core.jobs import job_notes
+from gradient_cli.errors import UsageError
+from gradient_cli.workspace.imports import ProgramImports, remedy_for
+from gradient_cli.workspace.requirements import Declared, RequirementOptions, find_declared
 from worker.attempt.scratch import Scratch
 from worker.backends.base import JobPython, LaunchError, Progress, may_have_launched
 from worker.context import WorkerContext
-from worker.environments.declared_requirements import Declared, find_declared
-from worker.environments.default_environment import NAME, service_python
-from worker.environments.inline_metadata import invalid
+from worker.environments.cache import site_packages
+from worker.environments.default_environment import NAME, TRAINER_MODULES, service_python
 from worker.environments.install_progress import INSTALLING, InstallProgress
-from worker.environments.installer import UvError, explain
+from worker.environments.installer import UvError
 from worker.environments.job_layer import create_layer, find_layer
 from worker.environments.wanted import Wanted
+
+_MAX_LISTED = 5
 
 
 def prepare_python(
@@ -49,10 +54,7 @@ def prepare_python(
     if may_have_launched(scratch.control):
         return find_layer(scratch.root)
     preparation = _Preparation(context, job, scratch, check, progress)
-    declared = None
-    if job.image is None:  # else the default packages stand for it, and an image brings its requirements itself
-        declared = find_declared(scratch.workspace, folder, job.spec.command)
-    shared = preparation.install_packages(declared)
+    shared = preparation.install_packages(folder)
     confirm()  # another worker may have started the job, which uses the layer that would be replaced here
     return create_layer(scratch.root, shared)
 
@@ -68,24 +70,69 @@ class _Preparation:
         self._check = check
         self._progress = progress
 
-    def install_packages(self, declared: Declared | None) -> Path:
+    def install_packages(self, folder: Path) -> Path:
+        declared, programs = (
+            self._find_declared(folder),
+            ProgramImports(self._scratch.workspace, folder, self._job.spec.command),
+        )
         python = self._find_python(declared)
         if declared is None or not declared.commands:
-            return self._install_default(python)
+            shared = self._install_default(python, programs)
+        else:
+            shared = self._install_declared(python, declared)
+        if programs.certain:
+            self._report_undeclared(shared, programs)
+        return shared
+
+    def _find_declared(self, folder: Path) -> Declared | None:
+        """Return the requirements of the workspace and of the job's options; of an image, it brings its own."""
+        spec = self._job.spec
+        if self._job.image is not None:
+            default = self._context.default_environment.wanted(service_python(), trainer=True)
+            lines = (*default.lines, *spec.packages)
+            return Declared("--with", folder, lines, (), given=lines) if spec.packages else None
+        offered = self._context.default_environment.offered
+        requested = RequirementOptions(spec.packages, spec.requirements_file, spec.extras, spec.groups, offered)
+        try:
+            declared = find_declared(self._scratch.workspace, folder, spec.command, requested)
+        except UsageError as error:
+            raise LaunchError("requirements_invalid", str(error)) from error
+        if declared is not None and declared.left_out:
+            self._add_to_record(
+                f"{declared.source}: conda is not used here, so that these were not installed: "
+                f"{', '.join(declared.left_out)[:500]}. Add what the job needs of them to its pip part, or use --with."
+            )
+        return declared
+
+    def _install_declared(self, python: Path, declared: Declared) -> Path:
         wanted = Wanted(
             python=python,
             project_id=self._job.project_id,
             commands=declared.commands,
             contents=declared.contents,
             lines=declared.lines,
+            given="".join(f"{line}\n" for line in declared.given),
             workspace=self._scratch.workspace.resolve(),
             folder=declared.folder,
             attempt=self._scratch.name if declared.local else None,
+            declared=declared.digest,
         )
+        began, progress = time.monotonic(), InstallProgress(declared.source, self._progress)
         try:
-            return self._install(wanted, declared.source)
+            folder, made = self._environments.use(
+                wanted, self._scratch.root, progress.announce, progress, partial(self._watch, progress)
+            )
         except UvError as error:
             raise self._failed(error, declared.source) from error
+        if made:
+            self._progress(
+                "provisioning", f"{progress.count or 'Python'} installed in {time.monotonic() - began:.0f} s"
+            )
+        return folder
+
+    def _watch(self, progress: InstallProgress) -> None:
+        self._check()
+        progress.repeat()
 
     def _find_python(self, declared: Declared | None) -> Path:
         option = self._job.spec.python
@@ -98,7 +145,7 @@ class _Preparation:
         except ValueError as error:  # InvalidSpecifier, or a number of thousands of digits
             source = declared.source if declared else "--python"
             problem = f"requires-python {wanted[:200]!r} is not a version specifier such as >=3.11."
-            raise invalid(source, problem) from error
+            raise LaunchError("requirements_invalid", f"{source}: {problem}") from error
         installer = self._environments.installer
         found = installer.find_python(wanted)
         if found is None:
@@ -106,44 +153,39 @@ class _Preparation:
             found = installer.download_python(wanted)
         return found
 
-    def _install(self, wanted: Wanted, source: str) -> Path:
-        began = time.monotonic()
-        progress = InstallProgress(source, self._progress)
-
-        def announce(waits: bool) -> None:  # noqa: FBT001 - called in one place
-            self._progress(INSTALLING, f"{source} (another job is installing the same packages)" if waits else source)
-
-        folder, made = self._environments.use(wanted, self._scratch.root, announce, progress, self._check)
-        if made:
-            self._progress(
-                "provisioning", f"{progress.count or 'Python'} installed in {time.monotonic() - began:.0f} s"
-            )
-        return folder
-
-    def _install_default(self, python: Path) -> Path:
-        """Return the default environment; if its packages cannot be installed, one without packages, with a note."""
-        default = self._context.default_environment
-        wanted = default.wanted(python)
-        if wanted.lines:
-            why = default.wait(self._check, self._progress) if python == service_python() else None
-            if why is None:
-                try:
-                    return self._install(wanted, NAME)
-                except UvError as error:
-                    why = explain(error)
-            self._report_missing(why)
+    def _install_default(self, python: Path, programs: ProgramImports) -> Path:
+        """Return the default environment, or one without packages: with a note if they cannot be installed."""
+        default, bare = self._context.default_environment, Wanted(python=python)
+        trainer = self._job.image is not None or programs.imports_any(*TRAINER_MODULES)
+        wanted = default.wanted(python, trainer=trainer)
+        progress = InstallProgress(NAME, self._progress)
+        if programs.runs_python or self._job.image is not None or self._environments.folder_of(wanted).is_dir():
+            try:
+                return default.use(wanted, self._scratch.root, progress, partial(self._watch, progress))
+            except UvError as error:
+                self._add_to_record(
+                    f"The default packages, such as numpy, could not be installed on this server: {error} So the job "
+                    "had Python's own library and pip only."
+                )
         try:
-            return self._environments.use(
-                Wanted(python=python), self._scratch.root, lambda _: None, lambda _: None, self._check
-            )[0]
+            return self._environments.use(bare, self._scratch.root, lambda _: None, lambda _: None, self._check)[0]
         except UvError as error:
             raise self._failed(error, "Python") from error
 
-    def _report_missing(self, why: str) -> None:
-        text = (
-            f"The default packages, such as numpy and TensorFlow, could not be installed on this server: {why} So the "
-            "job had Python's own library and pip only."
-        )
+    def _report_undeclared(self, shared: Path, programs: ProgramImports) -> None:
+        """Note what the program imports and its environment does not have."""
+        packages = site_packages(shared)
+        missing = [name for name in programs.imports if not _has_module(packages, name)]
+        if missing:
+            listed = "; ".join(
+                f"{name} ({programs.imports[name]}): {remedy_for(name)}" for name in missing[:_MAX_LISTED]
+            )
+            more = f"; and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
+            text = f"Imported, but declared by no requirement: {listed}{more}. --with auto adds all that are known."
+            self._progress("provisioning", text)
+            self._add_to_record(text)
+
+    def _add_to_record(self, text: str) -> None:
         self._context.write(lambda session: job_notes.add(session, self._job, text))
 
     def _failed(self, error: UvError, source: str) -> LaunchError:
@@ -151,4 +193,9 @@ class _Preparation:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(self._scratch.control / "log", flags, 0o600), "ab") as log:
             log.write(error.output.encode())
-        return LaunchError("requirements_install", f"{source}: {explain(error)} The log has all of uv's output.")
+        return LaunchError("requirements_install", f"{source}: {error} The log has all of uv's output.")
+
+
+def _has_module(packages: Path, name: str) -> bool:
+    path = packages.joinpath(*name.split("."))
+    return path.is_dir() or any(path.parent.glob(f"{path.name}.*"))

@@ -21,6 +21,7 @@ class Wanted:
         commands: Words of uv that install its packages, one command after the other.
         workspace: The workspace that the commands read; None: they read none.
         attempt: The only attempt that uses it, because it has something of its workspace; None: others share it.
+        declared: Digest of what the workspace and the job's options declare; None: nothing.
     """
 
     python: Path
@@ -33,6 +34,7 @@ class Wanted:
     folder: Path | None = None
     attempt: str | None = None
     copied: tuple[Path, ...] = ()
+    declared: str | None = None
 
     @property
     def place(self) -> str:

@@ -31,10 +31,14 @@ class SubmissionApi:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def resolve_job(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """Return the job that this spec would create, with its machine and price, without creating it (dry run)."""
+    def resolve_job(self, spec: dict[str, Any], requirements: str | None = None) -> dict[str, Any]:
+        """Return the job that this spec would create, with its machine and price, without creating it (dry run).
+
+        With the digest of its requirements, the answer says whether they are installed already.
+        """
         spec, _ = _split_idempotency_key(spec)
-        return self._transport.json("POST", "/jobs", query={"dryRun": "true"}, body=spec, needs="job")
+        query = {"dryRun": "true", **({"requirements": requirements} if requirements else {})}
+        return self._transport.json("POST", "/jobs", query=query, body=spec, needs="job")
 
     def create(
         self, spec: dict[str, Any], *, to: str = JOBS, query: Mapping[str, object] | None = None

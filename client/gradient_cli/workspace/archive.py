@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import os
@@ -29,6 +30,8 @@ MTIME = 315532800
 _MAX_NAMED = 10
 _SMALL_SHARE = 100
 _FEW = 3
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_POINTER_BYTES = 1024
 CHANGED_HINT = "Wait until nothing writes to it, or exclude it with a .gradientignore; then submit again."
 
 
@@ -315,3 +318,20 @@ def describe_skipped(folder: WorkspaceFolder) -> Iterator[str]:
         named, more = ", ".join(folder.left_out[:_MAX_NAMED]), len(folder.left_out) - _MAX_NAMED
         also = f" and {more} more" if more > 0 else ""
         yield f"left out {named}{also} by default; --include PATTERN uploads such files"
+    if pointers := _find_pointers(folder):
+        also = f" and {len(pointers) - _FEW} more" if len(pointers) > _FEW else ""
+        yield f"{', '.join(pointers[:_FEW])}{also} are pointers of Git LFS without contents: `git lfs pull`"
+
+
+def _find_pointers(folder: WorkspaceFolder) -> list[str]:
+    """Return the files that stand for others that Git LFS has not fetched."""
+    if not any(os.path.basename(entry.path) == ".gitattributes" for entry in folder.files):
+        return []
+    small = (entry.path for entry in folder.files if 0 < entry.size < _POINTER_BYTES)
+    return [path for path in small if _begins_with(os.path.join(folder.root, path), _POINTER)]
+
+
+def _begins_with(path: str, start: bytes) -> bool:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(len(start)) == start
+    return False

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_NEXT_PACKAGE = re.compile(r",\s*(?=[A-Za-z])(?![^\[]*\])")
+"""The comma before another package: not one between versions, or in brackets."""
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
 
 
@@ -115,12 +117,14 @@ def resolve(
     _check_required(spec, path)
     filed_workspace, from_file = options.get("workspace"), "workspace" in files
     workspace = workspace_path.choose(args, filed_workspace, path, checked=from_file, may_prompt=line is None)
+    if "requirementsFile" in spec:
+        workspace_path.place_requirements(spec, workspace, path if args.requirements is None else None)
     return spec, workspace, args.include or _text_list("include", options.get("include"))
 
 
 def _resolve_lists(args: argparse.Namespace, options: dict[str, Any], path: str | None) -> dict[str, Any]:
     """Return the options that may have several values, without empty ones; `path` is that of their variables."""
-    lists: dict[str, Any] = {name: _text_list(name, options.get(name)) for name in ("tags", "outputs", "dataDisks")}
+    lists: dict[str, Any] = {name: _text_list(name, options.get(name)) for name in _TEXT_LISTS}
     lists["ports"] = _filed_ports(options.get("ports"))
     given = _given_lists(args)
     environment = {**_filed_variables(options.get("envVars"), path), **given.pop("envVars", {})}
@@ -152,11 +156,11 @@ def _given_lists(args: argparse.Namespace) -> dict[str, Any]:
     environment |= variables.parse(args.envVars)
     lists = {
         "envVars": environment,
-        "tags": args.tag,
-        "outputs": args.outputs,
         "ports": args.ports,
-        "dataDisks": args.dataDisks,
+        **{name: getattr(args, FLAG_OF.get(name, name)) for name in _TEXT_LISTS},
     }
+    if lists["packages"]:
+        lists["packages"] = [one.strip() for line in lists["packages"] for one in _NEXT_PACKAGE.split(line)]
     return {name: value for name, value in lists.items() if value}
 
 
@@ -199,7 +203,7 @@ def _in_file(path: str | None, message: str) -> str:
 
 
 def _refuse_unknown(filed: dict[str, Any], path: str | None) -> None:
-    known = [*_FIELDS, *_FLAGS, "workspace", "include", "envVars", "tags", "ports", "outputs", "dataDisks"]
+    known = [*_FIELDS, *_FLAGS, *_TEXT_LISTS, "workspace", "include", "envVars", "ports"]
     for name in filed:
         if name in known:
             continue
@@ -212,7 +216,8 @@ def _refuse_unknown(filed: dict[str, Any], path: str | None) -> None:
         else:
             import difflib
 
-            near = difflib.get_close_matches(name, known, n=1)
+            flags = {flag: option for option, flag in FLAG_OF.items()}
+            near = [flags[name]] if name in flags else difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(known)}."
         raise UsageError(_in_file(path, f"unknown option {name!r}"), hint=hint)
 
@@ -336,6 +341,15 @@ _LISTS = {
         "persistent disk for a job on a TPU VM, which finds it at /disks/NAME; append :rw to write to it; repeatable",
     ),
     "tag": ("TAG", "label of the job; repeatable"),
+    "with": (
+        "PACKAGE",
+        (
+            "packages to install besides the folder's requirements, as lines of a requirements.txt; auto: those of the "
+            "modules that the program imports; comma separated or repeatable"
+        ),
+    ),
+    "extra": ("NAME", "extra of the folder's pyproject.toml to install; repeatable"),
+    "group": ("NAME", "dependency group of the folder's pyproject.toml to install; repeatable"),
 }
 
 # Every boolean option of a job, with its help text.
@@ -397,12 +411,20 @@ _FIELDS = {
     ),
     "user": (_user, "UID[:GID]", "user to run as: numeric ids, or root (default: the host's setting)"),
     "network": (_text, "none", "none: no network but localhost (default: the host's setting)"),
+    "requirements": (
+        _text,
+        "FILE",
+        "file that declares the packages: requirements.txt, pyproject.toml, ... (default: the first that is found)",
+    ),
     "python": (
         _text,
         "VERSION",
         "version of Python, such as 3.12, where jobs run without containers (default: the service's)",
     ),
 }
+_TEXT_LISTS = ("tags", "outputs", "dataDisks", "packages", "extras", "groups")
+"""Options that are lists in a project file, too."""
+FLAG_OF = {"tags": "tag", "packages": "with", "extras": "extra", "groups": "group"}
 _SHORT = {"machineType": "-m", "container": "-c", "name": "-n", "project": "-p", "envVars": "-e", "tag": "-t"}
 _NOT_CHANGED = {"project", "projectId", "registryUsername", "include"}
-_SENT_AS = {"workingDirectory": "workingDir"}
+_SENT_AS = {"workingDirectory": "workingDir", "requirements": "requirementsFile"}

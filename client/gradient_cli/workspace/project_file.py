@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from gradient_cli.errors import UsageError
-from gradient_cli.text import decode
+from gradient_cli.text import decode, parse_toml
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -34,17 +33,12 @@ def find() -> str | None:
 
 
 def read(path: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib  # novermin
-    else:
-        import tomli as tomllib
-
     try:
         with open(path, "rb") as file:
-            return tomllib.loads(decode(file.read()))
+            return parse_toml(decode(file.read()))
     except UnicodeDecodeError:
         raise UsageError(f"{path}: not UTF-8 text", hint="Save it as UTF-8.") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise UsageError(f"{path}: {error}", hint='Text values need quotes: command = "python main.py"') from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="Fix its permissions.") from None

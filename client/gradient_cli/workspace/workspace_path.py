@@ -11,6 +11,7 @@ from gradient_cli.errors import UsageError
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
+    from typing import Any
 
 
 def choose(
@@ -65,3 +66,28 @@ def _default_workspace(folder: str) -> str:
 
 def is_url(text: str) -> bool:
     return "://" in text or text.startswith("git@")
+
+
+def place_requirements(spec: dict[str, Any], workspace: str, project_file: str | None) -> None:
+    """Name the requirements file of a job as the job finds it; one that it does not have is sent as its lines.
+
+    Args:
+        project_file: The one that names the requirements file, in whose folder that has to be; None: the user does.
+    """
+    from pathlib import Path
+
+    from gradient_cli.workspace.requirements import read_lines
+
+    given = str(spec["requirementsFile"])
+    near = Path(os.path.dirname(project_file) if project_file else os.getcwd(), os.path.expanduser(given))
+    path = near if near.exists() or not os.path.isdir(workspace) else Path(workspace, given)
+    if os.path.isdir(workspace) and _lies_in(str(path), workspace):
+        spec["requirementsFile"] = os.path.relpath(os.path.realpath(path), os.path.realpath(workspace))
+    elif project_file and not _lies_in(str(path), os.path.dirname(project_file)):
+        raise UsageError(
+            f"{project_file}: requirements: {path} is outside of the file's folder",
+            hint=f"If you mean it, name it yourself: --requirements {path}",
+        )
+    elif path.is_file() or workspace == "none":
+        del spec["requirementsFile"]
+        spec["packages"] = [*read_lines(str(path)), *spec.get("packages", ())]

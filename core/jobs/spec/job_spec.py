@@ -18,6 +18,7 @@ from core.jobs.spec.data_disks import parse_data_disks
 from core.jobs.spec.image_options import ImageOptions, quoted
 from core.jobs.spec.outputs import check_outputs
 from core.jobs.spec.ports import PortMapping, parse_ports
+from core.jobs.spec.python_options import check_python, check_requirements
 
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_ENV_VARS = 500
@@ -42,7 +43,6 @@ REDACTED = "••••••"
 SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}\Z")
 SECRET_PREFIX = "secret:"  # noqa: S105 - what the name of one follows
 """Prefix of an environment variable's value that names a secret."""
-_PYTHON_VERSION = re.compile(r"3\.[0-9]{1,2}(\.[0-9]{1,3})?\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _RESERVED = ("GRADIENT_", "PS_")
 _SIMULATE_PREFIX = "SIMULATE_"
@@ -50,7 +50,7 @@ _SIMULATE_PREFIX = "SIMULATE_"
 _SECRET_NAME = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
 
 
-_TUPLES = frozenset({"tags", "ports", "outputs", "data_disks"})
+_TUPLES = frozenset({"tags", "ports", "outputs", "data_disks", "packages", "extras", "groups"})
 """Fields that JSON has as lists."""
 
 
@@ -95,6 +95,16 @@ class JobSpec:
     python: Annotated[
         str | None, "version of Python, such as 3.12, where jobs run without containers; default: the service's"
     ] = None
+    packages: Annotated[
+        tuple[str, ...],
+        "requirements besides those that the workspace declares, as lines of a requirements.txt; `auto`: those of the "
+        "modules that the program imports",
+    ] = ()
+    requirements_file: Annotated[
+        str | None, "file of the workspace that declares the requirements; default: the first that is found"
+    ] = None
+    extras: Annotated[tuple[str, ...], "extras of the workspace's project (pyproject.toml) to install"] = ()
+    groups: Annotated[tuple[str, ...], "dependency groups of the workspace's project to install"] = ()
     capacity: Annotated[
         str | None, "of a TPU: standard, spot, flex-start or reserved; default: the service's settings"
     ] = None
@@ -139,7 +149,8 @@ class JobSpec:
         if self.user is not None:
             check_user(self.user)
         check_network(self.network)
-        _check_python(self.python)
+        check_python(self.python)
+        check_requirements(self.packages, self.requirements_file, self.extras, self.groups)
         _check_capacity(self.capacity, self.time_limit)
         parse_data_disks(self.data_disks)
         check_tags(self.tags)
@@ -156,10 +167,7 @@ class JobSpec:
     def to_json(self) -> dict[str, Any]:
         """Convert to the JSON stored in the job's row; `from_json` reads it."""
         return {name: getattr(self, name) for name in self.__slots__} | {
-            "tags": list(self.tags),
-            "ports": list(self.ports),
-            "outputs": list(self.outputs),
-            "data_disks": list(self.data_disks),
+            name: list(getattr(self, name)) for name in _TUPLES
         }
 
     @classmethod
@@ -290,11 +298,6 @@ def _check_code(spec: JobSpec) -> None:
     for name, text in given.items():
         if text is not None:
             check_label(text, name, MAX_NAME)
-
-
-def _check_python(version: str | None) -> None:
-    if version is not None and not _PYTHON_VERSION.match(version):
-        raise SpecInvalid(f"{quoted(version)} is not a version of Python. Give it as 3.12 or 3.12.4.", field="python")
 
 
 def _check_capacity(capacity: str | None, time_limit: int | None) -> None:

@@ -7,7 +7,14 @@ from typing import Any
 
 from core.jobs.spec.job_spec import CODE_OPTIONS, REDACTED
 
-_FLAGS = {"workingDir": "workingDirectory", "tags": "tag"}
+_FLAGS = {
+    "workingDir": "workingDirectory",
+    "tags": "tag",
+    "packages": "with",
+    "requirementsFile": "requirements",
+    "extras": "extra",
+    "groups": "group",
+}
 """Options whose flag has another name than in the API."""
 _FILED = {"workingDir": "workingDirectory"}
 """Options that have another name in a project file."""

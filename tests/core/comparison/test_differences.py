@@ -18,6 +18,8 @@ def made(job_id, **options):
         ("use_dockerfile", True, "useDockerfile", ["false", "true"]),
         ("rel_dockerfile_path", "docker/Dockerfile", "relDockerfilePath", ["", "docker/Dockerfile"]),
         ("user", "1000:1000", "user", ["", "1000:1000"]),
+        ("packages", ("six", "tqdm"), "packages", ["", "six, tqdm"]),
+        ("requirements_file", "gpu.txt", "requirementsFile", ["", "gpu.txt"]),
         ("shared_mem_mb", 64, "sharedMemMb", ["", "64"]),
         ("data_disks", ("imagenet", "scratch:rw"), "dataDisks", ["", "imagenet, scratch:rw"]),
     ],

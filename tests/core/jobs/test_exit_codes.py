@@ -5,6 +5,7 @@ import pytest
 from core.jobs.exit_codes import reason_of_exit
 from core.jobs.reasons import REASONS, reason_message
 from core.jobs.states import JobState
+from gradient_cli.workspace.imports import remedy_for
 
 MISSING = "command_not_found"
 NO_MODULE = "Traceback (most recent call last):\n  File 'b'\nModuleNotFoundError: No module named 'a'"
@@ -47,7 +48,13 @@ NO_MODULE = "Traceback (most recent call last):\n  File 'b'\nModuleNotFoundError
             "exit_nonzero",
             "no module a.b: list its package",
         ),
-        (1, "/usr/bin/python3: No module named torch", "exit_nonzero", "no module torch: list its package"),
+        (
+            1,
+            "/usr/bin/python3: No module named torch",
+            "exit_nonzero",
+            "no module torch: list torch in requirements.txt, or submit with --with torch",
+        ),
+        (1, "ModuleNotFoundError: No module named 'cv2'", "exit_nonzero", "--with opencv-python-headless"),
         (1, "ModuleNotFoundError: No module named 'a'\ncaught, but 1", "exit_nonzero", "exit code 1."),
         (1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 8.00 GiB.", "exit_nonzero", "smaller batch"),
         (
@@ -93,7 +100,7 @@ NO_MODULE = "Traceback (most recent call last):\n  File 'b'\nModuleNotFoundError
     ],
 )
 def test_a_reason_beyond_the_exit_code_needs_evidence_in_the_log(code, log, reason, says):
-    name, detail = reason_of_exit(code, log)
+    name, detail = reason_of_exit(code, log, remedy_for)
     assert name == reason
     assert says in reason_message(name, detail)
     assert REASONS[name].final is (JobState.SUCCEEDED if code == 0 else JobState.FAILED)

@@ -367,8 +367,8 @@ def test_without_simulation_each_machine_has_its_backend(settings, database, api
         asked = {"user": "1000", "workingDir": "/opt/app", "sharedMemMb": 64}
         given = client.post("/jobs", json=make_job_body(machineType="V100", **asked)).json()
         assert {name: given[name] for name in asked} == asked
-        refused = client.post("/jobs", json=make_job_body(machineType="V100", python="3.12"))
-        assert (refused.status_code, refused.json()["error"]["field"]) == (400, "python")
+        refused = client.post("/jobs", json=make_job_body(machineType="V100", packages=["six"]))
+        assert (refused.status_code, refused.json()["error"]["field"]) == (400, "packages")
         settings.machines.simulate = True
         clone = client.post(f"/jobs/{given['id']}/clone")
         assert (clone.status_code, clone.json()["error"]["field"]) == (400, "user"), "what it cannot have is said"

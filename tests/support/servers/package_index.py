@@ -60,16 +60,24 @@ class PackageIndex:
         return f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode() if files else None
 
     def add_wheel(
-        self, name: str, version: str = "1.0", *, requires: tuple[str, ...] = (), start: str | None = None
+        self,
+        name: str,
+        version: str = "1.0",
+        *,
+        requires: tuple[str, ...] = (),
+        start: str | None = None,
+        module: str | None = None,
     ) -> Path:
         """Add a module that has `VERSION`, with a program of its name that prints it.
 
-        `start` is a line of Python that an environment's interpreter runs whenever it starts (a `.pth` file).
+        `start` is a line of Python that an environment's interpreter runs whenever it starts (a `.pth` file); `module`
+        is the module's name, where it is another.
         """
         info = f"{name}-{version}.dist-info"
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        program = "def main():\n    import sys\n    print(VERSION, sys.prefix)\n"
         files = {
-            f"{name}.py": f"VERSION = {version!r}\ndef main():\n    import sys\n    print(VERSION, sys.prefix)\n",
+            f"{module or name}.py": f"VERSION = {version!r}\n{program}",
             f"{info}/METADATA": metadata + "".join(f"Requires-Dist: {one}\n" for one in requires),
             f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
             f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {name}:main\n",

@@ -13,9 +13,9 @@ import pytest
 from support.deployment import wait_until
 
 from core.settings import Settings
+from gradient_cli.workspace.requirements import INSTALL
 from worker.backends.base import LaunchError
 from worker.environments.cache import EnvironmentCache, site_packages
-from worker.environments.declared_requirements import INSTALL
 from worker.environments.job_layer import create_layer
 from worker.environments.wanted import Wanted
 

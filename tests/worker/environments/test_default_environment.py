@@ -1,7 +1,8 @@
-"""The default environment: installed in the background, waited for, retried; and the list of its packages."""
+"""The default environment: installed in the background, or by the first job that needs it; its packages."""
 
 import re
-import sys
+import threading
+import time
 import tomllib
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import pytest
 from packaging.requirements import Requirement
 from support.deployment import wait_until
 
-from core.catalogue.default_packages import LOCKED
+from core.catalogue.default_packages import DEFAULT, TRAINER
 from core.settings import Settings
 from worker.environments import default_environment
 from worker.environments.cache import EnvironmentCache
 from worker.environments.default_environment import DefaultEnvironment, service_python
+from worker.environments.install_progress import InstallProgress
+from worker.environments.installer import UvError
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,58 +35,84 @@ def make_default(tmp_path):
         one.stop()
 
 
-def wait(environment):
+def use(environment):
     steps = []
-    return environment.wait(lambda: None, lambda *step: steps.append(step)), steps
+    progress = InstallProgress("the default packages", lambda *step: steps.append(step))
+    return environment.use(environment.wanted(service_python()), None, progress, lambda: None), steps
 
 
-def test_its_versions_are_those_that_the_service_is_tested_with():
-    """After a change of pyproject.toml, uv.lock or default_packages.in run .ci/lock-default."""
-    named = LOCKED.with_suffix(".in").read_text().splitlines()
-    asked = [Requirement(one) for one in named if not one.startswith("#")]
-    pinned = re.findall(r"(?m)^([a-z0-9-]+)==([^ ;]+)", LOCKED.read_text())
+def names_of(wanted):
+    return {line.partition("==")[0] for line in wanted.lines if "==" in line}
+
+
+@pytest.mark.parametrize("locked", [DEFAULT, TRAINER])
+def test_its_versions_are_those_that_the_service_is_tested_with(locked):
+    """After a change of pyproject.toml, uv.lock or the .in files run .ci/lock-default."""
+    named = [line for file in {DEFAULT, locked} for line in file.with_suffix(".in").read_text().splitlines()]
+    asked = [Requirement(one) for one in named if not one.startswith(("#", "-r"))]
+    pinned = re.findall(r"(?m)^([a-z0-9-]+)==([^ ;]+)", locked.read_text())
     for one in asked:
         versions = [version for name, version in pinned if name == one.name]
         assert versions, one.name
         assert all(one.specifier.contains(version) for version in versions)
+    locked_here = {(one["name"], one["version"]) for one in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
+    ours = {name for name, _ in locked_here}
+    assert [pin for pin in pinned if pin[0] in ours and pin not in locked_here] == []
+
+
+def test_the_trainer_finds_all_that_it_requires():
+    asked = set(
+        TRAINER.with_suffix(".in").read_text().splitlines() + DEFAULT.with_suffix(".in").read_text().splitlines()
+    )
     trainer = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["trainer"]
-    assert set(map(Requirement, trainer)) <= set(asked)
-    locked = {(one["name"], one["version"]) for one in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
-    ours = {name for name, _ in locked}
-    assert [pin for pin in pinned if pin[0] in ours and pin not in locked] == []
+    assert set(map(Requirement, trainer)) <= {Requirement(one) for one in asked if not one.startswith(("#", "-r"))}
 
 
-def test_none_of_its_packages_belongs_to_the_service(make_default):
-    wanted = make_default("trainer").wanted(service_python())
-    names = {line.partition("==")[0] for line in wanted.lines if "==" in line}
-    assert {"numpy", "pandas", "scikit-learn", "matplotlib", "tqdm", "tensorflow-cpu"} <= names
-    assert not names & {"fastapi", "sqlalchemy", "pydantic", "celery", "uv", "gradient-jobs"}
-    assert [folder.name for folder in wanted.copied] == ["gradient_trainer"]
+def test_tensorflow_and_the_trainer_are_only_where_they_are_needed(make_default):
+    small = make_default("trainer").wanted(service_python())
+    whole = make_default("trainer").wanted(service_python(), trainer=True)
+    assert {"numpy", "pandas", "scikit-learn", "matplotlib", "tqdm"} <= names_of(small) < names_of(whole)
+    assert "tensorflow-cpu" in names_of(whole) - names_of(small)
+    assert not names_of(whole) & {"fastapi", "sqlalchemy", "pydantic", "celery", "uv", "gradient-jobs"}
+    assert tuple([folder.name for folder in one.copied] for one in (small, whole)) == ([], ["gradient_trainer"])
+
+
+def test_packages_that_an_administrator_names_stand_alone(make_default):
+    environment = make_default(["tiny"])
+    assert environment.wanted(service_python()) == environment.wanted(service_python(), trainer=True)
+    assert environment.wanted(service_python()).lines == ("tiny",)
+    assert make_default([]).wanted(service_python()).commands == ()
 
 
 @pytest.mark.integration
-def test_it_is_installed_once_and_its_steps_are_reported(make_default, index):
+def test_a_job_waits_for_the_installation_that_has_begun(make_default, index):
     index.add_wheel("tiny")
     index.opened.clear()
     environment = make_default(["tiny"])
     environment.start()
     wait_until(lambda: index.requests, "the installation to begin")
-    index.opened.set()
-    failure, steps = wait(environment)
-    assert failure is None
-    assert steps[0] == ("installing", "the default packages")
+    threading.Timer(0.5, index.opened.set).start()
+    folder, steps = use(environment)
+    assert list(folder.glob("lib/*/site-packages/tiny.py"))
+    assert steps[0] == ("installing", "the default packages (another job is installing the same packages)")
     requests = len(index.requests)
-    assert wait(environment)[0] is None
-    assert wait(make_default(["tiny"])) == (None, []) or len(index.requests) == requests
+    assert use(environment) == (folder, [])
+    assert len(index.requests) == requests
 
 
 @pytest.mark.integration
-def test_a_failure_is_explained_and_retried(make_default, index, monkeypatch):
-    monkeypatch.setattr(default_environment, "_FIRST_PAUSE_SECONDS", 0.01)
+def test_a_failure_is_explained_not_repeated_at_once_and_retried(make_default, index, monkeypatch):
     environment = make_default(["tiny"])
-    assert "tiny" in wait(environment)[0]
+    with pytest.raises(UvError, match="tiny"):
+        use(environment)
+    requests = len(index.requests)
     index.add_wheel("tiny")
-    wait_until(lambda: wait(environment)[0] is None, "the retry")
+    with pytest.raises(UvError, match="tiny"):
+        use(environment)
+    assert len(index.requests) == requests, "no job waits for what has just failed"
+    later = time.monotonic() + 3600
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert use(environment)[0].is_dir()
 
 
 @pytest.mark.integration
@@ -96,17 +125,12 @@ def test_the_end_of_a_worker_ends_the_installation(make_default, index):
     index.opened.set()
 
 
-def test_without_packages_nothing_is_installed(make_default):
-    environment = make_default([])
+@pytest.mark.integration
+def test_the_environment_without_packages_is_made_first(make_default, index):
+    index.opened.clear()
+    environment = make_default(["tiny"])
     environment.start()
-    assert wait(environment) == (None, [])
-    assert environment.wanted(Path(sys.executable)).lines == ()
-
-
-def test_a_fault_of_ours_keeps_no_job_waiting(make_default, monkeypatch):
-    def fail(*_):
-        raise ModuleNotFoundError("No package metadata was found for pip")
-
-    monkeypatch.setattr(EnvironmentCache, "use", fail)
-    why, _ = wait(make_default(["tiny"]))
-    assert "No package metadata was found for pip" in why
+    wait_until(lambda: index.requests, "the installation to begin")
+    bare = default_environment.Wanted(python=service_python())
+    assert environment._cache.folder_of(bare).is_dir()
+    index.opened.set()

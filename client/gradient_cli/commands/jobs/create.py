@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from gradient_cli.api.client import Api
     from gradient_cli.workspace.archive import Archive, WorkspaceFolder
+    from gradient_cli.workspace.requirements_plan import RequirementsPlan
 
 _MEGA = 1_000_000
 
@@ -132,11 +133,16 @@ def _dry_run(
     *,
     known: bool,
 ) -> int:
+    from gradient_cli.workspace.requirements_plan import RequirementsPlan
     from gradient_cli.workspace.submission import check_file_count
 
-    plan = api.resolve_job({**spec, "workspaceSha256": archive.sha256} if known else spec)
+    spec = {**spec, "workspaceSha256": archive.sha256} if known else spec
+    plan, requirements = api.resolve_job(spec), None
     check_file_count(plan, folder)
-    return _show_plan(args, plan, _upload_plan(archive, folder, known=known), folder)
+    if folder and plan["job"].get("backend") == "process" and not plan["job"].get("image"):  # which brings its packages
+        requirements = RequirementsPlan(spec, folder.root, plan["defaultPackages"])
+        plan = api.resolve_job(spec, requirements.digest) if requirements.digest else plan
+    return _show_plan(args, plan, _upload_plan(archive, folder, known=known), folder, requirements)
 
 
 def clone(args: argparse.Namespace) -> int:
@@ -251,10 +257,14 @@ def _upload_plan(archive: Archive, folder: WorkspaceFolder | None, *, known: boo
 
 
 def _show_plan(
-    args: argparse.Namespace, plan: dict[str, Any], upload: dict[str, Any] | None, folder: WorkspaceFolder | None
+    args: argparse.Namespace,
+    plan: dict[str, Any],
+    upload: dict[str, Any] | None,
+    folder: WorkspaceFolder | None,
+    requirements: RequirementsPlan | None = None,
 ) -> int:
     if args.json:
-        print_json({**plan, "upload": upload})
+        print_json({**plan, "upload": upload, "requirements": requirements.as_json() if requirements else None})
         return OK
     from gradient_cli.follow import print_notes
 
@@ -270,6 +280,7 @@ def _show_plan(
         {
             "machineType": " · ".join(part for part in (_format_value(kind.get("name")), format_price(plan)) if part),
             **shown,
+            **(requirements.as_fields(plan) if requirements else {}),
             "upload": _describe_upload(upload),
         }
     )

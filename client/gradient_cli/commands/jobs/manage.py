@@ -207,7 +207,10 @@ def show(args: argparse.Namespace) -> int:
     return OK
 
 
-_SHOWN_LISTS = (("tags", "tags"), ("outputs", "outputs"), ("data disks", "dataDisks"))
+_SHOWN_LISTS = (
+    *(("packages", "packages"), ("extras", "extras"), ("groups", "groups")),
+    *(("tags", "tags"), ("outputs", "outputs"), ("data disks", "dataDisks")),
+)
 
 
 def _fields(job: dict[str, Any]) -> dict[str, str]:
@@ -233,7 +236,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         **_image_fields(job),
         "command": str(job.get("command") or ""),
         "working directory": str(job.get("workingDir") or ""),
-        "python": str(job.get("python") or ""),
+        **{one: str(job.get(name) or "") for one, name in (("python", "python"), ("requirements", "requirementsFile"))},
         "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
         "commit": _describe_commit(job),
         "environment": ", ".join(f"{name}={value}" for name, value in (job.get("envVars") or {}).items()),

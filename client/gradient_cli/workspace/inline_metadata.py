@@ -1,11 +1,16 @@
 """Finds the script that a command runs, and the metadata in its comments (PEP 723)."""
 
+from __future__ import annotations
+
 import re
 import shlex
-import tomllib
-from typing import Any
 
-from worker.backends.base import LaunchError
+from gradient_cli.errors import UsageError
+from gradient_cli.text import parse_toml
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from typing import Any
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?\Z")
 _FLAGS_WITHOUT_VALUE = re.compile(r"-[bBdEiIOPqsSuvx]+\Z")
@@ -18,13 +23,13 @@ _BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 _MAX_DETAIL = 600
 
 
-def invalid(where: str, problem: str) -> LaunchError:
+def invalid(where: str, problem: str) -> UsageError:
     """Return the error for requirements that cannot be used."""
     text = f"{where}: {problem}"
     if len(text) > _MAX_DETAIL:
         text = f"{text[: _MAX_DETAIL - 1]}…"
     # Names of files may have any character; PostgreSQL stores no NUL.
-    return LaunchError("requirements_invalid", "".join(one if one.isprintable() else "\ufffd" for one in text))
+    return UsageError("".join(one if one.isprintable() else "\ufffd" for one in text))
 
 
 def script_of(command: str) -> str | None:
@@ -51,7 +56,7 @@ def read_metadata(text: str, source: str) -> dict[str, Any] | None:
     """Return the metadata of a script; None if it has none.
 
     Raises:
-        LaunchError: The metadata is not valid TOML, does not end, or there are two blocks of it.
+        UsageError: The metadata is not valid TOML, does not end, or there are two blocks of it.
     """
     text = text.replace("\r\n", "\n")
     blocks = list(_BLOCK.finditer(text))
@@ -66,6 +71,6 @@ def read_metadata(text: str, source: str) -> dict[str, Any] | None:
     lines = blocks[0]["content"].splitlines()
     content = "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
     try:
-        return tomllib.loads(content)
+        return parse_toml(content)
     except (ValueError, RecursionError) as error:  # the latter for nested values
         raise invalid(source, f"its metadata (# /// script) is not valid TOML: {error}.") from error

@@ -1,0 +1,239 @@
+"""The imports of the programs of a command, found without running them, and who publishes the modules."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import sys
+from functools import cache
+from pathlib import Path
+
+from gradient_cli.text import decode
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_MAX_FILES = 500
+_MAX_BYTES = 1024**2
+_MAX_CHARACTERS = 8 * 1024**2
+"""Of all programs together: a hostile folder must not keep a worker busy."""
+_MAX_ENTRIES = 50_000
+_OURS = {"gradient_jobs", "gradient_cli", "pathspec", "pip"}
+"""Modules that every job has."""
+_RUNS_PYTHON = re.compile(
+    r"\b(python[\d.]*|pip3?|uv|ipython|jupyter|papermill|pytest|torchrun|accelerate|deepspeed|make|tensorboard)\b|\.py\b"
+)
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.\w+)*\Z")
+_LINE = re.compile(r"(?m)^\s*(?:import|from)\s+([A-Za-z_][\w.]*)")
+_CAUGHT = re.compile(r"\b(ImportError|ModuleNotFoundError|Exception)\b")
+
+
+@cache
+def _kept() -> dict[str, tuple[str, ...]]:
+    text = Path(__file__).with_name("import_names.txt").read_text(encoding="utf-8")
+    lines = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
+    return {module: tuple(names) or (module,) for module, *names in lines}
+
+
+def known_module(module: str) -> str | None:
+    """Return the listed module that an import begins with; None if there is none."""
+    parts = module.split(".")
+    names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((name for name in names if name in _kept()), None)
+
+
+def distributions_of(module: str) -> tuple[str, ...]:
+    """Return the distributions that have a module, the usual one first; none if it is not listed."""
+    known = known_module(module)
+    return () if known is None else _kept()[known]
+
+
+def remedy_for(module: str) -> str:
+    """Say how a job gets a module."""
+    names = distributions_of(module)
+    if not names:
+        return "list its package in requirements.txt, or submit with --with PACKAGE"
+    return f"list {names[0]} in requirements.txt, or submit with --with {names[0]}"
+
+
+class ProgramImports:
+    """The imports of a command's programs.
+
+    Attributes:
+        imports: The first place of each import of a module that is neither Python's nor the folder's own.
+        runs_python: Whether the command may run Python at all.
+        certain: Whether it tells which programs it runs; else these are the imports of all programs in its folder.
+    """
+
+    def __init__(self, workspace: Path, folder: Path, command: str) -> None:
+        self._workspace = workspace.resolve()
+        self._folder = folder.resolve()
+        self._seen: set[Path] = set()
+        self._waiting: list[Path] = []
+        self._found: dict[str, str] = {}
+        self._left = _MAX_CHARACTERS
+        self.runs_python = False
+        self._read_command(command)
+        self.certain = bool(self._waiting or self._found) or not self.runs_python
+        if not self.certain:
+            self._waiting += self._every_program()
+        while self._waiting and len(self._seen) < _MAX_FILES and self._left > 0:
+            file = self._waiting.pop(0)
+            if file not in self._seen:
+                self._seen.add(file)
+                self._read_program(file)
+        own = self._own_names() if self._found else set()
+        self.imports = {name: place for name, place in self._found.items() if name.partition(".")[0] not in own}
+
+    def imports_any(self, *modules: str) -> bool:
+        return any(name.partition(".")[0] in modules for name in self.imports)
+
+    def _read_command(self, command: str) -> None:
+        self.runs_python = self.runs_python or _RUNS_PYTHON.search(command) is not None
+        lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+        lexer.whitespace_split, lexer.commenters = True, ""
+        try:
+            words = list(lexer)
+        except ValueError:  # a quotation that is not closed
+            words = command.split()
+        at = self._folder
+        for number, (before, word) in enumerate(zip(["", *words], words)):
+            if before == "cd" and os.path.isdir(at / word):
+                at = at / word
+            elif before == "-c" and word != command and "||" not in words[number : number + 5]:
+                if not self._read_code(word, "the command", at):
+                    self._read_command(word)  # of another shell
+            elif before == "-m" and _MODULE.match(word):
+                self._follow(word, at, "the command")
+            elif file := self._file(at / word):
+                self._add_program(file)
+        if "<<" in command:  # a program as the input of another
+            for found in _LINE.finditer(command):
+                self._follow(found[1], at, "the command")
+
+    def _add_program(self, file: Path) -> None:
+        if file.suffix in {".py", ".ipynb"}:
+            self.runs_python = True
+            self._waiting.append(file)
+        elif file.suffix in {".sh", ".bash", ""} and file not in self._seen:
+            text = _read(file)
+            if re.match(r"#!.*python", text):
+                self.runs_python = True
+                self._waiting.append(file)
+            else:
+                self._seen.add(file)
+                self._read_command(text)
+
+    def _every_program(self) -> Iterator[Path]:
+        """Yield the programs of a folder whose command does not tell which of them it runs."""
+        for pattern in ("*.py", "*.ipynb", "*/*.py"):
+            yield from (file for file in sorted(self._folder.glob(pattern)) if self._file(file))
+
+    def _read_program(self, file: Path) -> None:
+        text = _code_of_notebook(_read(file)) if file.suffix == ".ipynb" else _read(file)
+        self._left -= len(text)
+        self._read_code(text, str(file.relative_to(self._workspace)), file.parent)
+
+    def _read_code(self, text: str, place: str, folder: Path) -> bool:
+        """Follow the imports of a program; return whether it is one."""
+        try:
+            statements = ast.parse(text).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+        for node in _certain_imports(statements):
+            where = f"{place}, line {node.lineno}"
+            if isinstance(node, ast.Import):
+                for one in node.names:
+                    self._follow(one.name, folder, where)
+            elif node.level:
+                base = folder.joinpath(*[".."] * (node.level - 1))
+                parts = node.module.split(".") if node.module else []
+                for name in node.names:
+                    self._queue(base, [*parts, name.name])
+            elif node.module:
+                self._follow(node.module, folder, where, [one.name for one in node.names])
+        return True
+
+    def _follow(self, module: str, folder: Path, where: str, names: list[str] | None = None) -> None:
+        """Queue the files of an import, or note it as one of others."""
+        parts = module.split(".")
+        if parts[0] in getattr(sys, "stdlib_module_names", ()) and parts[0] != "distutils":
+            return
+        for base in dict.fromkeys((folder, self._folder, self._workspace, self._workspace / "src")):
+            if self._queue(base, parts):
+                for name in names or ():
+                    self._queue(base, [*parts, name])
+                return
+        if parts[0] not in _OURS:
+            known = map(known_module, [module, *(f"{module}.{name}" for name in names or ())])
+            self._found.setdefault(max(filter(None, known), key=len, default=parts[0]), where)
+
+    def _queue(self, base: Path, parts: list[str]) -> bool:
+        """Queue the files that an import of the folder's own reads; return whether it is one."""
+        found = False
+        for count in range(1, len(parts) + 1):
+            path = base.joinpath(*parts[:count])
+            for file in (path.with_name(f"{path.name}.py"), path / "__init__.py", path / "__main__.py"):
+                if self._file(file):
+                    found = True
+                    self._waiting.append(file.resolve())
+            found = found or (count == len(parts) and os.path.isdir(path) and self._within(path))
+        return found
+
+    def _own_names(self) -> set[str]:
+        """Return the names of modules that are somewhere in the workspace, which a program may put on its path."""
+        names: set[str] = set()
+        for count, (inner, folders, files) in enumerate(os.walk(self._workspace)):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            names |= {name[:-3] for name in files if name.endswith(".py")}
+            if any(name.endswith(".py") for name in files):
+                names.add(os.path.basename(inner))
+            if count > _MAX_ENTRIES:
+                break
+        return names
+
+    def _file(self, path: Path) -> Path | None:
+        try:
+            return path.resolve() if os.path.isfile(path) and self._within(path) else None
+        except (OSError, RuntimeError, ValueError):
+            return None
+
+    def _within(self, path: Path) -> bool:
+        return path.resolve().is_relative_to(self._workspace)
+
+
+def _read(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            return decode(opened.read(_MAX_BYTES), "replace")
+    except OSError:
+        return ""
+
+
+def _code_of_notebook(text: str) -> str:
+    """Return the code of a notebook's cells, without IPython's own commands."""
+    try:
+        cells = json.loads(text)["cells"]
+        code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return re.sub(r"(?m)^(\s*)[%!?].*$", r"\1pass", code)
+
+
+def _certain_imports(nodes: Iterable[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports whose failure nothing catches: a program may do without the others."""
+    for node in nodes:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif isinstance(node, ast.Try) and any(
+            not one.type or _CAUGHT.search(ast.dump(one.type)) for one in node.handlers
+        ):
+            yield from _certain_imports([*node.orelse, *node.finalbody])
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            yield from _certain_imports(node.orelse)
+        elif not isinstance(node, ast.expr):
+            yield from _certain_imports(ast.iter_child_nodes(node))

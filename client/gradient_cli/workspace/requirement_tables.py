@@ -1,0 +1,102 @@
+"""Requirements in the tables of Poetry, Pipenv and conda, as lines of a requirements.txt."""
+
+from __future__ import annotations
+
+import re
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+_CARET_OR_TILDE = re.compile(r"([\^~])\s*([0-9][0-9.]*)(\S*)\Z")
+_OF_CONDA = re.compile(r"\s*-\s+(?P<quote>[\"']?)(?P<value>.*?)(?P=quote)\s*(\s#.*)?\Z")
+_INLINE = re.compile(r"(?m)^dependencies:\s*\[(.*)\]\s*$")
+
+
+def lines_of(table: dict[str, Any], extras: tuple[str, ...] = (), offered: dict[str, Any] | None = None) -> list[str]:
+    """Return the lines of a table of packages, as Poetry and Pipenv write it.
+
+    Args:
+        offered: Names of optional packages by extra; None: nothing is optional.
+    """
+    chosen = {str(name) for extra in extras for name in (offered or {}).get(extra) or ()}
+    lines = []
+    for name, wanted in table.items():
+        for one in wanted if isinstance(wanted, list) else [wanted]:
+            optional = isinstance(one, dict) and one.get("optional") and offered is not None
+            if name != "python" and (not optional or name in chosen):
+                lines.append(_line(name, one))
+    return lines
+
+
+def python_of(table: dict[str, Any]) -> str | None:
+    """Return the versions of Python that Poetry's table asks for, as a version specifier."""
+    wanted = table.get("python")
+    return _specifier(wanted) or None if isinstance(wanted, str) else None
+
+
+def _line(name: str, wanted: object) -> str:
+    if not isinstance(wanted, dict):
+        return f"{name}{_specifier(str(wanted))}"
+    full = f"{name}[{','.join(map(str, wanted['extras']))}]" if wanted.get("extras") else name
+    markers = [str(wanted["markers"])] if wanted.get("markers") else []
+    if isinstance(wanted.get("python"), str):
+        parts = re.findall(r"([<>=!~]+)\s*([0-9.*]+)", _specifier(wanted["python"]))
+        markers += [f"python_full_version {sign} '{version}'" for sign, version in parts]
+    if isinstance(wanted.get("platform"), str):
+        markers.append(f"sys_platform == '{wanted['platform']}'")
+    text = full + _source(wanted)
+    return f"{text} ; {' and '.join(f'({one})' for one in markers)}" if markers else text
+
+
+def _source(wanted: dict[str, Any]) -> str:
+    if "git" in wanted:
+        ref = next((f"@{wanted[one]}" for one in ("rev", "tag", "branch", "ref") if one in wanted), "")
+        below = f"#subdirectory={wanted['subdirectory']}" if "subdirectory" in wanted else ""
+        return f" @ git+{wanted['git']}{ref}{below}"
+    place = next((str(wanted[one]) for one in ("path", "file", "url") if one in wanted), None)
+    return _specifier(str(wanted.get("version", "*"))) if place is None else f" @ {place}"
+
+
+def _specifier(wanted: str) -> str:
+    """Return Poetry's constraint as pip writes it: `^1.2` as `>=1.2,<2`. Of alternatives (`||`) the last counts."""
+    return ",".join(filter(None, map(_part, wanted.rpartition("||")[2].split(","))))
+
+
+def _part(one: str) -> str:
+    one = re.sub(r"([<>=!~^])\s+", r"\1", one.strip())
+    found = None if one.startswith("~=") else _CARET_OR_TILDE.match(one)
+    if found is None:
+        return "" if one == "*" else one if one[:1] in "<>=!~" else f"=={one}"
+    numbers = [int(number) for number in found[2].strip(".").split(".")]
+    kept = next((at for at, number in enumerate(numbers) if number), len(numbers) - 1)
+    at = kept if found[1] == "^" else min(1, len(numbers) - 1)
+    return f">={found[2]}{found[3]},<{'.'.join(map(str, [*numbers[:at], numbers[at] + 1]))}"
+
+
+def split_conda(text: str) -> tuple[list[str], list[str]]:
+    """Return the lines of the pip part of an environment.yml, and its other dependencies."""
+    if inline := _INLINE.search(text):
+        return [], [one.strip(" \"'") for one in inline[1].split(",") if one.strip()]
+    of_pip: list[str] = []
+    others: list[str] = []
+    indent = None  # of the word `pip:`
+    for depth, value in _items(text):
+        if indent is not None and depth > indent:
+            of_pip.append(value)
+            continue
+        indent = depth if value == "pip:" else None
+        if indent is None:
+            others.append(value)
+    return of_pip, others
+
+
+def _items(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the items of the list of dependencies with their indentation."""
+    inside = False
+    for line in text.splitlines():
+        if re.match(r"[A-Za-z]", line):
+            inside = line.startswith("dependencies:")
+        elif inside and (item := _OF_CONDA.match(line)) and item["value"]:
+            yield len(line) - len(line.lstrip()), item["value"]

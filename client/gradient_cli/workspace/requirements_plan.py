@@ -1,0 +1,64 @@
+"""The requirements of a folder, as a dry run shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gradient_cli.workspace.imports import ProgramImports, remedy_for
+from gradient_cli.workspace.requirements import RequirementOptions, find_declared
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from typing import Any
+
+_SHOWN = 20
+
+
+class RequirementsPlan:
+    """The requirements of a job that is submitted with a folder.
+
+    Args:
+        offered: Distributions of the server's default packages.
+
+    Attributes:
+        digest: Digest of what is declared; None: nothing, or it is installed for each job.
+
+    Raises:
+        UsageError: They cannot be used.
+    """
+
+    def __init__(self, spec: dict[str, Any], root: str, offered: list[str]) -> None:
+        packages, extras, groups = (tuple(spec.get(name) or ()) for name in ("packages", "extras", "groups"))
+        requested = RequirementOptions(packages, spec.get("requirementsFile"), extras, groups, tuple(offered))
+        folder, command = Path(root, spec.get("workingDir") or "."), str(spec["command"])
+        self._declared = find_declared(Path(root), folder, command, requested)
+        programs = ProgramImports(Path(root), folder, command)
+        self._undeclared = {
+            name: place for name, place in programs.imports.items() if programs.certain and self._lacks(name)
+        }
+        self.digest = None if self._declared is None or self._declared.local else self._declared.digest
+
+    def _lacks(self, module: str) -> bool:
+        return self._declared is not None and not self._declared.names_module(module)
+
+    def as_json(self) -> dict[str, Any]:
+        declared = self._declared
+        found = (
+            {"source": declared.source, "lines": list(declared.lines), "python": declared.python} if declared else {}
+        )
+        return {**found, "undeclared": self._undeclared}
+
+    def as_fields(self, plan: dict[str, Any]) -> dict[str, str]:
+        """Return what people read of it, with the server's answer, by the names of the lines."""
+        declared, sources = self._declared, ", ".join(plan.get("packageSources") or [])
+        if declared is None:
+            return {"requirements": "none declared: the default packages of the server, as far as a program needs them"}
+        more = f" and {len(declared.lines) - _SHOWN} more" if len(declared.lines) > _SHOWN else ""
+        state = {True: "installed already", False: f"to be installed, from {sources}", None: f"from {sources}"}
+        stored = plan.get("requirementsInstalled")
+        where = f"installed for each job, from {sources}" if declared.local else state[stored]
+        return {
+            "requirements": f"{declared.source}: {', '.join(declared.lines[:_SHOWN])}{more}",
+            "installation": where,
+            "not declared": "; ".join(f"{name} ({at}): {remedy_for(name)}" for name, at in self._undeclared.items()),
+        }
