@@ -95,6 +95,9 @@ def judge(run: RunFigures, peaks: Peaks | None) -> Bottleneck:
     parts = _parts(run)
     device = _judge_device(run, peaks)
     figures = [Figure(f"{kind}_share", share, f"{share:.0%} {_PARTS[kind]}") for kind, share in parts.items()]
+    if run.input_wait_share_error is not None:
+        text = f"waiting for input known to {run.input_wait_share_error:.0%} either way"
+        figures.append(Figure("input_wait_share_error", run.input_wait_share_error, text))
     figures += _device_figures(run, peaks)
     missing = _missing(run, peaks)
     rest = 1 - sum(parts.values())

@@ -22,6 +22,7 @@ class RunFigures:
 
     Attributes:
         input_wait_share: Share of a step's time in which it waits for input, 0..1.
+        input_wait_share_error: Half the width of its 95 % interval.
         communication_share: Share of a step's time in which replicas exchange gradients, 0..1.
         bytes_per_step: Bytes moved to and from the device's memory, over all replicas.
         compute_bits: Bits of the numbers that it multiplies: 32, or 16 in mixed precision.
@@ -35,6 +36,7 @@ class RunFigures:
     seconds: float = 0.0
     steps_per_second: float | None = None
     input_wait_share: float | None = None
+    input_wait_share_error: float | None = None
     communication_share: float | None = None
     startup_seconds: float | None = None
     compile_seconds: float | None = None
@@ -59,7 +61,9 @@ class RunFigures:
         return min(self.seconds, (self.startup_seconds or 0.0) + (self.compile_seconds or 0.0))
 
 
-_SHARES = frozenset({"input_wait_share", "communication_share", "peak_flops_share", "peak_bandwidth_share"})
+_SHARES = frozenset(
+    {"input_wait_share", "input_wait_share_error", "communication_share", "peak_flops_share", "peak_bandwidth_share"}
+)
 _MAY_BE_ZERO = _SHARES | {"startup_seconds", "compile_seconds", "weight_decay"}
 _MEASURED = frozenset(
     {

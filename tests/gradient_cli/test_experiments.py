@@ -1,13 +1,11 @@
 """`experiments list`, `show` and `run`; tests/e2e/training/test_experiments.py runs them on a real service."""
 
 import json
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
 from gradient_cli.experiments import recipe as recipes
-from gradient_cli.experiments.chart import draw
 from gradient_trainer.cli import build_parser
 from gradient_trainer.options import TrainOptions
 
@@ -58,7 +56,6 @@ def test_real_machines_are_compared_with_the_published_ratio(cli, server):
     assert "| Tesla V100 | about 50 | 3.06 $/h |" in markdown
     assert "simulated" not in markdown
     assert "Scale: scaled down: 12 steps of 16 images of CIFAR-10" in markdown
-    ET.fromstring((cli.folder / "out" / "loss.svg").read_text())  # noqa: S314 - our own
 
 
 def test_a_server_that_restarts_meanwhile_does_not_cost_the_report(cli, server, protocol):
@@ -167,11 +164,3 @@ def test_every_command_is_one_that_its_program_accepts(name, full):
             chosen = vars(build_parser().parse_args(flags))
             del chosen["list"], chosen["find_learning_rate"]
             TrainOptions(**chosen)
-
-
-def test_a_chart_has_a_line_for_each_series_with_two_points():
-    svg = draw("a < b", {"one": [(0, 1.0), (10, 2.0)], "two": [(0, 1.0)], "<three>": [(0, 5.0), (5, 5.0)]})
-    root = ET.fromstring(svg)  # noqa: S314 - our own
-    lines = [each for each in root.iter() if each.tag.endswith("polyline")]
-    assert len(lines) == 4, "each line, and its mark in the legend"
-    assert draw("empty", {"two": [(0, 1.0)]}) is None

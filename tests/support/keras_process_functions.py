@@ -1,7 +1,9 @@
 """Functions that tests call in a process with Keras (`call_with_keras`); each returns plain values."""
 
 import importlib
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,6 +73,46 @@ def train_on_replicas(replicas: int, recipe: Recipe, steps_per_execution: int = 
     learner.fit(pipeline.training_batches(examples, batches, 0, 3, ()), hooks)
     loss, accuracy = learner.evaluate(pipeline.evaluation_batches(examples, np.arange(7), 4))
     return learner.model.get_weights()[0].ravel().tolist(), loss, accuracy
+
+
+def input_wait(input_seconds: float, step_seconds: float, pace: float | None) -> dict[str, float | None]:
+    """Measure the wait of a training whose input and whose steps last so long, and compute nothing meanwhile."""
+    keras, tf = importlib.import_module("keras"), importlib.import_module("tensorflow")
+    module = importlib.import_module("gradient_trainer.training.input_wait")
+    learner_module = importlib.import_module("gradient_trainer.training.learner")
+    devices_module = importlib.import_module("gradient_trainer.training.devices")
+    pipeline = importlib.import_module("gradient_trainer.training.pipeline")
+
+    def pause(seconds: float) -> Any:
+        def wait() -> Any:
+            time.sleep(seconds)
+            return np.int64(0)
+
+        return tf.control_dependencies([tf.numpy_function(wait, [], tf.int64, stateful=True)])
+
+    class SlowLayer(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            with pause(step_seconds):
+                return tf.identity(inputs)
+
+    class SlowExamples(pipeline.Examples):
+        def read(self, numbers: Any) -> Any:
+            with pause(input_seconds * pipeline._PARALLEL["num_parallel_calls"]):
+                return super().read(tf.identity(numbers))
+
+    def build() -> Any:
+        images = keras.Input((2, 2, 1))
+        return keras.Model(images, keras.layers.Dense(3)(keras.layers.Flatten()(SlowLayer()(images))))
+
+    learner = learner_module.Learner(build, devices_module.Devices("test", replicas=1, strategy=None))
+    learner.compile(Recipe(optimizer="sgd"), 0.1)
+    images, labels = np.zeros((64, 2, 2, 1), np.uint8), np.zeros(64, np.int32)
+    batches = importlib.import_module("gradient_trainer.training.batches").Batches(np.arange(64), 4, 1)
+    measured = SimpleNamespace(spread=lambda _: pace and {"median": pace})
+    found: dict[str, float | None] = module.measure_input_wait(
+        learner, SlowExamples(images, labels, remote=False), batches, measured, 1, (), 100.0
+    )
+    return found
 
 
 def upload_with_outage(folder: Path, bucket: Path, upload: str, repeated_seconds: float) -> str:

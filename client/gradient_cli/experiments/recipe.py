@@ -64,7 +64,6 @@ class Recipe:
     container: str
     command: str
     metric: str | None
-    curves: list[str]
     scaled: str
     full: str
     members: list[Member]
@@ -131,7 +130,6 @@ def load(name: str) -> Recipe:
         container=read["container"],
         command=read["command"],
         metric=read.get("metric"),
-        curves=read.get("curves", []),
         scaled=read["scaled"],
         full=read["full"],
         members=[Member(**each) for each in read["members"]],

@@ -33,7 +33,8 @@ class Run:
     """A job of the repetition.
 
     Attributes:
-        steps_per_second: Median over the intervals between its reports, or None.
+        steps_per_second: Median over the intervals between its reports; None: no comparison measured it, and what it
+            reported itself counts.
         series: Its metrics by name: steps and values.
     """
 
@@ -50,7 +51,7 @@ class Run:
 
     def figure(self, name: str) -> float | None:
         """Return a figure: the pace, a field of the job, its peak memory, or the last value of a metric."""
-        if name == "steps_per_second":
+        if name == "steps_per_second" and self.steps_per_second is not None:
             return self.steps_per_second
         if name in _OWN:
             return self.job.get(_OWN[name])

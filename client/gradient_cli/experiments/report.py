@@ -1,14 +1,12 @@
-"""Report of a repetition: published figures beside the measured ones, as Markdown, HTML, charts and JSON."""
+"""Report of a repetition: published figures beside the measured ones, as Markdown and JSON."""
 
 from __future__ import annotations
 
 import json
 import os
 from dataclasses import dataclass
-from html import escape
 
 from gradient_cli import terminal
-from gradient_cli.experiments.chart import draw
 from gradient_cli.formatting import format_duration, format_money, format_size
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -36,12 +34,6 @@ SIMULATED = (
     "The server's own CPU stood in for these machine types. Their figures say nothing about the machines they are "
     "named for, and are not compared from one machine type to another."
 )
-_STYLE = """
-:root { color-scheme: light dark } body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
-padding: 0 1rem } table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td { text-align: left;
-padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #8884 } .table { overflow-x: auto } svg { max-width: 100% }
-p { overflow-wrap: anywhere }
-"""
 
 
 @dataclass
@@ -53,18 +45,11 @@ class Table:
 
 
 @dataclass
-class Chart:
-    name: str
-    title: str
-    svg: str
-
-
-@dataclass
 class Section:
-    """A part of a report: paragraphs, then tables, then charts."""
+    """A part of a report: paragraphs, then tables."""
 
     heading: str
-    parts: Sequence[str | Table | Chart]
+    parts: Sequence[str | Table]
 
 
 def build(recipe: Recipe, cells: Sequence[Cell], scale: str, links: Sequence[str]) -> list[Section]:
@@ -94,8 +79,6 @@ def build(recipe: Recipe, cells: Sequence[Cell], scale: str, links: Sequence[str
     if recipe.rows or recipe.notes:
         table = [Table(recipe.columns, recipe.rows)] if recipe.rows else []
         sections.append(Section("Published figures", [*table, *recipe.notes]))
-    if charts := _charts(recipe, cells):
-        sections.append(Section("Curves", ["Each line is the first job of a member and machine type.", *charts]))
     members = Table(
         ("member", "stands for", "command"),
         [(cell.member.name, cell.member.description, cell.runs[0].job["command"]) for cell in _first_cells(cells)],
@@ -167,35 +150,15 @@ def evaluate(ratio: Ratio, cells: Sequence[Cell]) -> dict[str, float]:
     return found
 
 
-def _charts(recipe: Recipe, cells: Sequence[Cell]) -> list[Chart]:
-    charts = []
-    for name in recipe.curves:
-        for simulated in (False, True):
-            lines = {
-                f"{cell.member.name} on {cell.machine_type}": [
-                    (step, value) for step, value in cell.runs[0].series.get(name, ()) if step is not None
-                ]
-                for cell in cells
-                if cell.simulated is simulated
-            }
-            title = f"{name}, simulated machines" if simulated else name
-            if svg := draw(title, lines):
-                charts.append(Chart(f"{name}{'-simulated' * simulated}.svg", title, svg))
-    return charts
-
-
 def write(folder: str, sections: Sequence[Section], figures: Mapping[str, Any]) -> str:
-    """Write `report.md`, `report.html`, the charts and `figures.json` into a folder; return the path of the HTML."""
+    """Write `report.md` and `figures.json` into a folder; return the path of the report."""
     os.makedirs(folder, exist_ok=True)
-    charts = [part for section in sections for part in section.parts if isinstance(part, Chart)]
-    files = {chart.name: chart.svg for chart in charts}
-    files["report.md"] = _markdown(sections)
-    files["figures.json"] = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
-    files["report.html"] = _html(sections)
+    path = os.path.join(folder, "report.md")
+    files = {path: _markdown(sections), os.path.join(folder, "figures.json"): json.dumps(figures, indent=2) + "\n"}
     for name, text in files.items():
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+        with open(name, "w", encoding="utf-8") as file:
             file.write(text)
-    return os.path.join(folder, "report.html")
+    return path
 
 
 def as_json(recipe: Recipe, cells: Sequence[Cell], scale: str) -> dict[str, Any]:
@@ -231,8 +194,6 @@ def _markdown(sections: Sequence[Section]) -> str:
             if isinstance(part, Table):
                 lines += [_markdown_row(part.heads), "|" + " --- |" * len(part.heads)]
                 lines += [*map(_markdown_row, part.rows), ""]
-            elif isinstance(part, Chart):
-                lines += [f"![{part.title}]({part.name})", ""]
             else:
                 lines += [terminal.sanitize(part), ""]
     return "\n".join(lines)
@@ -241,24 +202,3 @@ def _markdown(sections: Sequence[Section]) -> str:
 def _markdown_row(cells: Sequence[str]) -> str:
     shown = [terminal.sanitize(cell).replace("\\", "\\\\").replace("|", "\\|") for cell in cells]
     return f"| {' | '.join(shown)} |"
-
-
-def _html(sections: Sequence[Section]) -> str:
-    parts: list[str] = []
-    for number, section in enumerate(sections):
-        parts.append(f"<h{1 + bool(number)}>{escape(section.heading)}</h{1 + bool(number)}>")
-        for part in section.parts:
-            if isinstance(part, Table):
-                heads = "".join(f"<th>{escape(head)}</th>" for head in part.heads)
-                rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in part.rows)
-                parts.append(f'<div class="table"><table><tr>{heads}</tr>{rows}</table></div>')
-            elif isinstance(part, Chart):
-                parts.append(part.svg)
-            else:
-                parts.append(f"<p>{escape(part)}</p>")
-    title = escape(sections[0].heading)
-    return (
-        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n" + "\n".join(parts) + "\n</html>\n"
-    )

@@ -10,7 +10,7 @@ from .errors import OptionsError
 
 OPTIMIZERS = ("adam", "sgd", "nesterov")
 SCHEDULES = ("constant", "cosine", "linear", "one-cycle", "piecewise")
-AUGMENTATIONS = ("crop", "flip", "cutout")
+AUGMENTATIONS = ("crop", "crop-zeros", "flip", "cutout")
 NO_AUGMENTATION = "none"
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(e|%|)")
 
@@ -56,7 +56,7 @@ RECIPES = {
         warm_up="0",
         milestones="32000,48000",
         weight_decay=0.0001,
-        augment="crop,flip",
+        augment="crop-zeros,flip",
         length="64000",
     ),
     # Page 2018, "How to Train Your ResNet", parts 3 and 4: batch 512, 24 epochs, rate 0 -> 0.4 in 5 epochs -> 0.

@@ -93,9 +93,6 @@ def check_report(service, folder, figures, *, compared=True):
     assert "scaled down: " in markdown
     assert "say nothing about the machines" in markdown
     assert "\n## Measured\n" not in markdown, "all machines of this test are simulated"
-    html = (folder / "report" / "report.html").read_text()
-    assert "<script" not in html
-    assert "src=" not in html
     return jobs, markdown
 
 
@@ -119,8 +116,6 @@ def test_the_cached_input_is_measured_beside_the_starved_one(service, tmp_path):
     faster = cached["median"]["steps_per_second"] / starved["median"]["steps_per_second"]
     assert figures["statements"][0]["measured"] == {"CPU, simulated": pytest.approx(faster)}
     assert f"| 3.75 x | {faster:.3g} x (CPU, simulated) |" in markdown
-    assert "![steps_per_second, simulated machines](steps_per_second-simulated.svg)" in markdown
-    assert (tmp_path / "report" / "steps_per_second-simulated.svg").read_text().count("<polyline") == 4
 
 
 @pytest.mark.slow
@@ -149,7 +144,7 @@ def test_hyper_parameters_that_were_carried_over_are_shown(service, tmp_path):
     data = [] if (REAL / "mnist.npz").is_file() else ["--data", "mnist=digits"]
     figures = run_experiment(service, tmp_path, "gpu-vs-tpu", "--machineType", "CPU", *data, *cifar10())
     jobs, markdown = check_report(service, tmp_path, figures)
-    assert jobs == 4
+    assert jobs == 6
     medians = {cell["member"]: cell["median"] for cell in figures["measured"]}
     gained = medians["davidnet-decay"]["test_accuracy"] - medians["davidnet-tpu"]["test_accuracy"]
     assert figures["statements"][2]["measured"] == {"CPU, simulated": pytest.approx(gained)}

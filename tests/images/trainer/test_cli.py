@@ -76,7 +76,7 @@ def test_a_missing_data_set_names_every_place_looked(tmp_path, monkeypatch, caps
             "--warm-up must be steps (500), epochs (5e) or a share of the training (10%); it is 'soon'",
         ),
         (["--schedule", "piecewise", "--milestones", "1,x"], "--milestones must be steps"),
-        (["--augment", "crop,blur"], "--augment must be none, or any of crop,flip,cutout; it is crop,blur"),
+        (["--augment", "crop,blur"], "--augment must be none, or any of crop,crop-zeros,flip,cutout; it is crop,blur"),
         (["--precision", "half"], "--precision must be one of float32, mixed_float16,"),
         (["--epochs", "1", "--steps", "1"], "choose one"),
         (["--decode", "always", "--data", "digits"], "--decode always needs image files as --data; digits has none"),

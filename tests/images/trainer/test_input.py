@@ -181,7 +181,12 @@ def test_augmentations_change_images_by_seed_and_step_alone():
     assert (same == call_with_keras(augmented, ["crop", "flip", "cutout"], images, 1, 5)).all()
     assert (same != other).any()
     cut = call_with_keras(augmented, ["cutout"], images, 1, 5)
-    assert [int((image == 0).all(axis=-1).sum()) for image in cut] == [64] * 6, "8 x 8 pixels are black"
+    mean = np.round(images.mean(axis=(0, 1, 2))).astype(np.uint8)
+    assert [int((image == mean).all(axis=-1).sum()) for image in cut] == [64] * 6, "8 x 8 pixels are the mean"
+    padded = call_with_keras(augmented, ["crop-zeros"], images, 1, 5)
+    assert (padded == mean).all(axis=-1).any()
+    assert (padded == 0).sum() == 0
+    assert all((image != mean).any(axis=-1).sum() >= 28 * 28 - 8 for image in padded), "4 pixels on two sides at most"
     flipped = call_with_keras(augmented, ["flip"], images, 1, 5)
     kinds = {"same" if (new == old).all() else "flipped" for new, old in zip(flipped, images, strict=True)}
     assert kinds == {"same", "flipped"}

@@ -3,16 +3,27 @@
 import math
 import time
 from collections.abc import Sequence
+from itertools import count
+from statistics import fmean, stdev
+
+import tensorflow as tf
 
 from gradient_trainer.measurement.pace import Pace
 
 from .batches import Batches
 from .callbacks import Hooks, Logs
 from .learner import LOSS, Learner
-from .pipeline import Examples, repeat_first, training_batches
+from .pipeline import BUFFERED, Examples, repeat_first, training_batches
 
-_SECONDS = 3.0
-_MIN_STEPS, _MAX_STEPS = 2, 50
+_ROUNDS, _FEWEST_ROUNDS = 6, 4
+_STUDENT = {4: 3.18, 5: 2.78, 6: 2.57}
+"""Quantile of Student's distribution for a 95 % interval of the mean of so many rounds."""
+_STEPS = 10
+"""Steps of each kind that a round measures, at the fewest."""
+_SECONDS, _MOST_SECONDS, _SHARE = 10.0, 60.0, 0.05
+"""Most time to measure for: that share of the training's, within these bounds."""
+_MOST_ERROR = 0.15
+"""Half width of the interval above which the share says nothing."""
 
 
 def measure_input_wait(
@@ -22,30 +33,53 @@ def measure_input_wait(
     pace: Pace,
     steps_per_execution: int,
     augmentations: Sequence[str],
+    trained_seconds: float,
 ) -> dict[str, float | None]:
-    """Train on one batch that is prepared beforehand, and compare the pace with that of the training.
+    """Compare the pace on batches as they arrive with that on one that is prepared beforehand, in turns.
 
-    It changes the model. Timing each wait would not do: an accelerator works on while the host waits.
+    Other programs slow both kinds alike, and the spread between the turns tells how sure the share is. It changes the
+    model. Timing each wait would not do: an accelerator works on while the host waits.
 
     Returns:
-        `steps_per_second_without_input` and `wait_share`, 0..1; None if the training was too short to have a pace.
+        `steps_per_second_without_input`; `wait_share`, 0..1, and `wait_share_error`, half the width of its 95 %
+        interval. None if there is no time for enough steps, or the interval is too wide.
     """
     measured = pace.spread(1)
-    if measured is None:
-        return {"steps_per_second_without_input": None, "wait_share": None}
-    steps = min(_MAX_STEPS, max(_MIN_STEPS, int(_SECONDS * measured["median"])))
-    executions = 1 + math.ceil(steps / steps_per_execution)
+    idle = 1 + math.ceil(BUFFERED / steps_per_execution)  # what is prepared when a turn begins, and its start
+    steps = steps_per_execution * math.ceil(_STEPS / steps_per_execution)
+    each_round = 2 * (steps + idle * steps_per_execution)
+    limit = min(_MOST_SECONDS, max(_SECONDS, _SHARE * trained_seconds))
+    rounds = min(_ROUNDS, int(limit * measured["median"] / each_round)) if measured else 0
+    if rounds < _FEWEST_ROUNDS:
+        return dict.fromkeys(("steps_per_second_without_input", "wait_share", "wait_share_error"))
+    first = count(0, steps + idle * steps_per_execution)
+
+    def seconds(*, prepared: bool) -> float:
+        begin = next(first)
+        last = begin + steps + idle * steps_per_execution
+        live = training_batches(examples, batches, begin, begin + 1 if prepared else last, augmentations)
+        source = repeat_first(live, last - begin) if prepared else live
+        return _time_steps(learner, source, idle * steps_per_execution, last - begin)
+
+    pairs = [(seconds(prepared=False), seconds(prepared=True)) for _ in range(rounds)]
+    shares = [1 - prepared / live for live, prepared in pairs]
+    error = _STUDENT[rounds] * stdev(shares) / math.sqrt(rounds)
+    known = error <= _MOST_ERROR
+    return {
+        "steps_per_second_without_input": steps / fmean(prepared for _, prepared in pairs),
+        "wait_share": min(1.0, max(0.0, fmean(shares))) if known else None,
+        "wait_share_error": error if known else None,
+    }
+
+
+def _time_steps(learner: Learner, source: tf.data.Dataset, begin: int, end: int) -> float:
+    """Train on a source, and return the seconds from one of its steps to another."""
     times: list[float] = []
 
     def after_steps(done: int, logs: Logs) -> None:
-        if done in (steps_per_execution, executions * steps_per_execution):
+        if done in (begin, end):
             float(logs[LOSS])  # waits for the device
             times.append(time.perf_counter())
 
-    first = training_batches(examples, batches, 0, 1, augmentations)
-    learner.fit(repeat_first(first, executions * steps_per_execution), Hooks(learner.model, after_steps, lambda: None))
-    without = (executions - 1) * steps_per_execution / (times[1] - times[0])
-    return {
-        "steps_per_second_without_input": without,
-        "wait_share": max(0.0, 1 - measured["median"] / without),
-    }
+    learner.fit(source, Hooks(learner.model, after_steps, lambda: None))
+    return times[1] - times[0]

@@ -79,6 +79,8 @@ _PARALLEL: dict[str, Any] = {"num_parallel_calls": min(16, os.cpu_count() or 1),
 _ALIGNMENT = 64
 _PREFETCHED = 4
 """Batches prepared in advance."""
+BUFFERED = _PREFETCHED + 2 * _PARALLEL["num_parallel_calls"]
+"""Most batches that are prepared or in work at once."""
 
 
 def _dataset(arrays: tuple[npt.NDArray[Any], ...]) -> tf.data.Dataset:

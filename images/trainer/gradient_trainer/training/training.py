@@ -330,7 +330,13 @@ class Training:
         # Before the measurements below, which need memory, too.
         memory = {"host_bytes": peak_host_memory(), "device_bytes": self._devices.peak_memory()}
         waiting = measure_input_wait(
-            self._learner, self._examples, self._batches, pace, self._steps_per_execution, recipe.augmentations
+            self._learner,
+            self._examples,
+            self._batches,
+            pace,
+            self._steps_per_execution,
+            recipe.augmentations,
+            trained_seconds,
         )
         batch = next(iter(training_batches(self._examples, self._batches, 0, 1, ())))
         cost = measure_cost(self._learner.model, tuple(part.numpy() for part in batch), recipe.batch_size)
@@ -382,6 +388,7 @@ class Training:
             "peak_host_bytes": summary["memory"]["host_bytes"],
             "peak_device_bytes": summary["memory"]["device_bytes"],
             "input_wait_share": summary["input"]["wait_share"],
+            "input_wait_share_error": summary["input"]["wait_share_error"],
             "flops_per_step": cost.get("flops"),
             "bytes_per_step": cost.get("bytes"),
             "peak_flops_share": summary["share_of_peak"]["flops"],

@@ -1,0 +1,38 @@
+"""The share of waiting for input: right beside programs that use the machine, too, or not measured."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support.keras_process_functions import input_wait
+from support.trainer_process import call_with_keras
+
+NOT_MEASURED = {"steps_per_second_without_input": None, "wait_share": None, "wait_share_error": None}
+
+
+@pytest.fixture(params=[0, 2], ids=["quiet", "busy"])
+def neighbours(request):
+    """Twice as many busy processes as CPUs, or none."""
+    command = [sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(command) for _ in range(request.param * len(os.sched_getaffinity(0)))]
+    yield
+    for each in running:
+        each.kill()
+        each.wait()
+
+
+@pytest.mark.parametrize(
+    ("input_seconds", "step_seconds", "share"), [(0.06, 0.03, 0.5), (0.05, 0.005, 0.9), (0.005, 0.03, 0)]
+)
+@pytest.mark.usefixtures("neighbours")
+def test_the_share_is_that_of_known_times(input_seconds, step_seconds, share):
+    found = call_with_keras(input_wait, input_seconds, step_seconds, 1 / max(input_seconds, step_seconds))
+    assert found["wait_share"] is not None
+    assert abs(found["wait_share"] - share) <= 0.1 + found["wait_share_error"]
+    assert found["wait_share_error"] <= 0.15
+
+
+def test_few_or_slow_steps_are_not_measured():
+    assert call_with_keras(input_wait, 0.01, 4.0, 0.25) == NOT_MEASURED, "there is no time for it"
+    assert call_with_keras(input_wait, 0.01, 0.01, None) == NOT_MEASURED, "the training has no pace"
