@@ -121,7 +121,7 @@ def test_options_come_from_the_project_file_as_in_the_client(client, folder):
 
 
 def test_a_job_without_a_machine_type_gets_the_servers_default(client):
-    assert client.jobs.create(command="true", workspace="none").machine_type == "CPU"
+    assert client.jobs.create(command="true", workspace="none").machine_type == "host"
 
 
 @pytest.mark.parametrize(
