@@ -262,7 +262,9 @@ def test_the_summary_has_settings_and_measurements(train_small, tmp_path):
     assert 0 < pace["p25"] <= pace["median"] <= pace["p75"]
     assert summary["examples_per_second"]["median"] == pytest.approx(32 * pace["median"])
     assert 0 < summary["seconds"]["first_step"] <= summary["seconds"]["warm_up"] < summary["seconds"]["training"]
-    assert 0 <= summary["input"]["wait_share"] < 1
+    share, error = summary["input"]["wait_share"], summary["input"]["wait_share_error"]
+    assert (share is None) == (error is None), "not measured, or with its uncertainty"
+    assert 0 <= (share or 0) < 1
     assert summary["memory"] == {"host_bytes": summary["memory"]["host_bytes"], "device_bytes": None}
     assert summary["memory"]["host_bytes"] > 100e6
     # Two dense layers, 64 weights a digit and 640 of the logits: 3 passes, 2 operations, 32 examples.
@@ -273,7 +275,7 @@ def test_the_summary_has_settings_and_measurements(train_small, tmp_path):
     assert summary["target"]["seconds"] > 0
     assert summary["accuracy"]["test_accuracy"] == ended.result["test_accuracy"]
     rows = [json.loads(line) for line in metrics_file.read_text().splitlines()]
-    assert {"input_wait_share", "peak_host_bytes", "flops_per_step", "compile_seconds"} <= rows[-2].keys()
+    assert {"peak_host_bytes", "flops_per_step", "compile_seconds"} <= rows[-2].keys()
     assert rows[-2]["bytes_per_step"] == summary["step_cost"]["bytes"]
     assert rows[-2]["startup_seconds"] == summary["seconds"]["before_training"]
     names = ("replicas", "batch_size", "weight_decay", "compute_bits")

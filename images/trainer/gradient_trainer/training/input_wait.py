@@ -15,12 +15,12 @@ from .callbacks import Hooks, Logs
 from .learner import LOSS, Learner
 from .pipeline import BUFFERED, Examples, repeat_first, training_batches
 
-_ROUNDS, _FEWEST_ROUNDS = 6, 4
-_STUDENT = {4: 3.18, 5: 2.78, 6: 2.57}
+_ROUNDS, _FEWEST_ROUNDS = 8, 4
+_STUDENT = {4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
 """Quantile of Student's distribution for a 95 % interval of the mean of so many rounds."""
 _STEPS = 10
 """Steps of each kind that a round measures, at the fewest."""
-_SECONDS, _MOST_SECONDS, _SHARE = 10.0, 60.0, 0.05
+_SECONDS, _MOST_SECONDS, _SHARE = 15.0, 60.0, 0.05
 """Most time to measure for: that share of the training's, within these bounds."""
 _MOST_ERROR = 0.15
 """Half width of the interval above which the share says nothing."""
