@@ -61,9 +61,13 @@ def measure_input_wait(
         source = repeat_first(live, last - begin) if prepared else live
         return _time_steps(learner, source, idle * steps_per_execution, last - begin)
 
-    pairs = [(seconds(prepared=False), seconds(prepared=True)) for _ in range(rounds)]
+    return _judge([(seconds(prepared=False), seconds(prepared=True)) for _ in range(rounds)], steps)
+
+
+def _judge(pairs: Sequence[tuple[float, float]], steps: int) -> dict[str, float | None]:
+    """Return the figures from the seconds of each turn, live and prepared."""
     shares = [1 - prepared / live for live, prepared in pairs]
-    error = _STUDENT[rounds] * stdev(shares) / math.sqrt(rounds)
+    error = _STUDENT[len(pairs)] * stdev(shares) / math.sqrt(len(pairs))
     known = error <= _MOST_ERROR
     return {
         "steps_per_second_without_input": steps / fmean(prepared for _, prepared in pairs),

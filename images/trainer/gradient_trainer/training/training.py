@@ -329,15 +329,8 @@ class Training:
         trained_seconds = time.perf_counter() - self._training_began
         # Before the measurements below, which need memory, too.
         memory = {"host_bytes": peak_host_memory(), "device_bytes": self._devices.peak_memory()}
-        waiting = measure_input_wait(
-            self._learner,
-            self._examples,
-            self._batches,
-            pace,
-            self._steps_per_execution,
-            recipe.augmentations,
-            trained_seconds,
-        )
+        parts = self._learner, self._examples, self._batches, pace, self._steps_per_execution
+        waiting = measure_input_wait(*parts, recipe.augmentations, trained_seconds)
         batch = next(iter(training_batches(self._examples, self._batches, 0, 1, ())))
         cost = measure_cost(self._learner.model, tuple(part.numpy() for part in batch), recipe.batch_size)
         return Summary(
