@@ -223,7 +223,7 @@ def host_entry(settings: Settings, found: dict[str, Any]) -> dict[str, Any]:
         "tflops": sheet_peaks or (peaks if of_gpu else found["reckoned_tflops"]),
         "measured_tflops": peaks,
         "price_per_hour": settings.machines.host_price,
-        "price_source": "GRADIENT_MACHINES__HOST_PRICE",
+        "price_source": "GRADIENT_MACHINES__HOST_PRICE" if settings.machines.host_price else "not set",
         "spec_source": "measured on this host" if mine else "reckoned; `gradient-server machines add` measures",
     }
     known = {"decoded_images_per_s": found.get("decoded_images_per_s"), "measured_bandwidth_gb_per_s": bandwidth}
