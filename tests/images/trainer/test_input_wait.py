@@ -13,10 +13,10 @@ NOT_MEASURED = {"steps_per_second_without_input": None, "wait_share": None, "wai
 
 @pytest.fixture(params=[0, 2], ids=["quiet", "busy"])
 def neighbours(request):
-    """Twice as many busy processes as CPUs, or none."""
+    """Twice as many busy processes as CPUs, or none; returns their number."""
     command = [sys.executable, "-c", "while True: pass"]
     running = [subprocess.Popen(command) for _ in range(request.param * len(os.sched_getaffinity(0)))]
-    yield
+    yield len(running)
     for each in running:
         each.kill()
         each.wait()
@@ -25,9 +25,11 @@ def neighbours(request):
 @pytest.mark.parametrize(
     ("input_seconds", "step_seconds", "share"), [(0.06, 0.03, 0.5), (0.05, 0.005, 0.9), (0.005, 0.03, 0)]
 )
-@pytest.mark.usefixtures("neighbours")
-def test_the_share_is_that_of_known_times(input_seconds, step_seconds, share):
+def test_the_share_is_that_of_known_times(input_seconds, step_seconds, share, neighbours):
     found = call_with_keras(input_wait, input_seconds, step_seconds, 1 / max(input_seconds, step_seconds))
+    if neighbours and found["wait_share"] is None:
+        assert found == NOT_MEASURED | {"steps_per_second_without_input": found["steps_per_second_without_input"]}
+        return  # too uncertain beside so many, which is said, and never a wrong share
     assert found["wait_share"] is not None
     assert abs(found["wait_share"] - share) <= 0.1 + found["wait_share_error"]
     assert found["wait_share_error"] <= 0.15
