@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from experiments.chart import draw
 from experiments.programs import run, run_trainer
-from gradient_cli.experiments.chart import draw
 
 PLAIN = Path(__file__).with_name("plain_davidnet.py")
 TRAINER, KERAS = "trainer", "plain Keras"

@@ -1,11 +1,13 @@
 """The reports of `make experiments`, with scripted trainings."""
 
 import json
+import xml.etree.ElementTree as ET
 
 import pytest
 
 from experiments import davidnet
 from experiments.__main__ import main
+from experiments.chart import draw
 
 
 @pytest.fixture
@@ -61,3 +63,10 @@ def test_mnist_is_set_beside_the_published_accuracy(scripted, tmp_path):
     assert "| 2 CPU cores, 10 epochs, measured | 99.37 % | 60 s |" in report
     scripted["trainer"][1] = 0.9919
     assert main(words) == 1
+
+
+def test_a_chart_has_a_line_for_each_series_with_two_points():
+    svg = draw("a < b", {"one": [(0, 1.0), (10, 2.0)], "two": [(0, 1.0)], "<three>": [(0, 5.0), (5, 5.0)]})
+    lines = [each for each in ET.fromstring(svg).iter() if each.tag.endswith("polyline")]  # noqa: S314 - our own
+    assert len(lines) == 4, "each line, and its mark in the legend"
+    assert draw("empty", {"two": [(0, 1.0)]}) is None
