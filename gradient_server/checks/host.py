@@ -82,18 +82,18 @@ def job_sandbox(settings: Settings, *, shared: bool = False) -> Finding:
     why = reason_without_sandbox(settings)
     if why is not None and shared and mode == "auto":
         return problem(
-            "jobs", f"Workers here run no jobs of simulated machines: more than one API key is valid, and {why}.", fix
+            "jobs", f"Workers here run no jobs as processes: more than one API key is valid, and {why}.", fix
         )
     if why is not None and mode == "require":
-        return problem("jobs", f"Workers here run no jobs of simulated machines, and fetch nothing by git: {why}.", fix)
+        return problem("jobs", f"Workers here run no jobs as processes, and fetch nothing by git: {why}.", fix)
     if why is not None:
         others = ", so every key is as good as an administrator's" if shared else ""
-        return warning("jobs", f"Jobs of simulated machines can read this machine's files{others}: {why}.", fix)
+        return warning("jobs", f"Jobs that are processes can read this machine's files{others}: {why}.", fix)
     if support.limitation is not None:
         return warning(
             "jobs", f"Jobs run in a sandbox, but {support.limitation}.", "Run the worker on the host itself."
         )
-    return ok("jobs", "Jobs of simulated machines run in a sandbox.")
+    return ok("jobs", "Jobs that are processes run in a sandbox.")
 
 
 def job_network(settings: Settings) -> Finding:
@@ -102,11 +102,11 @@ def job_network(settings: Settings) -> Finding:
     if why is None and (limited := reason_for_proxy()):
         return warning("network", f"Jobs reach HTTP and HTTPS alone, by a proxy: {limited}.", fix)
     if why is None:
-        return ok("network", "Jobs of simulated machines have networks of their own.")
+        return ok("network", "Jobs that are processes have networks of their own.")
     if settings.process.network == "off":
         fix = "Unset GRADIENT_PROCESS__NETWORK."
     if settings.process.network == "require":
-        return problem("network", f"Workers here run no jobs of simulated machines: {why}.", fix)
+        return problem("network", f"Workers here run no jobs as processes: {why}.", fix)
     return warning("network", f"Jobs reach what listens on this machine, and each other's ports: {why}.", fix)
 
 
@@ -125,7 +125,7 @@ def limits(settings: Settings) -> Finding:
         else "Start the worker by deploy/systemd/gradient-jobs-worker.service (systemd 254 or later), or as root."
     )
     if mode == "require":
-        return problem("limits", f"Workers started like this run no jobs of simulated machines: {why}.", fix)
+        return problem("limits", f"Workers started like this run no jobs as processes: {why}.", fix)
     return warning("limits", f"A job can exceed its memory limit for half a second, and its CPU share: {why}.", fix)
 
 

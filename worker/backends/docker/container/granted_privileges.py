@@ -32,7 +32,7 @@ class PolicyByMachineType:
             return ContainerPolicy()
         wrong = "; ".join(policy_problems(policy, self._settings))
         if wrong:
-            raise LaunchError("launch_failed", f"what is opened to {machine_type} cannot be: {wrong}")
+            raise LaunchError("launch_failed", f"[{machine_type}.docker] grants what this host cannot give: {wrong}")
         return policy
 
 

@@ -134,7 +134,7 @@ def test_a_job_may_go_without_the_network(make, docker_server):
 def test_an_opening_that_this_host_cannot_give_is_told(make):
     assert refusal(make('devices = ["/dev/no-such-thing"]')) == (
         "launch_failed",
-        "what is opened to CPU cannot be: /dev/no-such-thing is not there",
+        "[CPU.docker] grants what this host cannot give: /dev/no-such-thing is not there",
     )
 
 
