@@ -51,11 +51,11 @@ up-tpu: $(ALL) ## the same with a simulated cloud for TPU jobs
 
 test: $(ALL) ## run the tests; installs PostgreSQL, Chromium and git for them where it may
 	@.ci/test-needs
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 test-all: $(ALL) ## run every test, also those marked slow
 	@.ci/test-needs
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --run-slow
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --run-slow
 
 unit: $(ALL) ## run the tests that start no process and no server (a minute)
 	@$(BIN)/python -m pytest -n $(UNIT_WORKERS) --dist worksteal -m unit
@@ -100,8 +100,8 @@ experiments: $(RUN) ## train on all of MNIST and a part of CIFAR-10 on this CPU,
 
 faults: $(ALL) ## every fault and fuzzed route as often as a release asks for (hours); make test tries each a few times
 	@.ci/test-needs
-	@GRADIENT_FAULTS=full $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --run-slow -m faults
-	@GRADIENT_FUZZ_EXAMPLES=100 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --run-slow tests/service -k "fuzz or hostile_values"
+	@GRADIENT_FAULTS=full $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --run-slow -m faults
+	@GRADIENT_FUZZ_EXAMPLES=100 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --run-slow tests/service -k "fuzz or hostile_values"
 
 chaos: $(ALL) ## 300 faults on a whole installation, checked at the end (as root; 45 minutes): make chaos faults=300 seed=11
 	@.ci/test-needs

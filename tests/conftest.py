@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from sqlalchemy import make_url
-from support import levels, networks
+from support import levels, networks, work_units
 from support.browser import Chromium, find_chromium
 from support.deployment import PLAIN_JOBS, Deployment
 from support.faults import fault_report
@@ -159,6 +159,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(patch.undo)
     config.pluginmanager.register(fault_report, "fault-report")
     config.pluginmanager.register(levels, "levels")
+    config.pluginmanager.register(work_units, "work-units")
 
 
 def pytest_sessionstart() -> None:

@@ -2,19 +2,20 @@
 
 import asyncio
 import io
-import itertools
 import json
 import threading
 import time
 import tracemalloc
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import httpx
+import uvicorn.server
 from fastapi import FastAPI
 from sqlalchemy import event
 from support.deployment import EMPTY_SSL_CONTEXT, TIMEOUT_SECONDS
@@ -72,21 +73,19 @@ class FakeWorker:
             return queries.get(session, job_id)
 
 
-class _PromptServer(Server):
-    """Looks every 10 ms whether to stop; uvicorn does every 100 ms."""
+def _sleep_briefly(seconds: float) -> Coroutine[Any, Any, None]:
+    return asyncio.sleep(min(seconds, 0.01))
 
-    async def main_loop(self) -> None:
-        for tick in itertools.count():
-            if await self.on_tick(tick):
-                return
-            await asyncio.sleep(0.01)
+
+# uvicorn looks every 100 ms whether to stop, and then waits as long again.
+vars(uvicorn.server)["asyncio"] = SimpleNamespace(**vars(asyncio) | {"sleep": _sleep_briefly})
 
 
 class LiveServer:
     """The application behind a real uvicorn, in a thread."""
 
     def __init__(self, app: FastAPI, secret: str, times: ConnectionTimes = ConnectionTimes()) -> None:
-        self.server = _PromptServer(app, port=0, times=times)
+        self.server = Server(app, port=0, times=times)
         self.api_key = secret
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
