@@ -1,14 +1,18 @@
 """The application over one database, with a job in every state, and a fuzzer's requests aimed at what is there."""
 
+import functools
 import io
+import json
 import os
 import re
+import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from hypothesis import HealthCheck, Phase, settings
@@ -86,6 +90,18 @@ def fuzz_settings(few: int) -> settings:
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
+
+
+@functools.cache
+def describe_api() -> dict[str, Any]:
+    """Build the description that clients get, without the dashboard's own routes."""
+    with tempfile.TemporaryDirectory() as folder:
+        database = Database(f"sqlite:///{folder}/gradient.db")
+        app = create_app(Settings(home=Path(folder)), database=database, wake=lambda: None)
+        document = json.loads(json.dumps(app.openapi(), sort_keys=True))
+        database.close()
+    document["paths"] = {path: value for path, value in document["paths"].items() if not path.startswith("/ui")}
+    return document
 
 
 class FuzzTarget:

@@ -3,7 +3,6 @@
 import itertools
 import shutil
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import schemathesis
@@ -12,23 +11,23 @@ from schemathesis.python.asgi import shutdown_lifespans
 from schemathesis.specs.openapi.checks import (
     negative_data_rejection,
 )
-from support.fuzz_target import CHECKS, FuzzTarget, fuzz_settings
+from support.fuzz_target import CHECKS, FuzzTarget, describe_api, fuzz_settings
 
 from core.db.database import Database
 
 pytestmark = pytest.mark.integration
 
-DESCRIPTION = Path(__file__).with_name("openapi.json")  # the application's own: test_openapi.py
+DESCRIPTION = describe_api()
 ANOTHER_PROTOCOL = "^/(original|_s3)/"  # it takes whatever it is sent: tests/service/fuzz/test_fuzz_original.py
-API = schemathesis.openapi.from_path(DESCRIPTION).exclude(path_regex=ANOTHER_PROTOCOL)
+API = schemathesis.openapi.from_dict(DESCRIPTION).exclude(path_regex=ANOTHER_PROTOCOL)
 API.config.analysis.constants.enabled = False
 API.config.generation.with_security_parameters = False
-WITHOUT_KEY = schemathesis.openapi.from_path(DESCRIPTION).exclude(
+WITHOUT_KEY = schemathesis.openapi.from_dict(DESCRIPTION).exclude(
     path_regex=ANOTHER_PROTOCOL
 )  # sends keys too, but none that is good
 WITHOUT_KEY.config.analysis.constants.enabled = False
 WITHOUT_KEY.config.phases.coverage.enabled = False  # the key is asked for before anything else is read
-LINKED = schemathesis.openapi.from_path(DESCRIPTION).include(path_regex="^/jobs")
+LINKED = schemathesis.openapi.from_dict(DESCRIPTION).include(path_regex="^/jobs")
 LINKED.config.analysis.constants.enabled = False
 LINKED.config.generation.with_security_parameters = False
 LINKED.config.generation.update(modes=[schemathesis.GenerationMode.POSITIVE])

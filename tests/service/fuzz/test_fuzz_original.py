@@ -3,14 +3,11 @@
 Nothing is said of what has to be refused: these clients send whatever lies on their command line, and always could.
 """
 
-from pathlib import Path
-
 import pytest
 import schemathesis
-from support.fuzz_target import CHECKS, fuzz_settings
+from support.fuzz_target import CHECKS, describe_api, fuzz_settings
 
-DESCRIPTION = Path(__file__).with_name("openapi.json")
-API = schemathesis.openapi.from_path(DESCRIPTION).include(path_regex="^/(original|_s3)/")
+API = schemathesis.openapi.from_dict(describe_api()).include(path_regex="^/(original|_s3)/")
 API.config.analysis.constants.enabled = False
 API.config.generation.with_security_parameters = False
 BY_PASSWORD = {"POST /original/users/login", "POST /original/apiTokens/createPublic"}
