@@ -185,7 +185,13 @@ REPLY_ERRORS = {
 }
 
 
-@pytest.mark.parametrize("error", REPLY_ERRORS)
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(error, marks=() if error in ("read-only", "disk full") else pytest.mark.slow)
+        for error in REPLY_ERRORS
+    ],
+)
 def test_a_broker_that_answers_with_an_error_ends_no_worker(full_deployment, redis, small_disk, error):
     begin, end = REPLY_ERRORS[error]
     full_deployment.start_api()

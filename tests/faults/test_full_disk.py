@@ -51,7 +51,10 @@ def check_no_storm(deployment):
 
 @pytest.mark.parametrize(
     ("where", "database"),
-    [*((where, "sqlite") for where in WRITES), ("artifact", "postgres"), ("log", "postgres")],
+    [
+        *((where, "sqlite") for where in WRITES),
+        *(pytest.param(where, "postgres", marks=pytest.mark.slow) for where in ("artifact", "log")),
+    ],
 )
 def test_the_job_that_fills_the_disk_ends_before_the_reserve_is_used(
     make_deployment, small_disk, request, where, database

@@ -58,7 +58,7 @@ LOUD = {
 }
 
 
-@pytest.mark.parametrize("how", LOUD)
+@pytest.mark.parametrize("how", [pytest.param(how, marks=pytest.mark.slow if how == "random" else ()) for how in LOUD])
 def test_a_loud_job_is_stored_byte_by_byte_and_disturbs_nobody(deployment, how):
     deployment.start_api()
     worker = deployment.start_worker(GRADIENT_WORKER__SLOTS="2", GRADIENT_LOGS__MAX_BYTES=str(2048 * MIB))

@@ -26,10 +26,8 @@ def contents(home):
     ("first", "second"),
     [
         (["up"], ["up"]),
-        (["up"], ["up", "--backend", "process", "--name", "other"]),
         (["up"], ["up", "--tpu-simulator"]),
         (["up"], ["api"]),
-        (["api"], ["up"]),
         (["up", "--processes", "2"], ["up"]),
     ],
     ids=" ".join,

@@ -71,7 +71,7 @@ def test_one_command_trains_on_eight_replicas_and_brings_the_model_home(service,
     world.tpus.cloud.record.clear()
     (tmp_path / "model.py").write_text(MODEL)
     env = service.environment() | {"TF_CPP_MIN_LOG_LEVEL": "2"}
-    flags = "--model model.py --data digits --epochs 7 --batch-size 32 --learning-rate 0.004 --seed 1"
+    flags = "--model model.py --data digits --epochs 2 --batch-size 32 --learning-rate 0.004 --seed 1"
     create = ["jobs", "create", "--machineType", "TPU", "--command", f"python -m gradient_trainer {flags}"]
     done = subprocess.run([CLI_PROGRAM, *create], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -83,9 +83,9 @@ def test_one_command_trains_on_eight_replicas_and_brings_the_model_home(service,
     job_id, name = job["id"], f"gj-{job['id']}-1"
     assert (job["state"], job["simulated"], job["artifactsState"]) == ("Stopped", True, "complete")
     [accuracy] = service.request("GET", f"/jobs/{job_id}/metrics?name=test_accuracy").json()["series"]
-    assert accuracy["last"] >= 0.97
+    assert accuracy["last"] >= 0.85
     files = {file["path"]: file for file in service.artifacts(job_id)["files"]}
-    assert {"model.keras", "result.json", "checkpoints/step-00000294.npz"} <= files.keys()
+    assert {"model.keras", "result.json", "checkpoints/step-00000084.npz"} <= files.keys()
     assert all(file["sha256"] for file in files.values()), "the manifest has every file's checksum"
     result = json.loads(service.artifact(job_id, "result.json"))
     assert result["test_accuracy"] == pytest.approx(accuracy["last"])

@@ -169,7 +169,11 @@ def respond(status, body=b"", **headers):
     return answer
 
 
-@pytest.mark.parametrize("host", FORBIDDEN_HOSTS)
+# tests/core/system/test_egress.py has each of them.
+@pytest.mark.parametrize(
+    "host",
+    [pytest.param(host, marks=pytest.mark.slow if at % 7 else ()) for at, host in enumerate(FORBIDDEN_HOSTS)],
+)
 def test_git_reaches_no_address_that_is_not_public(fetch, answering, host):
     """The service on this machine is really there, on the port that the address names."""
     address, requests = answering(respond(200))
